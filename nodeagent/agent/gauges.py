@@ -27,7 +27,7 @@ from nodeagent.pods.base import PodStatus
 if TYPE_CHECKING:
     from nodeagent.agent.health import NodeHealth
 
-NODE_STATES = ("ready", "restarting", "repairing", "cordoned", "draining", "silent", "lost", "left")
+NODE_STATES = ("ready", "restarting", "repairing", "cordoned", "draining", "reserved", "silent", "lost", "left")
 GPU_STATES = ("used", "free", "unfit")
 REPAIRING = ("asks", "holds", "runs", "verifies", "probation")
 MAX_JOBS = 200

@@ -22,6 +22,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
+from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
@@ -69,6 +70,9 @@ class HealthGuard:
         self._queues: QueuesRecord | None = None
         self._tree = NO_QUEUES
         """The newest good tree, and the record that was looked at last."""
+        self._windows_seen: WindowsRecord | None = None
+        self._windows = NO_WINDOWS
+        """Likewise."""
         self.dirty = asyncio.Event()
         self._log = structlog.get_logger("trust").bind(node=node)
 
@@ -143,6 +147,26 @@ class HealthGuard:
         else:
             self._tree = record.tree
         return self._tree
+
+    def windows(self, record: WindowsRecord | None) -> Windows:
+        """The maintenance windows to act on, likewise."""
+        if record is self._windows_seen:
+            return self._windows
+        self._windows_seen = record
+        if record is None:
+            self._windows = NO_WINDOWS
+        elif not self._seal.reserves(record.windows):
+            self._log.error(
+                "refused: the maintenance windows in the store are not signed; the last good ones count",
+                by=record.windows.by,
+            )
+        elif record.windows.rev < self._windows.rev:
+            self._log.error(
+                "refused: older maintenance windows were written back into the store", rev=record.windows.rev
+            )
+        else:
+            self._windows = record.windows
+        return self._windows
 
     def refusal(self, job: JobRecord, now: float) -> Refusal | None:
         """Why this record is not to be run; None if it may."""

@@ -449,7 +449,9 @@ class Agent:
             snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.complete and not snapshot.recovering,
             seasoned=self._lease.seasoned, unread=snapshot.unread,
         )  # fmt: skip
-        return snapshot.cluster(self._clock.now(), refused, self._guard.tree(snapshot.queues))
+        return snapshot.cluster(
+            self._clock.now(), refused, self._guard.tree(snapshot.queues), self._guard.windows(snapshot.windows)
+        )
 
     def me(self) -> NodeRecord | None:
         return self._snapshot.node(self._node)
@@ -476,6 +478,10 @@ class Agent:
     @property
     def era(self) -> str:
         return self._snapshot.era
+
+    @property
+    def rev(self) -> int:
+        return self._snapshot.rev
 
     async def acknowledged(self, rev: int, era: str) -> Acknowledged:
         return await self._acknowledge(Saved(era=era, rev=rev))

@@ -18,6 +18,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import WindowsRecord
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import PAGE_BYTES, StoreCopy
 
@@ -57,26 +58,27 @@ async def offer(
         if refusal.code == "foreign" and not known.jobs:
             return ""
         raise
-    queues = [known.queues] if known.queues is not None else []
+    shared = [record for record in (known.queues, known.windows) if record is not None]
     if reply.recovering and header.rev > reply.known:
         nodes, jobs, usage = list(known.nodes), list(known.jobs), list(known.usage)
         uids = tuple(sorted(job.uid for job in jobs)) if known.whole else None
     else:  # the store knows better, but for the replies of our own newest steps; or this view is not complete
         nodes = [node for node in known.nodes if node.rev > reply.known and reply.recovering]
         jobs, uids = [job for job in known.jobs if job.rev > reply.known], None
-        queues = [record for record in queues if record.rev > reply.known]
+        shared = [record for record in shared if record.rev > reply.known]
         usage = [day for day in known.usage if day.rev > reply.known and reply.recovering]
-    if nodes or jobs or queues or usage:
+    if nodes or jobs or shared or usage:
         structlog.get_logger("recovery").warning(
             "restoring the store", node=node, jobs=len(jobs), nodes=len(nodes), known=reply.known, rev=header.rev
         )
-    for last, page in pages([*queues, *nodes, *usage, *jobs]):
+    for last, page in pages([*shared, *nodes, *usage, *jobs]):
         reply = await store.restore(
             header.model_copy(
                 update={
                     "nodes": tuple(r for r in page if isinstance(r, NodeRecord)),
                     "jobs": tuple(r for r in page if isinstance(r, JobRecord)),
                     "queues": next((r for r in page if isinstance(r, QueuesRecord)), None),
+                    "windows": next((r for r in page if isinstance(r, WindowsRecord)), None),
                     "usage": tuple(r for r in page if isinstance(r, UsageDay)),
                     "uids": uids if last else None,
                 }
@@ -120,15 +122,16 @@ class Known:
     usage: tuple[UsageDay, ...] = ()
     lapsed: frozenset[str] = frozenset()
     queues: QueuesRecord | None = None
+    windows: WindowsRecord | None = None
     whole: bool = True
     """A job that is not in it is not in the store; else some records could not be read."""
 
     @property
     def newest(self) -> int:
         """The highest revision in it."""
-        queues = 0 if self.queues is None else self.queues.rev
+        shared = (record.rev for record in (self.queues, self.windows) if record is not None)
         usage = max((day.rev for day in self.usage), default=0)
-        return max((self.rev, queues, usage, *(n.rev for n in self.nodes), *(j.rev for j in self.jobs)))
+        return max((self.rev, *shared, usage, *(n.rev for n in self.nodes), *(j.rev for j in self.jobs)))
 
     @property
     def live(self) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ class Rounds:
             await self._lease.beat()
             cluster = self._cluster()
         due = self._failsafe.next_end()
-        ends: list[int] = []
+        ends = [cluster.windows_until] if cluster.windows_until else []
         slice_began = self._clock.now()
         for job in cluster.jobs.values():
             if self._clock.now() - slice_began > SLICE:

@@ -26,11 +26,12 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import WindowsRecord
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.trust.key import ClusterKey
 
 FORMAT = 1
-Kept = NodeRecord | JobRecord | UsageDay | QueuesRecord
+Kept = NodeRecord | JobRecord | UsageDay | QueuesRecord | WindowsRecord
 ENDED_KEPT = 256
 """Most jobs that have ended: the newest."""
 MOST_BYTES = 64 * 1024**2
@@ -42,6 +43,8 @@ MARK = 32
 """Characters of a line's signature."""
 _QUEUES = "queues tree"
 """The key of the line of the queues."""
+_WINDOWS = "windows all"
+"""Likewise of the maintenance windows."""
 
 
 @dataclass(slots=True)
@@ -216,6 +219,8 @@ class Writing:
                     part.records.append((f"node {node.id}", node))
                 elif kind == "queues":
                     part.records.append((_QUEUES, QueuesRecord.from_json(text)))
+                elif kind == "windows":
+                    part.records.append((_WINDOWS, WindowsRecord.from_json(text)))
                 elif kind == "usage":
                     usage = UsageDay.from_json(text)
                     part.records.append((f"usage {usage.day}", usage))
@@ -242,6 +247,7 @@ class Writing:
             usage=tuple(one for one in there.values() if isinstance(one, UsageDay)),
             lapsed=frozenset(map(str, header["lapsed"])), whole=not wrong,
             queues=next((one for one in there.values() if isinstance(one, QueuesRecord)), None),
+            windows=next((one for one in there.values() if isinstance(one, WindowsRecord)), None),
         )  # fmt: skip
         return known, wrong
 
@@ -255,6 +261,7 @@ class Writing:
         records += [(f"usage {usage.day}", usage) for usage in known.usage]
         records += [(f"job {job.uid}", job) for job in jobs]
         records += [(_QUEUES, known.queues)] if known.queues is not None else []
+        records += [(_WINDOWS, known.windows)] if known.windows is not None else []
         for key, record in records:
             kept = self._lines.get(key)
             if kept is None or kept[0] != record.rev:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from operator import is_
 
 from nodeagent.agent.recovery import Known
 from nodeagent.model.job import JobRecord
@@ -12,7 +14,9 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
+from nodeagent.plan.windows import NOTHING, Closing, closed, closing
 from nodeagent.store.messages import BeatReply, Unread
 from nodeagent.store.trouble import waits_for
 
@@ -36,6 +40,12 @@ class Snapshot:
         self._jobs: dict[str, JobRecord] = {}
         self.queues: QueuesRecord | None = None
         """As the store has them, whether signed or not; None: it has none."""
+        self.windows: WindowsRecord | None = None
+        """Likewise."""
+        self._closing: tuple[tuple[object, ...], Closing] = ((), NOTHING)
+        """What the windows mean, and of which records."""
+        self._closed_at = 0
+        """Since when (served time)."""
         self._usage: dict[str, UsageDay] = {}
         """By the day, as text."""
         self._lapsed: frozenset[str] = frozenset()
@@ -137,6 +147,8 @@ class Snapshot:
             self.absorb_job(job)
         if reply.queues is not None and (self.queues is None or reply.queues.rev > self.queues.rev):
             self.queues = reply.queues
+        if reply.windows is not None and (self.windows is None or reply.windows.rev > self.windows.rev):
+            self.windows = reply.windows
         for day in reply.usage:
             self._usage[str(day.day)], self._usage_shown = day, None
         for key in reply.gone:
@@ -161,6 +173,7 @@ class Snapshot:
     def _read_or_not(self, reply: BeatReply) -> None:
         read = {f"node:{node.id}" for node in reply.nodes} | {f"job:{job.uid}" for job in reply.jobs} | {*reply.gone}
         read |= {"queues"} if reply.queues is not None else set()
+        read |= {"windows"} if reply.windows is not None else set()
         read |= {f"usage:{day.day}" for day in reply.usage}
         self.unread = {key: why for key, why in self.unread.items() if key not in read}
         self.unread |= {record.key: record.why for record in reply.unread}
@@ -187,7 +200,7 @@ class Snapshot:
             elif kind == "usage" and name in self._usage:
                 other._usage.setdefault(name, self._usage[name])
         self._nodes, self._jobs, self.unread = other._nodes, other._jobs, other.unread
-        self.queues = other.queues or self.queues
+        self.queues, self.windows = other.queues or self.queues, other.windows or self.windows
         self._usage = other._usage
         self._nodes_shown = self._jobs_shown = self._usage_shown = None
         self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
@@ -240,6 +253,7 @@ class Snapshot:
             usage=tuple(view.usage.values()),
             lapsed=self._silent,
             queues=self.queues,
+            windows=self.windows,
             whole=self.complete,
         )
 
@@ -257,7 +271,7 @@ class Snapshot:
         self._nodes, self._jobs, self.complete, self.unread = {}, {}, False, {}
         self._usage, self._usage_shown = {}, None
         self._nodes_shown, self._jobs_shown, self._top = None, None, 0
-        self.queues = None
+        self.queues = self.windows = None
 
     @property
     def jobs(self) -> Mapping[str, JobRecord]:
@@ -266,9 +280,15 @@ class Snapshot:
             self._jobs_shown = dict(self._jobs)
         return self._jobs_shown
 
-    def cluster(self, now: float, refused: Mapping[str, Refusal] | None = None, queues: Queues = NO_QUEUES) -> Cluster:
+    def cluster(
+        self,
+        now: float,
+        refused: Mapping[str, Refusal] | None = None,
+        queues: Queues = NO_QUEUES,
+        windows: Windows = NO_WINDOWS,
+    ) -> Cluster:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit. ``queues``: the
-        tree that is acted on; the very same object until it changes."""
+        tree that is acted on; ``windows``: likewise; the very same objects until they change."""
         ahead = min(max(0.0, now - self._at), self._timing.credit)
         settling = self._timing.heartbeat + 2 * self._timing.store_timeout
         if self._nodes_shown is None:
@@ -281,10 +301,16 @@ class Snapshot:
             unread = frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
         returning = self._returned is not None and now < self._returned + settling
         queues_rev = 0 if self.queues is None else self.queues.tree.rev
+        windows_rev = 0 if self.windows is None else self.windows.windows.rev
+        nodes, until = self._nodes_shown, 0
+        if windows.windows:
+            found = self._closing_of(windows, nodes, jobs, served)
+            nodes, until = closed(self._notes, nodes, found.nodes), found.until
         last = self._view  # asked for several times in one moment
         if last is not None and (
-            last.nodes is self._nodes_shown and last.jobs is jobs and last.lapsed is self._lapsed
+            last.nodes is nodes and last.jobs is jobs and last.lapsed is self._lapsed
             and last.queues is queues and last.queues_rev == queues_rev
+            and last.windows is windows and last.windows_rev == windows_rev and last.windows_until == until
             and last.usage is self._usage_shown
             and last.served == served and last.refused is refused and last.unread == unread
             and last.next_lapse == self._next_lapse and last.more_to_return == returning
@@ -293,12 +319,15 @@ class Snapshot:
             return last
         self._view = Cluster(
             served=served,
-            nodes=self._nodes_shown,
+            nodes=nodes,
             jobs=jobs,
             usage=self._usage_shown,
             lapsed=self._lapsed,
             queues=queues,
             queues_rev=queues_rev,
+            windows=windows,
+            windows_rev=windows_rev,
+            windows_until=until,
             timing=self._timing,
             refused=refused,
             unread=unread,
@@ -308,6 +337,20 @@ class Snapshot:
             notes=self._notes,
         )
         return self._view
+
+    def _closing_of(
+        self, windows: Windows, nodes: Mapping[str, NodeRecord], jobs: Mapping[str, JobRecord], served: int
+    ) -> Closing:
+        """The very same object until it changes."""
+        of, (known, last) = (windows, nodes, jobs), self._closing
+        same = len(known) == len(of) and all(map(is_, known, of))
+        if same and (not last.until or self._closed_at <= served < last.until):
+            return last
+        found = closing(self._notes, windows, nodes, jobs.values(), served)
+        if found.nodes == last.nodes:
+            found = replace(found, nodes=last.nodes)
+        self._closing, self._closed_at = (of, found), served
+        return found
 
     def time_of(self, served: int) -> float:
         """When (our clock) the served clock gets there, at the earliest."""

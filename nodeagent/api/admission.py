@@ -1,12 +1,13 @@
 """Which queue a job goes to as it is submitted, and why it may not. It judges by the view: a job that comes in the very
-moment in which its queue changes is judged by what the queue was.
+moment in which its queue changes is judged by what the queue was. Of users' quotas the store says whether the view was
+new enough (``QuotaClaims``).
 
 Must never decide when a job starts: that is ``plan/``'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from nodeagent.api import auth
@@ -14,7 +15,7 @@ from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.model.queue import DEFAULT_QUEUE, Queue, queue_of
+from nodeagent.model.queue import DEFAULT_QUEUE, Queue, UserQuota, queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import least
 from nodeagent.plan.timelimit import spoken
@@ -42,6 +43,15 @@ async def admitted(
             cluster, queue, who, [*((s, n) for s, n in beside if queue_of(s.queue) == queue.name), (spec, count)]
         )
     return spec.model_copy(update={"queue": queue.name, "time_limit": _time_limit(queue, spec)})
+
+
+def with_quotas(cluster: Cluster, who: Caller, specs: Iterable[JobSpec]) -> tuple[str, ...]:
+    """The queues of these jobs (as ``admitted`` returned them) that count what the caller has."""
+    if who.operator:
+        return ()
+    tree = cluster.queues.by_name
+    names = sorted({queue_of(spec.queue) for spec in specs})
+    return tuple(name for name in names if name in tree and tree[name].user_quota != UserQuota())
 
 
 def live_jobs(cluster: Cluster, name: str) -> list[JobRecord]:

@@ -289,6 +289,16 @@ def may_change_queues(who: Caller) -> None:
         )
 
 
+def may_change_windows(who: Caller) -> None:
+    """Raises ``ApiError`` unless the caller is an operator."""
+    if not who.operator:
+        raise ApiError(
+            "permission",
+            f"{who.name} may not reserve nodes: only root and operators may",
+            "ask an operator (the group of jobs.operators in the agent's config); nothing was changed",
+        )
+
+
 def may_submit(who: Caller, user: str, jobs: JobsConfig) -> None:
     """Raises ``ApiError`` if the caller may not run jobs as ``user``. May block on the user database."""
     if who.uid == NOBODY:

@@ -30,7 +30,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.room import never
 from nodeagent.spec import batchvalues
 from nodeagent.spec.errors import CheckError
-from nodeagent.store.messages import NewJob
+from nodeagent.store.messages import NewJob, QuotaClaims
 
 if TYPE_CHECKING:
     from nodeagent.api.jobs import JobRoutes
@@ -51,6 +51,8 @@ class _Job:
     uids: Sequence[str]
     """Its own, or its members'."""
     met: list[str] = field(default_factory=list)
+    ends_of: tuple[After, ...] = ()
+    """What its ``after`` stands for."""
 
     @property
     def known_as(self) -> str:
@@ -172,21 +174,33 @@ class Batches:
         for job in jobs:
             if job.indices is not None:
                 self._free(job.spec.name)
-        known, beside = {job.spec.name: job for job in jobs}, list[tuple[JobSpec, int]]()
+        known, as_written = {job.spec.name: job for job in jobs}, [job.spec for job in jobs]
         for job in jobs:
-            after = [await self._after(job, name, need, known) for name, need in job.after.items()]
-            spec = job.spec.model_copy(update={"after": tuple(after)})
-            job.spec = await self._jobs.admitted(who, spec, len(job.uids), beside)
-            beside.append((job.spec, len(job.uids)))
+            job.ends_of = tuple([await self._after(job, name, need, known) for name, need in job.after.items()])
+
+        async def admit() -> list[JobSpec]:
+            beside: list[tuple[JobSpec, int]] = []
+            for job, written in zip(jobs, as_written, strict=True):
+                spec = written.model_copy(update={"after": job.ends_of})
+                job.spec = await self._jobs.admitted(who, spec, len(job.uids), beside)
+                beside.append((job.spec, len(job.uids)))
+            return [job.spec for job in jobs]
+
+        specs = await admit()
         if asked.get("dry_run") is True:
-            specs = [{"spec": j.spec.model_dump(), "jobs": len(j.uids), "unmet": self._unmet(j)} for j in jobs]
-            return web.json_response({"dry_run": True, "jobs": specs})
+            rows = [{"spec": j.spec.model_dump(), "jobs": len(j.uids), "unmet": self._unmet(j)} for j in jobs]
+            return web.json_response({"dry_run": True, "jobs": rows})
         noted(self._view.cluster(), {name for job in jobs for name in job.names()})
         era, now = self._view.era, time.time()
-        new = await self._signed(who, jobs, now)
         quota = limits.quota(who, self._view.config.limits)
-        done = await self._view.store.submit_all(base, new, who.uid, now, who.name, request, quota=quota)
-        await self._jobs.seen()
+
+        async def write(_specs: Sequence[JobSpec], claims: QuotaClaims | None) -> str:
+            new = await self._signed(who, jobs, now)
+            return await self._view.store.submit_all(
+                base, new, who.uid, now, who.name, request, quota=quota, claims=claims
+            )
+
+        done = await self._jobs.written(who, specs, admit, write)
         return await self._submitted(jobs, done, era)
 
     async def _submitted(self, jobs: Sequence[_Job], base: str, era: str) -> web.Response:

@@ -24,6 +24,7 @@ from nodeagent.plan.membership import in_order, ruled_out
 from nodeagent.plan.queue import in_queue, places
 from nodeagent.plan.room import never, room_for
 from nodeagent.plan.waiting import SHOWN
+from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.store.base import StoreUnavailableError
 
 _FAULTS = frozenset({"WorkerFailed", "PodFailed", "NodeLost"})
@@ -142,8 +143,9 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
+    cordons = {n: cordon for n, node in cluster.nodes.items() if (cordon := node.cordon) is not None}
+    cordoned = [n for n in in_order(cluster) if n in cordons and cordons[n].by != WINDOW and cluster.live(n)]
     kept = held(cluster, job)
-    cordoned = [n for n in in_order(cluster) if cluster.nodes[n].cordon is not None and cluster.live(n)]
     will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
     return {
         "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),

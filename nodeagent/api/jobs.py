@@ -6,20 +6,21 @@ decided on a record that has changed since.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.accounting import job_use
-from nodeagent.api.admission import admitted
+from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
@@ -39,6 +40,9 @@ from nodeagent.plan.lies import asks, lies
 from nodeagent.plan.room import never
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.messages import QuotaClaims
+
+Done = TypeVar("Done")
 
 WRITE_TRIES = 4
 """A write and its repetitions when somebody else wrote in between."""
@@ -53,6 +57,8 @@ class JobRoutes:
     def __init__(self, view: AgentView, usage: Usage, names: UserDatabase = DATABASE) -> None:
         self.view = view
         self._usage, self._names = usage, names
+        self._counting = asyncio.Lock()
+        """Held by who submits to a queue with a quota for each user."""
         self._audit = AuditTail(view)
         self._batches = Batches(view, self)
 
@@ -149,7 +155,8 @@ class JobRoutes:
         asked = await requests.read(request)
         if "jobs" in asked:
             return await self._batches.submit(who, asked, read(asked, _read_spec))
-        spec = await self.admitted(who, _read_spec(asked.get("spec")))
+        written = _read_spec(asked.get("spec"))
+        spec = await self.admitted(who, written)
         if asked.get("dry_run") is True:
             taken = [j for j in self.view.cluster().jobs.values() if j.name == spec.name and j.phase not in TERMINAL]
             if taken:
@@ -162,16 +169,54 @@ class JobRoutes:
             return web.json_response({"dry_run": True, "spec": spec.model_dump(), "unmet": unmet})
         noted(self.view.cluster(), {spec.name})
         uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
-        job = await self.view.store.submit(
-            uid, spec, who.uid, now, who.name, requests.request_id(asked),
-            control=seal.control(uid, first_control(spec, who.name, None)),
-            admission=seal.admit(uid, who.uid, spec, now, self.view.node),
-            quota=limits.quota(who, self.view.config.limits),
-        )  # fmt: skip
-        await self.seen()
+
+        async def admit() -> list[JobSpec]:
+            return [await self.admitted(who, written)]
+
+        async def write(specs: Sequence[JobSpec], claims: QuotaClaims | None) -> JobRecord:
+            (spec,) = specs
+            return await self.view.store.submit(
+                uid, spec, who.uid, now, who.name, requests.request_id(asked),
+                control=seal.control(uid, first_control(spec, who.name, None)),
+                admission=seal.admit(uid, who.uid, spec, now, self.view.node),
+                quota=limits.quota(who, self.view.config.limits), claims=claims,
+            )  # fmt: skip
+
+        job = await self.written(who, [spec], admit, write)
         kept = await saved(self.view, job.rev, era)
         unmet = never(self.view.cluster(), spec)
         return web.json_response(await self._json(job) | {"unmet": unmet} | kept, status=201)
+
+    async def written(
+        self,
+        who: auth.Caller,
+        specs: Sequence[JobSpec],
+        admit: Callable[[], Awaitable[Sequence[JobSpec]]],
+        write: Callable[[Sequence[JobSpec], QuotaClaims | None], Awaitable[Done]],
+    ) -> Done:
+        """Have jobs written that were admitted as ``specs``, and read them. Where a queue counts what each user has
+        they are admitted again, by a view that has all that was submitted to it before: one submit after the other,
+        here and, by the store's word, on all nodes. Raises ``ApiError`` and ``StoreError``."""
+        if not with_quotas(self.view.cluster(), who, specs):
+            done = await write(specs, None)
+            await self.seen()
+            return done
+        async with self._counting:
+            for attempt in range(WRITE_TRIES):
+                if attempt:
+                    await self.view.refresh()
+                read = self.view.rev
+                specs = await admit()
+                queues = with_quotas(self.view.cluster(), who, specs)
+                try:
+                    done = await write(specs, QuotaClaims(queues=queues, read=read))
+                except StoreRefusedError as refused:
+                    if refused.code != "stale" or attempt == WRITE_TRIES - 1:
+                        raise
+                    continue
+                await self.seen()
+                return done
+        raise AssertionError("unreachable: the last try returns or raises")
 
     async def admitted(
         self, who: auth.Caller, spec: JobSpec, count: int = 1, beside: Sequence[tuple[JobSpec, int]] = ()

@@ -18,6 +18,7 @@ from nodeagent.api.shapes import items, node_json, work_on
 from nodeagent.api.view import AgentView
 from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.plan.cuts import describe_cut
+from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.store.base import StoreUnavailableError
 
 
@@ -75,7 +76,14 @@ class NodeRoutes:
         return await self._set(request, drain=True)
 
     async def uncordon(self, request: web.Request) -> web.Response:
-        """POST .../uncordon {request_id}: takes work again."""
+        """POST .../uncordon {request_id}: takes work again, once no maintenance window says otherwise."""
+        node = find_node(self.view.cluster(), request.match_info["node"])
+        if node.reserved is not None and node.cordon is not None and node.cordon.by == WINDOW:
+            raise ApiError(
+                "state",
+                f"node {node.id} is {node.reserved.text}, and not cordoned",
+                f"end the window: nodeagentctl reserve delete {node.reserved.window}",
+            )
         return await self._write(request, await requests.read(request), None)
 
     async def forget(self, request: web.Request) -> web.Response:

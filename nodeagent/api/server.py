@@ -35,6 +35,7 @@ from nodeagent.api.requests import MAX_BODY
 from nodeagent.api.shapes import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.view import AgentView
+from nodeagent.api.windows import WindowRoutes
 
 Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
 """Who lets others in, and who is told which connections they came by."""
@@ -80,7 +81,7 @@ def create_app(
         )
 
     app.router.add_get("/v1/version", version)
-    for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes):
+    for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, WindowRoutes):
         app.router.add_routes(noun(view).table())
     app.router.add_routes(JobRoutes(view, usage, users).table())
     app.router.add_routes(QueueRoutes(view, users).table())

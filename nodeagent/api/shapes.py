@@ -23,6 +23,7 @@ from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
 from nodeagent.plan.queue import places
 from nodeagent.plan.repair import described
+from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.pods.base import PodStatus
 
 API_VERSION = "nodeagent/v1"
@@ -319,6 +320,10 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
         return "lost", "its lease lapsed and its place was given to others, or it was forgotten; it may come back anew"
     if node.id in cluster.lapsed:
         return "silent", "its lease has lapsed; nobody has needed to declare it lost"
+    if node.reserved is not None and node.reserved.leaves:
+        cordon = node.cordon
+        own = f"; drained: {cordon.reason} (by {cordon.by})" if cordon is not None and cordon.by != WINDOW else ""
+        return "reserved", node.reserved.text + own
     if node.cordon is not None:
         return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
     claim = claimed(node.facts)

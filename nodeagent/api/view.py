@@ -114,6 +114,11 @@ class AgentView(Protocol):
         """The store's history that this agent has read: of whatever is written next."""
         ...
 
+    @property
+    def rev(self) -> int:
+        """The store's revision up to which ``cluster()`` has everything."""
+        ...
+
     async def acknowledged(self, rev: int, era: str) -> Acknowledged:
         """Wait, within a bound, until this revision of an era is on enough disks. Raises nothing."""
         ...

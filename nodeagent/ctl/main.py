@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "uncordon": ("nodes", "Let a node take work again."),
     "drain": ("nodes", "Move a node's work away, and give it no more."),
     "forget": ("nodes", "Confirm that a node is permanently down; remove its record."),
+    "reserve": ("reserve", "Maintenance windows: nodes that take no work for a time."),
     "queue": ("queue", "How teams share the cluster."),
     "health": ("health", "The rules on sick hardware; say that it is repaired; drills."),
     "diag": ("health", "Have a node check its GPUs by work."),

@@ -123,6 +123,8 @@ class Spend(Record):
     """Of a hang: seconds without progress until it was seen."""
     counted_by: str = ""
     """Node of group rank 0 of the generation that ended: its agent has counted that generation's start, or will."""
+    room_for: tuple[str, ...] = ()
+    """As the cause's: these jobs are first in line, for as long as they wait."""
     fails: str = ""
     """Not empty: the job fails for this reason, once it is clear that no lost node was the cause."""
 

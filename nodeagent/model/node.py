@@ -12,6 +12,7 @@ from pydantic import Field
 
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.health import Figure, RepairState, Verdict
+from nodeagent.model.window import ReservedNode
 
 MOST_LEVELS = 8
 """Of a topology."""
@@ -148,4 +149,6 @@ class NodeRecord(Record):
     cordon: Cordon | None = None
     readiness: dict[str, Readiness] = {}
     """Job uid to readiness, for jobs this node prepares or runs."""
+    reserved: ReservedNode | None = None
+    """What a maintenance window means for it: only in the views that decisions are made on, never in the store."""
     rev: int = 0

@@ -194,6 +194,8 @@ class Cause(Record):
     text: str
     node: str = ""
     rank: int | None = None
+    room_for: tuple[str, ...] = ()
+    """Jobs (uids) that are to have the nodes that were given up."""
 
 
 class Head(Record):

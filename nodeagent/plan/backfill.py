@@ -24,8 +24,8 @@ from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.demand import least
 from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
 from nodeagent.plan.placement import gang_of, lay
-from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, places, queue, rank
-from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, with_room
+from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, made_room, patience, places, queue, rank
+from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, shut_for, with_room
 from nodeagent.plan.share import NO_CEILING, ceiling
 from nodeagent.plan.timelimit import ends_at
 from nodeagent.plan.topology import PastPlaces, gather, most
@@ -71,7 +71,7 @@ class KeptNodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class Reservations:
     """All reservations of a view."""
 
     found: tuple[Reservation, ...] = ()
@@ -80,7 +80,7 @@ class Reserved:
     """By job (uid); of those that have to leave some."""
 
 
-NOTHING = Reserved()
+NOTHING = Reservations()
 NO_NODES: frozenset[str] = frozenset()
 
 
@@ -92,10 +92,10 @@ class _Now:
     since: int
     until: int
     """From and up to which served time (ms) it is so, for as long as the reservations stay."""
-    reserved: Reserved
+    reserved: Reservations
 
 
-def reserved(cluster: Cluster) -> Reserved:
+def reserved(cluster: Cluster) -> Reservations:
     """What is kept at this time. The very same object for as long as that stays so."""
     line = queue(cluster)
 
@@ -107,7 +107,7 @@ def reserved(cluster: Cluster) -> Reserved:
         if before is not None and same and before.since <= cluster.served <= before.until:
             return before
         kept, until = _kept(cluster, found)
-        now = Reserved(found, kept)
+        now = Reservations(found, kept)
         if before is not None and before.reserved == now:
             now = before.reserved
         return _Now(line, cluster.served, until, now)
@@ -172,7 +172,7 @@ def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
     # Of jobs that are alike the same nodes are kept.
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, now
     alike: dict[tuple[object, ...], HeldBack | None] = cluster.notes.once("held", of, lambda _before: {})
-    shape = kept, *(shape_of(role) for role in job.spec.roles)
+    shape = kept, shut_for(cluster, job.spec), *(shape_of(role) for role in job.spec.roles)
     if shape not in alike:
         found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in kept.by))
         alike[shape] = next((one for one in found if one.nodes), None)
@@ -182,7 +182,7 @@ def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
 def _with_room(cluster: Cluster, job: JobRecord, nodes: Collection[str]) -> tuple[str, ...]:
     """Those of the nodes with room for one of the job's pods, in natural order."""
     found = {node for role in job.spec.roles for node in with_room(cluster, role)}
-    return tuple(sorted(found.intersection(nodes), key=natural))
+    return tuple(sorted(found.intersection(nodes).difference(shut_for(cluster, job.spec)), key=natural))
 
 
 def reservation_of(cluster: Cluster, job: JobRecord) -> Reservation | None:
@@ -223,7 +223,8 @@ def _reservations(cluster: Cluster) -> Iterable[Reservation]:
     first = True
     for waiting in queue(cluster):
         job = waiting.job
-        if cluster.served < job.not_before or waiting.starts(cluster.served) or _barred(cluster, waiting):
+        early = cluster.served < job.not_before
+        if early or waiting.starts(cluster.served, patience(job)) or _barred(cluster, waiting):
             first = False
             continue
         found = _reservation(cluster, waiting, taken, before)
@@ -271,7 +272,7 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
     job = waiting.job
     astray = strays(cluster, job)
     ready = asked(cluster).get(job.uid, {})
-    bad = {*astray, *(n for n, one in ready.items() if one.state == "unfit")}
+    bad = {*astray, *(n for n, one in ready.items() if one.state == "unfit"), *shut_for(cluster, job.spec)}
     nodes = [n for n in _able(cluster, job) if n not in bad]
     choices = _of_places if job.spec.several else _of_one_role
     free, pick = choices(cluster, job, nodes, taken)
@@ -491,7 +492,7 @@ def _comes_back(job: JobRecord) -> int:
     """Of a gang that failed, and has not yet had the time to start again: the served time (ms) up to which it may do so
     where it was. 0: of any other, and of one that made room for another queue."""
     entry = job.budget.get(str(job.last_number))
-    if job.phase != "holding" or entry is None or entry.kind == "share":
+    if job.phase != "holding" or entry is None or made_room(job):
         return 0
     return max(job.since, job.not_before) + millis(GIVE_WAY)
 

@@ -18,6 +18,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import NO_WINDOWS, Windows
 
 T = TypeVar("T")
 
@@ -88,6 +89,12 @@ class Cluster:
     """The newest tree that the cluster's key signed."""
     queues_rev: int = 0
     """That of the tree in the store, signed or not: what a change of it has to name."""
+    windows: Windows = NO_WINDOWS
+    """The newest maintenance windows that the cluster's key signed: what they mean now is in ``nodes`` already."""
+    windows_rev: int = 0
+    """That of those in the store, signed or not: what a change of them has to name."""
+    windows_until: int = 0
+    """Served time at which they mean something else; 0: never."""
     timing: Timing = field(default_factory=Timing)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Jobs that this agent starts nothing of, by uid."""

@@ -17,7 +17,7 @@ from nodeagent.model.world import Member
 from nodeagent.plan.backfill import lent, reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
-from nodeagent.plan.demand import least, of_devices, together, wanted
+from nodeagent.plan.demand import Resources, least, of_devices, together, wanted
 from nodeagent.plan.membership import asked, in_order, ruled_out, score, survivors, takes_work
 from nodeagent.plan.placement import arranged, gang_of
 from nodeagent.plan.queue import queue, rank
@@ -25,6 +25,7 @@ from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.room import fits, kind_of, shape_of
 from nodeagent.plan.share import ceiling, shared
 from nodeagent.plan.topology import PastPlaces, gather
+from nodeagent.plan.windows import too_long
 
 MOST_NEEDERS = 32
 """For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
@@ -135,7 +136,9 @@ class _Ledger:
         self._reclaim = Reclaim(cluster) if shared(cluster) else None
         self._only: dict[str, frozenset[str]] = {}
         """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
-        self._reserved = reserved(cluster).kept
+        self._reserved = reserved(cluster)
+        self._provided: set[str] = set()
+        """Jobs (uids) that have what they lacked: nothing more is kept for them."""
 
     def provide(self, job: JobRecord, lack: int) -> None:
         """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
@@ -162,7 +165,7 @@ class _Ledger:
         )
         if not runs and self._reclaim is not None:
             use = least(self._cluster, job.spec)
-            donors = self._donors(job, self._reclaim.owns(job, use))
+            donors = self._donors(job, use)
             for nodes_of in (self._above_min, self._kept):
                 pools.append([m.node for j in donors for m in nodes_of(j, ()) if self._fits(job, m.node, j.uid)])
         seen: set[str] = set(failed)
@@ -180,16 +183,19 @@ class _Ledger:
         runs = job.phase in ("forming", "running")
         back = self._to_give(job, lack - len(idle))
         short = lack - len(idle) - len(back)
-        if short > 0 and not runs:
-            use = least(self._cluster, job.spec)
-            if self._reclaim is None or not self._reclaim.may_have(job, use):
-                return False
-            if not self._make_room(job, short, back, self._reclaim.owns(job, use)):
-                return False
-            self._reclaim.grant(job, use)
+        plan = Reclaim(self._cluster, self._reclaim) if self._reclaim is not None else None
+        if short > 0 and not runs and (plan is None or not self._make_room(job, short, back, plan)):
+            return False
+        if plan is not None:
+            for donor, node in back:
+                plan.release(donor, _use_on(donor, node))
+            spec, cluster = job.spec, self._cluster
+            plan.grant(job, wanted(cluster, spec, len(idle) + len(back)) if runs else least(cluster, spec))
+            self._reclaim = plan
         if runs:
             self._take(job, idle)
         self._promised.update(idle)
+        self._provided.add(job.uid)
         for donor, node in back:
             self._give(donor, node, job)
         return True
@@ -224,13 +230,13 @@ class _Ledger:
             if self._size[poor.uid] >= poor.spec.nodes.max:
                 able.remove(poor)
 
-    def _make_room(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], owns: bool) -> bool:
+    def _make_room(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim) -> bool:
         """Have jobs of queues that have more than their part give nodes above their ``min``, and where that is too
         little stop some of them; nothing where both is not enough. ``back``: borrowed nodes that the job gets;
-        ``owns``: its queue is guaranteed what it asks for."""
-        assert self._reclaim is not None
-        plan = Reclaim(self._cluster, self._reclaim)
-        donors = self._donors(job, owns)
+        ``plan``: what queues use, and what becomes of it."""
+        needs = least(self._cluster, job.spec)
+        owns = plan.owns(job, needs)
+        donors = self._donors(job, needs)
         shrink: list[tuple[JobRecord, str]] = []
         for donor in donors:
             if len(shrink) == lack:
@@ -238,7 +244,7 @@ class _Ledger:
             for member in self._above_min(donor, back):
                 use = of_devices(member.devices)
                 if len(shrink) < lack and self._fits(job, member.node, donor.uid):
-                    if not plan.may_lose(donor, job, use, owns):
+                    if not plan.may_lose(donor, use, job, needs, owns):
                         break
                     plan.release(donor, use)
                     shrink.append((donor, member.node))
@@ -250,13 +256,12 @@ class _Ledger:
             rest = [m for m in self._kept(donor, back) if (donor, m.node) not in shrink]
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
             use = together(of_devices(m.devices) for m in rest)
-            if more and plan.may_lose(donor, job, use, owns):
+            if more and plan.may_lose(donor, use, job, needs, owns):
                 plan.release(donor, use)
                 room += more
                 stop.append(donor)
         if room < lack:
             return False
-        self._reclaim = plan
         for donor, node in shrink:
             self._part(donor, node, job)
         for donor in stop:
@@ -264,15 +269,15 @@ class _Ledger:
             self._promised.update(m.node for m in self._kept(donor, back))
         return True
 
-    def _donors(self, job: JobRecord, owns: bool) -> list[JobRecord]:
+    def _donors(self, job: JobRecord, needs: Resources) -> list[JobRecord]:
         """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
         assert self._reclaim is not None
-        over = self._reclaim.over
+        over, owns = self._reclaim.over, self._reclaim.owns(job, needs)
         donors = [j for j in self._running() if j.uid != job.uid and j.uid not in self.stops]
         able: dict[str, bool] = {}
         for donor in donors:
             if donor.spec.queue not in able:
-                able[donor.spec.queue] = self._reclaim.may_lose(donor, job, NO_USE, owns)
+                able[donor.spec.queue] = self._reclaim.may_lose(donor, NO_USE, job, needs, owns)
         return sorted((j for j in donors if able[j.spec.queue]), key=lambda j: (-over(j), j.spec.priority, -j.order))
 
     def _home(self, job: JobRecord) -> frozenset[str]:
@@ -375,17 +380,26 @@ class _Ledger:
         """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
-        kept = self._reserved.get(job.uid)
-        if kept is not None and node in kept.nodes and self._size.get(job.uid, 0) < job.control.target:
+        if self._size.get(job.uid, 0) < job.control.target and self._is_kept(node, job):
             return False  # what it has on top of its target it gives back
         spec = job.spec
         asks = spec.placement is not None or spec.role.placement is not None
         if asks and ruled_out(spec, self._cluster.nodes[node]):
             return False
+        if too_long(spec, self._cluster.nodes[node]):
+            return False
         ready = self._cluster.nodes[node].readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
             return False
         return self._has_room(job.spec.role, node, donor)
+
+    def _is_kept(self, node: str, job: JobRecord) -> bool:
+        """For a gang before it in line that has not what it lacks."""
+        kept = self._reserved.kept.get(job.uid)
+        if kept is None or node not in kept.nodes:
+            return False
+        by = (self._reserved.found[i] for i in kept.by)
+        return any(node in one.nodes and one.uid not in self._provided for one in by)
 
     def _has_room(self, role: Role, node: str, donor: str) -> bool:
         key = shape_of(role), node, donor
@@ -393,6 +407,12 @@ class _Ledger:
             taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
             self._fit[key] = fits(role, kind_of(self._cluster.nodes[node], taken))
         return self._fit[key]
+
+
+def _use_on(job: JobRecord, node: str) -> Resources:
+    """What a member of its gang has there."""
+    assert job.head is not None
+    return of_devices(job.head.members[node].devices)
 
 
 def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:

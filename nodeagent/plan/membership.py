@@ -20,6 +20,7 @@ from nodeagent.plan.changes import SeenNodes, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.devices import pick
 from nodeagent.plan.health import bar, worn_nodes
+from nodeagent.plan.windows import too_long
 
 Standing = Literal["fit", "pending", "unfit", "out"]
 """``fit``: could start now. ``pending``: still getting ready. ``unfit``: a check failed there. ``out``: dead,
@@ -152,6 +153,8 @@ class _Case:
     """Devices that other jobs hold."""
     own: tuple[str, ...]
     """Devices that this job has there."""
+    runs: bool
+    """It is a member of the job's newest generation, which has not ended."""
 
 
 def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
@@ -162,14 +165,21 @@ def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
 
     def judge(_before: Candidate | None) -> Candidate:
         own = member.devices if member is not None else holder.devices if holder is not None else ()
-        return _judge(job, _Case(node, live, used_devices(all_booked, name, job.uid), own))
+        return _judge(job, _Case(node, live, used_devices(all_booked, name, job.uid), own, runs))
 
-    of = (node, live, all_booked.get(name), member, holder, job.spec)
+    runs = name in _members(job)
+    of = (node, live, all_booked.get(name), member, holder, job.spec, runs)
     return cluster.notes.once(f"candidate:{name}:{job.uid}", of, judge)
 
 
-def _case(cluster: Cluster, all_booked: Booked, node: str, uid: str, own: Mapping[str, tuple[str, ...]]) -> _Case:
-    return _Case(cluster.nodes[node], cluster.live(node), used_devices(all_booked, node, uid), own.get(node, ()))
+def _case(cluster: Cluster, all_booked: Booked, node: str, job: JobRecord, own: Mapping[str, tuple[str, ...]]) -> _Case:
+    used = used_devices(all_booked, node, job.uid)
+    return _Case(cluster.nodes[node], cluster.live(node), used, own.get(node, ()), node in _members(job))
+
+
+def _members(job: JobRecord) -> Mapping[str, Member]:
+    """Of its newest generation, if that has not ended."""
+    return job.head.members if job.head is not None and job.head.state != "ended" else {}
 
 
 def _judge(job: JobRecord, case: _Case) -> Candidate:
@@ -183,10 +193,14 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
         return replace(no("out", why), ruled_out=True)
     if not case.live:
         return no("out", "has left" if node.left else "is not live (its lease has lapsed)")
+    if node.reserved is not None and node.reserved.leaves:
+        return no("out", f"is {node.reserved.text}")
     if node.cordon is not None:
         return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
     if sick := bar(node.facts):
         return no("out", sick)
+    if not case.runs and (late := too_long(spec, node)):
+        return no("out", late)
     got = (
         share(spec.roles, node.id, node.facts, case.used, case.own)
         if spec.several
@@ -241,6 +255,7 @@ class _Judged:
     seen: SeenNodes
     booked: Booked
     own: Mapping[str, tuple[str, ...]]
+    members: frozenset[str]
     found: _Found
 
 
@@ -253,24 +268,26 @@ def _judged(cluster: Cluster, job: JobRecord) -> _Judged:
 def _judge_all(cluster: Cluster, job: JobRecord, before: _Judged | None) -> _Judged:
     """Only those about whom something changed are judged again."""
     roles, now, all_booked, own = job.spec.roles, seen(cluster), booked(cluster), _own(job)
+    members = frozenset(_members(job))
     news: set[str] | frozenset[str] | None = None
     if before is not None and (before.roles is roles or before.roles == roles):
         news = changed(cluster, before.seen)
     if before is None or news is None:
-        by_node = {n: _judge(job, _case(cluster, all_booked, n, job.uid, own)) for n in in_order(cluster)}
-        return _Judged(roles, now, all_booked, own, _Found(by_node, tuple(by_node.values())))
+        by_node = {n: _judge(job, _case(cluster, all_booked, n, job, own)) for n in in_order(cluster)}
+        return _Judged(roles, now, all_booked, own, members, _Found(by_node, tuple(by_node.values())))
     moved = {n for n in {**own, **before.own} if own.get(n) != before.own.get(n)} if own != before.own else set()
+    moved |= members ^ before.members
     anew = {}
     for node in moved.union(news, changed_bookings(cluster, before.booked)):
         if node in cluster.nodes:
-            one = _judge(job, _case(cluster, all_booked, node, job.uid, own))
+            one = _judge(job, _case(cluster, all_booked, node, job, own))
             if one != before.found.by_node[node]:
                 anew[node] = one
     found = before.found
     if anew:
         by_node = {**found.by_node, **anew}
         found = _Found(by_node, tuple(by_node.values()))
-    return _Judged(roles, now, all_booked, own, found)
+    return _Judged(roles, now, all_booked, own, members, found)
 
 
 def asked(cluster: Cluster) -> Mapping[str, Mapping[str, Readiness]]:
@@ -297,7 +314,7 @@ def some_candidates(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> l
     all_booked, own, astray = booked(cluster), _own(job), strays(cluster, job)
     found = []
     for node in sorted((n for n in nodes if n in cluster.nodes), key=natural):
-        one = _judge(job, _case(cluster, all_booked, node, job.uid, own))
+        one = _judge(job, _case(cluster, all_booked, node, job, own))
         found.append(_astray(one, astray[node]) if node in astray else one)
     return found
 

@@ -23,7 +23,7 @@ from nodeagent.plan.membership import (
 )
 from nodeagent.plan.placement import arrange, arranged, gang_of, soon
 from nodeagent.plan.queue import in_queue, next_up
-from nodeagent.plan.room import shape_of, with_room
+from nodeagent.plan.room import shape_of, shut_for, with_room
 from nodeagent.plan.topology import Path
 
 UNFIT_KEPT = 4
@@ -152,7 +152,7 @@ def _first(cluster: Cluster, job: JobRecord, domain: Path, taken: Collection[str
     """Of a domain's nodes with room for one of the job's places, the one with the fewest pods."""
     gang = gang_of(cluster, job.spec)
     known = cluster.once("near", lambda _before: dict[object, dict[Path, list[str]]]())
-    shape = gang.levels, *(shape_of(role) for role in job.spec.roles)
+    shape = gang.levels, shut_for(cluster, job.spec), *(shape_of(role) for role in job.spec.roles)
     if (by_domain := known.get(shape)) is None:
         by_domain = known[shape] = {}
         for node in _able(cluster, job):
@@ -163,4 +163,5 @@ def _first(cluster: Cluster, job: JobRecord, domain: Path, taken: Collection[str
 
 def _able(cluster: Cluster, job: JobRecord) -> Iterable[str]:
     """Nodes with room for one of its places, those of the first role first."""
-    return dict.fromkeys(node for role in job.spec.roles for node in with_room(cluster, role))
+    shut = shut_for(cluster, job.spec)
+    return dict.fromkeys(node for role in job.spec.roles for node in with_room(cluster, role) if node not in shut)

@@ -4,7 +4,7 @@ nodes have room for each is ``room.py``'s, which of them it gets ``placement.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodeagent.model.job import JobRecord
@@ -13,6 +13,7 @@ from nodeagent.plan.batch import blocked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.room import Room, room_for
 from nodeagent.plan.share import in_line, shared
+from nodeagent.plan.usage import decayed
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -43,6 +44,19 @@ def patience(job: JobRecord) -> int:
     return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
 
 
+def patience_with(other: JobRecord, job: JobRecord) -> int:
+    """Served time (ms) until which a job lets one that is before it in the queue get ready. One that has made room lets
+    it for as long as a job that has not started yet: its own pods are ready there still, and it would take its nodes
+    again."""
+    return max(patience(other), job.since + millis(ASSEMBLE) if made_room(job) else 0)
+
+
+def made_room(job: JobRecord) -> bool:
+    """It was stopped for a job of another queue, and has not run since."""
+    entry = job.budget.get(str(job.last_number))
+    return job.phase == "holding" and entry is not None and entry.kind == "share"
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A job in the queue."""
@@ -60,11 +74,11 @@ class Waiting:
         """There would be enough nodes if all got ready that can."""
         return self.room.enough_soon
 
-    def starts(self, served: int) -> bool:
-        """It could start now, or as soon as nodes are ready for it that are still waited for."""
+    def starts(self, served: int, until: int) -> bool:
+        """It could start now, or as soon as nodes are ready for it that are waited for until then (served time)."""
         if served < self.job.not_before:
             return False
-        return self.room.enough_soon if served < patience(self.job) else self.room.enough
+        return self.room.enough_soon if served < until else self.room.enough
 
 
 def queue(cluster: Cluster) -> tuple[Waiting, ...]:
@@ -73,8 +87,7 @@ def queue(cluster: Cluster) -> tuple[Waiting, ...]:
     def look(_before: object) -> tuple[Waiting, ...]:
         jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
         jobs = [j for j in jobs if not blocked(cluster, j)]
-        line = in_line(cluster, jobs) if shared(cluster) else sorted(jobs, key=rank)
-        return tuple(Waiting(job, room_for(cluster, job)) for job in line)
+        return tuple(Waiting(job, room_for(cluster, job)) for job in _line_up(cluster, jobs))
 
     return cluster.once("queue", look, cluster.refused)
 
@@ -94,7 +107,7 @@ def earlier(cluster: Cluster, line: Sequence[Waiting], job: JobRecord) -> Waitin
     for other in line:
         if other.job.uid == job.uid or not _before(cluster, other.job, job):
             return None
-        if other.starts(cluster.served):
+        if other.starts(cluster.served, patience_with(other.job, job)):
             return other
     return None
 
@@ -110,8 +123,35 @@ def _before(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
 
 
 def _line_with(cluster: Cluster, job: JobRecord) -> dict[str, int]:
-    line = in_line(cluster, [*(waiting.job for waiting in queue(cluster)), job])
+    line = _line_up(cluster, [*(waiting.job for waiting in queue(cluster)), job])
     return {one.uid: i for i, one in enumerate(line)}
+
+
+def _line_up(cluster: Cluster, jobs: Collection[JobRecord]) -> list[JobRecord]:
+    """Of several queues, first those that others made room for: else who gave nodes up, or another of its queue, could
+    take them again, and would be asked for them anew."""
+    if not shared(cluster):
+        return sorted(jobs, key=rank)
+    without_room = {job.uid for job in jobs if not room_for(cluster, job).enough_soon}
+    line = in_line(cluster, jobs, decayed(cluster), without_room=without_room)
+    given = favoured(cluster)
+    return sorted(line, key=lambda job: given.get(job.uid, -1) < job.since)
+
+
+def favoured(cluster: Cluster) -> Mapping[str, int]:
+    """Job (uid) that others made room for, and when (served time) they did last."""
+
+    def look(_before: object) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for job in cluster.jobs.values():
+            head = job.head
+            if head is None:
+                continue
+            if last := job.budget.get(str(head.number if head.state == "ended" else head.number - 1)):
+                found |= {uid: max(found.get(uid, 0), last.at) for uid in last.room_for}
+        return found
+
+    return cluster.once("favoured", look)
 
 
 @dataclass(frozen=True, slots=True)

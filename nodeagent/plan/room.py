@@ -35,6 +35,7 @@ from nodeagent.plan.membership import (
 from nodeagent.plan.placement import choose, gang_of, soon
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling
 from nodeagent.plan.topology import most, tree
+from nodeagent.plan.windows import takes, too_long
 
 
 class NodeKind(NamedTuple):
@@ -74,6 +75,8 @@ class _Nodes:
     """Those that may take work."""
     kinds: Mapping[NodeKind, int]
     """How many of these there are of each kind."""
+    reserved: frozenset[str]
+    """Those among them that a maintenance window is ahead of."""
     live: int
     """How many nodes are live, whether they may take work or not."""
 
@@ -94,7 +97,13 @@ def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
         if takes_work(cluster, name):
             of[name] = kind_of(node, {d for _, devices in held.get(name, ()) for d in devices})
     live = sum(map(cluster.live, cluster.nodes))
-    return _Nodes(seen(cluster), held, of, Counter(of.values()), live)
+    reserved = frozenset(n for n in of if cluster.nodes[n].reserved is not None)
+    return _Nodes(seen(cluster), held, of, Counter(of.values()), reserved, live)
+
+
+def shut_for(cluster: Cluster, spec: JobSpec) -> frozenset[str]:
+    """Nodes that take work, but not this job's: a maintenance window is ahead."""
+    return frozenset(n for n in _look(cluster).reserved if too_long(spec, cluster.nodes[n]))
 
 
 def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
@@ -154,6 +163,8 @@ def _room_for(cluster: Cluster, job: JobRecord) -> Room:
     )  # fmt: skip
     if among:
         shape = (*shape, role.placement, job.spec.within, job.spec.segments)
+    if _look(cluster).reserved:
+        shape = (*shape, takes(job.spec))
     if shape not in alike:
         alike[shape] = look(cluster, job, known)
     return alike[shape]
@@ -163,7 +174,8 @@ def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room
     """``known``: nodes that say something of the job, or where it has something."""
     nodes, role = _look(cluster), job.spec.role
     others = sum(count for kind, count in nodes.kinds.items() if fits(role, kind))
-    others -= sum(fits(role, nodes.of[node]) for node in known if node in nodes.of)
+    shut = shut_for(cluster, job.spec)
+    others -= sum(fits(role, nodes.of[node]) for node in shut.union(known) if node in nodes.of)
     members, found = {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known)
     counts = _count(members, found)
     fit, pending, least = counts["fit"], counts["pending"] + others, job.spec.nodes.min
@@ -173,7 +185,7 @@ def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room
         return room
     now = Counter(of_devices(c.devices) for c in found if _is_fit(members, c))
     soon = now + Counter(of_devices(c.devices) for c in found if c.standing == "pending" and not _is_fit(members, c))
-    unasked = Counter(nodes.kinds) - Counter(nodes.of[node] for node in known if node in nodes.of)
+    unasked = Counter(nodes.kinds) - Counter(nodes.of[node] for node in shut.union(known) if node in nodes.of)
     for kind, count in unasked.items():
         if fits(role, kind):
             soon[_use_on(role, kind)] += count
@@ -240,7 +252,8 @@ def _room_among(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Roo
 def _space(cluster: Cluster, spec: JobSpec) -> _Space:
     """Worked out once for all jobs that ask the same."""
     role = spec.role
-    shape = shape_of(role), spec.within, spec.segments
+    shut = shut_for(cluster, spec)
+    shape = shape_of(role), spec.within, spec.segments, shut
     spaces = cluster.once("spaces", lambda _before: dict[object, _Space]())
     if (found := spaces.get(shape)) is not None:
         return found
@@ -249,7 +262,7 @@ def _space(cluster: Cluster, spec: JobSpec) -> _Space:
     among: Collection[str] = known.allowed(role.placement) if role.placement is not None else known.labels.keys()
     if spec.within:
         among = {n for n in among if value_of(spec.within, n, known.labels[n])}
-    open_to = frozenset(n for n in among if nodes.of.get(n) in able)
+    open_to = frozenset(n for n in among if nodes.of.get(n) in able and n not in shut)
     gang = gang_of(cluster, spec)
     count = partial(most, gang=gang) if spec.placement is not None else len
     spaces[shape] = _Space(open_to, count(open_to), count(among))

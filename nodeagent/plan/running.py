@@ -147,7 +147,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     drained = not remarkable(cluster).isdisjoint(head.members)
     leaving = [m.node for m in head.ordered() if _draining(cluster, m.node)] if drained else []
     if leaving:
-        text = f"node {', '.join(leaving)} is being drained"
+        text = f"node {', '.join(leaving)} is {_why_drained(cluster, leaving[0])}"
         return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), wall)
     if sick:
         text = "; ".join(one.text for one in sick)
@@ -189,8 +189,9 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
 def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: float) -> Decision:
     """``back``: borrowed nodes to the jobs (uids) that are to have them."""
     names = ", ".join(sorted(back, key=natural))
-    others = ", ".join(dict.fromkeys(cluster.jobs[uid].name for uid in back.values()))
-    cause = Cause(kind="share", text=f"{names} given back: job {others} needs it", node=min(back, key=natural))
+    uids = tuple(dict.fromkeys(back.values()))
+    text = f"{names} given back: job {', '.join(cluster.jobs[uid].name for uid in uids)} needs it"
+    cause = Cause(kind="share", text=text, node=min(back, key=natural), room_for=uids)
     return _propose_or_stay(cluster, job, cause, wall, back)
 
 
@@ -201,9 +202,8 @@ def _make_room(cluster: Cluster, job: JobRecord, head: Head, other: JobRecord, w
     at = head.since + millis(MIN_RUNTIME)
     if cluster.served < at:
         return Decision(None, (f"{text}: makes room when it has run for {MIN_RUNTIME:g} s",), at)
-    step = End(
-        "holding", f"made room: {text}", spend=_note(cluster, Cause(kind="share", text=text), wall), planned=True
-    )
+    cause = Cause(kind="share", text=text, room_for=(other.uid,))
+    step = End("holding", f"made room: {text}", spend=_note(cluster, cause, wall), planned=True)
     return Decision(step, (text,))
 
 
@@ -310,7 +310,15 @@ def _propose_or_stay(
 def _note(cluster: Cluster, cause: Cause, wall: float) -> Spend:
     """A line in the job's history, at no cost: what ended the generation before."""
     text, node = cause.text, cause.node
-    return Spend(at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text)
+    return Spend(
+        at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text,
+        room_for=cause.room_for,
+    )  # fmt: skip
+
+
+def _why_drained(cluster: Cluster, node: str) -> str:
+    reserved = cluster.nodes[node].reserved
+    return reserved.text if reserved is not None and reserved.leaves else "being drained"
 
 
 def _draining(cluster: Cluster, node: str) -> bool:

@@ -1,10 +1,11 @@
 """How queues share a cluster: what each of them uses, whose turn it is, and what no queue may exceed. Pure: the same
 view gives the same order on every node. Chooses no nodes, and starts nothing.
 
-The order of jobs that wait: the queue's priority, then the job's; then who would have the smaller share of what they
-are entitled to, the job included, from the top of the tree down, and within a queue by user; then age. A share is a
-dominant one: of GPUs, nodes and CPU slots the largest part of the cluster that is in use, by the weight. Each job that
-is put in line counts as if it ran, so that the line is the order in which they would start.
+The order of jobs that wait: the queue's priority, then the job's; then, from the top of the tree down, queues that have
+less than they are entitled to before the others; then who would have the smaller share, the job included, and used less
+before; within a queue the same by user; then age. A share is a dominant one: of GPUs, nodes and CPU slots the largest
+part of the cluster that is in use, by the weight. Each job that is put in line counts as if it ran, so that the line is
+the order in which they would start; one that there is no room for counts for nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import RESOURCES, Queue, Queues, queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Resources, size, used, wanted
+from nodeagent.plan.usage import Decayed
 
-NO_USAGE: Mapping[str, float] = {}
+NO_PAST = Decayed()
+ROUNDING = 1e-9
 TOP = ""
 """The root of the tree, above the queues without a parent."""
 
@@ -90,6 +93,30 @@ def parts(tree: Queues, among: Collection[str] | None = None) -> dict[str, float
 
     divide(TOP, 1.0)
     return found
+
+
+def entitlements(cluster: Cluster) -> Mapping[str, float]:
+    """Queue to its part of the cluster by weight, siblings without jobs left out."""
+
+    def look(_before: object) -> dict[str, float]:
+        tree = cluster.queues
+        busy = {name for job in cluster.jobs.values() if _counts(job) for name in above(tree, queue_of(job.spec.queue))}
+        return parts(tree, busy)
+
+    return cluster.once("entitlements", look)
+
+
+def _counts(job: JobRecord) -> bool:
+    """It runs, or wants to."""
+    return job.control.desired == "run" and job.phase not in TERMINAL
+
+
+def owned(tree: Queues, name: str) -> Mapping[str, int]:
+    """Resource to what the queue is guaranteed of it, where anything is."""
+    if name not in tree.by_name:
+        return {}
+    all_of = {one: tree.guaranteed(name, one) for one in RESOURCES}
+    return {resource: amount for resource, amount in all_of.items() if amount}
 
 
 # --- capability: what no queue may exceed ----------------------------------------------------------
@@ -178,15 +205,21 @@ def _most_first(held: tuple[int, JobRecord]) -> tuple[int, int]:
 # --- the order of those that wait ---------------------------------------------------------------------
 
 
-def in_line(cluster: Cluster, jobs: Iterable[JobRecord], decayed: Mapping[str, float] = NO_USAGE) -> list[JobRecord]:
-    """These jobs in the order in which they would start, if there was room for one after the other. ``decayed``: what
-    queues have used before (device-seconds, in any unit that is the same for all), the older the less."""
+def in_line(
+    cluster: Cluster, jobs: Iterable[JobRecord], past: Decayed = NO_PAST, *, without_room: Collection[str] = ()
+) -> list[JobRecord]:
+    """These jobs in the order in which they would start, if there was room for one after the other. ``past``: what
+    queues and their users have used before; ``without_room``: jobs (uids) that there is no room for."""
     classes: dict[tuple[int, int], list[JobRecord]] = {}
     for job in sorted(jobs, key=lambda job: (job.order, job.uid)):
         queue = cluster.queues.by_name.get(queue_of(job.spec.queue))
         classes.setdefault((queue.priority if queue is not None else 0, job.spec.priority), []).append(job)
-    turns = _Turns(cluster, decayed)
+    turns = _Turns(cluster, past, without_room)
     return [job for rank in sorted(classes, reverse=True) for job in turns.take(classes[rank])]
+
+
+_Entry = tuple[bool, float, int, str]
+"""Has all that it is entitled to; share and past; the oldest job; the branch's name."""
 
 
 @dataclass(slots=True)
@@ -197,8 +230,12 @@ class _Branch:
     use: Resources = NOTHING
     past: float = 0.0
     """Its part of what it and its siblings used before, by the weight."""
-    below: list[tuple[float, int, str]] = field(default_factory=list)
-    """A heap of those below that have jobs in line: share, oldest job, name."""
+    entitled: float = 0.0
+    """Of a queue: its part of the cluster."""
+    owned: Mapping[str, int] = field(default_factory=dict)
+    """Of a queue: resource to what is guaranteed of it."""
+    below: list[_Entry] = field(default_factory=list)
+    """A heap of those below that have jobs in line."""
     jobs: list[JobRecord] = field(default_factory=list)
     """Of a user: those in line, the oldest last."""
 
@@ -206,9 +243,10 @@ class _Branch:
 class _Turns:
     """One pass over the jobs that wait. A job that has had its turn counts as if it ran."""
 
-    def __init__(self, cluster: Cluster, decayed: Mapping[str, float]) -> None:
+    def __init__(self, cluster: Cluster, past: Decayed, without_room: Collection[str]) -> None:
         self._cluster, self._total, self._held = cluster, size(cluster).total, holdings(cluster)
-        self._past = _past(cluster.queues, decayed)
+        self._past, self._users_past = _past(cluster.queues, past.by_queue), _users_past(past.by_user)
+        self._entitled, self._without_room = entitlements(cluster), without_room
         self._branches: dict[str, _Branch] = {}
         self._paths: dict[tuple[str, int], tuple[str, ...]] = {}
         self._wanted: dict[tuple[object, ...], Resources] = {}
@@ -235,10 +273,10 @@ class _Turns:
     def _next(self) -> JobRecord:
         path, name = [TOP], TOP
         while heap := self._branches[name].below:
-            name = heapq.heappop(heap)[2]
+            name = heapq.heappop(heap)[3]
             path.append(name)
         job = self._branches[name].jobs.pop()
-        use = self._uses(job)
+        use = NOTHING if job.uid in self._without_room else self._uses(job)
         for parent, child in reversed([*pairwise(path)]):
             branch = self._branches[child]
             branch.use = branch.use.and_(use)
@@ -246,15 +284,22 @@ class _Turns:
                 heapq.heappush(self._branches[parent].below, self._entry(child))
         return job
 
-    def _entry(self, name: str) -> tuple[float, int, str]:
+    def _entry(self, name: str) -> _Entry:
         """By the share that it would have with its next job; of equal ones the one with the older job goes first."""
         branch = self._branches[name]
         share = dominant(branch.use.and_(self._next_use(name)), self._total) / branch.weight + branch.past
-        return share, branch.jobs[-1].order if branch.jobs else branch.below[0][1], name
+        oldest = branch.jobs[-1].order if branch.jobs else branch.below[0][2]
+        return self._has_all(branch), share, oldest, name
+
+    def _has_all(self, branch: _Branch) -> bool:
+        """The queue has its part; else it has the right to have more, and what was used before does not count."""
+        if any(getattr(branch.use, resource) < amount for resource, amount in branch.owned.items()):
+            return False
+        return dominant(branch.use, self._total) > branch.entitled - ROUNDING
 
     def _next_use(self, name: str) -> Resources:
         while heap := self._branches[name].below:
-            name = heap[0][2]
+            name = heap[0][3]
         return self._uses(self._branches[name].jobs[-1])
 
     def _path(self, job: JobRecord) -> tuple[str, ...]:
@@ -272,11 +317,13 @@ class _Turns:
             return found
         if queue:
             owner = int(name.rpartition("/")[2])
-            found = _Branch(use=self._held.by_user.get((queue, owner), NOTHING))
+            key = queue, owner
+            found = _Branch(use=self._held.by_user.get(key, NOTHING), past=self._users_past.get(key, 0.0))
         else:
             known = self._cluster.queues.by_name.get(name)
             weight = known.weight if known is not None else 1.0
-            found = _Branch(weight, self._held.by_queue.get(name, NOTHING), self._past.get(name, 0.0))
+            use, past = self._held.by_queue.get(name, NOTHING), self._past.get(name, 0.0)
+            found = _Branch(weight, use, past, self._entitled.get(name, 0.0), owned(self._cluster.queues, name))
         self._branches[name] = found
         return found
 
@@ -290,10 +337,10 @@ class _Turns:
         return self._wanted[shape]
 
 
-def _past(tree: Queues, decayed: Mapping[str, float]) -> dict[str, float]:
+def _past(tree: Queues, by_queue: Mapping[str, float]) -> dict[str, float]:
     """Queue to its part of what it and its siblings used before, by its weight."""
     summed: dict[str, float] = {}
-    for name, seconds in decayed.items():
+    for name, seconds in by_queue.items():
         for one in above(tree, name):
             summed[one] = summed.get(one, 0.0) + seconds
     found: dict[str, float] = {}
@@ -302,6 +349,14 @@ def _past(tree: Queues, decayed: Mapping[str, float]) -> dict[str, float]:
         if total > 0:
             found |= {name: summed.get(name, 0.0) / total / tree.by_name[name].weight for name in siblings}
     return found
+
+
+def _users_past(by_user: Mapping[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+    """A queue's user to the part of what all of its users used before."""
+    totals: dict[str, float] = {}
+    for (queue, _), seconds in by_user.items():
+        totals[queue] = totals.get(queue, 0.0) + seconds
+    return {key: seconds / totals[key[0]] for key, seconds in by_user.items() if totals[key[0]] > 0}
 
 
 # --- for people -----------------------------------------------------------------------------------------

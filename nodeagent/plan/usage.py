@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum, log
 from typing import Literal
 
@@ -160,15 +160,16 @@ Parts = dict[tuple[int, str], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
-    queues: Mapping[str, float]
-    users: Mapping[str, float]
+class Decayed:
+    """Device-seconds in which what was used counts the less the longer ago it was."""
+
+    by_queue: Mapping[str, float] = field(default_factory=dict)
+    by_user: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """Of a queue's jobs, by their owner."""
 
 
-def decayed(
-    cluster: Cluster, by: Literal["queue", "user"] = "queue", half_life: float = HALF_LIFE
-) -> Mapping[str, float]:
-    """Device-seconds by queue, or by user (uid), in which what was used counts the less the longer ago it was:
+def decayed(cluster: Cluster, half_life: float = HALF_LIFE) -> Decayed:
+    """What queues and their users have used. In it what was used counts the less the longer ago it was:
 
         sum of seconds x devices x 0.5 ^ (age / half_life)
 
@@ -178,11 +179,10 @@ def decayed(
     what the view's jobs say it is, in whole hours, and what runs counts up to the last whole hour of served time."""
     served = cluster.served // STEP_MS * STEP_MS
     what = f"decayed {half_life} {served}"
-    sums = cluster.once(what, lambda _before: _decayed(cluster, served, half_life), cluster.usage)
-    return sums.queues if by == "queue" else sums.users
+    return cluster.once(what, lambda _before: _decayed(cluster, served, half_life), cluster.usage)
 
 
-def _decayed(cluster: Cluster, served: int, half_life: float) -> _Sums:
+def _decayed(cluster: Cluster, served: int, half_life: float) -> Decayed:
     used = [job for job in cluster.jobs.values() if job.used or job.held is not None]
     now, notes = _now(cluster, used, served), cluster.notes
     what = f"decayed past {half_life} {now}"
@@ -197,12 +197,11 @@ def _decayed(cluster: Cluster, served: int, half_life: float) -> _Sums:
             here.append(
                 _devices(job.held.gpus, job.held.slots) * half_life / log(2) * (1 - 0.5 ** (seconds / half_life))
             )
-    queues, users = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    queues, users = defaultdict[str, list[float]](list), dict[tuple[str, int], float]()
     for (owner, queue), here in parts.items():
-        seconds = fsum(here)  # exact, hence the same in whatever order
-        queues[queue].append(seconds)
-        users[str(owner)].append(seconds)
-    return _Sums(*({name: fsum(of) for name, of in sums.items()} for sums in (queues, users)))
+        users[queue, owner] = fsum(here)  # exact, hence the same in whatever order
+        queues[queue].append(users[queue, owner])
+    return Decayed({queue: fsum(of) for queue, of in queues.items()}, users)
 
 
 def _decayed_past(cluster: Cluster, now: int, half_life: float) -> dict[tuple[int, str], float]:

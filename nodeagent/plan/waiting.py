@@ -45,7 +45,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
         return _wait(job, job.reason if job.phase != "paused" else "its time to begin has not come", job.not_before)
-    if entry is not None and entry.kind == "share" and holding_nodes(cluster, job):
+    if queue.made_room(job) and holding_nodes(cluster, job):
         return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
     if blocked := batch.blocked(cluster, job):
         return _held_too_long(cluster, job, gone, blocked) or _wait(job, blocked, _hold_end(job))
@@ -57,7 +57,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     first = queue.earlier(cluster, backfill.line(cluster), job)
     if first is not None:
         text = f"job {first.job.name} is before it in the queue ({_rank_of(cluster, first.job)})"
-        return _wait(job, text, 0 if first.fits else queue.patience(first.job))
+        return _wait(job, text, 0 if first.fits else queue.patience_with(first.job, job))
     placement = place(cluster, job)
     patience = queue.patience(job)
     late = awaited(cluster, job, placement)

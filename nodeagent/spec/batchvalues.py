@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast, get_args
@@ -30,8 +31,13 @@ def begin(value: object, info: ValidationInfo) -> float | None:
         return None
     if not isinstance(value, str):
         raise CheckError(f"{units.show(value)} is not a time", _BEGIN)
+    return moment(value, lambda: float((info.context or {})["now"]))
+
+
+def moment(value: str, now: Callable[[], float]) -> float:
+    """The same of a text."""
     if value.startswith("+"):
-        return float((info.context or {})["now"]) + units.duration(value[1:])
+        return now() + units.duration(value[1:])
     try:
         return max(0.0, datetime.fromisoformat(value).timestamp())
     except (ValueError, OverflowError):

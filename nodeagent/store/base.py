@@ -49,6 +49,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing
+from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.store.messages import (
     Answer,
@@ -60,6 +61,7 @@ from nodeagent.store.messages import (
     Judgement,
     NewJob,
     Proposal,
+    QuotaClaims,
     Restored,
     Saves,
     Settlement,
@@ -197,13 +199,14 @@ class Store(Protocol):
         control: Control | None = None,
         admission: Admission | None = None,
         quota: Quota | None = None,
+        claims: QuotaClaims | None = None,
     ) -> JobRecord:
         """A new job, queued, with this control (None: run on the spec's target; unsigned, as without an admission) of
         rev 1, not to start before its ``begin`` as seen at ``wall``. Refused when a job of that name is live
         (``name_taken``) or an ended one still has holders that have not lapsed, or is kept (``stopping``); both name
         its uid and phase. An ended one of that name is removed. Refused when the owner's jobs with it, without the
-        one it replaces, exceed ``quota`` (``limit``). The same ``request`` or uid again returns the first reply's
-        job. Event JobSubmitted."""
+        one it replaces, exceed ``quota`` (``limit``), and where ``claims`` are old (``stale``). The same ``request``
+        or uid again returns the first reply's job. Event JobSubmitted."""
         ...
 
     async def submit_all(
@@ -216,6 +219,7 @@ class Store(Protocol):
         request: str,
         *,
         quota: Quota | None = None,
+        claims: QuotaClaims | None = None,
     ) -> str:
         """Several jobs in one step: all of them as ``submit`` makes one, or, where one is refused, none. Their names
         differ. ``base`` (without spaces) is what the request is remembered with: the reply is that of the first call
@@ -300,6 +304,10 @@ class Store(Protocol):
         """Replace the tree of queues (its rev becomes ``expect_rev`` + 1, or stays its own if that is higher). Refused
         when its rev is another by now (``stale``; 0: there is none). The same ``request`` again returns the record and
         changes nothing. Event QueueChanged."""
+        ...
+
+    async def windows(self, expect_rev: int, windows: Windows, request: str, text: str) -> WindowsRecord:
+        """Replace the maintenance windows, as ``queues`` does the tree. Event WindowsChanged."""
         ...
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:

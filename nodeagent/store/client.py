@@ -19,6 +19,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing, millis
+from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
@@ -36,6 +37,7 @@ from nodeagent.store.messages import (
     Judgement,
     NewJob,
     Proposal,
+    QuotaClaims,
     Restored,
     Saves,
     Settlement,
@@ -64,6 +66,8 @@ PODS_AT_ONCE = 1000
 """Pods that one command asks for: Redis does nothing else meanwhile."""
 QUEUES = "queues"
 """The record of the queues."""
+WINDOWS = "windows"
+"""Of the maintenance windows."""
 NEVER = 2**53
 """Above all revisions."""
 NEW_RECORD = frozenset({"submit", "read"})
@@ -106,6 +110,8 @@ class RedisStore:
         }  # fmt: skip
         if offer.queues is not None:
             arguments["queues"] = codec.encode_queues(offer.queues)
+        if offer.windows is not None:
+            arguments["windows"] = codec.encode_windows(offer.windows)
         era, known, recovering = await self._calls.timed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
 
@@ -129,7 +135,7 @@ class RedisStore:
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
         nodes, jobs, gone, unread, missing, usage = [], [], [], [], [], []
-        queues = None
+        queues, windows = None, None
         if not recovering:
             self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
         for raw, flat, cordon, kind in records:
@@ -143,6 +149,8 @@ class RedisStore:
                     nodes.append(self._decoder.node(flat, cordon))
                 elif key == QUEUES:
                     queues = codec.decode_queues(flat)
+                elif key == WINDOWS:
+                    windows = codec.decode_windows(flat)
                 elif key.startswith("usage:"):
                     usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
                 elif kind == "whole":
@@ -164,7 +172,7 @@ class RedisStore:
                 unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
         if read is None:  # the lease is renewed all the same; the next beat asks again
             nodes, jobs, gone, unread, usage, rev, more = [], [], [], [], [], beat.rev, 0
-            queues = None
+            queues, windows = None, None
         else:
             jobs += read[0]
             unread += read[1]
@@ -177,6 +185,7 @@ class RedisStore:
                 nodes=tuple(nodes),
                 jobs=tuple(jobs),
                 queues=queues,
+                windows=windows,
                 usage=tuple(usage),
                 gone=tuple(gone),
                 unread=tuple(unread),
@@ -266,9 +275,10 @@ class RedisStore:
         control: Control | None = None,
         admission: Admission | None = None,
         quota: Quota | None = None,
+        claims: QuotaClaims | None = None,
     ) -> JobRecord:
         new = NewJob(uid=uid, spec=spec, control=first_control(spec, by, control), admission=admission)
-        return await self._job("submit", {"uid": uid} | _submitted([new], owner, wall, by, request, quota))
+        return await self._job("submit", {"uid": uid} | _submitted([new], owner, wall, by, request, quota, claims))
 
     async def submit_all(
         self,
@@ -280,9 +290,10 @@ class RedisStore:
         request: str,
         *,
         quota: Quota | None = None,
+        claims: QuotaClaims | None = None,
     ) -> str:
         (known,) = await self._calls.step(
-            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, quota), always
+            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, quota, claims), always
         )
         return str(known)
 
@@ -378,6 +389,13 @@ class RedisStore:
         (flat,) = await self._calls.step("queues", arguments | {"by": tree.by, "text": text}, always)
         with strict():
             return codec.decode_queues(flat)
+
+    async def windows(self, expect_rev: int, windows: Windows, request: str, text: str) -> WindowsRecord:
+        new = windows.model_copy(update={"rev": max(expect_rev + 1, windows.rev)})
+        arguments: dict[str, object] = {"expect_rev": expect_rev, "windows": new.to_json(), "request": request}
+        (flat,) = await self._calls.step("windows", arguments | {"by": windows.by, "text": text}, always)
+        with strict():
+            return codec.decode_windows(flat)
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:
         places = [(uid, node) for uid, nodes in wanted.items() for node in sorted(nodes)]
@@ -477,7 +495,13 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
 
 
 def _submitted(
-    jobs: Sequence[NewJob], owner: int, wall: float, by: str, request: str, quota: Quota | None
+    jobs: Sequence[NewJob],
+    owner: int,
+    wall: float,
+    by: str,
+    request: str,
+    quota: Quota | None,
+    claims: QuotaClaims | None,
 ) -> dict[str, object]:
     return {
         "jobs": [codec.new_job(job, wall) for job in jobs],
@@ -486,6 +510,7 @@ def _submitted(
         "by": by,
         "request": request,
         "quota": None if quota is None else quota.model_dump(),
+        "claims": None if claims is None else claims.model_dump(),
     }
 
 

@@ -17,6 +17,7 @@ from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import millis
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import WindowsRecord
 from nodeagent.model.world import BRIEF, PodReport
 from nodeagent.store.messages import NewJob, Saved
 
@@ -224,6 +225,17 @@ def decode_queues(flat: Sequence[str]) -> QueuesRecord:
     """Raises ValueError."""
     fields = pairs(flat)
     return QueuesRecord.from_json(_object({"tree": fields["tree"], "rev": fields["rev"]}))
+
+
+def encode_windows(record: WindowsRecord) -> dict[str, str]:
+    """The flat hash of the maintenance windows."""
+    return {"windows": record.windows.to_json(), "rev": str(record.rev)}
+
+
+def decode_windows(flat: Sequence[str]) -> WindowsRecord:
+    """Raises ValueError."""
+    fields = pairs(flat)
+    return WindowsRecord.from_json(_object({"windows": fields["windows"], "rev": fields["rev"]}))
 
 
 def encode_usage(usage: UsageDay) -> dict[str, str]:

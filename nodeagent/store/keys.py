@@ -1,7 +1,8 @@
 """The names of the store's keys. The scripts build theirs from the same prefix; nothing else may name a key.
 
 ``meta`` cluster uid, version, timing, served clock, counters · ``lease`` node to lease end · ``node:<id>`` ·
-``cordons`` · ``queues`` the tree · ``claims`` queue with a capability to the revision that last took of it ·
+``cordons`` · ``queues`` the tree · ``windows`` of maintenance · ``claims`` queue with a capability to the revision that
+last took of it, and ``users:`` and a queue with a quota for each user to the revision of the last submit to it ·
 ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
 ``nodes`` node to what agents read of its record ·
 ``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL) ·

@@ -15,6 +15,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import WindowsRecord
 from nodeagent.model.world import Cause, Member, Token
 
 PAGE_BYTES = 1024 * 1024
@@ -64,7 +65,7 @@ class Unread(Record):
     """A record that cannot be decoded: another program wrote it, or damaged it."""
 
     key: str
-    """``job:<uid>``, ``node:<id>``, ``queues`` or ``usage:<day>``."""
+    """``job:<uid>``, ``node:<id>``, ``queues``, ``windows`` or ``usage:<day>``."""
     why: str
 
 
@@ -88,6 +89,8 @@ class BeatReply(Record):
     jobs: tuple[JobRecord, ...] = ()
     queues: QueuesRecord | None = None
     """Only when they changed."""
+    windows: WindowsRecord | None = None
+    """Likewise."""
     usage: tuple[UsageDay, ...] = ()
     gone: tuple[str, ...] = ()
     """Removed records: ``job:<uid>``, ``node:<id>`` or ``usage:<day>``."""
@@ -194,6 +197,8 @@ class StoreCopy(Record):
     jobs: tuple[JobRecord, ...] = ()
     queues: QueuesRecord | None = None
     """Taken like a node's or a job's record; by a store that has none even after the recovery."""
+    windows: WindowsRecord | None = None
+    """Likewise."""
     usage: tuple[UsageDay, ...] = ()
     uids: tuple[str, ...] | None = None
     """Every job of the complete view: on its last page only."""
@@ -265,6 +270,16 @@ class Proposal(Record):
     """The revision up to which the proposer has read everything."""
     by: str
     """The proposing node."""
+
+
+class QuotaClaims(Record):
+    """That a submit was judged by what its owner's jobs in some queues come to. Refused (``stale``) if anybody else has
+    submitted to one of them after ``read``: two submits that would both be within a quota come one after the other."""
+
+    queues: tuple[str, ...]
+    """Those with a quota for each user."""
+    read: int
+    """The revision up to which the judge has read everything."""
 
 
 class Ending(Record):

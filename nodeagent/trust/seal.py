@@ -1,5 +1,5 @@
 """What the cluster's key signs of a job: its admission (who may run what, as submitted), each control, and what each
-member of a generation says of itself; and the tree of queues.
+member of a generation says of itself; and the tree of queues and the maintenance windows.
 
 Owns which bytes are signed. They are taken from the meaning of a record, not from its text: fields at their default do
 not count, so that a version of nodeagent that knows more fields reads the same signature. Must never decide what
@@ -17,6 +17,7 @@ from nodeagent.model.base import Record
 from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.queue import Queues
+from nodeagent.model.window import Windows
 from nodeagent.model.world import Ack, Token
 from nodeagent.trust.key import ClusterKey
 
@@ -26,7 +27,7 @@ LIFETIME = 86_400
 PARTS = 8
 """Numbers of 32 bits that a signature is read as where signatures are added."""
 
-_JOB, _CONTROL, _ACK, _POINTER, _QUEUES = "job", "control", "ack", "checkpoint", "queues"
+_JOB, _CONTROL, _ACK, _POINTER, _QUEUES, _WINDOWS = "job", "control", "ack", "checkpoint", "queues", "windows"
 _PARTS = struct.Struct(f">{PARTS}I")
 
 
@@ -101,6 +102,17 @@ class Seal:
     def shares(self, tree: Queues) -> bool:
         """Whether the key signed this tree of queues."""
         return self._key.verify(_QUEUES, self._shared(tree), tree.signature)
+
+    def windows(self, windows: Windows) -> Windows:
+        """The maintenance windows, signed. Their ``rev`` must be the one that they will be stored with."""
+        return windows.model_copy(update={"signature": self._key.sign(_WINDOWS, self._reserved(windows))})
+
+    def reserves(self, windows: Windows) -> bool:
+        """Whether the key signed these maintenance windows."""
+        return self._key.verify(_WINDOWS, self._reserved(windows), windows.signature)
+
+    def _reserved(self, windows: Windows) -> bytes:
+        return _bytes(cluster=self._cluster, windows=_meaning(windows, "signature"))
 
     def _shared(self, tree: Queues) -> bytes:
         return _bytes(cluster=self._cluster, queues=_meaning(tree, "signature"))

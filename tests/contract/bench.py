@@ -21,7 +21,7 @@ from nodeagent.store.calls import AnyLinks
 from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import StoreLink
-from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Saved
+from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, QuotaClaims, Saved
 from tests.inprocess.data import Stream
 from tests.inprocess.lease import era_of, renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks, HereStore, Server
@@ -215,10 +215,12 @@ class Bench:
 
     async def submit(
         self, uid: str = "u1", name: str = "train", request: str = "", quota: Quota | None = None, owner: int = 1000,
-        env: dict[str, str] | None = None, **size: int,
+        env: dict[str, str] | None = None, claims: QuotaClaims | None = None, **size: int,
     ) -> JobRecord:  # fmt: skip
         asked = spec(name, **size).model_copy(update={"env": env or {}})
-        return await self.store.submit(uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", quota=quota)
+        return await self.store.submit(
+            uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", quota=quota, claims=claims
+        )
 
     async def job(self, uid: str = "u1", watcher: str = "") -> JobRecord:
         """The record, as a beat brings it."""

@@ -6,6 +6,7 @@ import pytest
 
 from nodeagent.model.queue import Queue, Queues, QueuesRecord
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.messages import QuotaClaims
 from tests.contract.bench import Bench, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
@@ -158,3 +159,44 @@ async def test_jobs_of_different_queues_do_not_wait_for_each_other(bench: Bench)
     view = await read(bench)
     await claim(bench, "u1", view, "vision")
     await claim(bench, "u2", view, "speech", first=2)
+
+
+async def submit(bench: Bench, number: int, read: int, *queues: str) -> None:
+    claims = QuotaClaims(queues=queues, read=read)
+    await bench.submit(f"u{number}", f"j{number}", claims=claims)
+
+
+async def test_two_submits_that_users_quotas_judge_come_one_after_the_other(bench: Bench) -> None:
+    await bench.up("n1")
+    rev = (await bench.beat("n1")).rev
+    await submit(bench, 1, rev, "team", "vision")
+    text = await refused("stale", submit(bench, 2, rev, "vision"))
+    assert text == "another job has been submitted to queue vision meanwhile"
+    assert [job.uid for job in (await bench.beat("n1")).jobs] == ["u1"], "nothing was submitted"
+    await submit(bench, 2, (await bench.beat("n1")).rev, "vision")
+
+
+async def test_submits_to_other_queues_and_without_quotas_do_not_wait(bench: Bench) -> None:
+    await bench.up("n1")
+    rev = (await bench.beat("n1")).rev
+    await submit(bench, 1, rev, "vision")
+    await submit(bench, 2, rev, "speech")
+    await bench.submit("u3", "j3")
+    await submit(bench, 4, (await bench.beat("n1")).rev, "vision")
+
+
+async def test_a_repeated_submit_is_not_judged_by_itself(bench: Bench) -> None:
+    """Its reply was lost, and the view is as old as it was."""
+    await bench.up("n1")
+    rev = (await bench.beat("n1")).rev
+    await submit(bench, 1, rev, "vision")
+    await submit(bench, 1, rev, "vision")
+    assert len((await bench.beat("n1")).jobs) == 1
+
+
+async def test_nodes_that_are_given_to_a_queue_do_not_disturb_submits_to_it(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.submit("u1", "one")
+    view = await read(bench)
+    await claim(bench, "u1", view, "vision")
+    await submit(bench, 2, view.reply.rev, "vision")

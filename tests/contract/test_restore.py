@@ -37,6 +37,7 @@ class View:
             "nodes": self.reply.nodes,
             "jobs": self.reply.jobs,
             "queues": self.reply.queues,
+            "windows": self.reply.windows,
             "uids": tuple(self.jobs),
         }
         return StoreCopy.model_validate(plain | more)

@@ -10,6 +10,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import WindowsRecord
 from nodeagent.store import codec
 from nodeagent.store.decoder import Decoder
 from tests.inprocess.data import Data, Expiring
@@ -85,6 +86,11 @@ class State:
     def queues(self) -> QueuesRecord | None:
         fields = self._hash("queues")
         return codec.decode_queues([word for pair in fields.items() for word in pair]) if fields else None
+
+    @property
+    def windows(self) -> WindowsRecord | None:
+        fields = self._hash("windows")
+        return codec.decode_windows([word for pair in fields.items() for word in pair]) if fields else None
 
     @property
     def lease(self) -> dict[str, int]:

@@ -19,6 +19,7 @@ from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing
+from nodeagent.model.window import NO_WINDOWS, Windows
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.store.messages import BeatReply
 from nodeagent.trust.key import ClusterKey
@@ -141,7 +142,13 @@ class SharedSnapshot(Snapshot):
             self._jobs_shown = self._shared.mapping(dict(self._jobs))
         return self._jobs_shown
 
-    def cluster(self, now: float, refused: Mapping[str, Refusal] | None = None, queues: Queues = NO_QUEUES) -> Cluster:
+    def cluster(
+        self,
+        now: float,
+        refused: Mapping[str, Refusal] | None = None,
+        queues: Queues = NO_QUEUES,
+        windows: Windows = NO_WINDOWS,
+    ) -> Cluster:
         if self._nodes_shown is None:
             self._nodes_shown = self._shared.mapping(dict(sorted(self._nodes.items())))
-        return super().cluster(now, refused, queues)
+        return super().cluster(now, refused, queues, windows)

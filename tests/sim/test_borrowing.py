@@ -108,3 +108,26 @@ def test_a_queue_gets_its_part_back_from_one_that_has_all(seed: int) -> None:
         assert not spent(c)
 
     simulate(6, scenario, seed, slots=2)
+
+
+def test_nodes_that_were_made_free_go_to_whom_they_were_made_free_for() -> None:
+    """Also where the jobs that made room have their pods ready there still, and the others have waited for long."""
+
+    async def scenario(c: SimCluster) -> None:
+        await share(c, Queue(name="a"), Queue(name="b"))
+        early, late = [f"a{i}" for i in range(4)], ["b0", "b1"]
+        for name in early:
+            await c.submit(name, 1, 1, 1, queue="a")
+        await settled(c, **dict.fromkeys(early, 1))
+        for name in late:
+            await c.submit(name, 1, 1, 1, queue="b")
+        await asyncio.sleep(MIN_RUNTIME / 2)
+        for job in early:
+            (node,) = c.checker.running(c.job(job).uid)
+            c.nodes[node].machine.worker_ends(c.job(job).uid, 0, signal=9)
+        await settled(c, MIN_RUNTIME + ROUND, b0=1, b1=1)
+        await asyncio.sleep(2 * MIN_RUNTIME)
+        stops = [e for name in early for e in c.job(name).budget.values() if e.kind == "share"]
+        assert (len(stops), [size(c, name) for name in late]) == (2, [1, 1]), "and nobody else makes room"
+
+    simulate(4, scenario, slots=2)

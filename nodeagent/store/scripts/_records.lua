@@ -453,7 +453,7 @@ local function distrust(damaged)
   local found = {}
   for _, key in ipairs(damaged) do
     found[#found + 1] = key
-    if string.find(key, '^job:') or string.find(key, '^node:') or string.find(key, '^usage:') or key == 'queues' then
+    if string.find(key, '^job:') or string.find(key, '^node:') or string.find(key, '^usage:') or key == 'queues' or key == 'windows' then
       drop(key)
     end
   end

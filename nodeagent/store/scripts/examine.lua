@@ -6,7 +6,7 @@ end
 redis.call('HSET', META, 'examined', int(now))
 local TYPES = {
   lease = 'zset', departed = 'zset', changes = 'zset', awaited = 'zset', heard = 'zset', ['requests:order'] = 'zset',
-  cordons = 'hash', queues = 'hash', claims = 'hash', names = 'hash', highest = 'hash', requests = 'hash', saved = 'hash', events = 'stream',
+  cordons = 'hash', queues = 'hash', windows = 'hash', claims = 'hash', names = 'hash', highest = 'hash', requests = 'hash', saved = 'hash', events = 'stream',
   saves = 'stream',
 }
 local found = {}
@@ -72,9 +72,11 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
     end
   end
 end
-local queues = redis.call('HGET', P .. 'queues', 'tree')
-if queues and not pcall(cjson.decode, queues) then
-  found[#found + 1] = 'queues'
+for _, shared in ipairs({ { 'queues', 'tree' }, { 'windows', 'windows' } }) do
+  local text = redis.call('HGET', P .. shared[1], shared[2])
+  if text and not pcall(cjson.decode, text) then
+    found[#found + 1] = shared[1]
+  end
 end
 for _, name in ipairs(redis.call('HKEYS', HIGHEST)) do
   if not tonumber(redis.call('HGET', HIGHEST, name)) then

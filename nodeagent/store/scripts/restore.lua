@@ -1,5 +1,5 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
--- to JSON or ''), jobs (list of hashes), queues? (hash), usage (list of hashes, each with its day), uids? (list),
+-- to JSON or ''), jobs (list of hashes), queues?, windows? (hashes), usage (list of hashes, each with its day), uids? (list),
 -- numbers, regroup (ms), awaited (list), top, holds.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
@@ -32,7 +32,7 @@ if opens then
 end
 local late = served >= recover
 local full = not late and not has_all and A.rev > known -- a complete view, newer than the store's
-local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0 or #A.usage > 0 or A.queues)
+local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0 or #A.usage > 0 or A.queues or A.windows)
 local found = opens or ((full or brings) and meta.parent ~= '')
 if found then
   for _, record in ipairs(A.jobs) do
@@ -41,7 +41,7 @@ if found then
   for _, record in ipairs(A.nodes) do
     top = math.max(top, tonumber(record.rev))
   end
-  top = math.max(top, A.queues and tonumber(A.queues.rev) or 0)
+  top = math.max(top, A.queues and tonumber(A.queues.rev) or 0, A.windows and tonumber(A.windows.rev) or 0)
   for _, record in ipairs(A.usage) do
     top = math.max(top, tonumber(record.rev))
   end
@@ -222,22 +222,25 @@ local function restore_usage(new)
   end
 end
 
--- Of who comes late, only where nobody else had them: without them their jobs wait.
-local function restore_queues(new)
-  local old = redis.call('HGET', P .. 'queues', 'rev')
+-- The queues, or the windows. Of who comes late, only where nobody else had them: without queues their jobs wait.
+local function restore_shared(key, new)
+  local old = redis.call('HGET', P .. key, 'rev')
   if late and not old then
-    new.rev = touch('queues')
-    put('queues', new, new.rev)
+    new.rev = touch(key)
+    put(key, new, new.rev)
   elseif not late and taken(old and tonumber(old), tonumber(new.rev)) then
-    put('queues', new, new.rev)
+    put(key, new, new.rev)
   elseif old then
-    listed('queues', old)
+    listed(key, old)
   end
 end
 
 if not has_all then
   if A.queues then
-    restore_queues(A.queues)
+    restore_shared('queues', A.queues)
+  end
+  if A.windows then
+    restore_shared('windows', A.windows)
   end
   for _, node in ipairs(late and {} or A.nodes) do
     restore_node(node)

@@ -1,5 +1,6 @@
 -- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), base?, owner,
--- submitted, by, request, quota?. All of them or none. base: of a batch, what its request is remembered with.
+-- submitted, by, request, quota?, claims?. All of them or none. base: of a batch, what its request is remembered with.
+local CLAIMS, USERS = P .. 'claims', 'users:' -- no queue's name has a colon
 local seen = request_seen(A.request)
 local first = seen and string.match(seen, '^%S+') or A.jobs[1].uid
 local job, past = job_read(first), past_read(first)
@@ -76,6 +77,12 @@ if A.quota then -- of the owner's jobs, without those that give way
       .. int(bytes) .. ' bytes, and limits.job_bytes allows ' .. int(A.quota.bytes))
   end
 end
+-- Who submits has counted what the owner's jobs in the queue come to; each submit to it has left its revision here.
+for _, queue in ipairs(A.claims and A.claims.queues or {}) do
+  if tonumber(redis.call('HGET', CLAIMS, USERS .. queue) or '0') > A.claims.read then
+    return refuse('stale', 'another job has been submitted to queue ' .. queue .. ' meanwhile')
+  end
+end
 for _, new in ipairs(A.jobs) do
   if old[new.name] then
     delete_job(old[new.name])
@@ -90,6 +97,9 @@ for _, new in ipairs(A.jobs) do
   job_save(job)
   redis.call('HSET', NAMES, new.name, new.uid)
   event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. new.name .. ' submitted' })
+end
+for _, queue in ipairs(A.claims and A.claims.queues or {}) do
+  redis.call('HSET', CLAIMS, USERS .. queue, job.rev)
 end
 remember(A.request, A.jobs[1].uid .. (A.base and ' ' .. A.base or ''))
 ask_to_save()

@@ -13,6 +13,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.queue import NO_QUEUES, Queue, Queues, QueuesRecord
+from nodeagent.model.window import NO_WINDOWS, Window, Windows, WindowsRecord
 from nodeagent.model.world import Ack, Head, Place
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
@@ -399,3 +400,22 @@ def test_older_queues_written_back_are_refused() -> None:
     guard.tree(second)
     assert guard.tree(QueuesRecord(tree=first.tree, rev=103)) is second.tree
     assert guard.tree(shared(3)).queues == ()
+
+
+def reserved(rev: int, *ids: str) -> WindowsRecord:
+    found = (Window(id=one, nodes=("n1",), start=0, end=1, starts=0.0, ends=1.0, by="ann", text="x") for one in ids)
+    return WindowsRecord(windows=SEAL.windows(Windows(rev=rev, windows=tuple(found))), rev=100 + rev)
+
+
+def test_the_newest_windows_that_are_signed_count() -> None:
+    guard, first, second = Bench().guard, reserved(1, "w1"), reserved(2, "w1", "w2")
+    assert guard.windows(None) is NO_WINDOWS
+    assert guard.windows(first) is first.windows
+    assert guard.windows(second) is guard.windows(second) is second.windows
+    forged = WindowsRecord(windows=second.windows.model_copy(update={"rev": 3, "windows": ()}), rev=103)
+    with capture_logs() as logs:
+        assert [guard.windows(forged), guard.windows(forged)] == [second.windows, second.windows]
+        assert guard.windows(WindowsRecord(windows=first.windows, rev=104)) is second.windows
+    assert len(logs) == 2
+    assert guard.windows(reserved(4)).windows == ()
+    assert guard.windows(None) is NO_WINDOWS

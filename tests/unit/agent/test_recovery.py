@@ -5,6 +5,7 @@ from __future__ import annotations
 from nodeagent.agent.recovery import PAGE, offer
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.queue import Queue, Queues
+from nodeagent.model.window import Windows
 from nodeagent.store.messages import PAGE_BYTES, Restored, StoreCopy
 from tests.contract.bench import FAST, HereBench, refused
 from tests.inprocess.server import HereStore, Server
@@ -164,3 +165,16 @@ async def test_the_queues_go_with_a_view_and_only_where_they_are_missing() -> No
     assert [o.queues for o in scene.store.offers if o.queues] == [record]
     await scene.offer(second)
     assert [o.queues for o in scene.store.offers] == [None]
+
+
+async def test_the_windows_go_with_a_view_and_only_where_they_are_missing() -> None:
+    scene = Scene()
+    await scene.bench.up("n1")
+    record = await scene.store.windows(0, Windows(), "r", "reserved")
+    first, second = await scene.read(), await scene.read()
+    assert first.windows == second.windows == record
+    scene.server.restart(keep_data=False)
+    await scene.offer(first)
+    assert [o.windows for o in scene.store.offers if o.windows] == [record]
+    await scene.offer(second)
+    assert [o.windows for o in scene.store.offers] == [None]

@@ -17,6 +17,7 @@ from nodeagent.agent.savedview import ENDED_KEPT, FileDisk, Writing
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Queue, Queues, QueuesRecord
 from nodeagent.model.usage import UsageDay, UsageRow
+from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.pods.folder import promised_number
 from nodeagent.trust.key import ClusterKey
 from tests.unit.ctl.samples import job as sample
@@ -80,6 +81,17 @@ def test_the_queues_come_back_and_are_written_anew_when_they_changed() -> None:
     assert writing().unpack(data) == (known, [])
     assert one.news(known) == one.news(known), "nothing but a header"
     later = replace(known, queues=QueuesRecord(tree=Queues(rev=2), rev=9))
+    added = one.news(later)
+    assert added is not None
+    assert writing().unpack(data + added) == (later, [])
+
+
+def test_the_windows_come_back_and_are_written_anew_when_they_changed() -> None:
+    one = writing()
+    known = replace(view(job("a")), windows=WindowsRecord(windows=Windows(rev=1), rev=8))
+    data = one.pack(known)
+    assert writing().unpack(data) == (known, [])
+    later = replace(known, windows=WindowsRecord(windows=Windows(rev=2), rev=9))
     added = one.news(later)
     assert added is not None
     assert writing().unpack(data + added) == (later, [])

@@ -24,12 +24,14 @@ from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import NO_WINDOWS
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.queue import in_queue
 from nodeagent.plan.running import settle_scale
 from nodeagent.plan.steps import Settle
 from nodeagent.plan.waiting import explain
+from nodeagent.plan.windows import closed, closing
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
@@ -56,7 +58,7 @@ class FlakyStore(HereStore):
 
     def __getattribute__(self, name: str) -> Any:
         if (
-            name in ("submit", "control", "cordon", "queues", "events", "pods", "beat", "request", "forget")
+            name in ("submit", "control", "cordon", "queues", "windows", "events", "pods", "beat", "request", "forget")
             and self.away
         ):
 
@@ -110,7 +112,7 @@ class FakeView:
         """Facts of a node that a test wants otherwise, from its next join on."""
         self.trusted: Queues | None = None
         """The newest queues that were signed, where the store has others."""
-        self._seq = 0
+        self._seq = self._rev = 0
         self._cluster = Cluster(served=0)
         self.usage: dict[str, UsageDay] = {}
         """Of jobs that are gone, beside what the store has."""
@@ -137,6 +139,10 @@ class FakeView:
     @property
     def era(self) -> str:
         return self.server.state.era
+
+    @property
+    def rev(self) -> int:
+        return self._rev
 
     async def acknowledged(self, rev: int, era: str) -> Acknowledged:
         assert rev > 0
@@ -167,10 +173,15 @@ class FakeView:
             jobs |= {j.uid: j for j in reply.jobs}
             nodes |= {n.id: n for n in reply.nodes}
             usage |= {str(day.day): day for day in reply.usage}
+        self._rev = reply.rev
         tree = NO_QUEUES if reply.queues is None else reply.queues.tree
+        windows = NO_WINDOWS if reply.windows is None else reply.windows.windows
+        now = closing(self._cluster.notes, windows, nodes, jobs.values(), reply.served)
         self._cluster = Cluster(
-            served=reply.served, nodes=nodes, jobs=jobs, usage=usage | self.usage, lapsed=frozenset(reply.lapsed),
+            served=reply.served, nodes=closed(self._cluster.notes, nodes, now.nodes), jobs=jobs,
+            usage=usage | self.usage, lapsed=frozenset(reply.lapsed),
             refused=self.distrusted, queues=tree, queues_rev=tree.rev,
+            windows=windows, windows_rev=windows.rev, windows_until=now.until,
         )  # fmt: skip
 
     def cluster(self) -> Cluster:

@@ -1,15 +1,25 @@
-"""Limits as they are shown: the values in force, and what of them the owner of a job uses."""
+"""Limits as they are shown: the values in force, and what of them the owner of a job uses; and quotas under a race."""
 
 from __future__ import annotations
 
 import grp
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from nodeagent.api.auth import UserDatabase
+import pytest
+
+from nodeagent.api.admission import admitted
+from nodeagent.api.auth import Caller, UserDatabase
+from nodeagent.api.errors import ApiError
+from nodeagent.api.jobs import WRITE_TRIES, JobRoutes
 from nodeagent.api.limits import Usage, limits_json, owner_json
-from nodeagent.model.jobspec import Submitter
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import JobSpec, Submitter
+from nodeagent.model.queue import Queue, Queues, UserQuota
 from nodeagent.spec.sections import LimitsConfig
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.messages import QuotaClaims
 from tests.unit.api.fakes import FakeView, spec
 
 ALICE = 54321
@@ -54,3 +64,65 @@ async def test_an_owner_without_limits(tmp_path: Path) -> None:
     await view.refresh()
     assert await owner_json(view, Usage(), names, view.job("one")) is None
     assert await owner_json(view, Usage(), names, view.job("two")) is None
+
+
+class Racing:
+    """A user who submits through two nodes in one instant, to a queue that allows him one job."""
+
+    def __init__(self, view: FakeView, others: int) -> None:
+        self.view, self._left, self._names = view, others, UserDatabase(lambda _uid: "alice")
+        self.routes, self.claimed = JobRoutes(view, Usage(), self._names), 0
+
+    async def admit(self) -> list[JobSpec]:
+        return [await admitted(self.view.cluster(), RACER, in_team("mine"), self._names)]
+
+    async def write(self, specs: Sequence[JobSpec], claims: QuotaClaims | None) -> JobRecord:
+        assert claims is not None
+        self.claimed += 1
+        if self._left:
+            self._left -= 1
+            fresh = QuotaClaims(queues=("team",), read=1000)
+            await self.view.store.submit(
+                f"u{self._left}", in_team(f"other{self._left}"), ALICE, 1.0, "alice", f"r{self._left}", claims=fresh
+            )
+        return await self.view.store.submit("u", specs[0], ALICE, 1.0, "alice", "r", claims=claims)
+
+    async def submit(self) -> JobRecord:
+        return await self.routes.written(RACER, await self.admit(), self.admit, self.write)
+
+
+RACER = Caller(uid=ALICE, gid=ALICE, name="alice", operator=False, trusted=False)
+
+
+def in_team(name: str) -> JobSpec:
+    return spec(name).model_copy(update={"queue": "team"})
+
+
+async def racing(folder: Path, jobs: int, others: int) -> Racing:
+    view = FakeView(folder)
+    await view.join()
+    tree = Queues(rev=1, queues=(Queue(name="team", user_quota=UserQuota(jobs=jobs)),))
+    await view.store.queues(0, tree, "q", "made")
+    await view.refresh()
+    return Racing(view, others)
+
+
+async def test_two_submits_at_once_are_not_both_within_a_quota_of_one(tmp_path: Path) -> None:
+    one = await racing(tmp_path, jobs=1, others=1)
+    with pytest.raises(ApiError, match="alice has 1 live jobs in queue 'team', which allows a user 1"):
+        await one.submit()
+    assert [job.name for job in one.view.cluster().jobs.values()] == ["other0"]
+
+
+async def test_two_submits_at_once_that_are_both_within_it_are_both_taken(tmp_path: Path) -> None:
+    one = await racing(tmp_path, jobs=2, others=1)
+    assert (await one.submit()).name == "mine"
+    assert one.claimed == 2, "judged again"
+    assert len(one.view.cluster().jobs) == 2, "and read"
+
+
+async def test_who_never_gets_to_it_is_told_so(tmp_path: Path) -> None:
+    one = await racing(tmp_path, jobs=9, others=WRITE_TRIES)
+    with pytest.raises(StoreRefusedError) as refused:
+        await one.submit()
+    assert (refused.value.code, one.claimed) == ("stale", WRITE_TRIES)

@@ -106,7 +106,7 @@ def test_every_command_and_option_is_in_the_reference(name: str) -> None:
 def test_the_contracts_commands_are_all_there() -> None:
     wanted = (
         "run submit validate get describe logs events top usage scale scaleout scalein pause resume restart stop "
-        "delete nodes cordon uncordon drain forget queue health diag hosts doctor completion local"
+        "delete nodes cordon uncordon drain forget reserve queue health diag hosts doctor completion local"
     )
     assert set(COMMANDS) == set(wanted.split())
 

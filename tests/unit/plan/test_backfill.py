@@ -14,6 +14,7 @@ from nodeagent.model.job import JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import Amount, Queue, Queues
+from nodeagent.model.window import ReservedNode
 from nodeagent.model.world import CauseKind
 from nodeagent.plan import backfill
 from nodeagent.plan.backfill import reserved
@@ -181,6 +182,17 @@ def test_nodes_that_will_not_do_are_not_kept() -> None:
     (found,) = reserved(cluster).found
     assert found.nodes == {"n1", "n5", "n6"}
     assert decided(cluster, "small")[0] == {"n2"}
+
+
+def test_nodes_that_a_maintenance_window_closes_to_it_are_open_to_others() -> None:
+    cluster = cluster_of(5, runs("a", ["n1"], 60), waits("big", 4, 1), waits("s", 1, 2, minutes=1), waits("long", 1, 3))
+    soon = ReservedNode(window="w", text="closed", leaves=False, left=10 * MINUTE)
+    records = {n: r.model_copy(update={"reserved": soon if n == "n2" else None}) for n, r in cluster.nodes.items()}
+    cluster = replace(cluster, nodes=records, notes=Notes())
+    (found,) = reserved(cluster).found
+    assert found.nodes == {"n1", "n3", "n4", "n5"}
+    assert decided(cluster, "s")[0] == {"n2"}
+    assert "n3, n4, n5 are kept for job big" in decided(cluster, "long")[1]
 
 
 # --- those that have just become free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,7 +19,6 @@ from nodeagent.plan.proposal import place
 from nodeagent.plan.queue import rank
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import (
-    NOW,
     READY,
     REPEATABLE,
     UNFIT,
@@ -172,13 +172,32 @@ def test_what_must_hold_of_every_view(
         job = by_uid[uid]
         assert job.head is not None
         assert len(job.head.members) + len(more) <= max(job.spec.nodes.max, job.control.target)
-    helped = {uid for nodes in found.gives.values() for uid in nodes.values()}
-    free = idle
-    for job in sorted((j for j in jobs if j.head is None), key=rank):
+    got = Counter(uid for nodes in found.gives.values() for uid in nodes.values())
+    own, free, lent = 0, idle, sum(max(0, has(job) - job.control.target) for job in jobs)
+    for job in sorted((j for j in jobs if has(j)), key=rank):
+        lack = max(0, job.control.target - has(job))
+        from_idle = min(free, lack)
+        back = min(lent, lack - from_idle)
+        assert len(found.takes.get(job.uid, ())) >= from_idle, "what it lacks of its target is its own"
+        assert got[job.uid] >= back
+        free, lent, own = free - from_idle, lent - back, own + from_idle
+    kept = False
+    for job in sorted((j for j in jobs if not has(j)), key=rank):
         needs = job.spec.nodes.min
-        got = sum(uid == job.uid for nodes in found.gives.values() for uid in nodes.values())
-        if job.uid in helped:
-            assert got + min(free, needs) >= needs, "never in vain"
+        from_idle = min(free, needs)
+        if kept or needs - from_idle > lent:
+            assert not got[job.uid], "never in vain, and not what is kept for a gang before it"
+            kept = kept or needs <= used + idle
+            continue
+        assert got[job.uid] == needs - from_idle, "as many as it needs, and no more"
+        free, lent = free - from_idle, lent - got[job.uid]
+    if free > len(taken) - own:
+        for job in (j for j in jobs if has(j) and j.uid not in found.gives):
+            assert has(job) + len(found.takes.get(job.uid, ())) == job.spec.nodes.max, "nothing is idle in vain"
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes()) if flip else view
     assert sharing(turned) == found, "whatever order they are read in"
-    assert view.served == NOW
+
+
+def has(job: JobRecord) -> int:
+    """How many nodes it runs on."""
+    return len(job.head.members) if job.head is not None else 0

@@ -9,14 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
+from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
-from nodeagent.plan.reclaim import MIN_RUNTIME, entitlements
+from nodeagent.plan.queue import ASSEMBLE, queue
+from nodeagent.plan.reclaim import MIN_RUNTIME
+from nodeagent.plan.share import entitlements
 from nodeagent.plan.steps import End, Propose
-from tests.unit.plan.build import NOW, READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import (
+    NOW,
+    READY,
+    REPEATABLE,
+    WALL,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+    spend,
+)
 
 A, B = Queue(name="a"), Queue(name="b")
 
@@ -76,6 +90,34 @@ def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
     assert decide(view, first, WALL).step is None
 
 
+def stopped(one: JobRecord, at: int, *others: str) -> JobRecord:
+    """It made room for these jobs (uids) then, and waits again."""
+    assert one.head is not None
+    note = Spend(at=at, wall=WALL, kind="share", counts=False, room_for=others)
+    head = one.head.model_copy(update={"state": "ended"})
+    return one.model_copy(update={"phase": "holding", "head": head, "budget": {str(head.number): note}, "since": at})
+
+
+def test_who_room_was_made_for_is_first_in_line() -> None:
+    """Whatever queues have, and used before: else who made room would start again, and be stopped again."""
+    waits, other = job("b1", 2, order=5).model_copy(update={"since": NOW - 100}), job("a3", 1, order=1)
+    high = A.model_copy(update={"priority": 9})
+    for at, names in ((NOW, "b1 a2 a3"), (NOW - 200, "a2 a3 b1")):
+        gave = stopped(job("a2", 3, [4, 5, 6]), at, "u-b1")
+        view = cluster(6, [high, B], job("a1", 3, [1, 2, 3]), gave, other, waits)
+        assert " ".join(w.job.name for w in queue(view)) == names, "only if it waited already then"
+
+
+def test_who_gives_nodes_says_for_whom() -> None:
+    whole = cluster(6, [A, B], job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1), job("b1", 2, order=2))
+    elastic = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
+    for view, donor in ((whole, "u-a2"), (elastic, "u-a1")):
+        step = decide(view, view.jobs[donor], WALL).step
+        assert isinstance(step, Propose | End)
+        assert step.spend is not None
+        assert step.spend.room_for == ("u-b1",)
+
+
 def test_of_one_queue_that_of_less_priority_goes() -> None:
     jobs = job("a1", 3, [1, 2, 3], priority=-5), job("a2", 3, [4, 5, 6], order=1)
     assert sharing(cluster(6, [A, B], *jobs, job("b1", 2))).stops == {"u-a1": "u-b1"}
@@ -113,6 +155,90 @@ def test_what_is_guaranteed_is_had_whatever_the_weight() -> None:
 def test_no_job_of_a_queue_takes_from_its_own() -> None:
     found = sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("a2", 2)))
     assert (found.gives, found.stops) == ({}, {})
+
+
+C = Queue(name="c")
+
+
+def ones(name: str, on: Iterable[int], order: int = 0) -> list[JobRecord]:
+    """Jobs of one node each that run."""
+    return [job(f"{name}{i}", 1, [i], order=order + i) for i in on]
+
+
+def test_what_cannot_be_divided_by_weight_goes_to_who_has_less_than_its_part() -> None:
+    """Of four nodes each of three queues is to have one and a third: 3, 1, 0 becomes 2, 1, 1."""
+    jobs = [*ones("a", range(1, 4)), *ones("b", [4])]
+    assert sharing(cluster(4, [A, B, C], *jobs, job("c9", 1, order=9))).stops == {"u-a3": "u-c9"}
+    assert sharing(cluster(4, [A, B, C], *jobs, job("b9", 1, order=9))).stops == {"u-a3": "u-b9"}
+    level = [*ones("a", [1, 2]), *ones("b", [3]), *ones("c", [4])]
+    for name in "abc":
+        assert sharing(cluster(4, [A, B, C], *level, job(f"{name}9", 1, order=9))).stops == {}, "and it stays so"
+
+
+def test_who_gives_for_that_keeps_its_part() -> None:
+    """Of five nodes each of two queues is to have two and a half: who has three keeps them."""
+    jobs = [*ones("a", [1, 2, 3]), *ones("b", [4, 5])]
+    assert sharing(cluster(5, [A, B], *jobs, job("b9", 1, order=9))).stops == {}
+    heavy = Queue(name="b", weight=4)
+    assert sharing(cluster(6, [A, heavy], *ones("a", [1, 2]), *ones("b", [3, 4, 5, 6]), job("b9", 1))).stops == {}
+
+
+def test_a_gang_gets_no_more_than_part_of_one_node_so() -> None:
+    """Of seven nodes each of three queues is to have two and a third."""
+    jobs = [*ones("a", range(1, 7)), *ones("b", [7])]
+    assert sharing(cluster(7, [A, B, C], *jobs, job("c9", 4, order=9))).stops == {}
+    assert len(sharing(cluster(7, [A, B, C], *jobs, job("c9", 3, order=9))).stops) == 3
+
+
+def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
+    """What the queue and its sibling have together is not the sibling's business."""
+    tree = [Queue(name="p"), Queue(name="a", parent="p"), Queue(name="b", parent="p"), C]
+    jobs = [job("a1", 1, range(1, 6)), job("c1", 1, [6])]
+    assert sharing(cluster(6, tree, *jobs, job("b9", 1, order=9))).gives == {"u-a1": {"n5": "u-b9"}}
+    assert sharing(cluster(6, tree, *jobs, job("b9", 3, order=9))).gives == {}, "not more than its part"
+
+
+def test_what_others_of_the_queue_get_from_idle_nodes_counts() -> None:
+    """Two of four nodes are b's part: one is idle, and so only one more is taken."""
+    jobs = [*ones("a", [1, 2, 3]), *(job(f"b{i}", 1, order=i) for i in (6, 7, 8))]
+    assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a3": "u-b7"}
+
+
+def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
+    """a1 gives what it has borrowed to b6. Then a has its part, and what b7 needs is c's."""
+    spec = make_spec(name="a1", size=(1, 2)).model_copy(update={"queue": "a"})
+    nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
+    spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
+    lends = make_job("running", make_head(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
+    jobs = [lends, *ones("a", [3], order=50), job("b8", 1, order=8), job("b9", 1, order=9), *ones("c", [4, 5, 6])]
+    found = sharing(cluster(6, [A, B, C], *jobs))
+    assert (found.gives, found.stops) == ({"u-a1": {"n2": "u-b8"}}, {"u-c6": "u-b9"})
+
+
+def test_what_a_job_leaves_is_no_longer_its_queues() -> None:
+    """a3 has made room, and its workers still stop: nobody else of a is to make room for the same job."""
+    leaves = make_job("holding", make_head(["n3"], state="ended", holders=["n3"]), spec=job("a3", 1).spec, uid="u-a3")
+    jobs = [*ones("a", [1, 2]), leaves, *ones("b", [4]), job("b6", 1, order=6), job("b7", 1, order=7)]
+    assert sharing(cluster(4, [A, B], *jobs)).stops == {}
+
+
+def test_who_has_made_room_lets_others_get_ready() -> None:
+    """Its own pods are ready there still: it would take its nodes again."""
+    entry = spend("share", counts=False)
+    stopped = job("a9", 1, order=9).model_copy(
+        update={"phase": "holding", "since": NOW - 1000, "last_number": 1, "budget": {"1": entry}}
+    )
+    long = job("b1", 1).model_copy(update={"since": 0})
+    view = cluster(2, [A, B], *ones("a", [2]), long, stopped)
+    slow = make_node("n1", slots=1, ready={"u-a9": READY})
+    view = replace(view, nodes={**view.nodes, "n1": slow}, notes=Notes())
+    decision = decide(view, stopped, WALL)
+    assert (decision.step, decision.at) == (None, stopped.since + millis(ASSEMBLE))
+    assert decision.why[0].startswith("job b1 is before it in the queue")
+    assert isinstance(decide(replace(view, served=decision.at), stopped, WALL).step, Propose), "not for ever"
+    lost = stopped.model_copy(update={"budget": {"1": spend("node_lost", counts=False)}})
+    other = replace(view, jobs={**view.jobs, "u-a9": lost}, notes=Notes())
+    assert isinstance(decide(other, lost, WALL).step, Propose), "b1 has been waited for"
 
 
 QUEUES = st.lists(st.tuples(st.floats(0.5, 4), st.integers(0, 3), st.booleans()), min_size=2, max_size=3)
@@ -165,11 +291,11 @@ def test_what_must_hold_of_every_view(
     takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
     guaranteed = {queue.name: queue.guarantee.nodes or 0 for queue in tree}
     owned = any(has(of(uid)) + by_uid[uid].spec.nodes.min <= guaranteed[of(uid)] for uid in takers)
-    for queue in tree:
-        if queue.name in lost:
-            assert queue.reclaimable
-            assert has(queue.name) - lost[queue.name] >= (queue.guarantee.nodes or 0), "nothing that is guaranteed"
-            assert owned or has(queue.name) > part[queue.name] * total, "only from one that had more than its part"
+    for one in tree:
+        if one.name in lost:
+            assert one.reclaimable
+            assert has(one.name) - lost[one.name] >= (one.guarantee.nodes or 0), "nothing that is guaranteed"
+            assert owned or has(one.name) > part[one.name] * total, "only from one that had more than its part"
     for uid in takers:
         name, needs = of(uid), by_uid[uid].spec.nodes.min
         assert has(name) + needs <= max(part[name] * total + 1e-6, guaranteed[name]), "up to its part only"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -21,6 +21,7 @@ from nodeagent.plan.proposal import place
 from nodeagent.plan.room import room_for
 from nodeagent.plan.share import ceiling, dominant, holdings, in_line, standings
 from nodeagent.plan.steps import Propose
+from nodeagent.plan.usage import Decayed
 from nodeagent.plan.waiting import explain
 from tests.unit.plan.build import (
     PREPARING,
@@ -68,10 +69,16 @@ def cluster_of(queues: Iterable[Queue], *jobs: JobRecord, nodes: int = 10, slots
     return replace(make_cluster(records, *jobs), queues=Queues(rev=1, queues=tuple(queues)))
 
 
-def line(cluster: Cluster, decayed: Mapping[str, float] | None = None) -> str:
+def line(
+    cluster: Cluster,
+    past: Mapping[str, float] | None = None,
+    users: Mapping[tuple[str, int], float] | None = None,
+    without_room: Collection[str] = (),
+) -> str:
     """Names of the jobs that wait, in order."""
     waiting = [one for one in cluster.jobs.values() if one.phase == "queued"]
-    return " ".join(one.name for one in in_line(cluster, waiting, decayed or {}))
+    found = in_line(cluster, waiting, Decayed(past or {}, users or {}), without_room=without_room)
+    return " ".join(one.name for one in found)
 
 
 A, B = Queue(name="a"), Queue(name="b")
@@ -159,6 +166,30 @@ def test_past_use_counts_for_the_parents_too() -> None:
     tree = [A, Queue(name="a1", parent="a"), Queue(name="a2", parent="a"), B]
     found = cluster_of(tree, job("in-a2", "a2", 0), job("in-b", "b", 1))
     assert line(found, {"a1": 60.0}) == "in-b in-a2"
+
+
+def test_past_use_takes_no_part_away() -> None:
+    """Else the line would give to one queue what ``reclaim.py`` takes back for the other."""
+    big = running("big", "b", [f"n{i}" for i in range(1, 6)])
+    found = cluster_of([A, B], big, job("b0", "b", 0), *(job(f"a{i}", "a", 1 + i) for i in range(6)))
+    assert line(found, {"a": 3600.0}) == "a0 a1 a2 a3 a4 b0 a5", "a goes first up to its part, then who used less"
+    mine = B.model_copy(update={"guarantee": Amount(nodes=6)})
+    found = cluster_of([A, mine], big, job("b0", "b", 0), job("a0", "a", 1))
+    assert line(found, {"a": 3600.0}) == "b0 a0", "it has less than it is guaranteed"
+
+
+def test_of_a_queues_users_who_used_more_before_waits() -> None:
+    jobs = [job("ann", "a", 0, owner=1), job("bob", "a", 1, owner=2)]
+    found = cluster_of([A, B], *jobs)
+    assert line(found) == "ann bob"
+    assert line(found, {}, {("a", 1): 3600.0, ("b", 2): 7200.0}) == "bob ann", "what bob used of b does not count"
+
+
+def test_a_job_without_room_counts_for_nothing() -> None:
+    jobs = [job("a-large", "a", 0, nodes=6), job("a-small", "a", 1), job("b0", "b", 2)]
+    found = cluster_of([A, B], *jobs, running("big", "b", [f"n{i}" for i in range(1, 6)]))
+    assert line(found) == "a-large b0 a-small"
+    assert line(found, without_room=["u-a-large"]) == "a-large a-small b0"
 
 
 def test_a_job_of_a_queue_that_is_gone_is_in_line_and_does_not_start() -> None:

@@ -15,6 +15,7 @@ from nodeagent.plan.usage import (
     DAY_MS,
     HALF_LIFE,
     SLOT,
+    Decayed,
     UsageLine,
     add,
     all_lines,
@@ -118,12 +119,12 @@ def at_noon(*jobs: JobRecord, usage: tuple[UsageDay, ...] = ()) -> Cluster:
 def test_what_is_a_half_life_older_counts_half() -> None:
     clock = started("clock", 1.0)
     days = (past(DAY - 14, **{"1_old": UsageRow(gpu_ms=8000)}), past(DAY - 7, **{"2_new": UsageRow(gpu_ms=8000)}))
-    found = decayed(at_noon(clock, usage=days))
+    found = decayed(at_noon(clock, usage=days)).by_queue
     assert found["old"] * 2 == pytest.approx(found["new"])
     assert found["new"] == pytest.approx(8 * 0.5 ** (7 / 7))
-    users = decayed(at_noon(clock, usage=days), "user")
-    assert (users["1"], users["2"]) == (found["old"], found["new"])
-    quick = decayed(at_noon(clock, usage=days), "queue", HALF_LIFE / 7)
+    users = decayed(at_noon(clock, usage=days)).by_user
+    assert (users["old", 1], users["new", 2]) == (found["old"], found["new"])
+    quick = decayed(at_noon(clock, usage=days), HALF_LIFE / 7).by_queue
     assert quick["old"] * 2**7 == pytest.approx(quick["new"])
 
 
@@ -132,18 +133,20 @@ def test_a_slot_counts_for_less_than_a_gpu() -> None:
         started("a", 0.0, used={str(DAY): UsedTime(gpu_ms=1000)}, owner=1),
         job("b", used={str(DAY): UsedTime(slot_ms=1000)}, owner=2),
     )
-    users = decayed(at_noon(*jobs), "user")
-    assert users["2"] == pytest.approx(SLOT * users["1"])
+    users = decayed(at_noon(*jobs)).by_user
+    assert users["default", 2] == pytest.approx(SLOT * users["default", 1])
 
 
 def test_what_runs_counts_too() -> None:
     running = started("a", 3.0, held=Held(at=97 * DAY_MS, gpus=2), owner=1)
     ended = job("b", used={str(day): UsedTime(gpu_ms=2 * DAY_MS) for day in range(DAY - 2, DAY)}, owner=2)
-    users = decayed(at_noon(running, ended), "user")
-    assert 1.3 < users["1"] / users["2"] < 1.6, "three days against two"
+    users = decayed(at_noon(running, ended)).by_user
+    assert 1.3 < users["default", 1] / users["default", 2] < 1.6, "three days against two"
     days = {str(day): use for day, use in since_written(running, 100 * DAY_MS, NOON).items()}
     written = started("a", 3.0, used=days, owner=1)
-    assert decayed(at_noon(written), "user")["1"] == pytest.approx(users["1"], rel=0.01), "written yet or not"
+    assert decayed(at_noon(written)).by_user["default", 1] == pytest.approx(users["default", 1], rel=0.01), (
+        "written yet or not"
+    )
 
 
 def test_agents_with_the_same_view_get_the_same_whatever_the_order_and_the_minute() -> None:
@@ -158,7 +161,6 @@ def test_agents_with_the_same_view_get_the_same_whatever_the_order_and_the_minut
     )
     one = at_noon(*jobs, usage=days)
     other = view(*reversed(jobs), usage=tuple(reversed(days)), served=one.served + HOUR // 2)
-    assert decayed(one, "user") == decayed(other, "user")
     assert decayed(one) == decayed(other)
     later = view(*jobs, usage=days, served=one.served + HOUR)
     assert decayed(one) != decayed(later)
@@ -173,6 +175,6 @@ def test_what_was_worked_out_is_kept_while_the_view_is_the_same() -> None:
 
 
 def test_an_unused_cluster() -> None:
-    assert decayed(view()) == {}
+    assert decayed(view()) == Decayed()
     assert list(all_lines(view(), NOON)) == []
     assert [line.jobs for line in of_job(job(), NOW, NOON)] == [1]

@@ -1,0 +1,173 @@
+"""Maintenance windows over HTTP: list, and what operators change. They are read, changed and written whole, under the
+revision that was read: of two changes at once one is made on top of the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from nodeagent.api import auth, requests
+from nodeagent.api.auth import Caller
+from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.requests import saved
+from nodeagent.api.shapes import Json, items
+from nodeagent.api.view import AgentView
+from nodeagent.model.constraints import is_pattern, names
+from nodeagent.model.timing import millis
+from nodeagent.model.window import MOST_PATTERNS, MOST_WHY, MOST_WINDOWS, Window, Windows
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.membership import in_order
+from nodeagent.plan.timelimit import spoken
+from nodeagent.plan.windows import outdated
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+
+WRITE_TRIES = 4
+"""A write and its repetitions when somebody else wrote in between."""
+LONGEST = 90 * 86_400.0
+"""Seconds that a window lasts at most."""
+FARTHEST = 400 * 86_400.0
+"""Seconds until its end at most."""
+_UNCHANGED = "nothing was changed"
+
+Change = Callable[[Cluster, int], tuple[tuple[Window, ...], Window, str]]
+"""Of the view and the revision that is to be written, the new windows, the one that changed, and what became of it."""
+
+
+class WindowRoutes:
+    """The handlers, over one agent's view."""
+
+    def __init__(self, view: AgentView) -> None:
+        self.view = view
+
+    def table(self) -> list[web.RouteDef]:
+        """Every route of this noun."""
+        return [
+            web.get("/v1/windows", self.index),
+            web.post("/v1/windows", self.create),
+            web.delete("/v1/windows/{window}", self.delete),
+        ]
+
+    async def index(self, _request: web.Request) -> web.Response:
+        """GET /v1/windows: in the order in which they begin, those that were over a day ago left out."""
+        cluster = self.view.cluster()
+        kept = sorted(_kept(cluster), key=lambda w: (w.start, w.id))
+        away = self.view.health().store_away_since
+        return web.json_response(items([window_json(cluster, w) for w in kept], store_away_since=away))
+
+    async def create(self, request: web.Request) -> web.Response:
+        """POST /v1/windows {nodes, starts (Unix time), seconds, why?, request_id}."""
+        asked = await requests.read(request)
+        nodes, why = _nodes(asked), requests.text(asked, "why", MOST_WHY).strip()
+        starts, seconds = _number(asked, "starts"), _number(asked, "seconds")
+        now = time.time()
+        if not 0 < seconds <= LONGEST:
+            raise ApiError("usage", f"a window lasts {spoken(LONGEST)} at most, and not {spoken(seconds)}", _UNCHANGED)
+        if not now < starts + seconds <= now + FARTHEST:
+            when = "is over already" if starts + seconds <= now else f"ends in more than {spoken(FARTHEST)}"
+            raise ApiError("usage", f"this window {when}", "say when it begins: from 2030-01-31T22:00, or from +2h")
+        who = await auth.caller(request, self.view.config.jobs)
+
+        def change(cluster: Cluster, rev: int) -> tuple[tuple[Window, ...], Window, str]:
+            _known(cluster, nodes)
+            others = _kept(cluster)
+            if len(others) >= MOST_WINDOWS:
+                raise ApiError(
+                    "limit", f"there are {MOST_WINDOWS} windows already",
+                    "delete those that are over: nodeagentctl reserve list; " + _UNCHANGED,
+                )  # fmt: skip
+            reason = f": {why}" if why else ""
+            text = f"reserved from {_utc(starts)} to {_utc(starts + seconds)} UTC{reason} (by {who.name})"
+            start = cluster.served + millis(starts - now)
+            new = Window(
+                id=f"w{rev}", nodes=nodes, start=start, end=cluster.served + millis(starts + seconds - now),
+                starts=starts, ends=starts + seconds, why=why, by=who.name, text=text,
+            )  # fmt: skip
+            return (*others, new), new, f"nodes {','.join(nodes)} {new.text}"
+
+        return await self._write(who, asked, change)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """DELETE /v1/windows/{window} {request_id}: its nodes work as if it had never been."""
+        name, asked = request.match_info["window"], await requests.read(request)
+        who = await auth.caller(request, self.view.config.jobs)
+
+        def change(cluster: Cluster, _rev: int) -> tuple[tuple[Window, ...], Window, str]:
+            kept = _kept(cluster)
+            found = next((w for w in kept if w.id == name), None)
+            if found is None:
+                raise unknown("window", name, [w.id for w in kept])
+            return tuple(w for w in kept if w.id != name), found, f"window {name} deleted (by {who.name})"
+
+        return await self._write(who, asked, change)
+
+    async def _write(self, who: Caller, asked: dict[str, Any], change: Change) -> web.Response:
+        auth.may_change_windows(who)
+        name = requests.request_id(asked)
+        if await self.view.store.request(name) is not None:
+            return web.json_response({"changed": False})
+        for attempt in range(WRITE_TRIES):
+            if attempt:
+                await self.view.refresh()
+            cluster, era = self.view.cluster(), self.view.era
+            rev = max(cluster.windows.rev, cluster.windows_rev) + 1
+            after, one, text = change(cluster, rev)
+            signed = self.view.seal.windows(Windows(rev=rev, by=who.name, windows=after))
+            try:
+                record = await self.view.store.windows(cluster.windows_rev, signed, name, text)
+            except StoreRefusedError as refused:
+                if refused.code != "stale" or attempt == WRITE_TRIES - 1:
+                    raise
+                continue
+            with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
+                await self.view.refresh()
+            kept = await saved(self.view, record.rev, era)
+            return web.json_response({"changed": True, "window": window_json(self.view.cluster(), one)} | kept)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+
+def window_json(cluster: Cluster, window: Window) -> Json:
+    """One window. ``state`` is ``ahead``, ``open`` (its nodes take no work) or ``over``; ``known`` are the nodes that
+    it means; ``begins``, ``closes`` the seconds until then, below zero once they have passed."""
+    begins, closes = (round((at - cluster.served) / 1000, 1) for at in (window.start, window.end))
+    state = "over" if closes <= 0 else "open" if begins <= 0 else "ahead"
+    known = [node for node in in_order(cluster) if window.names(node)]
+    return window.model_dump(mode="json", exclude={"id", "start", "end", "text"}) | {
+        "name": window.id, "state": state, "known": known, "begins": begins, "closes": closes,
+    }  # fmt: skip
+
+
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
+
+
+def _kept(cluster: Cluster) -> tuple[Window, ...]:
+    return tuple(w for w in cluster.windows.windows if not outdated(w, cluster.served))
+
+
+def _nodes(asked: dict[str, Any]) -> tuple[str, ...]:
+    value = asked.get("nodes")
+    if not isinstance(value, list) or not 0 < len(value) <= MOST_PATTERNS:
+        raise ApiError("usage", f"nodes must be a list of 1 to {MOST_PATTERNS} names", 'send {nodes: ["n[1-8]"]}')
+    for one in value:
+        if not isinstance(one, str) or len(one) > MOST_WHY or not is_pattern(one):
+            raise ApiError("usage", f"{one!r} names no nodes", "write n7, or a range such as n[1-8,12]")
+    return tuple(dict.fromkeys(value))
+
+
+def _known(cluster: Cluster, nodes: tuple[str, ...]) -> None:
+    for one in nodes:
+        if not any(names(one, node) for node in cluster.nodes):
+            raise unknown("node", one, cluster.nodes)
+
+
+def _number(asked: dict[str, Any], key: str) -> float:
+    value = asked.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ApiError("usage", f"{key} must be a number of seconds", "send {starts: 1900000000, seconds: 14400}")
+    return float(value)
