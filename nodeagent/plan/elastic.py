@@ -25,7 +25,7 @@ from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.room import fits, kind_of, shape_of
 from nodeagent.plan.share import ceiling, shared
 from nodeagent.plan.topology import PastPlaces, gather
-from nodeagent.plan.windows import too_long
+from nodeagent.plan.windows import takes, too_long
 
 MOST_NEEDERS = 32
 """For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
@@ -122,6 +122,10 @@ class _Ledger:
         self._used = _devices_used(cluster)
         self._nodes = [n for n in in_order(cluster) if takes_work(cluster, n)]
         self._fit: dict[tuple[object, ...], bool] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._kind_of: dict[str, int] = {}
+        """By job (uid): a number that jobs have in common that ask the same of a node."""
+        self._suitable: dict[tuple[int, str, str], bool] = {}
         self._room: dict[tuple[object, ...], list[str]] = {}
         self.takes: dict[str, list[str]] = {}
         self.gives: dict[str, dict[str, str]] = {}
@@ -166,16 +170,22 @@ class _Ledger:
         if not runs and self._reclaim is not None:
             use = least(self._cluster, job.spec)
             donors = self._donors(job, use)
-            for nodes_of in (self._above_min, self._kept):
-                pools.append([m.node for j in donors for m in nodes_of(j, ()) if self._fits(job, m.node, j.uid)])
+            above, all_of = list[str](), list[str]()
+            for donor in donors:
+                kept = self._kept(donor, ())
+                able = [m.node for m in kept if self._fits(job, m.node, donor.uid)]
+                all_of += able
+                spare = {m.node for m in kept[: max(0, len(kept) - donor.spec.nodes.min)]}
+                above += [n for n in able if n in spare]
+            pools += [above, all_of]
         seen: set[str] = set(failed)
         for i, pool in enumerate(pools):
             pools[i] = [n for n in dict.fromkeys(pool) if n not in seen]
             seen.update(pool)
-        kept = tuple(m.node for m in survivors(self._cluster, job)) if runs else ()
-        want = len(kept) + lack
-        names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), PastPlaces(kept, kept))
-        return frozenset(names).difference(kept) if runs or len(names) >= want else frozenset()
+        own = tuple(m.node for m in survivors(self._cluster, job)) if runs else ()
+        want = len(own) + lack
+        names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), PastPlaces(own, own))
+        return frozenset(names).difference(own) if runs or len(names) >= want else frozenset()
 
     def _provide(self, job: JobRecord, lack: int) -> bool:
         """False: nothing was done."""
@@ -249,11 +259,11 @@ class _Ledger:
                     plan.release(donor, use)
                     shrink.append((donor, member.node))
         stop: list[JobRecord] = []
-        room = len(shrink)
+        room, given = len(shrink), {(donor.uid, node) for donor, node in shrink}
         for donor in donors:
             if room >= lack:
                 break
-            rest = [m for m in self._kept(donor, back) if (donor, m.node) not in shrink]
+            rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
             use = together(of_devices(m.devices) for m in rest)
             if more and plan.may_lose(donor, use, job, needs, owns):
@@ -382,16 +392,23 @@ class _Ledger:
             return False
         if self._size.get(job.uid, 0) < job.control.target and self._is_kept(node, job):
             return False  # what it has on top of its target it gives back
-        spec = job.spec
-        asks = spec.placement is not None or spec.role.placement is not None
-        if asks and ruled_out(spec, self._cluster.nodes[node]):
-            return False
-        if too_long(spec, self._cluster.nodes[node]):
-            return False
         ready = self._cluster.nodes[node].readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
             return False
-        return self._has_room(job.spec.role, node, donor)
+        return self._suits(job, node, donor)
+
+    def _suits(self, job: JobRecord, node: str, donor: str) -> bool:
+        """All of it that is the same for jobs that ask the same."""
+        kind = self._kind_of.get(job.uid)
+        if kind is None:
+            asks = shape_of(job.spec.role), job.spec.within, takes(job.spec)
+            kind = self._kind_of[job.uid] = self._kinds.setdefault(asks, len(self._kinds))
+        key = kind, node, donor
+        if key not in self._suitable:
+            record = self._cluster.nodes[node]
+            no = ruled_out(job.spec, record) or too_long(job.spec, record)
+            self._suitable[key] = not no and self._has_room(job.spec.role, node, donor)
+        return self._suitable[key]
 
     def _is_kept(self, node: str, job: JobRecord) -> bool:
         """For a gang before it in line that has not what it lacks."""
