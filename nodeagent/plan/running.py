@@ -21,8 +21,8 @@ from nodeagent.plan.faults import match
 from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import drained, gone_nodes, natural
-from nodeagent.plan.placement import Placement, choose
-from nodeagent.plan.proposal import place, propose, propose_or_hold
+from nodeagent.plan.placement import Placement
+from nodeagent.plan.proposal import place, propose, propose_or_hold, up_to
 from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.spot import grace_left
 from nodeagent.plan.steps import Decision, End, Judge, Settle
@@ -38,7 +38,7 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
         return _settled(job, scale, "met", "JobScaleMet", f"runs on {size} nodes as asked", job.control.target)
     if not scale.deadline or cluster.served < scale.deadline or size >= scale.want:
         return None
-    full = choose(cluster, job, scale.want)
+    full = up_to(cluster, job, scale.want)
     target = max(scale.before, size)
     if len(full.chosen) < scale.want:
         why = full.short
@@ -233,7 +233,7 @@ def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Dec
         return _propose_or_stay(cluster, job, Cause(kind="scale", text=text), wall)
     if growing.before > size:
         return None
-    short = choose(cluster, job, growing.want).short
+    short = up_to(cluster, job, growing.want).short
     return Decision(None, (f"runs on {size} of {growing.want} nodes: {short}",), growing.deadline)
 
 
