@@ -27,7 +27,9 @@ from nodeagent.pods.base import PodStatus
 if TYPE_CHECKING:
     from nodeagent.agent.health import NodeHealth
 
-NODE_STATES = ("ready", "restarting", "repairing", "cordoned", "draining", "reserved", "silent", "lost", "left")
+NODE_STATES = (
+    "ready", "restarting", "repairing", "cordoned", "draining", "reserved", "leaving", "silent", "lost", "left",
+)  # fmt: skip
 GPU_STATES = ("used", "free", "unfit")
 REPAIRING = ("asks", "holds", "runs", "verifies", "probation")
 MAX_JOBS = 200

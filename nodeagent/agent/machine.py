@@ -96,6 +96,7 @@ def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started
         cpu_slots=slots if slots is not None else os.cpu_count() or 1,
         gpus=gpus,
         labels=dict(config.node.labels),
+        spot=config.node.spot,
         topology=config.topology,
         data_interface=config.node.data_interface,
         gloo_interface=gloo_interface(address, resolve_hostname(hostname), interface_addresses()),

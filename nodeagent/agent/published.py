@@ -19,7 +19,7 @@ from nodeagent.agent.lease import Lease
 from nodeagent.agent.saver import Saver
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.facts import MachineUsage, PodUsage
-from nodeagent.model.node import Readiness
+from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.osutil.linux import family, proc_stat
 from nodeagent.plan.cluster import Cluster
@@ -154,6 +154,10 @@ class Advert:
     def health(self, facts: Mapping[str, object]) -> None:
         """What is known of the node's health."""
         self._publish(**facts)
+
+    def notice(self, notice: Notice | None) -> None:
+        """The machine is being taken away; None: it is not."""
+        self._publish(notice=notice)
 
     def note(self, kind: str, text: str) -> None:
         """An event of this node, for the log; beyond ``MOST_NOTED`` that nobody took the oldest go."""

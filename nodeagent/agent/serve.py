@@ -27,6 +27,7 @@ from nodeagent.agent.loop import Agent
 from nodeagent.agent.machine import find_address, node_facts
 from nodeagent.agent.main import reload
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.notice import NoticeWatch
 from nodeagent.agent.published import Meter
 from nodeagent.agent.questions import UdpPeers
 from nodeagent.agent.retention import Retention
@@ -161,6 +162,7 @@ async def _until_ended(
             tasks.create_task(_serve_api(agent, metrics, address, notifier.ready)),
             tasks.create_task(_watch_health(agent)),
             tasks.create_task(shutdown.come_back(agent)),
+            tasks.create_task(_watch_notice(agent, clock)),
             tasks.create_task(_retention(agent, clock).run()),
         ]
         endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
@@ -210,6 +212,13 @@ async def _watch_health(agent: Agent) -> None:
         tasks.create_task(node_health.monitor.run())
         if node_health.repairer is not None:
             tasks.create_task(node_health.repairer.run(agent))
+
+
+async def _watch_notice(agent: Agent, clock: Clock) -> None:
+    """Until cancelled."""
+    if (config := agent.config.node.notice) is not None:
+        await agent.joined.wait()
+        await NoticeWatch(config, os.environ, clock.wall, agent.advert.notice).run()
 
 
 async def _log_joined(agent: Agent, notifier: Notifier) -> None:

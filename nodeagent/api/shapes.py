@@ -324,6 +324,8 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
         cordon = node.cordon
         own = f"; drained: {cordon.reason} (by {cordon.by})" if cordon is not None and cordon.by != WINDOW else ""
         return "reserved", node.reserved.text + own
+    if node.facts.notice is not None:
+        return "leaving", node.facts.notice.text
     if node.cordon is not None:
         return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
     claim = claimed(node.facts)
@@ -408,6 +410,8 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str,
         "repair": described(node),
         "pods": pods,
         "labels": dict(facts.labels),
+        "spot": facts.spot,
+        "notice": None if facts.notice is None else facts.notice.model_dump(),
         "cpu_slots": facts.cpu_slots,
         "cpu_slots_used": sum(d.startswith("cpu") for d in booked),
         "incarnation": {"life": node.incarnation.life, "start": node.incarnation.start},

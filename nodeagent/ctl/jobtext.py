@@ -198,8 +198,9 @@ def _start(job: Json) -> list[str]:
     at, after = job.get("start_estimate"), job.get("starts_after", [])
     if at is None:
         return []
-    limit = "its time limit" if len(after) == 1 else "their time limits"
-    ends = f" (when job {', '.join(after[:MOST_NAMES])} ends at {limit})" if after else ""
+    more = f" and {len(after) - MOST_NAMES} more" if len(after) > MOST_NAMES else ""
+    who = f"jobs {', '.join(after[:MOST_NAMES])}{more} end at their time limits"
+    ends = f" (when {who if len(after) > 1 else f'job {after[0]} ends at its time limit'})" if after else ""
     return [field("Starts", f"by about {time.strftime('%Y-%m-%d %H:%M', time.localtime(at / 1000))}{ends}")]
 
 

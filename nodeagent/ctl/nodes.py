@@ -66,6 +66,7 @@ COLUMNS = (
     Column("AGE", lambda n: span(n["agent_age"]), wide=True),
     Column("VERSION", lambda n: n["version"], wide=True),
     Column("LEFT OUT", _left_out, wide=True, text=True),
+    Column("SPOT", lambda n: "yes" if n["spot"] else "-", wide=True),
     Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n["labels"].items())), wide=True, text=True),
 )
 

@@ -165,6 +165,8 @@ class JobSpec(Record):
     priority: int = Field(default=0, ge=-1000, le=1000)
     queue: str = Field(default="", max_length=63)
     """As it is submitted: the queue that was asked for. In a record: the one that it is in; empty is ``default``."""
+    spot: bool = False
+    """It uses nodes that may be taken away at short notice also if it cannot go on with fewer."""
     placement: Together | None = None
     """How the gang's nodes must lie to each other; None: anyhow. What they must be like is the roles'."""
     preload: tuple[str, ...] = ()
@@ -209,6 +211,11 @@ class JobSpec(Record):
     def several(self) -> bool:
         """It has several roles: their places are placed one by one."""
         return len(self.roles) > 1
+
+    @property
+    def elastic(self) -> bool:
+        """It can go on with fewer nodes than it has."""
+        return not self.several and self.nodes.min < self.nodes.max
 
     @property
     def within(self) -> str:

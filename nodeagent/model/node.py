@@ -52,6 +52,15 @@ class HttpsAddress(Record):
     """The cluster key's word for it (trust/certificate.py)."""
 
 
+class Notice(Record):
+    """Whoever lends this machine takes it back soon."""
+
+    until: float
+    """Unix time, as far as it is known."""
+    text: str
+    """From when on, and where that comes from: as what follows "is", or by itself."""
+
+
 class NodeFacts(Record):
     """What an agent tells about its machine. Changes rarely; a change bumps the node's revision."""
 
@@ -69,6 +78,10 @@ class NodeFacts(Record):
     """Workers without a GPU that this node takes at once; their devices are named cpu0, cpu1, ..."""
     gpus: tuple[Gpu, ...] = ()
     labels: dict[str, str] = {}
+    spot: bool = False
+    """Configured: it may be taken away at short notice."""
+    notice: Notice | None = None
+    """It is being taken away."""
     topology: tuple[str, ...] = Field(default=(), max_length=MOST_LEVELS)
     """Configured: which labels say where a node stands in the network, the largest domains first."""
     data_interface: str | None = None

@@ -21,10 +21,12 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
 from nodeagent.plan.bookings import Booking, booked
 from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.demand import least
 from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
 from nodeagent.plan.placement import gang_of, lay
-from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, patience, places, queue, rank
-from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, with_room
+from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, made_room, patience, places, queue, rank
+from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, shut_for, with_room
+from nodeagent.plan.share import NO_CEILING, ceiling
 from nodeagent.plan.timelimit import ends_at
 from nodeagent.plan.topology import PastPlaces, gather, most
 
@@ -64,6 +66,8 @@ class KeptNodes:
     nodes: frozenset[str]
     by: tuple[int, ...]
     """Which of the reservations keep them."""
+    of: str = ""
+    """The job (uid) whose own they are; empty: they are those of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +145,9 @@ def line(cluster: Cluster) -> tuple[Waiting, ...]:
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, now
 
     def look(_before: object) -> tuple[Waiting, ...]:
-        views = {kept.by: _without(cluster, kept) for kept in now.kept.values()}
+        views = {kept: _without(cluster, kept) for kept in dict.fromkeys(now.kept.values())}
         return tuple(
-            replace(w, room=room_for(views[kept.by], w.job)) if w.has_room and (kept := now.kept.get(w.job.uid)) else w
+            replace(w, room=room_for(views[kept], w.job)) if w.has_room and (kept := now.kept.get(w.job.uid)) else w
             for w in queue(cluster)
         )
 
@@ -165,16 +169,20 @@ def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
     kept = now.kept.get(job.uid)
     if kept is None or not room_for(cluster, job).enough_soon or open_room(cluster, job).enough_soon:
         return None
-    for one in (now.found[i] for i in kept.by):
-        if nodes := _with_room(cluster, job, one.nodes):
-            return HeldBack(nodes, one)
-    return None
+    # Of jobs that are alike the same nodes are kept.
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, now
+    alike: dict[tuple[object, ...], HeldBack | None] = cluster.notes.once("held", of, lambda _before: {})
+    shape = kept, shut_for(cluster, job.spec), *(shape_of(role) for role in job.spec.roles)
+    if shape not in alike:
+        found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in kept.by))
+        alike[shape] = next((one for one in found if one.nodes), None)
+    return alike[shape]
 
 
 def _with_room(cluster: Cluster, job: JobRecord, nodes: Collection[str]) -> tuple[str, ...]:
     """Those of the nodes with room for one of the job's pods, in natural order."""
     found = {node for role in job.spec.roles for node in with_room(cluster, role)}
-    return tuple(sorted(found.intersection(nodes), key=natural))
+    return tuple(sorted(found.intersection(nodes).difference(shut_for(cluster, job.spec)), key=natural))
 
 
 def reservation_of(cluster: Cluster, job: JobRecord) -> Reservation | None:
@@ -193,7 +201,7 @@ def start_estimate(cluster: Cluster, job: JobRecord) -> Reservation | None:
     """The job's reservation, where its start is known: by then it has its nodes, if all jobs keep to their time limits,
     no node fails, and nobody comes who goes before it."""
     found = reservation_of(cluster, job)
-    if found is None or not found.start or not found.first:
+    if found is None or not found.first or found.start is None or found.start <= cluster.served:
         return None
     return None if any(_may_grow_first(cluster, other, job) for other in cluster.jobs.values()) else found
 
@@ -215,11 +223,8 @@ def _reservations(cluster: Cluster) -> Iterable[Reservation]:
     first = True
     for waiting in queue(cluster):
         job = waiting.job
-        if (
-            cluster.served < job.not_before
-            or waiting.room.barred is not None
-            or waiting.starts(cluster.served, patience(job))
-        ):
+        early = cluster.served < job.not_before
+        if early or waiting.starts(cluster.served, patience(job)) or _barred(cluster, waiting):
             first = False
             continue
         found = _reservation(cluster, waiting, taken, before)
@@ -240,6 +245,18 @@ def _reservations(cluster: Cluster) -> Iterable[Reservation]:
             before.append(job.uid)
 
 
+def _barred(cluster: Cluster, waiting: Waiting) -> bool:
+    """Its queues may not use as much as it needs, whatever nodes there are."""
+    if waiting.room.barred is not None:
+        return True
+    job = waiting.job
+    found: dict[str, bool] = cluster.once("barred", lambda _before: {})
+    if job.uid not in found:
+        limit = ceiling(cluster, job)
+        found[job.uid] = limit is not NO_CEILING and not limit.holds(least(cluster, job.spec))
+    return found[job.uid]
+
+
 def _reservation(
     cluster: Cluster, waiting: Waiting, taken: frozenset[str], before: Sequence[str]
 ) -> Reservation | None:
@@ -255,7 +272,7 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
     job = waiting.job
     astray = strays(cluster, job)
     ready = asked(cluster).get(job.uid, {})
-    bad = {*astray, *(n for n, one in ready.items() if one.state == "unfit")}
+    bad = {*astray, *(n for n, one in ready.items() if one.state == "unfit"), *shut_for(cluster, job.spec)}
     nodes = [n for n in _able(cluster, job) if n not in bad]
     choices = _of_places if job.spec.several else _of_one_role
     free, pick = choices(cluster, job, nodes, taken)
@@ -286,7 +303,7 @@ Pick = Callable[[int], Sequence[str]]
 def _of_one_role(
     cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
 ) -> tuple[Mapping[str, int], Pick]:
-    """With the served time at which each node is free."""
+    """The served time at which each node is free, and which are taken then."""
     spec, least = job.spec, job.spec.nodes.min
     times = _when(cluster, spec.role)
     free = {n: UNKNOWN if n in taken else times[n] for n in nodes if n in times}
@@ -312,9 +329,9 @@ def _of_one_role(
 def _of_places(
     cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
 ) -> tuple[Mapping[str, int], Pick]:
-    """Of several roles. Each time at which a node gets more devices free stands under a name of its own."""
+    """Likewise of several roles: each time at which a node gets more devices free stands under a name of its own."""
     leave = _leave(cluster)
-    left = {(n, uid): leave[uid].at(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
+    left = {(n, uid): leave[uid].for_good(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
 
     def pick(until: int) -> Sequence[str]:
         able = [_candidate(cluster, job, n, until) for n in nodes if until == UNKNOWN or n not in taken]
@@ -324,10 +341,10 @@ def _of_places(
 
 
 def _candidate(cluster: Cluster, job: JobRecord, node: str, until: int) -> Candidate:
-    """A node with what is free there by then."""
+    """A node with what is free there by then. Nothing is given back for a job of several roles (``elastic.py``)."""
     record = cluster.nodes[node]
     leave, bookings = _leave(cluster), booked(cluster).get(node, ())
-    stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].at(node) > until]
+    stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].for_good(node) > until]
     used = {device for devices in stay for device in devices}
     devices = tuple(d for d in record.facts.devices() if d not in used)
     return Candidate(node, record.incarnation.life, "fit", "", devices)
@@ -337,7 +354,9 @@ def _able(cluster: Cluster, job: JobRecord) -> Sequence[str]:
     """Nodes that would do if they were free."""
     spec = job.spec
     asks = spec.placement is not None or any(role.placement is not None for role in spec.roles)
-    names = _working(cluster)
+    names: Sequence[str] = _working(cluster)
+    if shut := shut_for(cluster, spec):
+        names = [n for n in names if n not in shut]
     return [n for n in names if not ruled_out(spec, cluster.nodes[n])] if asks else names
 
 
@@ -393,9 +412,11 @@ class _Leave:
     """Nodes where its last workers are being stopped."""
 
     def at(self, node: str) -> int:
-        if node not in self.members:
-            return self.goes
-        return 0 if node in self.lent else self.stays
+        return 0 if node in self.lent else self.for_good(node)
+
+    def for_good(self, node: str) -> int:
+        """Where nobody asks for what it has borrowed."""
+        return self.stays if node in self.members else self.goes
 
 
 def _leave(cluster: Cluster) -> Mapping[str, _Leave]:
@@ -463,7 +484,19 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
             if key not in sets:
                 sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key)
             out[uid] = sets[key]
+            if cluster.served < (back := _comes_back(job)) and job.head is not None:
+                out[uid] = KeptNodes(sets[key].nodes.difference(job.head.members), key, uid)
+                until = min(until, back - 1)
     return out, until
+
+
+def _comes_back(job: JobRecord) -> int:
+    """Of a gang that failed, and has not yet had the time to start again: the served time (ms) up to which it may do so
+    where it was. 0: of any other, and of one that made room for another queue."""
+    entry = job.budget.get(str(job.last_number))
+    if job.phase != "holding" or entry is None or made_room(job):
+        return 0
+    return max(job.since, job.not_before) + millis(GIVE_WAY)
 
 
 def _last_start(cluster: Cluster, job: JobRecord, start: int | None) -> int:
@@ -497,7 +530,7 @@ def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
         notes = before.cluster.notes if before is not None else Notes()
         return _View(replace(cluster, nodes=nodes, notes=notes), copies)
 
-    what = f"without:{' '.join(map(str, kept.by))}"
+    what = f"without:{' '.join([*map(str, kept.by), kept.of])}"
     return cluster.once(what, look, kept, len(cluster.nodes)).cluster
 
 
@@ -513,8 +546,9 @@ def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
     names = ", ".join(held.nodes[:SHOWN]) + more
     one, text = held.by, f"{names} {'is' if len(held.nodes) == 1 else 'are'} kept for job {held.by.name}"
     if one.start is None:
-        return f"{text}, which starts when {_named(one.after)} ends (no time limit says when)"
-    if one.start:
+        ends = f" when {_ends(one.after)} (no time limit says when)" if one.after else ", and no time limit says when"
+        return f"{text}, which starts{ends}"
+    if one.start > cluster.served:
         return f"{text}, which {starts_by(cluster, one, wall)}"
     return f"{text}, for which they get ready" if one.lapses else f"{text}, which is about to start"
 
@@ -525,16 +559,15 @@ def starts_by(cluster: Cluster, one: Reservation, wall: float) -> str:
     days = at // DAY - int(wall) // DAY
     when = f"{at % DAY // 3600:02}:{at % 3600 // 60:02} UTC{f' in {days} days' if days > 1 else ' tomorrow' * days}"
     limit = "its time limit" if len(one.after) == 1 else "their time limits"
-    ends = f" (when {_named(one.after)} ends at {limit})" if one.after else ""
-    return f"starts by about {when}{ends}"
+    return f"starts by about {when}" + (f" (when {_ends(one.after)} at {limit})" if one.after else "")
 
 
 def starts_at(cluster: Cluster, one: Reservation, wall: float) -> float:
-    """Unix time of a start that is known, in whole minutes, rounded up; now, if it is overdue."""
-    at = wall + max(0, (one.start or 0) - cluster.served) / 1000
-    return math.ceil(at / 60) * 60.0
+    """Unix time of a start that is known, in whole minutes, rounded up."""
+    return math.ceil((wall + ((one.start or 0) - cluster.served) / 1000) / 60) * 60.0
 
 
-def _named(jobs: Sequence[str]) -> str:
+def _ends(jobs: Sequence[str]) -> str:
+    """``job a ends``, ``jobs a, b end``."""
     more = f" and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
-    return f"job {', '.join(jobs[:SHOWN])}{more}"
+    return f"job {jobs[0]} ends" if len(jobs) == 1 else f"jobs {', '.join(jobs[:SHOWN])}{more} end"

@@ -192,6 +192,9 @@ def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[
             yield f"node/{name}", _warning(f"{state}: {reason}", f"nodeagentctl uncordon {name}")
         elif state == "reserved":
             yield f"node/{name}", Finding(severity="info", what=reason, fix="see nodeagentctl reserve list")
+        elif state == "leaving":
+            fix = "none: its work moves to other nodes"
+            yield f"node/{name}", Finding(severity="info", what=f"leaving: {reason}", fix=fix)
         elif state == "restarting":
             fix = f"on {host}: systemctl start nodeagent; if it will not be back: nodeagentctl drain {name}"
             yield f"node/{name}", Finding(severity="info", what=reason, fix=fix)

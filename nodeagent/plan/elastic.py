@@ -410,7 +410,8 @@ class _Ledger:
         """All of it that is the same for jobs that ask the same."""
         kind = self._kind_of.get(job.uid)
         if kind is None:
-            asks = shape_of(job.spec.role), job.spec.within, takes(job.spec)
+            spec = job.spec
+            asks = shape_of(spec.role), spec.within, takes(spec), spec.elastic or spec.spot
             kind = self._kind_of[job.uid] = self._kinds.setdefault(asks, len(self._kinds))
         key = kind, node, donor
         if key not in self._suitable:

@@ -35,6 +35,8 @@ class Sick:
 
 def bar(facts: NodeFacts) -> str:
     """Why no work may be given to the node as a whole: a phrase that follows its name; empty if it may."""
+    if facts.notice is not None:
+        return f"is {facts.notice.text}"
     claim = claimed(facts)
     if claim is not None and claim.whole:
         return f"is being repaired: {LABEL[claim.kind]} ({claim.rule})"
@@ -73,7 +75,7 @@ class _Remarkable:
 
 
 def remarkable(cluster: Cluster) -> frozenset[str]:
-    """Nodes of which there is anything to be said but whether they are live: a cordon, a verdict, a repair. Mostly
+    """Nodes of which there is anything to be said but whether they are live: a cordon, a verdict, a notice. Mostly
     there are few, and all others need not be looked at."""
     return cluster.once("remarkable", lambda before: _remarkable(cluster, before)).nodes
 
@@ -88,7 +90,8 @@ def _remarkable(cluster: Cluster, before: _Remarkable | None) -> _Remarkable:
 
 
 def _is_remarkable(record: NodeRecord) -> bool:
-    return record.cordon is not None or bool(record.facts.health) or record.facts.repair_state is not None
+    facts = record.facts
+    return record.cordon is not None or bool(facts.health or facts.notice or facts.repair_state)
 
 
 def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[str, ...]]:

@@ -20,6 +20,7 @@ from nodeagent.plan.changes import SeenNodes, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.devices import pick
 from nodeagent.plan.health import bar, worn_nodes
+from nodeagent.plan.spot import shuns, spot_nodes
 from nodeagent.plan.windows import too_long
 
 Standing = Literal["fit", "pending", "unfit", "out"]
@@ -122,11 +123,18 @@ def takes_work(cluster: Cluster, name: str) -> bool:
     return node is not None and cluster.live(name) and node.cordon is None and not bar(node.facts)
 
 
+def drained(node: NodeRecord) -> bool:
+    """What runs there moves away: somebody said so, or the node is being taken away."""
+    return (node.cordon is not None and node.cordon.drain) or node.facts.notice is not None
+
+
 def ruled_out(spec: JobSpec, node: NodeRecord) -> str:
     """Why the job's placement leaves no place for this node, free or not, as what follows its name; empty if it does
     leave one."""
     if spec.within and not value_of(spec.within, node.id, node.facts.labels):
         return f"has no label {spec.within}, of which the job's nodes have one value"
+    if why_not := shuns(spec, node.facts):
+        return why_not
     why = [allowed(role, node.id, node.facts) for role in spec.roles]
     return why[0] if all(why) else ""
 
@@ -380,13 +388,13 @@ def _staying(cluster: Cluster, job: JobRecord) -> int:
 
 def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
     """The order in which nodes are chosen: members by rank, then the others as given, those first that the job
-    prefers; then those that are worn; last those scaled in by name."""
+    prefers, and others that may be taken away; then those that are worn; last those scaled in by name."""
     members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in nodes if n not in members]
-    leaving, old = job.control.leaving, worn_nodes(cluster)
+    leaving, old, spot = job.control.leaving, worn_nodes(cluster), spot_nodes(cluster)
     if _choosy(job):
         rest.sort(key=lambda n: -score(cluster, job, n))
-    return sorted([*members, *rest], key=lambda n: (n in leaving, n in old))  # stable
+    return sorted([*members, *rest], key=lambda n: (n in leaving, n in old, n in spot and n not in members))  # stable
 
 
 def score(cluster: Cluster, job: JobRecord, node: str) -> int:
@@ -455,7 +463,7 @@ def _own(job: JobRecord) -> dict[str, tuple[str, ...]]:
 def missed(cluster: Cluster, node: str, life: str) -> str:
     """Who counts on this life of the node, in a few words; empty if nobody does."""
     record = cluster.nodes.get(node)
-    leaves = record is not None and record.cordon is not None and record.cordon.drain
+    leaves = record is not None and drained(record)
     for job in cluster.jobs.values():
         head = job.head
         if head is None:

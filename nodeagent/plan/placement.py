@@ -17,6 +17,7 @@ from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import Candidate, candidates, ranked, score, survivors
 from nodeagent.plan.places import Layout, Site, could_hold, had_places, lay_out
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, full, holdings
+from nodeagent.plan.spot import spot_nodes
 from nodeagent.plan.topology import GangLayout, PastPlaces, gather, most, nearest, spread, tree
 
 
@@ -83,7 +84,8 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
     if without:
         return _choose(cluster, job, target, without)
     of: tuple[object, ...] = (
-        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), job.control, job.spec, tree(cluster),
+        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), spot_nodes(cluster), job.control,
+        job.spec, tree(cluster),
     )  # fmt: skip
     if ceiling(cluster, job) is not NO_CEILING:
         of = (*of, cluster.queues, holdings(cluster))
@@ -115,12 +117,12 @@ def arrange(
     come first, by rank. ``warm``: those that get ready for the job already."""
     gang, known = gang_of(cluster, job.spec), tree(cluster)
     alive, head = {m.node for m in survivors(cluster, job)}, job.head
-    leaving, old = job.control.leaving, worn_nodes(cluster)
+    leaving, old, spot = job.control.leaving, worn_nodes(cluster), spot_nodes(cluster)
     kept = [n for n in able if n in alive and n not in leaving and n not in old]
     stays = set(kept)
 
-    def tier(node: str) -> tuple[bool, bool, int]:
-        return node in leaving, node in old, -score(cluster, job, node)
+    def tier(node: str) -> tuple[bool, bool, bool, int]:
+        return node in leaving, node in old, node in spot, -score(cluster, job, node)
 
     groups = [list(group) for _, group in groupby((n for n in able if n not in stays), key=tier)]
     past = PastPlaces(tuple(m.node for m in head.ordered()) if head is not None else (), tuple(kept), frozenset(warm))

@@ -6,7 +6,7 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -144,6 +144,59 @@ def asks_the_store(action: PodAction) -> bool:
     return isinstance(action.meanwhile if isinstance(action, Stop) else action, SendAck | ReportPod | Keep)
 
 
+@dataclass(frozen=True, slots=True)
+class PodCase:
+    """One pod of this node, or a job that may need one here, and all that a rule looks at."""
+
+    cluster: Cluster
+    node: str
+    life: str
+    uid: str
+    job: JobRecord | None
+    """None: it is gone from the store."""
+    status: PodStatus | None
+    """None: it has no pod here."""
+    lends: bool
+    """A promise of this node may still lend it time."""
+    up: Collection[str]
+    """Jobs (uids) that are next in line: only those of the ones that wait get pods."""
+
+    @property
+    def head(self) -> Head | None:
+        return self.job.head if self.job is not None else None
+
+    @property
+    def is_member(self) -> bool:
+        """Of the newest generation, in this life."""
+        member = self.head.members.get(self.node) if self.head is not None else None
+        return member is not None and member.life == self.life
+
+    @property
+    def is_holder(self) -> bool:
+        """It may still run what is older than the newest generation, in this life."""
+        holder = self.head.holders.get(self.node) if self.head is not None else None
+        return holder is not None and holder.life == self.life
+
+    @property
+    def forms(self) -> bool:
+        """A generation is forming that this node has a part in."""
+        return self.head is not None and self.head.state == "forming" and (self.is_member or self.is_holder)
+
+    @property
+    def runs(self) -> bool:
+        """A generation is active that this node is a member of."""
+        return self.head is not None and self.head.state == "active" and self.is_member
+
+    @property
+    def stuck(self) -> bool:
+        """SIGKILL is pending: what is there runs no more of its own code, and cannot end."""
+        return self.status is not None and self.status.phase == "stuck"
+
+
+Rule = Callable[[PodCase], PodAction | None]
+"""None: it has nothing to say; the next rule is asked."""
+
+
 def plan_pods(
     cluster: Cluster,
     node: str,
@@ -165,18 +218,11 @@ def plan_pods(
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         if job is None and uid in cluster.unread:
             continue  # nobody here knows what it is to do: what runs goes on
-        unknown = status is not None and status.phase == "unknown"  # workers may run: wait for its shim's word
-        action = None if unknown else _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent, up)
-        if uid in cluster.refused and isinstance(action, Prepare | Promise | Start | Release):
-            action = None
-        if isinstance(action, Promise | Start) and job is not None and _set_aside(cluster, job, node):
-            action = None  # others chose these devices before they knew; they choose again
-        if job is not None and _may_wait(action, status):
-            action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
+        action = decide_pod(PodCase(cluster, node, incarnation.life, uid, job, status, uid in lent, up))
         kept = isinstance(action, Prepare) or (action is None and status is not None)
         if kept and job is not None and _is_spare(cluster, job, node):
             spares += 1
-            if spares > standbys and not unknown:
+            if spares > standbys and (status is None or status.phase != "unknown"):
                 action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
         if job is not None and (status is None or status.phase == "unfit") and failed_here(cluster, job, node):
             failed += 1
@@ -187,77 +233,138 @@ def plan_pods(
     return tuple(out)
 
 
-def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
-    """The job is paused, or runs on as many nodes as it wants and will go on there, and this is none of them."""
-    if job.control.desired == "pause":
-        return True
-    head = job.head
-    if job.phase != "running" or head is None or node in head.members:
-        return False
-    return staying(cluster, job) >= nodes_wanted(cluster, job)
-
-
-def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
-    """Devices that the job would use here are kept free for a repair."""
-    me, member = cluster.nodes.get(node), job.head.members.get(node) if job.head is not None else None
-    claim = claimed(me.facts) if me is not None else None
-    return claim is not None and member is not None and any(claim.takes(device) for device in member.devices)
-
-
-def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
-    """Jobs of higher priority, then older ones, first."""
-    job = cluster.jobs.get(uid)
-    return (0, 0, uid) if job is None else (*rank(job), uid)
-
-
-def _plan_pod(
-    cluster: Cluster,
-    node: str,
-    life: str,
-    job: JobRecord | None,
-    status: PodStatus | None,
-    uid: str,
-    lends: bool,
-    up: Collection[str],
-) -> PodAction | None:
-    if job is None:
-        return Retire(uid, "the job is gone from the store") if status is not None else None
-    head = job.head
-    member = head.members.get(node) if head is not None else None
-    holder = head.holders.get(node) if head is not None else None
-    in_head = member is not None and member.life == life
-    holds = holder is not None and holder.life == life
-    if head is not None and head.state == "forming" and (in_head or holds):
-        return _forming(cluster, job, head, node, in_head, status, lends)
-    if head is not None and head.state == "active" and in_head:
-        return _active(job, head, node, status)
-    if status is not None and not status.quiet and not (holds and status.phase == "stuck"):
-        planned = holds and head is not None and head.planned
-        return _stop(job, head, planned, "this node is not in the newest generation" if not holds else "stopping")
-    if holds and head is not None:
-        return _ack(job, head, node, life, status, "", lends)
-    if should_prepare(cluster, job, node, up):
-        if status is None or status.phase in ("gone", "unfit"):  # unfit: the host looks again, now and then
-            return Prepare(uid, "the job may need this node")
-        return None
-    if status is not None:
-        return Retire(uid, "the job has ended" if job.phase in TERMINAL else "the job does not need this node")
+def decide_pod(case: PodCase) -> PodAction | None:
+    """What the first of ``RULES`` says that has something to say and may say it; None: nothing is to be done."""
+    for rule in RULES:
+        action = rule(case)
+        if action is not None and _may(case, action):
+            return action
     return None
 
 
-def _forming(
-    cluster: Cluster,
-    job: JobRecord,
-    head: Head,
-    node: str,
-    in_head: bool,
-    status: PodStatus | None,
-    lends: bool,
-) -> PodAction | None:
-    """Stop what is older, promise, acknowledge."""
-    if status is not None and status.phase == "stuck":
-        # SIGKILL is pending, so it runs no more of its own code: the others may go on, but not with this node.
-        return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", lends)
+def _may(case: PodCase, action: PodAction) -> bool:
+    """Nothing is begun for a job that this agent refuses, nor on devices that are kept free for a repair: others, who
+    chose them before they knew, choose again."""
+    if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release):
+        return False
+    begins = isinstance(action, Promise | Start)
+    return not begins or case.job is None or not _set_aside(case.cluster, case.job, case.node)
+
+
+# --- the rules
+
+
+def gone(case: PodCase) -> PodAction | None:
+    """Of a job without a record there is nothing to keep."""
+    if case.job is not None or case.status is None or _unknown(case):
+        return None
+    return Retire(case.uid, "the job is gone from the store")
+
+
+def form(case: PodCase) -> PodAction | None:
+    """A part of a generation that is forming: stop what is older, promise, acknowledge."""
+    action = _form(case)
+    return None if isinstance(action, Prepare) or _stops_what_is_stuck(case, action) else action
+
+
+def run(case: PodCase) -> PodAction | None:
+    """A member of an active generation: start once, then report what changes."""
+    action = _run(case)
+    return None if _stops_what_is_stuck(case, action) else action
+
+
+def end(case: PodCase) -> PodAction | None:
+    """What runs and is in no generation, or in one that ended, is stopped."""
+    action = _end(case)
+    return None if _stops_what_is_stuck(case, action) else action
+
+
+def release(case: PodCase) -> PodAction | None:
+    """All that was older has ended here: the others may count on it."""
+    job, head = case.job, case.head
+    if job is None or head is None or case.forms or case.runs or not case.is_holder or _unknown(case):
+        return None
+    return _ack(job, head, case.node, case.life, case.status, "", case.lends)
+
+
+def retire(case: PodCase) -> PodAction | None:
+    """A pod that the job does not need."""
+    job, status = case.job, case.status
+    if job is None or status is None or _engaged(case) or _unknown(case):
+        return None
+    if should_prepare(case.cluster, job, case.node, case.up):
+        return None
+    return Retire(case.uid, "the job has ended" if job.phase in TERMINAL else "the job does not need this node")
+
+
+def keep(case: PodCase) -> PodAction | None:
+    """What this node does as a keeper: let go of what has been superseded, see to it that there are enough keepers."""
+    job, head = case.job, case.head
+    if job is None or head is None or case.lends:
+        return None
+    forming_member = head.state == "forming" and case.node in head.members  # its own acknowledgement says it
+    if must_let_go(case.cluster, job, case.node) and not forming_member:
+        let_go = Ack(life=case.life, ended=head.state == "ended")
+        why = f"{case.node} gives no failsafe time to an older generation"
+        return SendAck(job.uid, head.token, let_go, None, why)
+    found = better(case.cluster, job)
+    if found is None or chooser(case.cluster, job) != case.node:
+        return None
+    return Keep(job.uid, head.token, job.keepers, found, f"keepers are {', '.join(sorted(found, key=natural))}")
+
+
+def stop_again(case: PodCase) -> PodAction | None:
+    """A stuck pod is stopped again and again; others, who may wait for this node as a keeper, come first."""
+    return (_form(case) or _run(case) or _end(case)) if case.stuck else None
+
+
+def prepare(case: PodCase) -> PodAction | None:
+    """A pod that is not ready is prepared again and again; likewise."""
+    action, job = _form(case), case.job
+    if isinstance(action, Prepare):
+        return action
+    if job is None or _engaged(case) or not should_prepare(case.cluster, job, case.node, case.up):
+        return None
+    if case.status is None or case.status.phase in ("gone", "unfit"):  # unfit: the host looks again, now and then
+        return Prepare(case.uid, "the job may need this node")
+    return None
+
+
+RULES: tuple[Rule, ...] = (gone, form, run, end, release, retire, keep, stop_again, prepare)
+"""The first one that has something to say decides."""
+
+
+def _unknown(case: PodCase) -> bool:
+    """Workers may run: its shim has to say."""
+    return case.status is not None and case.status.phase == "unknown"
+
+
+def _engaged(case: PodCase) -> bool:
+    """What is to be done follows from a generation."""
+    return case.forms or case.runs or case.is_holder or _end(case) is not None
+
+
+def _stops_what_is_stuck(case: PodCase, action: PodAction | None) -> bool:
+    return case.stuck and isinstance(action, Stop)
+
+
+def _end(case: PodCase) -> PodAction | None:
+    job, head, status = case.job, case.head, case.status
+    if job is None or status is None or case.forms or case.runs or status.quiet or _unknown(case):
+        return None
+    if case.is_holder and case.stuck:
+        return None  # as a holder it says so
+    planned = case.is_holder and head is not None and head.planned
+    return _stop(job, head, planned, "stopping" if case.is_holder else "this node is not in the newest generation")
+
+
+def _form(case: PodCase) -> PodAction | None:
+    cluster, job, head, node, status = case.cluster, case.job, case.head, case.node, case.status
+    if job is None or head is None or not case.forms or _unknown(case):
+        return None
+    in_head = case.is_member
+    if case.stuck:  # the others may go on, but not with this node
+        return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", case.lends)
     if status is not None and not status.quiet:
         stop = _stop(job, head, head.planned, f"generation {head.number} is forming: {head.cause.text}")
         astray = node in strays(cluster, job, {node: status.folder})
@@ -266,9 +373,9 @@ def _forming(
         return replace(stop, meanwhile=_promise(job, head, node))
     life = head.members[node].life if in_head else head.holders[node].life
     if not in_head:
-        return _ack(job, head, node, life, status, "", lends)
+        return _ack(job, head, node, life, status, "", case.lends)
     if node not in head.missing and node not in head.holders:
-        if lends or not must_let_go(cluster, job, node):
+        if case.lends or not must_let_go(cluster, job, node):
             return None
         # Nothing else of what it said is looked at again: its shim may have died since, which shows at the start.
         again = Ack(life=life)
@@ -287,16 +394,13 @@ def _forming(
     if len(status.ports) != head.members[node].ports:
         return None
     address = status.rendezvous.address if leads and status.rendezvous else ""
-    return _ack(job, head, node, life, status, address, lends)
+    return _ack(job, head, node, life, status, address, case.lends)
 
 
-def _promise(job: JobRecord, head: Head, node: str) -> Promise:
-    me = head.members[node]
-    return Promise(job.uid, head.token, me.group_rank == 0, f"generation {head.number} is forming", me.ports)
-
-
-def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> PodAction | None:
-    """Start once, then report what changes."""
+def _run(case: PodCase) -> PodAction | None:
+    job, head, node, status = case.job, case.head, case.node, case.status
+    if job is None or head is None or not case.runs or _unknown(case):
+        return None
     sent = head.reports.get(node)
     if status is None or status.phase == "gone":
         if final_report(sent):
@@ -323,6 +427,34 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
     if doomed:
         return None  # a member has failed already
     return Start(job.uid, head.token, f"generation {head.number} is active")
+
+
+def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """The job is paused, or runs on as many nodes as it wants and will go on there, and this is none of them."""
+    if job.control.desired == "pause":
+        return True
+    head = job.head
+    if job.phase != "running" or head is None or node in head.members:
+        return False
+    return staying(cluster, job) >= nodes_wanted(cluster, job)
+
+
+def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """Devices that the job would use here are kept free for a repair."""
+    me, member = cluster.nodes.get(node), job.head.members.get(node) if job.head is not None else None
+    claim = claimed(me.facts) if me is not None else None
+    return claim is not None and member is not None and any(claim.takes(device) for device in member.devices)
+
+
+def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
+    """Jobs of higher priority, then older ones, first."""
+    job = cluster.jobs.get(uid)
+    return (0, 0, uid) if job is None else (*rank(job), uid)
+
+
+def _promise(job: JobRecord, head: Head, node: str) -> Promise:
+    me = head.members[node]
+    return Promise(job.uid, head.token, me.group_rank == 0, f"generation {head.number} is forming", me.ports)
 
 
 def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> ReportPod | None:
@@ -375,28 +507,6 @@ def _given_up(job: JobRecord, head: Head) -> GivenUp | None:
     if len(stay) == len(head.holders):
         return None
     return GivenUp(stays=bool(stay), world=head.world_size, since=since)
-
-
-def _may_wait(action: PodAction | None, status: PodStatus | None) -> bool:
-    """Whether others, who may wait for this node as a keeper, come first: an unfit pod is prepared again and again, and
-    a stuck one stopped again and again."""
-    stuck = status is not None and status.phase == "stuck"
-    return action is None or isinstance(action, Prepare) or (stuck and isinstance(action, Stop))
-
-
-def _keep(cluster: Cluster, job: JobRecord, node: str, life: str, lends: bool) -> PodAction | None:
-    """What this node does as a keeper: let go of what has been superseded, see to it that there are enough keepers."""
-    head = job.head
-    if head is None or lends:
-        return None
-    forming_member = head.state == "forming" and node in head.members  # its own acknowledgement says it
-    if must_let_go(cluster, job, node) and not forming_member:
-        let_go = Ack(life=life, ended=head.state == "ended")
-        return SendAck(job.uid, head.token, let_go, None, f"{node} gives no failsafe time to an older generation")
-    found = better(cluster, job)
-    if found is None or chooser(cluster, job) != node:
-        return None
-    return Keep(job.uid, head.token, job.keepers, found, f"keepers are {', '.join(sorted(found, key=natural))}")
 
 
 def _ack(

@@ -24,6 +24,7 @@ from nodeagent.plan.membership import (
 from nodeagent.plan.placement import arrange, arranged, gang_of, soon
 from nodeagent.plan.queue import in_queue, next_up
 from nodeagent.plan.room import shape_of, shut_for, with_room
+from nodeagent.plan.spot import spot_nodes
 from nodeagent.plan.topology import Path
 
 UNFIT_KEPT = 4
@@ -80,13 +81,14 @@ def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozense
     begun = asked(cluster).get(job.uid, {})
     known = candidates(cluster, job) if missing else some_candidates(cluster, job, begun)
     members, leaving, old = {m.node for m in survivors(cluster, job)}, job.control.leaving, worn_nodes(cluster)
-    leaves = kept if in_queue(job) else ()
+    spot, leaves = spot_nodes(cluster), kept if in_queue(job) else ()
     waiting = [c for c in known if c.standing in ("fit", "pending") and c.node not in members and c.node not in leaves]
 
     # Who is ready, or getting so, goes on: else a node that comes back or gets free would take the place of a warm
     # spare, and the job would have none until that one is warm.
     def order(node: str, fit: bool) -> tuple[int, ...]:
-        return node in kept, node in leaving, node in old, not fit, node not in begun, -score(cluster, job, node)
+        last = node in kept, node in leaving, node in old, node in spot
+        return *last, not fit, node not in begun, -score(cluster, job, node)
 
     def load(node: str) -> int:
         """A node keeps only so many standbys: were the first one the spare of all jobs, most would have none."""
@@ -111,7 +113,7 @@ def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozense
     spares = [(order(c.node, c.standing == "fit"), load(c.node), c.node) for c in rest]
     if not missing:
         others = (n for n in _able(cluster, job) if n not in members and n not in begun)
-        if leaving or old:
+        if leaving or old or spot:
             spares += [(order(n, False), load(n), n) for n in others]
         elif (first := next(others, None)) is not None:
             spares.append((order(first, False), load(first), first))

@@ -36,6 +36,18 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
     found = _place(cluster, job, kept.union(without))
     if head is not None and len(found.chosen) < len(head.members):
         return _place(cluster, job, without, len(head.members))
+    return _with_kept(cluster, job, found, kept)
+
+
+def up_to(cluster: Cluster, job: JobRecord, target: int) -> Placement:
+    """What a job that runs could have of so many nodes."""
+    kept = kept_from(cluster, job).difference(job.head.members if job.head is not None else ())
+    found = choose(cluster, job, target, kept)
+    return _with_kept(cluster, job, found, kept) if kept else found
+
+
+def _with_kept(cluster: Cluster, job: JobRecord, found: Placement, kept: Collection[str]) -> Placement:
+    """It says of nodes that are kept for others that they are."""
     left = (kept_for(cluster, job, one) for one in candidates(cluster, job) if one.node in kept)
     return replace(found, others=(*found.others, *left))
 

@@ -34,6 +34,7 @@ from nodeagent.plan.membership import (
 )
 from nodeagent.plan.placement import choose, gang_of, soon
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling
+from nodeagent.plan.spot import shuns
 from nodeagent.plan.topology import most, tree
 from nodeagent.plan.windows import takes, too_long
 
@@ -75,8 +76,8 @@ class _Nodes:
     """Those that may take work."""
     kinds: Mapping[NodeKind, int]
     """How many of these there are of each kind."""
-    reserved: frozenset[str]
-    """Those among them that a maintenance window is ahead of."""
+    choosy: frozenset[str]
+    """Those among them that are not for every job: a maintenance window is ahead, or they may be taken away."""
     live: int
     """How many nodes are live, whether they may take work or not."""
 
@@ -97,13 +98,21 @@ def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
         if takes_work(cluster, name):
             of[name] = kind_of(node, {d for _, devices in held.get(name, ()) for d in devices})
     live = sum(map(cluster.live, cluster.nodes))
-    reserved = frozenset(n for n in of if cluster.nodes[n].reserved is not None)
-    return _Nodes(seen(cluster), held, of, Counter(of.values()), reserved, live)
+    choosy = frozenset(n for n in of if (node := cluster.nodes[n]).reserved is not None or node.facts.spot)
+    return _Nodes(seen(cluster), held, of, Counter(of.values()), choosy, live)
 
 
 def shut_for(cluster: Cluster, spec: JobSpec) -> frozenset[str]:
-    """Nodes that take work, but not this job's: a maintenance window is ahead."""
-    return frozenset(n for n in _look(cluster).reserved if too_long(spec, cluster.nodes[n]))
+    """Nodes that take work, but not this job's, whatever its placement: a maintenance window is ahead, or they may be
+    taken away."""
+    if not (choosy := _look(cluster).choosy):
+        return choosy
+    known: dict[object, frozenset[str]] = cluster.once("shut", lambda _before: {})
+    alike = takes(spec), spec.elastic or spec.spot
+    if alike not in known:
+        nodes = {n: cluster.nodes[n] for n in choosy}
+        known[alike] = frozenset(n for n, node in nodes.items() if shuns(spec, node.facts) or too_long(spec, node))
+    return known[alike]
 
 
 def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
@@ -163,8 +172,8 @@ def _room_for(cluster: Cluster, job: JobRecord) -> Room:
     )  # fmt: skip
     if among:
         shape = (*shape, role.placement, job.spec.within, job.spec.segments)
-    if _look(cluster).reserved:
-        shape = (*shape, takes(job.spec))
+    if _look(cluster).choosy:
+        shape = (*shape, shut_for(cluster, job.spec))
     if shape not in alike:
         alike[shape] = look(cluster, job, known)
     return alike[shape]

@@ -20,10 +20,11 @@ from nodeagent.plan.elastic import borrowed, nodes_wanted, sharing
 from nodeagent.plan.faults import match
 from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
-from nodeagent.plan.membership import gone_nodes, natural
-from nodeagent.plan.placement import Placement, choose
-from nodeagent.plan.proposal import place, propose, propose_or_hold
+from nodeagent.plan.membership import drained, gone_nodes, natural
+from nodeagent.plan.placement import Placement
+from nodeagent.plan.proposal import place, propose, propose_or_hold, up_to
 from nodeagent.plan.reclaim import MIN_RUNTIME
+from nodeagent.plan.spot import grace_left
 from nodeagent.plan.steps import Decision, End, Judge, Settle
 
 
@@ -37,7 +38,7 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
         return _settled(job, scale, "met", "JobScaleMet", f"runs on {size} nodes as asked", job.control.target)
     if not scale.deadline or cluster.served < scale.deadline or size >= scale.want:
         return None
-    full = choose(cluster, job, scale.want)
+    full = up_to(cluster, job, scale.want)
     target = max(scale.before, size)
     if len(full.chosen) < scale.want:
         why = full.short
@@ -148,7 +149,8 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     leaving = [m.node for m in head.ordered() if _draining(cluster, m.node)] if drained else []
     if leaving:
         text = f"node {', '.join(leaving)} is {_why_drained(cluster, leaving[0])}"
-        return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), wall)
+        grace = grace_left(cluster, job, leaving, wall)
+        return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), wall, grace)
     if sick:
         text = "; ".join(one.text for one in sick)
         return _evict(cluster, job, Cause(kind="hardware", text=text, node=sick[0].node), wall)
@@ -207,13 +209,13 @@ def _make_room(cluster: Cluster, job: JobRecord, head: Head, other: JobRecord, w
     return Decision(step, (text,))
 
 
-def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Decision:
-    """A need: the gang goes on without what has to go, or holds."""
+def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float, grace: float | None = None) -> Decision:
+    """A need: the gang goes on without what has to go, or holds. ``grace``: as of ``propose``."""
     spend = _note(cluster, cause, wall)
     if match(job.spec.policies, "PodEvicted", None) == "FailJob":
         text = f"a policy of the job says FailJob for PodEvicted: {cause.text}"
         return Decision(End("failed", text, outcome=Outcome(code=1, text=text), spend=spend, planned=True), (text,))
-    return propose_or_hold(cluster, job, cause, (), spend, planned=True)
+    return propose_or_hold(cluster, job, cause, (), spend, planned=True, grace=grace)
 
 
 def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
@@ -231,7 +233,7 @@ def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Dec
         return _propose_or_stay(cluster, job, Cause(kind="scale", text=text), wall)
     if growing.before > size:
         return None
-    short = choose(cluster, job, growing.want).short
+    short = up_to(cluster, job, growing.want).short
     return Decision(None, (f"runs on {size} of {growing.want} nodes: {short}",), growing.deadline)
 
 
@@ -317,10 +319,12 @@ def _note(cluster: Cluster, cause: Cause, wall: float) -> Spend:
 
 
 def _why_drained(cluster: Cluster, node: str) -> str:
-    reserved = cluster.nodes[node].reserved
+    reserved, notice = cluster.nodes[node].reserved, cluster.nodes[node].facts.notice
+    if notice is not None:
+        return notice.text
     return reserved.text if reserved is not None and reserved.leaves else "being drained"
 
 
 def _draining(cluster: Cluster, node: str) -> bool:
     record = cluster.nodes.get(node)
-    return record is not None and record.cordon is not None and record.cordon.drain
+    return record is not None and drained(record)

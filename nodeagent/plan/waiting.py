@@ -14,7 +14,7 @@ from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, size
 from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes, ruled_out, takes_work
-from nodeagent.plan.placement import needs
+from nodeagent.plan.placement import choose, needs
 from nodeagent.plan.proposal import awaited, place, propose
 from nodeagent.plan.room import Room, never, room_for
 from nodeagent.plan.running import after_fault
@@ -156,7 +156,8 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...],
         return late
     text = never(cluster, job.spec)
     if not text:
-        text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
+        several, target = job.spec.several, job.spec.nodes.target
+        text = choose(cluster, job, target).missing if several else needs(job.spec.nodes.min, room.fit)
     if room.barred is not None:
         text = full(cluster, job, room.barred)
     elif room.pending:

@@ -27,6 +27,7 @@ from nodeagent.model.timing import Timing
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
 from nodeagent.spec.healthconfig import HealthConfig, health_or_off, or_off
+from nodeagent.spec.noticeconfig import NoticeConfig
 from nodeagent.spec.sections import ApiConfig, File, Folder, LimitsConfig, Section
 from nodeagent.spec.storeconfig import RedisConfig
 
@@ -86,6 +87,11 @@ class NodeConfig(Section):
     """Network interface for training traffic: sets NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME unless the job does."""
     labels: Annotated[dict[str, str], AfterValidator(_labels)] = {}
     """Words about the node, which a job's `placement` may ask for; `nodeagentctl nodes -o wide` shows them."""
+    spot: bool = False
+    """Whether this machine may be taken away at short notice: only jobs that can go on without it use it, and those
+    that say `spot: allow`."""
+    notice: NoticeConfig | None = None
+    """How the machine's owner says that it takes the machine away; the node's work then moves to others in time."""
     cpu_slots: int | None = Field(default=None, ge=0, le=4096)
     """Workers without a GPU that run here at once. Default: the number of CPUs."""
     gpus: Annotated[Literal["auto", "none"] | tuple[str, ...], BeforeValidator(_gpus)] = "auto"

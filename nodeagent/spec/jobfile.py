@@ -286,6 +286,9 @@ class JobFile(_RoleKeys):
     """off: no interpreter is kept warm; every start begins from nothing."""
     grace: Annotated[float, BeforeValidator(jobvalues.bounded(0, 86400)), WithJsonSchema(_DURATION)] = 30.0
     """From SIGTERM to SIGKILL on planned stops (drain, scale, pause, stop)."""
+    spot: Literal["allow"] | None = None
+    """allow: nodes that may be taken away at short notice (`node.spot`) are used also if the job cannot go on with
+    fewer nodes; default: only if it can."""
     hold_timeout: Annotated[
         float | None,
         BeforeValidator(jobvalues.hold_timeout),
@@ -400,6 +403,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         ),
         limits=written.limits,
         priority=written.priority,
+        spot=written.spot == "allow",
         queue=written.queue or "",
         placement=together(written.placement),
         preload=written.preload,

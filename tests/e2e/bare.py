@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import yaml
 
@@ -49,14 +49,14 @@ class Bare(Cluster):
 
     def start_agent(
         self, node: str, address: str | None = "127.0.0.1", *, interface: str | None = None, slots: int = 8,
-        under: Callable[[Sequence[str]], list[str]] = list,
+        under: Callable[[Sequence[str]], list[str]] = list, notice: Path | None = None,
     ) -> None:  # fmt: skip
         """Start a node's agent from this thread, and so in its network namespace. ``under``: makes its command
-        another one, that becomes it."""
+        another one, that becomes it. ``notice``: it may be taken away, and is when this file is there."""
         run, data = self.home / "local" / "run" / "b" / node, self.home / "local" / "data" / "b" / node
         for folder in (run, data / "state", data / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
-        config = {
+        config: dict[str, Any] = {
             "cluster": self.home.name.replace("_", "-"),  # several may share one store
             "node": {"id": node, "address": address, "data_interface": interface, "cpu_slots": slots, "gpus": "none"},
             "cluster_key": str(self.key),
@@ -66,6 +66,8 @@ class Bare(Cluster):
             "timing": {"cooldown": "5s"},
             "jobs": {"allow_root": os.geteuid() == 0},
         }
+        if notice is not None:
+            config["node"] |= {"spot": True, "notice": {"file": str(notice), "every": "0.5s"}}
         (data / "agent.yaml").write_text(yaml.safe_dump(config))
         marked = self.environ | {power.MARK: power.mark(self.home.name, node)}
         with (data / "agent.log").open("ab") as log:

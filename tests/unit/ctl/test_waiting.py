@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.api.jobdetail import way_out
+from nodeagent.api.jobdetail import start_json, way_out
 from nodeagent.api.shapes import job_json
-from nodeagent.ctl.jobtext import _queue, _wait_no_longer
+from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer
 from nodeagent.model.batch import After
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
@@ -54,6 +54,23 @@ def test_next_is_true_of_who_waits_for_its_time_or_for_others() -> None:
     after = make_job(spec=spec)
     text = step(make_cluster(["n1", "n2"], after, taken()), after)
     assert text == "nothing: it starts by itself then; or end it: nodeagentctl stop a"
+
+
+def test_who_waits_for_a_gang_for_which_nodes_are_kept_and_when_that_starts() -> None:
+    a = taken().model_copy(update={"first_active": NOW, "since": NOW})
+    a = a.model_copy(update={"spec": a.spec.model_copy(update={"time_limit": 3600.0})})
+    big, small = (
+        make_job(spec=make_spec(name="big", size=(3, 3))),
+        make_job(uid="u-s", spec=make_spec(name="s"), order=9),
+    )
+    cluster = make_cluster([make_node(n, slots=1) for n in ("n1", "n2", "n3")], a, big, small)
+    assert step(cluster, small) == "nothing: it starts after job big, or before it where its time_limit is short enough"
+    assert start_json(small, cluster, WALL) == {"start_estimate": None, "starts_after": []}
+    found = start_json(big, cluster, WALL)
+    assert found == {"start_estimate": 4_680_000, "starts_after": ["b"]}
+    (line,) = _start(found)
+    assert line.startswith("Starts:      by about 1970-01-0") and line.endswith("(when job b ends at its time limit)")
+    assert _start(start_json(small, cluster, WALL)) == []
 
 
 def test_its_place_and_priority() -> None:

@@ -11,7 +11,7 @@ from nodeagent.model.constraints import Constraints
 from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter, Together
-from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
+from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Notice, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, CauseKind, Head, HeadState, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
@@ -50,6 +50,8 @@ def make_node(
     health: Iterable[Verdict] = (),
     labels: Mapping[str, str] | None = None,
     topology: tuple[str, ...] = (),
+    spot: bool = False,
+    notice: Notice | None = None,
 ) -> NodeRecord:
     """A node, ready for job ``UID`` unless said otherwise. ``peer``: other agents can ask it. GPUs that a verdict in
     ``health`` bars are sick."""
@@ -78,6 +80,8 @@ def make_node(
             health=verdicts,
             labels=dict(labels or {}),
             topology=topology,
+            spot=spot,
+            notice=notice,
         ),
         cordon=Cordon(reason="disk", by="op", at=0.0, drain=drain) if cordon or drain else None,
         readiness=dict({UID: READY} if ready is None else ready),

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.job import JobRecord, Phase
-from nodeagent.model.jobspec import Nodes
+from nodeagent.model.job import JobRecord, Phase, Scale
+from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import NodeRecord, Readiness
+from nodeagent.model.queue import Amount, Queue, Queues
+from nodeagent.model.window import ReservedNode
+from nodeagent.model.world import CauseKind
 from nodeagent.plan import backfill
 from nodeagent.plan.backfill import reserved
 from nodeagent.plan.cluster import Cluster, Notes
@@ -21,7 +24,18 @@ from nodeagent.plan.gang import decide
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.queue import GIVE_WAY
 from nodeagent.plan.steps import Propose
-from tests.unit.plan.build import NOW, PREPARING, READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import (
+    NOW,
+    PREPARING,
+    READY,
+    REPEATABLE,
+    WALL,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    spend,
+)
 from tests.unit.plan.build import make_spec as spec_of
 
 GRACE = 30
@@ -142,6 +156,22 @@ def test_one_that_backs_off_or_is_to_begin_later_keeps_nothing_yet() -> None:
     assert decided(at(cluster, NOW + 1000), "small")[0] is None
 
 
+def test_one_whose_queue_is_at_its_capability_keeps_nothing() -> None:
+    def of(queue: str, job: JobRecord) -> JobRecord:
+        return job.model_copy(update={"spec": job.spec.model_copy(update={"queue": queue})})
+
+    a, big, small = (
+        of("team", runs("a", ["n1", "n2"], 60)),
+        of("team", waits("big", 4, 1)),
+        of("other", waits("s", 1, 2)),
+    )
+    team, other = Queue(name="team", priority=1, capability=Amount(nodes=5)), Queue(name="other")
+    full = replace(cluster_of(4, a, big, small), queues=Queues(queues=(team, other)))
+    assert decided(full, "s")[0] == {"n3"}
+    more = team.model_copy(update={"capability": Amount(nodes=6)})
+    assert decided(replace(full, queues=Queues(queues=(more, other)), notes=Notes()), "s")[0] is None
+
+
 def test_nodes_that_will_not_do_are_not_kept() -> None:
     cluster = cluster_of(6, runs("a", ["n1"], 60), waits("big", 3, 1), waits("small", 1, 2))
     records = dict(cluster.nodes)
@@ -152,6 +182,17 @@ def test_nodes_that_will_not_do_are_not_kept() -> None:
     (found,) = reserved(cluster).found
     assert found.nodes == {"n1", "n5", "n6"}
     assert decided(cluster, "small")[0] == {"n2"}
+
+
+def test_nodes_that_a_maintenance_window_closes_to_it_are_open_to_others() -> None:
+    cluster = cluster_of(5, runs("a", ["n1"], 60), waits("big", 4, 1), waits("s", 1, 2, minutes=1), waits("long", 1, 3))
+    soon = ReservedNode(window="w", text="closed", leaves=False, left=10 * MINUTE)
+    records = {n: r.model_copy(update={"reserved": soon if n == "n2" else None}) for n, r in cluster.nodes.items()}
+    cluster = replace(cluster, nodes=records, notes=Notes())
+    (found,) = reserved(cluster).found
+    assert found.nodes == {"n1", "n3", "n4", "n5"}
+    assert decided(cluster, "s")[0] == {"n2"}
+    assert "n3, n4, n5 are kept for job big" in decided(cluster, "long")[1]
 
 
 # --- those that have just become free
@@ -222,6 +263,36 @@ def test_a_lost_node_is_replaced_there_all_the_same() -> None:
     assert decided(lost, "late")[0] == {"n1", "n3"} or decided(lost, "late")[0] == {"n1", "n5"}
 
 
+def test_a_gang_that_failed_starts_again_where_it_was_for_a_minute() -> None:
+    def failed(kind: CauseKind, ago: int) -> Cluster:
+        late = make_job(
+            "holding", make_head(["n1", "n2"], state="ended", since=NOW - ago), uid="u-late", order=5, active=1,
+            spec=spec_of(size=(2, 2), name="late"), budget={"1": spend(kind)}, since=NOW - ago,
+        )  # fmt: skip
+        return cluster_of(4, runs("svc", ["n3"]), waits("big", 4, 1), late)
+
+    assert decided(failed("worker_failed", 1000), "late")[0] == {"n1", "n2"}
+    assert "kept for job big" in decided(failed("worker_failed", 60_000), "late")[1]
+    assert "kept for job big" in decided(failed("share", 1000), "late")[1], "it made room"
+    backs_off = failed("worker_failed", 60_000)
+    late = backs_off.jobs["u-late"].model_copy(update={"not_before": NOW})
+    assert decided(replace(backs_off, jobs={**backs_off.jobs, "u-late": late}), "late")[0] == {"n1", "n2"}
+    again = failed("worker_failed", 1000)
+    assert decided(again, "late")[0] == {"n1", "n2"}
+    assert decided(at(again, NOW + 59_000), "late")[0] is None, "whatever was asked before"
+
+
+def test_a_scale_out_says_that_nodes_are_kept() -> None:
+    scale = Scale(request="r", want=4, before=1, deadline=NOW + MINUTE, timeout=60)
+    late = runs("late", ["n1"], order=5, size=4)
+    control = late.control.model_copy(update={"target": 4, "scale": scale})
+    cluster = cluster_of(4, late.model_copy(update={"control": control}), waits("big", 4, 1))
+    why = (
+        "runs on 1 of 4 nodes: 1 of 4 nodes fit: n2 is kept for job big; n3 is kept for job big; n4 is kept for job big"
+    )
+    assert decided(cluster, "late") == (None, why)
+
+
 def borrower(on: list[str], target: int, order: int = 0) -> JobRecord:
     job = runs("auto", on, order=order, size=8)
     role = job.spec.role.model_copy(update={"nodes": Nodes(min=1, max=8, target=target, auto=True)})
@@ -268,11 +339,25 @@ def test_the_estimate_is_given_only_to_whom_nobody_goes_before() -> None:
     assert estimate(grows, "big") is None
 
 
-def test_an_overdue_start_is_now() -> None:
-    cluster = at(cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1)), NOW + 120 * MINUTE)
-    found = backfill.reservation_of(cluster, cluster.jobs["u-big"])
-    assert found is not None
-    assert backfill.starts_at(cluster, found, WALL) == 1020.0
+def test_there_is_none_where_a_job_stays_for_longer_than_it_may() -> None:
+    start = NOW + 60 * MINUTE + GRACE * 1000
+    cluster = cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2))
+    assert estimate(at(cluster, start - 1), "big") == start
+    assert estimate(at(cluster, start), "big") is None
+    assert decided(at(cluster, start), "small") == (None, "n3, n4 are kept for job big, which is about to start")
+
+
+def test_it_says_when_and_after_whom() -> None:
+    days = 24 * 60
+    jobs = [runs(name, [f"n{i}"], 3 * days) for i, name in enumerate("abcde", 1)]
+    found = reserved(cluster_of(6, *jobs[:2], waits("big", 6, 9))).found
+    says = [backfill.starts_by(cluster_of(1), one, WALL) for one in found]
+    assert says == ["starts by about 00:18 UTC in 3 days (when jobs a, b end at their time limits)"]
+    cluster = cluster_of(6, *jobs, waits("big", 6, 9))
+    says = [backfill.starts_by(cluster, one, WALL - 600) for one in reserved(cluster).found]
+    assert says == ["starts by about 00:08 UTC in 3 days (when jobs a, b, c and 2 more end at their time limits)"]
+    (last,) = reserved(soon := cluster_of(2, runs("a", ["n1"], days - 10), waits("big", 2, 9))).found
+    assert backfill.starts_by(soon, last, WALL).startswith("starts by about 00:08 UTC tomorrow (when job a ends")
 
 
 @pytest.mark.parametrize(("phase", "used", "left"), [("running", 0, 60), ("forming", 600_000, 50)])
@@ -297,16 +382,60 @@ def test_a_gang_in_one_rack_has_a_rack_kept_and_others_start_elsewhere() -> None
     assert decided(cluster, "small")[0] == {"n2"}
 
 
+def test_a_job_of_several_roles_has_nodes_for_all_its_places_kept() -> None:
+    roles = tuple(
+        Role(name=name, command=("x",), nodes=Nodes(min=2, max=2, target=2), workers_per_node=workers)
+        for name, workers in (("trainer", 2), ("loader", 1))
+    )
+    spec = spec_of(name="big").model_copy(update={"roles": roles})
+    big = make_job(uid="u-big", spec=spec, order=1)
+    jobs = runs("a", ["n1"], 60), big, waits("small", 1, 2), waits("quick", 1, 3, minutes=5)
+    records = [make_node(n, slots=3, ready={j.uid: READY for j in jobs}) for n in ("n1", "n2")]
+    cluster = make_cluster(records, *jobs)
+    (found,) = reserved(cluster).found
+    assert (found.nodes, found.after) == (frozenset(cluster.nodes), ("a",))
+    assert found.start == NOW + 60 * MINUTE + GRACE * 1000
+    assert "are kept for job big" in decided(cluster, "small")[1]
+    assert decided(cluster, "quick")[0] is not None
+
+
+def test_what_is_borrowed_is_not_free_for_a_job_of_several_roles() -> None:
+    """Nothing is given back for it."""
+    roles = tuple(Role(name=n, command=("x",), nodes=Nodes(min=1, max=1, target=1), workers_per_node=1) for n in "ab")
+    spec = spec_of(name="big").model_copy(update={"roles": roles})
+    cluster = cluster_of(2, borrower(["n1", "n2"], 1), make_job(uid="u-big", spec=spec, order=1))
+    assert [one.start for one in reserved(cluster).found] == [None]
+    cluster = cluster_of(2, borrower(["n1", "n2"], 1), waits("big", 1, 1))
+    assert [one.start for one in reserved(cluster).found] == [0]
+
+
+def test_a_gang_in_segments_has_whole_segments_kept() -> None:
+    racks = {f"n{i}": f"r{(i + 2) // 3}" for i in range(1, 7)}
+    jobs = (runs("a", ["n1", "n2"], 60), runs("b", ["n4", "n5"], 90))
+    big = waits("big", 2, 1)
+    big = big.model_copy(update={"spec": spec_of(size=(2, 2), name="big", segments=2)})
+    everybody = dict.fromkeys(("u-big", "u-small"), READY)
+    records = [
+        make_node(n, slots=1, labels={"rack": rack}, topology=("rack",), ready=everybody) for n, rack in racks.items()
+    ]
+    cluster = make_cluster(records, *jobs, big, waits("small", 1, 2))
+    (found,) = reserved(cluster).found
+    assert found.start == NOW + 60 * MINUTE + GRACE * 1000
+    assert found.nodes <= {"n1", "n2", "n3"} and len(found.nodes) == 2
+    assert decided(cluster, "small")[0] is not None
+
+
 # --- whatever the cluster
 
 
-LIMITS = st.one_of(st.none(), st.integers(1, 200))
+MINUTES = st.sampled_from([1, 10, 29, 30, 31, 60, 90])
+LIMITS = st.one_of(st.none(), MINUTES)
 
 
 @st.composite
 def crowds(draw: st.DrawFn, *, limited: bool = False) -> tuple[int, list[JobRecord], list[JobRecord]]:
-    """Nodes, jobs that run on some of them, jobs that wait; all of them of fixed sizes."""
-    limits = st.integers(1, 200) if limited else LIMITS
+    """Nodes, jobs that run on some of them, jobs that wait, a large one first; all of them of fixed sizes."""
+    limits = MINUTES if limited else LIMITS
     count = draw(st.integers(2, 8))
     free = [f"n{i}" for i in range(1, count + 1)]
     running = list[JobRecord]()
@@ -315,9 +444,8 @@ def crowds(draw: st.DrawFn, *, limited: bool = False) -> tuple[int, list[JobReco
             break
         on = [free.pop() for _ in range(draw(st.integers(1, min(3, len(free)))))]
         running.append(runs(f"r{len(running)}", on, draw(limits), order=len(running)))
-    waiting = [
-        waits(f"w{i}", draw(st.integers(1, count)), 100 + i, draw(limits)) for i in range(draw(st.integers(1, 6)))
-    ]
+    sizes = [draw(st.integers(max(1, count - 1), count)), *draw(st.lists(st.integers(1, 3), max_size=5))]
+    waiting = [waits(f"w{i}", min(size, count), 100 + i, draw(limits)) for i, size in enumerate(sizes)]
     return count, running, waiting
 
 
@@ -343,7 +471,7 @@ def all_started(cluster: Cluster) -> Cluster:
 
 
 @REPEATABLE
-@given(crowds(), st.integers(0, 100))
+@given(crowds(), st.integers(0, 60))
 def test_whoever_comes_later_pushes_nobody_back(
     drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int
 ) -> None:
@@ -361,7 +489,7 @@ def test_whoever_comes_later_pushes_nobody_back(
 
 
 @REPEATABLE
-@given(crowds(), st.integers(0, 100))
+@given(crowds(), st.integers(0, 60))
 def test_all_agents_keep_the_same_whatever_they_saw_before(
     drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int
 ) -> None:

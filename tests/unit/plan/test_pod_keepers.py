@@ -8,7 +8,18 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Head, Token
-from nodeagent.plan.pod import Keep, PodAction, Prepare, Retire, SendAck, Stop, plan_pods
+from nodeagent.plan.pod import (
+    RULES,
+    Keep,
+    PodAction,
+    PodCase,
+    Prepare,
+    Retire,
+    SendAck,
+    Stop,
+    decide_pod,
+    plan_pods,
+)
 from nodeagent.pods.base import PodStatus, Rendezvous
 from tests.unit.plan.build import UID, UNFIT, life, make_cluster, make_head, make_job, make_node
 
@@ -173,3 +184,34 @@ def test_a_generation_without_keepers_gets_some_from_its_first_member() -> None:
 def test_a_chooser_whose_pod_is_unfit_chooses_all_the_same() -> None:
     job = make_job("running", make_head(["n4", "n5"]), keepers=["n1", "n2", "n4"], target=2)
     assert isinstance(act(job, status("unfit"), "n1", unfit=True, lapsed=("n2",)), Keep)
+
+
+# --- the order of the rules
+
+
+RUNS = (WorkerState(rank=0, local_rank=0, pid=7, state="running"),)
+
+
+@pytest.mark.parametrize(
+    ("job", "now", "node", "speak"),
+    [
+        (forming(("n4",), ("n3",)), status("running", generation=OLD, workers=RUNS), "n3", "end keep"),
+        (forming(("n4",), ("n3",), holders=("n3",)), WARM, "n3", "form keep"),
+        (running(), status("running", generation=OLD, workers=RUNS), "n1", "keep"),
+        (running(), status("gone"), "n1", "run keep"),
+        (ended(), WARM, "n1", "retire keep"),
+        (ended("n1"), WARM, "n1", "release"),
+        (forming(("n4", "n5"), ("n3",)), status("stuck", generation=OLD), "n3", "keep stop_again"),
+        (forming(("n4", "n5"), ("n3",)), status("gone"), "n3", "keep prepare"),
+        (make_job("queued", None), None, "n3", "prepare"),
+        (None, WARM, "n3", "gone"),
+    ],
+)
+def test_of_several_rules_that_have_something_to_say_the_first_decides(
+    job: JobRecord | None, now: PodStatus | None, node: str, speak: str
+) -> None:
+    cluster = make_cluster([make_node(n, peer=True) for n in NAMES], *([job] if job is not None else []))
+    case = PodCase(cluster, node, life(node), UID, job, now, False, frozenset({UID}))
+    answers = {rule.__name__: rule(case) for rule in RULES}
+    assert " ".join(name for name, action in answers.items() if action is not None) == speak
+    assert decide_pod(case) == answers[speak.split(maxsplit=1)[0]]

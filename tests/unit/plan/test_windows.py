@@ -171,12 +171,14 @@ def test_whoever_has_left_does_not_come_back_before_the_window() -> None:
     assert chosen(with_windows(make_cluster(["n1", "n2"], ended), one), ended) == ["n2"]
 
 
-def test_a_gang_that_forms_anew_keeps_its_nodes_until_it_has_to_leave_them() -> None:
+@pytest.mark.parametrize("holders", [(), ("n1", "n2")])
+def test_a_gang_that_forms_anew_keeps_its_nodes_until_it_has_to_leave_them(holders: tuple[str, ...]) -> None:
+    """``holders``: where its workers are still to end."""
     spec, one = make_spec(size=(2, 2)), window(HOUR)
     runs = make_job("running", make_head(["n1", "n2"]), spec=spec)
     cluster = with_windows(make_cluster(["n1", "n2", "n3"], runs), one)
     assert chosen(cluster, runs) == ["n1", "n2"]
-    ended = make_job("holding", make_head(["n1", "n2"], state="ended"), spec=spec)
+    ended = make_job("holding", make_head(["n1", "n2"], state="ended", holders=holders), spec=spec)
     again = replace(cluster, jobs={ended.uid: ended})
     assert chosen(again, ended) == ["n2", "n3"]
 
