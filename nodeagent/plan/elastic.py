@@ -258,7 +258,7 @@ class _Ledger:
                         break
                     plan.release(donor, use)
                     shrink.append((donor, member.node))
-        stop: list[JobRecord] = []
+        stop: dict[str, tuple[JobRecord, int, Resources]] = {}
         room, given = len(shrink), {(donor.uid, node) for donor, node in shrink}
         for donor in donors:
             if room >= lack:
@@ -269,12 +269,21 @@ class _Ledger:
             if more and plan.may_lose(donor, use, job, needs, owns):
                 plan.release(donor, use)
                 room += more
-                stop.append(donor)
+                stop[donor.uid] = donor, more, use
         if room < lack:
             return False
+        for donor, more, use in reversed([*stop.values()]):  # who was asked before a larger one is not needed any more
+            if room - more >= lack:
+                plan.grant(donor, use)
+                room -= more
+                del stop[donor.uid]
+        while shrink and room > lack:
+            donor, node = shrink.pop()
+            plan.grant(donor, _use_on(donor, node))
+            room -= 1
         for donor, node in shrink:
             self._part(donor, node, job)
-        for donor in stop:
+        for donor, _, _ in stop.values():
             self.stops[donor.uid] = job.uid
             self._promised.update(m.node for m in self._kept(donor, back))
         return True

@@ -15,7 +15,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Resources, of_devices, size, together
 from nodeagent.plan.membership import holding_nodes
-from nodeagent.plan.share import ROUNDING, above, dominant, entitlements, holdings, owned
+from nodeagent.plan.share import ROUNDING, above, dominant, entitlements, holdings, owned, within
 
 MIN_RUNTIME = 60.0
 """Seconds that a gang runs at least before it is stopped for another queue."""
@@ -40,7 +40,7 @@ class Reclaim:
     def owns(self, job: JobRecord, use: Resources) -> bool:
         """With this much more the job's queue still has no more than it is guaranteed."""
         name = _of(job)
-        return self._within_guarantee(name, self._use.get(name, NOTHING).and_(use))
+        return within(self._owned(name), self._use.get(name, NOTHING).and_(use))
 
     def may_lose(self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources, owns: bool) -> bool:
         """The donor may give this much for a job that needs so much: with that much less its queues still have what
@@ -63,7 +63,7 @@ class Reclaim:
         if all(self._within(name, self._use.get(name, NOTHING).and_(needs)) for name in siblings):
             return True
         keeps = dominant(has.less(use), self._total) >= self._entitled.get(apart[-1], 0.0) - ROUNDING
-        return keeps and all(self._below(name, needs) for name in siblings)
+        return keeps and all(self._below(n, needs) for n in siblings)
 
     def over(self, donor: JobRecord) -> float:
         """By how much the donor's queue has more than it is entitled to, as a part of the cluster."""
@@ -82,17 +82,13 @@ class Reclaim:
 
     def _within(self, name: str, use: Resources) -> bool:
         part = self._entitled.get(name, 0.0) + ROUNDING
-        return dominant(use, self._total) <= part or self._within_guarantee(name, use)
+        return dominant(use, self._total) <= part or within(self._owned(name), use)
 
     def _below(self, name: str, needs: Resources) -> bool:
         """The queue would have less than its part if the job had one node less."""
         but_one = Resources(*(amount - amount // max(1, needs.nodes) for amount in needs))
         share = dominant(self._use.get(name, NOTHING).and_(but_one), self._total)
         return share < self._entitled.get(name, 0.0) - ROUNDING
-
-    def _within_guarantee(self, name: str, use: Resources) -> bool:
-        owned = self._owned(name)
-        return bool(owned) and all(getattr(use, resource) <= amount for resource, amount in owned.items())
 
     def _spares(self, name: str, use: Resources) -> bool:
         left = self._use.get(name, NOTHING).less(use)

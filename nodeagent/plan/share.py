@@ -1,7 +1,8 @@
 """How queues share a cluster: what each of them uses, whose turn it is, and what no queue may exceed. Pure: the same
 view gives the same order on every node. Chooses no nodes, and starts nothing.
 
-The order of jobs that wait: the queue's priority, then the job's; then, from the top of the tree down, queues that have
+The order of jobs that wait: those within what their queues are guaranteed; then by the queue's priority, and the
+job's; then, from the top of the tree down, queues that have
 less than they are entitled to before the others; then who would have the smaller share, the job included, and used less
 before; within a queue the same by user; then age. A share is a dominant one: of GPUs, nodes and CPU slots the largest
 part of the cluster that is in use, by the weight. Each job that is put in line counts as if it ran, so that the line is
@@ -18,7 +19,7 @@ from itertools import pairwise
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import RESOURCES, Queue, Queues, queue_of
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import NOTHING, Resources, size, used, wanted
+from nodeagent.plan.demand import NOTHING, Resources, least, size, used, wanted
 from nodeagent.plan.usage import Decayed
 
 NO_PAST = Decayed()
@@ -210,12 +211,36 @@ def in_line(
 ) -> list[JobRecord]:
     """These jobs in the order in which they would start, if there was room for one after the other. ``past``: what
     queues and their users have used before; ``without_room``: jobs (uids) that there is no room for."""
-    classes: dict[tuple[int, int], list[JobRecord]] = {}
-    for job in sorted(jobs, key=lambda job: (job.order, job.uid)):
+    line = sorted(jobs, key=lambda job: (job.order, job.uid))
+    first = _within_guarantees(cluster, line)
+    classes: dict[tuple[bool, int, int], list[JobRecord]] = {}
+    for job in line:
         queue = cluster.queues.by_name.get(queue_of(job.spec.queue))
-        classes.setdefault((queue.priority if queue is not None else 0, job.spec.priority), []).append(job)
+        rank = job.uid in first, queue.priority if queue is not None else 0, job.spec.priority
+        classes.setdefault(rank, []).append(job)
     turns = _Turns(cluster, past, without_room)
     return [job for rank in sorted(classes, reverse=True) for job in turns.take(classes[rank])]
+
+
+def _within_guarantees(cluster: Cluster, jobs: Iterable[JobRecord]) -> frozenset[str]:
+    """Those of these jobs (uids) with which their queues still have no more than they are guaranteed. ``jobs``: the
+    oldest first."""
+    found: set[str] = set()
+    use: dict[str, Resources] = {}
+    for job in sorted(jobs, key=lambda job: -job.spec.priority):
+        name = queue_of(job.spec.queue)
+        if guarantee := owned(cluster.queues, name):
+            before = use.get(name, holdings(cluster).by_queue.get(name, NOTHING))
+            after = before.and_(least(cluster, job.spec))
+            if within(guarantee, after):
+                found.add(job.uid)
+                use[name] = after
+    return frozenset(found)
+
+
+def within(guarantee: Mapping[str, int], use: Resources) -> bool:
+    """That much is within what is guaranteed; never where nothing is."""
+    return bool(guarantee) and all(getattr(use, resource) <= amount for resource, amount in guarantee.items())
 
 
 _Entry = tuple[bool, float, int, str]

@@ -13,13 +13,14 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
 import structlog
 
-from tests.sim import schedule
+from tests.sim import schedule, teams
 from tests.sim.test_random import REPLAY
 
 LIMIT = 1800
@@ -44,12 +45,12 @@ def _hangs(_number: int, _frame: FrameType | None) -> None:
     raise TimeoutError(f"the schedule took more than {LIMIT} s of CPU")
 
 
-def run(seed: int) -> Outcome:
+def run(seed: int, of_teams: bool = False) -> Outcome:
     """In a process of the pool."""
-    drawn, start, error = schedule.shape(seed), time.process_time(), ""
+    drawn, start, error = (teams.drawn if of_teams else schedule.shape)(seed), time.process_time(), ""
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
     try:
-        schedule.run(seed)
+        (teams.run if of_teams else schedule.run)(seed)
     except BaseException as failure:
         if isinstance(failure, KeyboardInterrupt):
             raise
@@ -81,15 +82,16 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one for each core")
+    parser.add_argument("--teams", action="store_true", help="schedules of several queues (teams.py)")
     parser.add_argument("--failures", type=Path, default=Path("sim-failures.txt"), help="where tracebacks go")
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.schedules)
     start, shown, done = time.monotonic(), time.monotonic(), []
     failed: list[int] = []
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([schedule.__name__])
+    context.set_forkserver_preload([schedule.__name__, teams.__name__])
     with context.Pool(asked.processes, _prepare, maxtasksperchild=BATCH) as pool:
-        for one in pool.imap_unordered(run, seeds):
+        for one in pool.imap_unordered(partial(run, of_teams=asked.teams), seeds):
             done.append(one)
             if one.error:
                 failed.append(one.seed)
@@ -105,7 +107,7 @@ def main() -> int:
     print(f"nodes: {_distribution(done)}; jobs: {sum(one.jobs for one in done)}")
     print(f"slowest: seed {slowest.seed} with {slowest.nodes} nodes, {slowest.cpu:.0f} s of CPU")
     for seed in sorted(failed):
-        print(f"replay: {REPLAY}={seed} python -m pytest tests/sim/test_random.py")
+        print(f"replay: {REPLAY}={seed} python -m pytest tests/sim/test_{'teams' if asked.teams else 'random'}.py")
     if failed:
         print(f"tracebacks: {asked.failures}")
     return 1 if failed else 0

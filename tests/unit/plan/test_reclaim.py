@@ -63,6 +63,9 @@ def test_parts_are_by_weight_of_queues_that_have_jobs() -> None:
     view = cluster(8, tree, job("a1", 1), job("x1", 1), job("y1", 1))
     assert entitlements(view) == {"a": 0.25, "b": 0.75, "x": 0.375, "y": 0.375}
     assert entitlements(cluster(8, tree, job("a1", 1))) == {"a": 1.0}
+    ended, paused = job("x1", 1).model_copy(update={"phase": "succeeded"}), job("y1", 1)
+    paused = paused.model_copy(update={"control": paused.control.model_copy(update={"desired": "pause"})})
+    assert entitlements(cluster(8, tree, job("a1", 1), ended, paused)) == {"a": 1.0}
 
 
 def test_an_elastic_job_shrinks_first_and_only_to_the_others_part() -> None:
@@ -175,6 +178,13 @@ def test_what_cannot_be_divided_by_weight_goes_to_who_has_less_than_its_part() -
         assert sharing(cluster(4, [A, B, C], *level, job(f"{name}9", 1, order=9))).stops == {}, "and it stays so"
 
 
+def test_of_equal_shares_who_has_less_gets_it() -> None:
+    """Of five nodes a is to have 2.9, b 0.7 and c 1.4. Their shares would be equal if b got one of a's four."""
+    queues = [Queue(name="a", weight=2), Queue(name="b", weight=0.5), C]
+    jobs = [*ones("a", [1, 2, 3, 4]), *ones("c", [5]), job("b9", 1, order=9)]
+    assert sharing(cluster(5, queues, *jobs)).stops == {"u-a4": "u-b9"}
+
+
 def test_who_gives_for_that_keeps_its_part() -> None:
     """Of five nodes each of two queues is to have two and a half: who has three keeps them."""
     jobs = [*ones("a", [1, 2, 3]), *ones("b", [4, 5])]
@@ -190,6 +200,46 @@ def test_a_gang_gets_no_more_than_part_of_one_node_so() -> None:
     assert len(sharing(cluster(7, [A, B, C], *jobs, job("c9", 3, order=9))).stops) == 3
 
 
+def test_priority_keeps_no_queue_from_its_part() -> None:
+    """a8 is before b9 in line and entitled to nothing. What a4 gives is b9's: it is first of all then."""
+    jobs = [*ones("a", range(1, 5)), job("b9", 1, order=9), job("a8", 1, order=8, priority=5)]
+    assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
+
+
+def test_nothing_is_done_where_it_would_not_be_enough() -> None:
+    """a may give one of its six nodes, and b9 needs two."""
+    guarded = Queue(name="a", guarantee=Amount(nodes=5))
+    jobs = [*ones("a", range(1, 7)), *ones("b", [7, 8])]
+    assert sharing(cluster(8, [guarded, B], *jobs, job("b9", 2, order=9))).stops == {}
+    assert sharing(cluster(8, [guarded, B], *jobs, job("b9", 1, order=9))).stops == {"u-a6": "u-b9"}
+
+
+def test_a_queue_within_its_part_gives_nothing() -> None:
+    """c has b's part and may not be taken from; a has its own, though a job of it could be smaller."""
+    keeps = Queue(name="c", reclaimable=False)
+    found = sharing(cluster(6, [A, B, keeps], job("a1", 1, [1, 2]), job("c1", 1, range(3, 7)), job("b9", 1, order=9)))
+    assert (found.gives, found.stops) == ({}, {})
+
+
+def test_what_one_job_is_to_get_counts_for_the_next() -> None:
+    """a has all six nodes, two of which are b's part: two of b's four jobs get one. c waits for more than there are."""
+    jobs = [*ones("a", range(1, 7)), *(job(f"b{i}", 1, order=10 + i) for i in range(4)), job("c1", 9, order=20)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-a6": "u-b0", "u-a5": "u-b1"}
+
+
+def test_who_is_most_above_its_part_gives_first() -> None:
+    jobs = [*ones("a", [1, 2, 3], order=50), *ones("c", range(4, 9)), job("b9", 1, order=9)]
+    assert sharing(cluster(8, [A, B, C], *jobs)).stops == {"u-c8": "u-b9"}, "though a's jobs are younger"
+
+
+def test_nobody_gives_anything_who_is_not_needed() -> None:
+    """The job of four nodes makes room: then neither the younger one has to, nor the elastic one to give a node."""
+    four, one, heavy = job("a1", 4, range(1, 5)), job("a2", 1, [5], order=2), Queue(name="b", weight=4)
+    assert sharing(cluster(5, [A, heavy], four, one, job("b9", 4, order=9))).stops == {"u-a1": "u-b9"}
+    found = sharing(cluster(6, [A, heavy], four, job("a2", 1, [5, 6], order=2), job("b9", 4, order=9)))
+    assert (found.stops, found.gives) == ({"u-a1": "u-b9"}, {})
+
+
 def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
     """What the queue and its sibling have together is not the sibling's business."""
     tree = [Queue(name="p"), Queue(name="a", parent="p"), Queue(name="b", parent="p"), C]
@@ -199,9 +249,9 @@ def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
 
 
 def test_what_others_of_the_queue_get_from_idle_nodes_counts() -> None:
-    """Two of four nodes are b's part: one is idle, and so only one more is taken."""
-    jobs = [*ones("a", [1, 2, 3]), *(job(f"b{i}", 1, order=i) for i in (6, 7, 8))]
-    assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a3": "u-b7"}
+    """Two of six nodes are b's part: one is idle, and so only one more is taken. c waits for more than there are."""
+    jobs = [*ones("a", range(1, 6)), *(job(f"b{i}", 1, order=i) for i in (7, 8, 9)), job("c1", 9, order=20)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-a5": "u-b8"}
 
 
 def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
@@ -216,10 +266,10 @@ def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
 
 
 def test_what_a_job_leaves_is_no_longer_its_queues() -> None:
-    """a3 has made room, and its workers still stop: nobody else of a is to make room for the same job."""
+    """a3 has made room, and its workers still stop. b8 gets its node, and what b9 needs is c's: a has its part."""
     leaves = make_job("holding", make_head(["n3"], state="ended", holders=["n3"]), spec=job("a3", 1).spec, uid="u-a3")
-    jobs = [*ones("a", [1, 2]), leaves, *ones("b", [4]), job("b6", 1, order=6), job("b7", 1, order=7)]
-    assert sharing(cluster(4, [A, B], *jobs)).stops == {}
+    jobs = [*ones("a", [1, 2], order=50), leaves, *ones("c", [4, 5, 6]), job("b8", 1, order=8), job("b9", 1, order=9)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-c6": "u-b9"}
 
 
 def test_who_has_made_room_lets_others_get_ready() -> None:
@@ -298,6 +348,21 @@ def test_what_must_hold_of_every_view(
             assert owned or has(one.name) > part[one.name] * total, "only from one that had more than its part"
     for uid in takers:
         name, needs = of(uid), by_uid[uid].spec.nodes.min
-        assert has(name) + needs <= max(part[name] * total + 1e-6, guaranteed[name]), "up to its part only"
+        assert has(name) + needs < max(part[name] * total + 1, guaranteed[name] + 1), "up to its part only, to one node"
+        given = [of(donor) for donor, nodes in found.gives.items() for one in nodes.values() if one == uid]
+        assert len(given) <= needs, "no more than it needs"
+        stopped = {donor: len(by_uid[donor].head.members) for donor, one in found.stops.items() if one == uid}  # type: ignore[union-attr]
+        gained = len(given) + sum(n - len(found.gives.get(donor, ())) for donor, n in stopped.items())
+        assert gained >= needs - idle, "never in vain"
+        assert all(gained - n < needs for n in stopped.values()), "nobody who is not needed"
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
     assert sharing(turned) == found, "whatever order they are read in"
+
+
+def test_nobody_borrows_over_a_capability() -> None:
+    spec = make_spec(name="a1", size=(1, 8)).model_copy(update={"queue": "a"})
+    nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
+    spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
+    one = make_job("running", make_head(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
+    assert sharing(cluster(4, [Queue(name="a", capability=Amount(nodes=2)), B], one)).takes == {}
+    assert sharing(cluster(4, [Queue(name="a", capability=Amount(nodes=4)), B], one)).takes == {"u-a1": ("n3", "n4")}

@@ -138,6 +138,20 @@ def test_priorities_go_before_shares() -> None:
     assert line(cluster_of([A, urgent], big, *jobs)) == "b-high b-low a-high a-low"
 
 
+def test_what_is_guaranteed_goes_before_priorities() -> None:
+    """Of b two nodes: its first two jobs, whatever others' priority; a large one is not among them."""
+    owner = Queue(name="b", guarantee=Amount(nodes=2))
+    jobs = [
+        job("a-high", "a", 0, priority=9),
+        job("b-large", "b", 1, nodes=3),
+        *(job(f"b{i}", "b", 2 + i) for i in range(3)),
+    ]
+    assert line(cluster_of([A, owner], *jobs)) == "b0 b1 a-high b-large b2"
+    assert line(cluster_of([A, owner], running("big", "b", ["n1"]), *jobs)) == "b0 a-high b-large b1 b2"
+    urgent = job("b-high", "b", 9, priority=1)
+    assert line(cluster_of([A, owner], running("big", "b", ["n1"]), *jobs, urgent)).startswith("b-high a-high")
+
+
 def test_the_scarcest_resource_counts() -> None:
     """Three of ten slots are more of the cluster than two of twenty nodes are."""
     slots = with_devices(running("slots", "a", ["n1"]), lambda _: ("cpu0", "cpu1", "cpu2"))

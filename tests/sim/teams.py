@@ -1,0 +1,318 @@
+"""One random schedule of teams: a tree of queues and more jobs than there is room for, a storm of faults, and then
+everything is mended. Jobs have work to do and end when it is done.
+
+Owns what a seed stands for and what must hold of queues while it runs; faults and mending are ``schedule.py``'s. The
+same seed always gives the same schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nodeagent.model.job import TERMINAL
+from nodeagent.model.queue import Amount, Queue, Queues, queue_of
+from nodeagent.plan.queue import in_queue
+from nodeagent.plan.reclaim import MIN_RUNTIME
+from nodeagent.store.base import StoreRefusedError
+from tests.sim.cluster import RECOVERED, TIMING, SimCluster
+from tests.sim.faults import FAULTS, Fault
+from tests.sim.invariants import Broken
+from tests.sim.schedule import WORKERS, heal
+from tests.sim.test_shares import held, in_use, share, watch
+from tests.sim.virtual import run_virtual
+
+STORM = 15.0
+"""Seconds of faults."""
+START = 5
+"""Seconds that a job may take to start of which nothing is said any more."""
+GRACE = MIN_RUNTIME + 2 * TIMING.lease + TIMING.form_margin + 15.0
+"""Seconds, when nothing fails, within which a queue has what it is guaranteed: who has it may run for so long before it
+is stopped, and has a grace to save in; then the next generation forms."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job of a team."""
+
+    name: str
+    queue: str
+    low: int
+    high: int
+    seconds: int
+    """How long it has to run, on however many nodes."""
+    after: float
+    """Seconds after the start at which it is submitted."""
+    auto: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Teams:
+    """What a seed's cluster is."""
+
+    nodes: int
+    queues: tuple[Queue, ...]
+    jobs: tuple[Work, ...]
+    pause: float
+    """Mean seconds between two faults."""
+    equals: bool = False
+    """All want more single nodes, so that each is to have its part by weight."""
+
+
+def drawn(seed: int) -> Teams:
+    """One of four is of equals: in all queues single nodes are wanted, and more than there are."""
+    rng = random.Random(f"teams {seed}")
+    nodes, pause = rng.randint(3, 5), rng.choice([1.0, 2.0, 4.0])
+    if rng.random() < 0.25:
+        queues = tuple(Queue(name=name, weight=_weight(rng)) for name in "abc"[: rng.randint(2, 3)])
+        late = {queue.name: rng.choice([0.0, STORM * rng.random(), STORM + 5.0]) for queue in queues}
+        names = [queue.name for queue in queues for _ in range(nodes + 1)]
+        jobs = tuple(Work(f"j{i}", name, 1, 1, 600, late[name]) for i, name in enumerate(names))
+        return Teams(nodes, queues, jobs, pause, equals=True)
+    queues = _tree(rng, nodes)
+    tree = Queues(queues=queues)
+    leaves = [queue.name for queue in queues if queue.name not in tree.children]
+    first, greedy, works = rng.choice(leaves), rng.random() < 0.6, []
+    for i in range(rng.randint(4, 8)):
+        queue = rng.choice([*leaves, first])
+        caps = [one.capability.nodes for one in tree.path(queue) if one.capability.nodes is not None]
+        low = rng.choice([1, 1, rng.randint(1, min([nodes, *caps]))])
+        high = rng.choice([low, rng.randint(low, nodes)])
+        early = queue == first if greedy else rng.random() < 0.5
+        after = 0.0 if early else rng.uniform(5.0, STORM + 15.0)
+        seconds = rng.choice([20, 80] if early else [5, 20])
+        works.append(
+            Work(f"j{i}", queue, low, high, seconds, after, auto=rng.random() < 0.3, priority=rng.choice([0, 0, 0, 5]))
+        )
+    return Teams(nodes, queues, tuple(works), pause)
+
+
+def _tree(rng: random.Random, nodes: int) -> tuple[Queue, ...]:
+    """Two to four queues with jobs, some below another. Guarantees are of no more nodes than there are."""
+    inner = rng.random() < 0.4
+    left, queues = nodes, [Queue(name="p", weight=_weight(rng))] if inner else []
+    for name in "abcd"[: rng.randint(2, 4)]:
+        guarantee = rng.randint(0, left) if rng.random() < 0.4 else 0
+        left -= guarantee
+        cap = rng.randint(max(1, guarantee), nodes) if rng.random() < 0.3 else None
+        queues.append(
+            Queue(
+                name=name, parent="p" if inner and name in "ab" else "", weight=_weight(rng),
+                guarantee=Amount(nodes=guarantee or None), capability=Amount(nodes=cap),
+                reclaimable=rng.random() > 0.1, priority=rng.choice([0, 0, 0, 1]),
+            )
+        )  # fmt: skip
+    return tuple(queues)
+
+
+def _weight(rng: random.Random) -> float:
+    return rng.choice([0.5, 1.0, 1.0, 2.0, 3.0])
+
+
+@dataclass
+class Seen:
+    """What a schedule came to."""
+
+    checks: int = 0
+    made_room: int = 0
+    """Jobs that were stopped for another queue's."""
+    fair: bool = False
+    """That equals had their parts was seen."""
+    ended: Counter[str] = field(default_factory=Counter)
+
+
+class Play:
+    """The jobs at work, and what is looked at meanwhile."""
+
+    def __init__(self, cluster: SimCluster, teams: Teams) -> None:
+        self.cluster, self.teams, self.seen = cluster, teams, Seen()
+        self._tree = Queues(queues=teams.queues)
+        self._done: Counter[str] = Counter()
+        """Seconds of work by job."""
+        self._committed: dict[str, int] = {}
+        """Job (uid) to its newest acknowledged step."""
+        self._fair = False
+        """It was seen for long enough that all have their parts."""
+        self._silent: Counter[str] = Counter()
+        """Looks in a row in which nobody said why a job waits."""
+        self._withheld: dict[str, float] = {}
+        """Queues that lack what they are guaranteed, and since when."""
+        watch(cluster)
+
+    async def submit(self) -> None:
+        """Each job at its moment; in the end once more those that a store which went back has lost: nobody waits here
+        until a submit is on disks."""
+        passed = 0.0
+        for work in sorted(self.teams.jobs, key=lambda work: work.after):
+            await asyncio.sleep(work.after - passed)
+            passed = work.after
+            await self._submit(work)
+        await asyncio.sleep(max(0.0, STORM + 15.0 - passed))
+        for work in self.teams.jobs:
+            await self._submit(work)
+
+    async def _submit(self, work: Work) -> None:
+        def open_() -> bool:
+            return self.cluster.settled() and bool(self.cluster.server.state.nodes)
+
+        async def step() -> None:
+            await self.cluster.until(open_, RECOVERED, "the store has read what agents know")
+            if self.cluster.find(work.name) is None:
+                await self.cluster.submit(
+                    work.name, work.low, work.high, work.low if work.auto else work.high,
+                    auto=work.auto, queue=work.queue, priority=work.priority,
+                )  # fmt: skip
+
+        await self.cluster.patiently(step)
+
+    async def work(self) -> None:
+        """Each job that runs whole gets on with its work, commits, and ends when it is done."""
+        while True:
+            await asyncio.sleep(1.0)
+            for work in self.teams.jobs:
+                job = self.cluster.find(work.name)
+                if job is None or job.head is None or not self.cluster.whole(work.name):
+                    continue
+                self._done[work.name] += 1
+                if self._fair or self._done[work.name] >= work.seconds:
+                    for node in job.head.members:
+                        machine = self.cluster.nodes[node].machine
+                        for local in sorted(machine.pods[job.uid].alive):
+                            machine.worker_ends(job.uid, local, code=0)
+                elif self._done[work.name] % 5 == 0:
+                    first = job.head.ordered()[0].node
+                    self.cluster.nodes[first].machine.wish(job.uid, self._done[work.name])
+
+    def _room_made(self) -> int:
+        """How often a job was stopped for one of another queue, none of which is on its account."""
+        jobs = self.cluster.server.state.jobs.values()
+        stops = [e for job in jobs for e in job.budget.values() if e.kind == "share" and "is entitled" in e.text]
+        if any(stop.counts for stop in stops):
+            raise Broken(f"a job paid for making room: {stops}")
+        return len(stops)
+
+    async def calm(self, limit: float) -> None:
+        """Nothing fails any more: every job comes to its end, no queue lacks what it is guaranteed for long, and of
+        every job that waits it is said why. Of equals each has its part."""
+        loop = asyncio.get_running_loop()
+        end, contended = loop.time() + limit, loop.time()
+        while unfinished := [work.name for work in self.teams.jobs if not self._ended(work.name)]:
+            if loop.time() > end:
+                raise Broken(f"{unfinished} have not ended within {limit} s\n{self.cluster.describe()}")
+            await asyncio.sleep(1.0)
+            self.seen.checks += 1
+            self._guarantees(loop.time())
+            self._reasons()
+            self._steps()
+            if self.teams.equals and not self._fair:
+                contended = contended if self._all_want_more() else loop.time()
+                if loop.time() - contended > GRACE:
+                    self._parts()
+                    self._fair = True
+        self.seen.fair, self.seen.made_room = self._fair, self._room_made()
+        self.seen.ended = Counter(job.phase for job in self.cluster.server.state.jobs.values())
+
+    def _ended(self, name: str) -> bool:
+        job = self.cluster.find(name)
+        return job is not None and job.phase in TERMINAL
+
+    def _all_want_more(self) -> bool:
+        waiting = {job.spec.queue for job in self.cluster.server.state.jobs.values() if in_queue(job)}
+        return waiting == {queue.name for queue in self.teams.queues}
+
+    def _parts(self) -> None:
+        """Each queue has its part by weight of the nodes, to one node."""
+        use, weights = in_use(self.cluster), sum(queue.weight for queue in self.teams.queues)
+        for queue in self.teams.queues:
+            part = self.teams.nodes * queue.weight / weights
+            if abs(use[queue.name] / WORKERS - part) > 1:
+                raise Broken(f"queue {queue.name} has {use} slots, its part is {part} nodes\n{self.cluster.describe()}")
+
+    def _guarantees(self, now: float) -> None:
+        lacking = {*self._lacking()}
+        self._withheld = {name: self._withheld.get(name, now) for name in lacking}
+        for name, since in self._withheld.items():
+            if now - since > GRACE:
+                raise Broken(f"queue {name} lacks what it is guaranteed for {GRACE} s\n{self.cluster.describe()}")
+
+    def _lacking(self) -> Iterator[str]:
+        """Queues with a job that waits and that is within their guarantee. What may not be taken back is none."""
+        if not all(queue.reclaimable for queue in self._tree.queues):
+            return
+        jobs = [job for job in self.cluster.server.state.jobs.values() if job.phase not in TERMINAL]
+        for queue in self._tree.queues:
+            mine = [job for job in jobs if job.spec.queue == queue.name]
+            use = sum(held(job) for job in mine) // WORKERS
+            owned = self._tree.guaranteed(queue.name, "nodes")
+            if any(in_queue(job) and use + job.spec.nodes.min <= owned for job in mine):
+                yield queue.name
+
+    def _steps(self) -> None:
+        """No job goes on from an older step than one that was acknowledged, whoever it made room for."""
+        for job in self.cluster.server.state.jobs.values():
+            step = -1 if job.checkpoint is None else job.checkpoint.step
+            if step < self._committed.get(job.uid, -1):
+                raise Broken(f"{job.name} had committed step {self._committed[job.uid]}, and is at {step}")
+            self._committed[job.uid] = step
+
+    def _reasons(self) -> None:
+        """Of each job that waits an agent says why; one that has not joined knows of none."""
+        agents = [node.agent for node in self.cluster.nodes.values() if node.agent is not None]
+        asked = next((agent for agent in agents if agent.health().joined), None)
+        for job in self.cluster.server.state.jobs.values():
+            silent = in_queue(job) and asked is not None and not asked.explain(job.uid)
+            self._silent[job.uid] = self._silent[job.uid] + 1 if silent else 0
+            if self._silent[job.uid] > START:
+                raise Broken(f"nobody says why {job.name} of queue {queue_of(job.spec.queue)} waits")
+
+
+async def _storm(cluster: SimCluster, pause: float) -> None:
+    """Faults at random moments, several at once."""
+
+    async def strike(fault: Fault) -> None:
+        try:
+            await fault(cluster)
+        except StoreRefusedError as refusal:
+            if refusal.code != "not_found":  # a job that was submitted a moment before the store went back
+                raise
+
+    loop = asyncio.get_running_loop()
+    end = loop.time() + STORM
+    async with asyncio.TaskGroup() as faults:
+        while loop.time() < end:
+            await asyncio.sleep(cluster.rng.expovariate(1 / pause))
+            faults.create_task(strike(cluster.rng.choice(FAULTS)))
+
+
+async def _run(seed: int) -> Seen:
+    teams = drawn(seed)
+    async with asyncio.TaskGroup() as tasks:
+        cluster = SimCluster(seed, teams.nodes, tasks, slots=WORKERS)
+        try:
+            for node in cluster.nodes.values():
+                node.start_agent()
+            play = Play(cluster, teams)
+            await share(cluster, *teams.queues)
+            working = tasks.create_task(play.work())
+            submitting = tasks.create_task(play.submit())
+            await asyncio.sleep(5)
+            await _storm(cluster, teams.pause)
+            await heal(cluster)
+            seconds = sum(work.seconds * work.low for work in teams.jobs) / teams.nodes
+            await play.calm(2 * seconds + 10 * MIN_RUNTIME)
+            await submitting
+            cluster.checker.check_kept()
+            working.cancel()
+            play.seen.checks += cluster.checker.checks
+            return play.seen
+        finally:
+            await cluster.close()
+
+
+def run(seed: int) -> Seen:
+    """The whole schedule. Raises an exception group of what went wrong."""
+    return run_virtual(_run(seed))
