@@ -257,8 +257,6 @@ class _Branch:
     """Its part of what it and its siblings used before, by the weight."""
     entitled: float = 0.0
     """Of a queue: its part of the cluster."""
-    owned: Mapping[str, int] = field(default_factory=dict)
-    """Of a queue: resource to what is guaranteed of it."""
     below: list[_Entry] = field(default_factory=list)
     """A heap of those below that have jobs in line."""
     jobs: list[JobRecord] = field(default_factory=list)
@@ -318,8 +316,6 @@ class _Turns:
 
     def _has_all(self, branch: _Branch) -> bool:
         """The queue has its part; else it has the right to have more, and what was used before does not count."""
-        if any(getattr(branch.use, resource) < amount for resource, amount in branch.owned.items()):
-            return False
         return dominant(branch.use, self._total) > branch.entitled - ROUNDING
 
     def _next_use(self, name: str) -> Resources:
@@ -348,7 +344,7 @@ class _Turns:
             known = self._cluster.queues.by_name.get(name)
             weight = known.weight if known is not None else 1.0
             use, past = self._held.by_queue.get(name, NOTHING), self._past.get(name, 0.0)
-            found = _Branch(weight, use, past, self._entitled.get(name, 0.0), owned(self._cluster.queues, name))
+            found = _Branch(weight, use, past, self._entitled.get(name, 0.0))
         self._branches[name] = found
         return found
 
