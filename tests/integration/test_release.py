@@ -132,6 +132,7 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
     assert "is installed already" in said
 
 
+@pytest.mark.slow
 def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
     if shutil.which("dpkg") is None:
         pytest.skip("no dpkg on this machine")

@@ -13,6 +13,7 @@ from nodeagent.store.server import PrivateRedis
 pytestmark = pytest.mark.redis
 
 
+@pytest.mark.slow
 async def test_every_row_of_the_table_is_measured() -> None:
     figures = await measure(10)
     assert {line.figure for line in LINES} <= figures.keys()

@@ -32,7 +32,7 @@ async def small_jobs(c: SimCluster) -> None:
         await asyncio.sleep(c.rng.uniform(2.0, 4.0))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stream_of_small_jobs_does_not_push_a_large_gang_back(seed: int) -> None:
     async def scenario(c: SimCluster) -> None:
         loop = asyncio.get_running_loop()

@@ -48,6 +48,7 @@ async def started(c: SimCluster, minimum: int, size: int) -> None:
     await asyncio.sleep(5)
 
 
+@pytest.mark.slow
 def test_an_hour_without_the_store_disturbs_nobody() -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)
@@ -327,6 +328,7 @@ def test_one_keeper_that_answers_at_the_address_of_another_answers_for_itself_on
     simulate(5, scenario)
 
 
+@pytest.mark.slow
 def test_a_keeper_is_given_up_only_when_the_slowest_clock_has_counted_the_limit() -> None:
     """Found by strangers: the asker counts the limit with its own clock, the store with its."""
     limit = 600.0

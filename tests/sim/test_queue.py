@@ -68,6 +68,7 @@ def test_jobs_that_cannot_have_enough_nodes_prepare_none() -> None:
     simulate(12, scenario, slots=2)
 
 
+@pytest.mark.slow
 def test_pods_that_never_get_ready_keep_no_other_job_from_its_turn() -> None:
     async def scenario(c: SimCluster) -> None:
         hung = [f"h{i}" for i in range(2 * NEXT)]

@@ -153,12 +153,12 @@ def test_who_rests_in_a_small_cluster_beats_each_heartbeat(beats: Counter[str]) 
     "scenario",
     [
         worker_dies,
-        idle_node_dies,
         node_dies,
-        hardware_fails,
-        job_ends_and_the_next_begins,
-        node_is_drained,
         store_is_away,
+        *(
+            pytest.param(scenario, marks=pytest.mark.slow)
+            for scenario in (idle_node_dies, hardware_fails, job_ends_and_the_next_begins, node_is_drained)
+        ),
     ],
 )
 def test_nothing_that_happens_waits_for_a_beat_that_is_late(large: Callable[[int], None], scenario: Scenario) -> None:
