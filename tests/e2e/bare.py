@@ -50,9 +50,11 @@ class Bare(Cluster):
     def start_agent(
         self, node: str, address: str | None = "127.0.0.1", *, interface: str | None = None, slots: int = 8,
         under: Callable[[Sequence[str]], list[str]] = list, notice: Path | None = None,
+        lease: float | None = None,
     ) -> None:  # fmt: skip
         """Start a node's agent from this thread, and so in its network namespace. ``under``: makes its command
-        another one, that becomes it. ``notice``: it may be taken away, and is when this file is there."""
+        another one, that becomes it. ``notice``: it may be taken away, and is when this file is there. ``lease``:
+        seconds, where the usual ones are not the subject."""
         run, data = self.home / "local" / "run" / "b" / node, self.home / "local" / "data" / "b" / node
         for folder in (run, data / "state", data / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -66,6 +68,8 @@ class Bare(Cluster):
             "timing": {"cooldown": "5s"},
             "jobs": {"allow_root": os.geteuid() == 0},
         }
+        if lease is not None:
+            config["timing"] |= {"lease": f"{lease:g}s", "fence": f"{0.7 * lease:g}s", "promise": f"{lease:g}s"}
         if notice is not None:
             config["node"] |= {"spot": True, "notice": {"file": str(notice), "every": "0.5s"}}
         (data / "agent.yaml").write_text(yaml.safe_dump(config))

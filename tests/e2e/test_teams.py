@@ -24,7 +24,7 @@ def six(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bare]:
     """Nodes that run one worker each."""
     with PrivateRedis(tmp_path / "redis") as server, bare({"url": server.url}) as one:
         for i in range(1, 7):
-            one.start_agent(f"n{i}", slots=1)
+            one.start_agent(f"n{i}", slots=1, lease=10.0)  # nine trainings at once starve a small machine
         one.until_ready()
         yield one
         if request.node.stash.get(FAILED, False):
