@@ -50,7 +50,7 @@ class _Judged:
     points: bool
 
 
-class HealthGuard:
+class TrustGuard:
     """One agent's verdicts. ``dirty`` is set when there is something to be saved."""
 
     def __init__(self, node: str, seal: Seal, ledger: Ledger, metrics: Metrics) -> None:
@@ -335,7 +335,7 @@ class Upkeep:
     """Two tasks of one agent, for as long as it runs."""
 
     def __init__(
-        self, guard: HealthGuard, seal: Seal, *, lease: Lease, store: Store, clock: Clock, snapshot: Snapshot
+        self, guard: TrustGuard, seal: Seal, *, lease: Lease, store: Store, clock: Clock, snapshot: Snapshot
     ) -> None:
         self._guard, self._seal = guard, seal
         self._lease, self._store, self._clock, self._snapshot = lease, store, clock, snapshot

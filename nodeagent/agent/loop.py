@@ -18,7 +18,7 @@ import structlog
 from nodeagent.agent.apply import Applier, CommitRequests
 from nodeagent.agent.clock import Clock, WakePace, wait_for
 from nodeagent.agent.failsafe import FailsafeWatch
-from nodeagent.agent.guard import HealthGuard, Upkeep
+from nodeagent.agent.guard import TrustGuard, Upkeep
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
@@ -99,7 +99,7 @@ class Agent:
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._key, self._seal = key, seal or Seal(key, config.cluster)
-        self._guard = HealthGuard(node, self._seal, ledger, metrics)
+        self._guard = TrustGuard(node, self._seal, ledger, metrics)
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
         self._snapshot = snapshot or Snapshot(config.timing)
         self._beat_now = asyncio.Event()

@@ -20,8 +20,9 @@ from aiohttp import web
 
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.requests import find_any_job, saved
+from nodeagent.api.requests import find_any_job
 from nodeagent.api.view import AgentView
+from nodeagent.api.writes import saved
 from nodeagent.model.batch import MOST_JOBS, MOST_MEMBERS, After, Array, Need, Submission
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec

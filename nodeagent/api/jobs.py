@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -27,9 +27,10 @@ from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.jobdetail import AuditTail, generations, start_json, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
-from nodeagent.api.requests import find_any_job, saved
+from nodeagent.api.requests import find_any_job
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
 from nodeagent.api.view import AgentView
+from nodeagent.api.writes import WRITE_TRIES, Done, saved, write_again
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
@@ -42,10 +43,6 @@ from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import QuotaClaims
 
-Done = TypeVar("Done")
-
-WRITE_TRIES = 4
-"""A write and its repetitions when somebody else wrote in between."""
 PAGE = 100
 """Jobs of the history in one answer at most."""
 _PLACE = re.compile(r"[0-9.e+-]{1,40} [0-9A-Za-z._-]{1,64}")
@@ -201,22 +198,17 @@ class JobRoutes:
             done = await write(specs, None)
             await self.seen()
             return done
+
+        async def attempt() -> Done:
+            read = self.view.rev
+            found = await admit()
+            queues = with_quotas(self.view.cluster(), who, found)
+            return await write(found, QuotaClaims(queues=queues, read=read))
+
         async with self._counting:
-            for attempt in range(WRITE_TRIES):
-                if attempt:
-                    await self.view.refresh()
-                read = self.view.rev
-                specs = await admit()
-                queues = with_quotas(self.view.cluster(), who, specs)
-                try:
-                    done = await write(specs, QuotaClaims(queues=queues, read=read))
-                except StoreRefusedError as refused:
-                    if refused.code != "stale" or attempt == WRITE_TRIES - 1:
-                        raise
-                    continue
-                await self.seen()
-                return done
-        raise AssertionError("unreachable: the last try returns or raises")
+            done = await write_again(self.view, attempt)
+            await self.seen()
+            return done
 
     async def admitted(
         self, who: auth.Caller, spec: JobSpec, count: int = 1, beside: Sequence[tuple[JobSpec, int]] = ()
@@ -324,9 +316,8 @@ class JobRoutes:
     ) -> tuple[JobRecord, bool]:
         """One change of a job of the view, for who may make it, and whether it was one. ``request``: its id; empty: it
         is not remembered. Raises ``ApiError`` and ``StoreError``."""
-        for attempt in range(WRITE_TRIES):
-            if attempt:
-                await self.view.refresh()
+
+        async def attempt() -> tuple[JobRecord, bool]:
             job = self._known(uid, ref)
             await self.may_change(who, job)
             base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
@@ -334,14 +325,9 @@ class JobRoutes:
             if change is None:
                 return job, False
             control, text = self._signed(base, change, who), f"{change.text} (by {who.name})"
-            try:
-                after = await self.view.store.control(uid, job.control.rev, control, request, change.event, text)
-            except StoreRefusedError as refused:
-                if refused.code != "stale" or attempt == WRITE_TRIES - 1:
-                    raise
-                continue
-            return after, True
-        raise AssertionError("unreachable: the last try returns or raises")
+            return await self.view.store.control(uid, job.control.rev, control, request, change.event, text), True
+
+        return await write_again(self.view, attempt)
 
     async def _change_past(self, who: auth.Caller, job: JobRecord, intent: intents.Intent) -> web.Response:
         """Of a job of the history: it can be deleted, and nothing else."""

@@ -15,9 +15,9 @@ from nodeagent.api import auth, requests
 from nodeagent.api.admission import live_jobs
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.requests import saved
 from nodeagent.api.shapes import Json, items
 from nodeagent.api.view import AgentView
+from nodeagent.api.writes import saved, write_again
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
@@ -27,10 +27,8 @@ from nodeagent.plan.share import QueueShare, holdings, standings
 from nodeagent.spec.errors import SpecError
 from nodeagent.spec.queuecheck import tree_mistakes, whole_tree, with_queue, without_queue
 from nodeagent.spec.queuefile import changed_queue
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StoreUnavailableError
 
-WRITE_TRIES = 4
-"""A write and its repetitions when somebody else wrote in between."""
 _UNCHANGED = "nothing was changed"
 
 Change = Callable[[Cluster], tuple[Queues, str]]
@@ -176,29 +174,27 @@ class QueueRoutes:
         name, dry_run = requests.request_id(asked), asked.get("dry_run") is True
         if await self.view.store.request(name) is not None:
             return web.json_response({"changed": False, "changes": [], "dry_run": dry_run})
-        for attempt in range(WRITE_TRIES):
-            if attempt:
-                await self.view.refresh()
+
+        async def attempt() -> tuple[list[Json], int | None, str]:
             cluster, era = self.view.cluster(), self.view.era
             before = cluster.queues
             after, text = change(cluster)
             _check(cluster, after)
             changes = _differences(before, after)
             if dry_run or not changes:
-                return web.json_response({"changed": bool(changes), "changes": changes, "dry_run": dry_run})
+                return changes, None, era
             rev = max(before.rev, cluster.queues_rev) + 1
             tree = self.view.seal.queues(after.model_copy(update={"rev": rev, "by": who.name}))
-            try:
-                record = await self.view.store.queues(cluster.queues_rev, tree, name, f"{text} (by {who.name})")
-            except StoreRefusedError as refused:
-                if refused.code != "stale" or attempt == WRITE_TRIES - 1:
-                    raise
-                continue
-            with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
-                await self.view.refresh()
-            kept = await saved(self.view, record.rev, era)
-            return web.json_response({"changed": True, "changes": changes, "dry_run": False} | kept)
-        raise AssertionError("unreachable: the last try returns or raises")
+            record = await self.view.store.queues(cluster.queues_rev, tree, name, f"{text} (by {who.name})")
+            return changes, record.rev, era
+
+        changes, rev, era = await write_again(self.view, attempt)
+        found: Json = {"changed": bool(changes), "changes": changes, "dry_run": dry_run}
+        if rev is None:
+            return web.json_response(found)
+        with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
+            await self.view.refresh()
+        return web.json_response(found | await saved(self.view, rev, era))
 
 
 def queue_json(cluster: Cluster, one: QueueShare) -> Json:

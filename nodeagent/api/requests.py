@@ -1,5 +1,5 @@
 """What the handlers share: reading a request (body, request id, query flags), the job or node that its path means,
-answers that go on (one JSON object a line), and what an answer says of the disks that a write is on.
+and answers that go on (one JSON object a line).
 
 Every mistake of the caller is a ``usage`` refusal that names the field. Must never guess between two jobs.
 """
@@ -16,7 +16,6 @@ from typing import Any
 from aiohttp import web
 
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.shapes import Json
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
@@ -170,18 +169,3 @@ async def send(request: web.Request, lines: AsyncIterator[dict[str, object]]) ->
     except (ConnectionError, TimeoutError):
         return response
     return response
-
-
-async def saved(view: AgentView, rev: int, era: str) -> Json:
-    """Wait, within the bound, until what was just written with this revision is on enough disks. ``era``: of the view
-    before it was written."""
-    done = await view.acknowledged(rev, era)
-    text = ""
-    if not done.safe:
-        have = f"{len(done.nodes)} of {done.wanted} nodes"
-        names = f" ({', '.join(done.nodes)})" if done.nodes else ""
-        text = (
-            f"it is accepted and will be carried out, but only {have}{names} had it on disk after "
-            f"{done.waited:.1f} s: if Redis lost its data now, it could be forgotten"
-        )
-    return {"saved": {"nodes": list(done.nodes), "wanted": done.wanted, "text": text}}

@@ -15,9 +15,9 @@ from aiohttp import web
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.requests import saved
 from nodeagent.api.shapes import Json, items
 from nodeagent.api.view import AgentView
+from nodeagent.api.writes import saved, write_again
 from nodeagent.model.constraints import is_pattern, names
 from nodeagent.model.timing import millis
 from nodeagent.model.window import MOST_PATTERNS, MOST_WHY, MOST_WINDOWS, Window, Windows
@@ -25,10 +25,8 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.membership import in_order
 from nodeagent.plan.timelimit import spoken
 from nodeagent.plan.windows import outdated
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StoreUnavailableError
 
-WRITE_TRIES = 4
-"""A write and its repetitions when somebody else wrote in between."""
 LONGEST = 90 * 86_400.0
 """Seconds that a window lasts at most."""
 FARTHEST = 400 * 86_400.0
@@ -111,24 +109,20 @@ class WindowRoutes:
         name = requests.request_id(asked)
         if await self.view.store.request(name) is not None:
             return web.json_response({"changed": False})
-        for attempt in range(WRITE_TRIES):
-            if attempt:
-                await self.view.refresh()
+
+        async def attempt() -> tuple[Window, int, str]:
             cluster, era = self.view.cluster(), self.view.era
             rev = max(cluster.windows.rev, cluster.windows_rev) + 1
             after, one, text = change(cluster, rev)
             signed = self.view.seal.windows(Windows(rev=rev, by=who.name, windows=after))
-            try:
-                record = await self.view.store.windows(cluster.windows_rev, signed, name, text)
-            except StoreRefusedError as refused:
-                if refused.code != "stale" or attempt == WRITE_TRIES - 1:
-                    raise
-                continue
-            with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
-                await self.view.refresh()
-            kept = await saved(self.view, record.rev, era)
-            return web.json_response({"changed": True, "window": window_json(self.view.cluster(), one)} | kept)
-        raise AssertionError("unreachable: the last try returns or raises")
+            record = await self.view.store.windows(cluster.windows_rev, signed, name, text)
+            return one, record.rev, era
+
+        one, rev, era = await write_again(self.view, attempt)
+        with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
+            await self.view.refresh()
+        kept = await saved(self.view, rev, era)
+        return web.json_response({"changed": True, "window": window_json(self.view.cluster(), one)} | kept)
 
 
 def window_json(cluster: Cluster, window: Window) -> Json:

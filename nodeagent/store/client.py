@@ -384,18 +384,26 @@ class RedisStore:
             return codec.decode_node(flat, stored)
 
     async def queues(self, expect_rev: int, tree: Queues, request: str, text: str) -> QueuesRecord:
-        new = tree.model_copy(update={"rev": max(expect_rev + 1, tree.rev)})
-        arguments: dict[str, object] = {"expect_rev": expect_rev, "tree": new.to_json(), "request": request}
-        (flat,) = await self._calls.step("queues", arguments | {"by": tree.by, "text": text}, always)
+        flat = await self._replace(QUEUES, expect_rev, tree, request, text)
         with strict():
             return codec.decode_queues(flat)
 
     async def windows(self, expect_rev: int, windows: Windows, request: str, text: str) -> WindowsRecord:
-        new = windows.model_copy(update={"rev": max(expect_rev + 1, windows.rev)})
-        arguments: dict[str, object] = {"expect_rev": expect_rev, "windows": new.to_json(), "request": request}
-        (flat,) = await self._calls.step("windows", arguments | {"by": windows.by, "text": text}, always)
+        flat = await self._replace(WINDOWS, expect_rev, windows, request, text)
         with strict():
             return codec.decode_windows(flat)
+
+    async def _replace(
+        self, record: str, expect_rev: int, value: Queues | Windows, request: str, text: str
+    ) -> list[str]:
+        new = value.model_copy(update={"rev": max(expect_rev + 1, value.rev)})
+        arguments: dict[str, object] = {
+            "record": record, "expect_rev": expect_rev, "value": new.to_json(), "request": request,
+            "by": value.by, "text": text,
+        }  # fmt: skip
+        flat: list[str]
+        (flat,) = await self._calls.step("replace", arguments, always)
+        return flat
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:
         places = [(uid, node) for uid, nodes in wanted.items() for node in sorted(nodes)]

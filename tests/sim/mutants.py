@@ -17,7 +17,7 @@ import pytest
 import structlog
 
 from nodeagent.agent import saver
-from nodeagent.agent.guard import HealthGuard, _Judged
+from nodeagent.agent.guard import TrustGuard, _Judged
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.lease import lending
@@ -305,21 +305,21 @@ def signatures_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     """An agent runs what the store says, whoever signed it."""
     patch.setattr(Seal, "admits", lambda seal, job: True)
     patch.setattr(Seal, "controls", lambda seal, job: True)
-    real = HealthGuard._verdict
+    real = TrustGuard._verdict
     signed = Admission(by="n1", issued=0, expires=1 << 40, signature="")
 
     def verdict(
-        self: HealthGuard, known: _Judged, entry: LedgerEntry | None, now: float
+        self: TrustGuard, known: _Judged, entry: LedgerEntry | None, now: float
     ) -> tuple[RefusalKind | None, str]:
         job = known.job.model_copy(update={"admission": known.job.admission or signed})
         return real(self, replace(known, job=job), entry, now)
 
-    patch.setattr(HealthGuard, "_verdict", verdict)
+    patch.setattr(TrustGuard, "_verdict", verdict)
 
 
 def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
     """An agent runs again what has ended, as long as its signature is good."""
-    patch.setattr(HealthGuard, "_ends", lambda guard, uid, now: None)
+    patch.setattr(TrustGuard, "_ends", lambda guard, uid, now: None)
 
 
 def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:

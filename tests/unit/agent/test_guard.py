@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nodeagent.agent.guard import LOOK_AGAIN, SKEW, HealthGuard
+from nodeagent.agent.guard import LOOK_AGAIN, SKEW, TrustGuard
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
@@ -45,7 +45,7 @@ class Bench:
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
         self.metrics = Metrics()
-        self.guard = HealthGuard("n1", SEAL, self.disk, self.metrics)
+        self.guard = TrustGuard("n1", SEAL, self.disk, self.metrics)
 
     def look(
         self, *jobs: JobRecord, now: float = NOW, era: str = "e1", whole: bool = True, seasoned: bool = False,

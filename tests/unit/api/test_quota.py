@@ -12,8 +12,9 @@ import pytest
 from nodeagent.api.admission import admitted
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError
-from nodeagent.api.jobs import WRITE_TRIES, JobRoutes
+from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.limits import Usage, limits_json, owner_json
+from nodeagent.api.writes import WRITE_TRIES
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Submitter
 from nodeagent.model.queue import Queue, Queues, UserQuota

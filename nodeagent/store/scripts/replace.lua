@@ -1,0 +1,20 @@
+-- replace: record (queues, windows), expect_rev, value (JSON), request, by, text
+local KINDS = {
+  queues = { field = 'tree', words = 'the queues have', event = 'QueueChanged' },
+  windows = { field = 'windows', words = 'the maintenance windows have', event = 'WindowsChanged' },
+}
+local key, kind = P .. A.record, KINDS[A.record]
+local record = to_map(redis.call('HGETALL', key))
+if not request_seen(A.request) then
+  local rev = record[kind.field] and cjson.decode(record[kind.field]).rev or 0
+  if rev ~= A.expect_rev then
+    return refuse('stale', kind.words .. ' revision ' .. int(rev) .. ' by now, not ' .. int(A.expect_rev))
+  end
+  remember(A.request, A.record)
+  record[kind.field], record.rev = A.value, touch(A.record)
+  redis.call('ZREM', CHANGES, 'gone:' .. A.record)
+  redis.call('HSET', key, kind.field, record[kind.field], 'rev', record.rev)
+  event({ kind = kind.event, by = A.by, text = A.text })
+end
+ask_to_save()
+return { 1, flat(record) }
