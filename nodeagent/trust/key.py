@@ -58,8 +58,8 @@ class ClusterKey:
         mode = stat.S_IMODE(status.st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise KeyFileError(
-                f"the cluster key {path} has mode {mode:04o}, so others than its owner can read or change it: whoever "
-                f"has it can run commands on every node. Make a new one for all nodes, or, if nobody has read it, "
+                f"the cluster key {path} has mode {mode:04o}, so others than its owner can read or change it: a user "
+                f"who has it can run commands on every node. Make a new one for all nodes, or, if no one has read it, "
                 f"run chmod 0600 {path}"
             )
         try:
