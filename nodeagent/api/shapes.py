@@ -18,7 +18,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import borrowed
-from nodeagent.plan.faults import judged_when, spent
+from nodeagent.plan.faults import judged_cause, judged_when, spent
 from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
 from nodeagent.plan.queue import places
@@ -167,7 +167,7 @@ def job_json(
 ) -> Json:
     """One job, in the form of lists. ``now`` is Unix time; age and duration are seconds; ``away``: see ``pods_json``;
     ``names``: users by uid."""
-    size, head = job.spec.nodes, job.head
+    size, head, cause = job.spec.nodes, job.head, judged_cause(job)
     gang, spares = pods_json(job, cluster, published, away)
     chief = head.ordered()[0].node if head is not None and head.members else None
     until = job.ended if job.ended is not None else now
@@ -196,7 +196,7 @@ def job_json(
         "control_rev": job.control.rev,
         "scale": _scale(job, cluster),
         "restart": {"asked": job.control.restart, "done": job.restart_done},
-        "cause": None if head is None else head.cause.model_dump(exclude_defaults=True) | {"kind": head.cause.kind},
+        "cause": None if cause is None else cause.model_dump(exclude_defaults=True) | {"kind": cause.kind},
         "outcome": None if job.outcome is None else job.outcome.model_dump(),
         "submitted": job.submitted,
         "started": job.started,
