@@ -37,7 +37,7 @@ from nodeagent.hardware.discovery import find_gpus
 from nodeagent.lease.order import LeasePort
 from nodeagent.model.job import JobRecord
 from nodeagent.osutil.linux import boot_id
-from nodeagent.pods.host import ShimHost
+from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import AgentConfig, node_id
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
@@ -72,7 +72,9 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         unit = this_unit()
         door = LeasePort(address, config.ports.rendezvous, key.derive(f"peers {config.cluster}").hex())
         process = LocalLeaseProcess(config, node, store, unit, door)
-        host = _host(config, node, address, unit, process.wake)
+        host = ShimHost(
+            node, config.dirs, config.jobs, address, config.ports.rendezvous, ShimStart(unit=unit), granted=process.wake
+        )
         closing.push_async_callback(host.close)
         peers = UdpPeers(door)
         closing.callback(peers.close)
@@ -101,14 +103,6 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         _watch_reloads(agent, host, process, notifier, again)
         await _until_ended(agent, process, clock, notifier, metrics, address, unit)
     structlog.get_logger("agent").bind(node=node).info("ended")
-
-
-def _host(config: AgentConfig, node: str, address: str, unit: str, granted: Callable[[], None]) -> ShimHost:
-    logs, dirs = config.jobs.logs, config.dirs
-    return ShimHost(
-        node, dirs.run, dirs.state, dirs.logs, address, config.ports.rendezvous, logs.max_bytes, logs.keep,
-        config.jobs.allow_root, unit=unit, granted=granted,
-    )  # fmt: skip
 
 
 def _watch_reloads(
