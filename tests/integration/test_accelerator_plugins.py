@@ -27,7 +27,7 @@ class Acme(Accelerator):
     variable = "ACME_VISIBLE_DEVICES"
     rules = (
         DeviceRule("acme.health", "fatal", "service", "reading", "it is sick", "acme-smi",
-                   check=lambda d: d["_sick"], show=lambda d: "Health: bad"),
+                   check=lambda d: d["_sick"] and "Health: bad"),
         DeviceRule("acme.link", "fatal", "reset_gpu", "repair", "its link is down", "acme-smi"),
     )
     looks = 0
