@@ -19,7 +19,7 @@ from nodeagent import __version__
 from nodeagent.agent import shutdown
 from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis, preflight
-from nodeagent.agent.health import NodeHealth
+from nodeagent.agent.health import NodeHealth, PodWork
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.logs import setup_logging
@@ -89,7 +89,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         facts = facts.model_copy(update={"figures": diagnosis.figures})
         if config.health is not None:
             node_health = NodeHealth(
-                config, config.health, facts, os.environ, clock, host.status, changed, node, metrics.repaired
+                config, node, facts, os.environ, clock, PodWork(host.status), changed=changed, counted=metrics.repaired
             )
             facts = facts.model_copy(update=node_health.facts())
         agent = Agent(
