@@ -123,11 +123,8 @@ class Agent:
         self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(self._node)
         applier = Applier(
-            self._lease, store=self._store, host=self._host, clock=self._clock, snapshot=self._snapshot,
-            random_id=shared.random_id, seal=trust.seal,
-            allowed=lambda job: self._guard.refusal(job, self._clock.wall()) is None,
-            stopwatch=stopwatch, unreachable=lambda: self._reach.unreachable,
-        )  # fmt: skip
+            shared, self._lease, seal=trust.seal, guard=self._guard, stopwatch=stopwatch, reach=self._reach
+        )
         self._restarts = RestartCounter(self._node, self._metrics, disk.restarts)
         self.advert = Advert(self._node, config.cluster, trust.key, self._lease)
         self._round = Rounds(
