@@ -23,10 +23,11 @@ from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.metrics import RestartCounter
-from nodeagent.agent.published import Advert, agent_health
+from nodeagent.agent.ownpods import OwnPods
+from nodeagent.agent.published import Advert, Publisher, agent_health
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.rounds import Rounds, Turns
+from nodeagent.agent.rounds import EndedJobs, Rounds, Turns
 from nodeagent.agent.savedview import Disk, Writing
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.shared import Shared
@@ -125,18 +126,19 @@ class Agent:
         applier = Applier(
             shared, self._lease, seal=trust.seal, guard=self._guard, stopwatch=stopwatch, reach=self._reach
         )
-        self._restarts = RestartCounter(self._node, self._metrics, disk.restarts)
         self.advert = Advert(self._node, config.cluster, trust.key, self._lease)
+        commits = CommitRequests(
+            self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal
+        )
+        own = OwnPods(
+            shared, self._lease, applier, failsafe=self._failsafe, commits=commits, stopwatch=stopwatch,
+            pace=self._pace, standbys=lambda: self._config.jobs.standbys,
+        )  # fmt: skip
+        turns = Turns(shared, applier)
         self._round = Rounds(
-            self._node, lease=self._lease, host=self._host, clock=self._clock, failsafe=self._failsafe, applier=applier,
-            commits=CommitRequests(
-                self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal
-            ),
-            stopwatch=stopwatch,
-            turns=Turns(self._node, self._timing.turn), metrics=self._metrics, checked=machine.checked,
-            cluster=self.cluster, standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
-            keep=lambda: (self._config.jobs.retention.age, self._config.jobs.retention.jobs),
-            unreachable=lambda: self._reach.unreachable, may_ask=lambda: not self._pace.left(self._clock.now()),
+            shared, self.cluster, own=own, publisher=Publisher(shared, self._lease, machine, self._reach), turns=turns,
+            ended=EndedJobs(shared, applier, turns, lambda: self._config.jobs.retention),
+            restarts=RestartCounter(self._node, self._metrics, disk.restarts),
         )  # fmt: skip
         self._lag = self._meter_at = 0.0
         self._leaving = False
@@ -321,7 +323,7 @@ class Agent:
             await self._lease.beat()
             self._stretch.beaten()
             self._pace.answered()
-            self._count_restarts()
+            self._round.count()
         except StoreUnavailableError as error:
             self._pace.failed(self._clock.now())
             self._log.debug("no beat", why=str(error))
@@ -406,11 +408,6 @@ class Agent:
 
     def _quiet(self) -> bool:
         return all(status.quiet for status in self._host.status().values())
-
-    def _count_restarts(self) -> None:
-        if self._snapshot.complete:
-            self._restarts.look(self._snapshot.jobs)
-            self._metrics.devices.look(self.cluster(), self._node)
 
     # --- the view, for the API ------------------------------------------------------------------------
 
