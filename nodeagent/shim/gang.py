@@ -72,7 +72,7 @@ REAP_BOUND = 5.0
 """Seconds until a standby that does not reap is killed, so that the shim can."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Parts(Supervision):
     """What every generation of one pod shares."""
 

@@ -16,7 +16,7 @@ from nodeagent.shim.output import Capture, RotatingFile
 from nodeagent.shim.processes import ShimChildren, reap, start_program
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Supervision:
     """Who looks after a process that the shim starts."""
 
