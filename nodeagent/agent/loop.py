@@ -119,7 +119,8 @@ class Agent:
             self._timing, lease=self._lease, host=self._host, clock=self._clock, process=self._process,
             cluster=self.cluster,
         )  # fmt: skip
-        self._wake, self._pace = asyncio.Event(), WakePace(self._node, self._timing)
+        self._wake, self._pace = self._host.changed, WakePace(self._node, self._timing)
+        """Whoever calls for a round sets it, as the host does with each change of a pod."""
         self._stretch, self._watched = Stretch(self._node, self._timing), False
         self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(self._node)
@@ -168,7 +169,7 @@ class Agent:
             running = [
                 tasks.create_task(t())
                 for t in (
-                    self._beats, self._watch, self._rounds, self._relay, self._failsafe.run,
+                    self._beats, self._watch, self._rounds, self._failsafe.run,
                     upkeep.remember, upkeep.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
@@ -323,7 +324,7 @@ class Agent:
             await self._lease.beat()
             self._stretch.beaten()
             self._pace.answered()
-            self._round.count()
+            self._round.count(self.cluster())
         except StoreUnavailableError as error:
             self._pace.failed(self._clock.now())
             self._log.debug("no beat", why=str(error))
@@ -364,13 +365,6 @@ class Agent:
             except StoreRefusedError:
                 self._watched = False
                 self._beat_now.set()  # the beats task finds out why
-
-    async def _relay(self) -> None:
-        """A change of a pod wakes the rounds."""
-        while True:
-            await self._host.changed.wait()
-            self._host.changed.clear()
-            self._wake.set()
 
     async def _rounds(self) -> None:
         due: float | None = None

@@ -46,14 +46,22 @@ class OwnPods:
         self._lease, self._applier, self._failsafe, self._commits = lease, applier, failsafe, commits
         self._stopwatch, self._pace, self._standbys = stopwatch, pace, standbys
         self._plan = PodPlan(shared.node)
+        self._actions: tuple[PodAction, ...] = ()
+        self._promised: Mapping[str, float] = {}
+
+    def plan(self, cluster: Cluster) -> int:
+        """Plan for this view; the number of the plan, which is the last one's if nothing changed that it looks at."""
+        self._promised = self._failsafe.promised(cluster)
+        statuses, standbys = self._host.status(), self._standbys()
+        self._actions = self._plan(cluster, self._lease.incarnation, statuses, standbys, self._promised.keys())
+        return self._plan.made
 
     async def act(self, cluster: Cluster) -> tuple[bool, bool]:
-        """Whether something changed; and whether all is done that this node has to do by itself. Raises
-        StoreUnavailableError and StoreRefusedError."""
+        """Carry out what was planned for this view. Whether something changed; and whether there was nothing that this
+        node has to do by itself: then no time has passed. Raises StoreUnavailableError and StoreRefusedError."""
         changed = False
-        statuses = self._host.status()
+        statuses, actions = self._host.status(), self._actions
         self._stopwatch.look(cluster.jobs, statuses, self._clock.now())
-        actions = self._planned(cluster, statuses)
         # What this node does by itself comes first: it must not wait for a store that may not answer.
         for action in sorted(actions, key=asks_the_store):
             if asks_the_store(action) and not self._may_ask():
@@ -70,18 +78,9 @@ class OwnPods:
         return changed, not actions and not wants_commit and not self._stopwatch.running
 
     @property
-    def planned(self) -> int:
-        """How many plans there have been: another one, if something changed that the plan looks at."""
-        return self._plan.made
-
-    def plans_anew(self, cluster: Cluster, last: int) -> bool:
-        """Whether there is another plan for this view than the last one."""
-        self._planned(cluster, self._host.status())
-        return self._plan.made != last
-
     def next_end(self) -> float | None:
-        """When (our clock) the next promise of failsafe time runs out."""
-        return self._failsafe.next_end()
+        """When (our clock) the next promise of failsafe time runs out, as of the plan."""
+        return min(self._promised.values(), default=None)
 
     async def tell_recoveries(self, cluster: Cluster) -> bool:
         """Count and tell how long those took that are over now. Whether something changed by that."""
@@ -92,10 +91,6 @@ class OwnPods:
             self._metrics.stepped(recovery.cause, recovery.phases)
             changed |= await self._applier.give_back(recovery)
         return changed
-
-    def _planned(self, cluster: Cluster, statuses: Mapping[str, PodStatus]) -> tuple[PodAction, ...]:
-        lent = self._failsafe.lending()
-        return self._plan(cluster, self._lease.incarnation, statuses, self._standbys(), lent)
 
     def _may_ask(self) -> bool:
         """The store may be asked now: it answered when it was asked last, or that is long enough ago."""

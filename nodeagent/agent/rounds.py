@@ -57,14 +57,17 @@ class Rounds:
     async def once(self) -> tuple[bool, float | None]:
         """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
         StoreRefusedError."""
-        if self._at_rest():
-            return False, self._own.next_end()
-        self._rested = None
-        changed, rest = await self._own.act(self._cluster())
         cluster = self._cluster()
+        plan = self._own.plan(cluster)
+        if self._at_rest(cluster, plan):
+            return False, self._own.next_end
+        self._rested = None
+        changed, rest = await self._own.act(cluster)
+        if not rest:
+            cluster = self._cluster()
         if await self._publisher.publish(cluster):
             cluster = self._cluster()
-        due = self._own.next_end()
+        due = self._own.next_end
         ends = [cluster.windows_until] if cluster.windows_until else []
         slice_began = self._clock.now()
         for job in cluster.jobs.values():
@@ -85,10 +88,10 @@ class Rounds:
         changed |= await self._ended.remove(cluster)
         await self._ended.shelve(cluster)
         self._turns.looked()
-        self.count()
+        self.count(cluster)
         changed |= await self._own.tell_recoveries(cluster)
         if rest and not changed:
-            self._rested, self._rests_until = self._own.planned, min(ends, default=0)
+            self._rested, self._rests_until = plan, min(ends, default=0)
         return changed, due
 
     @property
@@ -97,21 +100,20 @@ class Rounds:
         is something."""
         return None if self._rested is None else self._rests_until
 
-    def count(self) -> None:
+    def count(self, cluster: Cluster) -> None:
         """Count the jobs' restarts, and the time that devices were in use, as far as the view shows them."""
         if self._snapshot.complete:
-            self._restarts.look(self._snapshot.jobs)
-            self._metrics.devices.look(self._cluster(), self._node)
+            self._restarts.look(cluster.jobs)
+            self._metrics.devices.look(cluster, self._node)
 
-    def _at_rest(self) -> bool:
+    def _at_rest(self, cluster: Cluster, plan: int) -> bool:
         """The last round found nothing to do that time alone could change, and sees what this one would see: with many
         jobs, looking at them all twice a second would be most of what an agent does."""
-        if self._rested is None or self._clock.now() >= self._ended.due:
+        if self._rested != plan or self._clock.now() >= self._ended.due:
             return False
-        cluster = self._cluster()
         if self._rests_until and cluster.served >= self._rests_until:
             return False
-        return not self._own.plans_anew(cluster, self._rested) and not self._publisher.is_news(cluster)
+        return not self._publisher.is_news(cluster)
 
 
 class EndedJobs:
