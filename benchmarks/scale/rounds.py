@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, cast
 
 from benchmarks.scale.records import FREE, crowd, names
 from nodeagent.agent.machine import OwnMachine
-from nodeagent.agent.ownpods import OwnPods
 from nodeagent.agent.published import Publisher
-from nodeagent.agent.rounds import EndedJobs, Rounds, Turns
+from nodeagent.agent.rounds import EndedJobs, OwnPods, Rounds, Turns
 from nodeagent.agent.shared import Shared
 from nodeagent.model.node import Readiness
 from nodeagent.model.timing import Timing

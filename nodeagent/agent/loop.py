@@ -23,11 +23,10 @@ from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.metrics import RestartCounter
-from nodeagent.agent.ownpods import OwnPods
 from nodeagent.agent.published import Advert, Publisher, agent_health
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.rounds import EndedJobs, Rounds, Turns
+from nodeagent.agent.rounds import EndedJobs, OwnPods, Rounds, Turns
 from nodeagent.agent.savedview import Disk, Writing
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.shared import Shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.agent.ownpods import PodPlan
+from nodeagent.agent.rounds import PodPlan
 from nodeagent.model.node import Incarnation
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.pod import Prepare, Retire, Start, plan_pods

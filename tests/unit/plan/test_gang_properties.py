@@ -293,7 +293,7 @@ def test_what_is_steady_no_passing_of_time_changes_before_its_end(cluster: Clust
 @REPEATABLE
 @given(clusters(), st.sampled_from([1, 5_000, 61_000, 10**9]))
 def test_what_a_node_does_for_its_pods_does_not_depend_on_the_time(cluster: Cluster, later: int) -> None:
-    """So a plan may be kept (``agent/ownpods.py``); what is kept for others may lapse, and is looked at there."""
+    """So a plan may be kept (``agent/rounds.py``); what is kept for others may lapse, and is looked at there."""
     then = at_another_time(cluster, later)
     assume(reserved(then) == reserved(cluster))
     for node in cluster.nodes.values():
