@@ -323,7 +323,7 @@ class Agent:
             await self._lease.beat()
             self._stretch.beaten()
             self._pace.answered()
-            self._round.count(self.cluster())
+            self._round.count()
         except StoreUnavailableError as error:
             self._pace.failed(self._clock.now())
             self._log.debug("no beat", why=str(error))

@@ -102,7 +102,7 @@ class Rounds:
         changed |= await self._ended.remove(cluster)
         await self._ended.shelve(cluster)
         self._turns.looked()
-        self.count(cluster)
+        self.count()
         changed |= await self._own.tell_recoveries(cluster)
         if rest and not changed:
             self._rested, self._rests_until = plan, min(ends, default=0)
@@ -114,11 +114,12 @@ class Rounds:
         is something."""
         return None if self._rested is None else self._rests_until
 
-    def count(self, cluster: Cluster) -> None:
-        """Count the jobs' restarts, and the time that devices were in use, as far as the view shows them."""
+    def count(self) -> None:
+        """Count the jobs' restarts, and the time that devices were in use, as the newest view shows them: of an older
+        one than was counted before, some would be counted twice."""
         if self._snapshot.complete:
-            self._restarts.look(cluster.jobs)
-            self._metrics.devices.look(cluster, self._node)
+            self._restarts.look(self._snapshot.jobs)
+            self._metrics.devices.look(self._cluster(), self._node)
 
     def _at_rest(self, cluster: Cluster, plan: int) -> bool:
         """The last round found nothing to do that time alone could change, and sees what this one would see: with many
