@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import pidfd_ended, saves_itself, write_atomic
-from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
-from nodeagent.shim.hook import Hook
-from nodeagent.shim.loop import Delay, Loop
+from nodeagent.shim.hook import Hook, Program, Supervision
+from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
-from nodeagent.shim.processes import ShimChildren, own_limits, reap, start_program
+from nodeagent.shim.processes import own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
 from nodeagent.shim.snapshots import WriteOut
 
@@ -73,13 +72,10 @@ REAP_BOUND = 5.0
 """Seconds until a standby that does not reap is killed, so that the shim can."""
 
 
-@dataclass(slots=True)
-class Parts:
+@dataclass(frozen=True, slots=True)
+class Parts(Supervision):
     """What every generation of one pod shares."""
 
-    loop: Loop
-    guard: ProcessGuard
-    children: ShimChildren
     standby: Standby
     pod: Mapping[str, Any]
     state: Path
@@ -92,37 +88,37 @@ class Parts:
     """A new one; it calls this when it is over."""
 
 
-@dataclass(slots=True)
 class RunningGang:
-    """One generation, from its order to its end."""
+    """One generation, from its order to its end. ``places``: of a job of several roles the name of each worker's."""
 
-    parts: Parts
-    token: dict[str, Any]
-    environments: Sequence[dict[str, str]]
-    ranks: Sequence[int]
-    places: Sequence[str] = ()
-    """Of a job of several roles: the name of each worker's place."""
-    refused: str = ""
-    fenced: bool = False
-    stopping: bool = False
-    settled: bool = False
-    broken: bool = False
-    """Not all of its ranks, on all nodes, lived to leave together."""
-    stuck: list[int] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
-    _memory: MemoryKills = field(default_factory=MemoryKills)
-    _hook: Hook | None = None
-    _post_stop_done: bool = False
-    _forking: int = 0
-    _deaths: int = 0
-    _kill_at: float | None = None
-    _grace: float = 0.0
-    _kill: Delay | None = None
-    _early: Delay | None = None
-    _late: Delay | None = None
-    _stuck_check: Delay | None = None
-    _given_up: Mapping[str, Any] | None = None
-    _write_out: WriteOut | None = None
+    def __init__(
+        self,
+        parts: Parts,
+        token: dict[str, Any],
+        environments: Sequence[dict[str, str]],
+        ranks: Sequence[int],
+        places: Sequence[str] = (),
+    ) -> None:
+        self.parts, self.token = parts, token
+        self.environments, self.ranks, self.places = environments, ranks, places
+        self.refused = ""
+        self.fenced = self.stopping = self.settled = False
+        self.broken = False
+        """Not all of its ranks, on all nodes, lived to leave together."""
+        self.stuck: list[int] = []
+        self.workers: list[Worker] = []
+        self._memory = MemoryKills()
+        self._hook: Hook | None = None
+        self._post_stop_done = False
+        self._forking = self._deaths = 0
+        self._kill_at: float | None = None
+        self._grace = 0.0
+        self._kill: Delay | None = None
+        self._early: Delay | None = None
+        self._late: Delay | None = None
+        self._stuck_check: Delay | None = None
+        self._given_up: Mapping[str, Any] | None = None
+        self._write_out: WriteOut | None = None
 
     @property
     def phase(self) -> str:
@@ -491,10 +487,8 @@ class RunningGang:
             return False
         log = self.parts.file(self.parts.logs / "pod.log")
         pod = self.parts.pod
-        self._hook = Hook(
-            f"hook {name}", argv, self.environments[0], pod["working_dir"], pod["hooks"]["timeout"],
-            log, self.parts.loop, self.parts.guard, self.parts.children, done, limits=own_limits(pod["limits"]),
-        )  # fmt: skip
+        program = Program(argv, self.environments[0], pod["working_dir"], limits=own_limits(pod["limits"]))
+        self._hook = Hook(f"hook {name}", program, pod["hooks"]["timeout"], log, self.parts, done)
         return True
 
     def _after_post_stop(self, problem: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.shim.gang import Parts, RunningGang, Worker, note
-from nodeagent.shim.hook import Hook
+from nodeagent.shim.hook import Hook, Program
 from nodeagent.shim.processes import own_limits
 
 EACH = 0.25
@@ -84,10 +84,8 @@ class PlaceReadiness:
                 parts.loop.after(COMMAND_EACH, lambda: self._asking.pop(name, None))
 
         try:
-            self._asking[name] = Hook(
-                f"ready {name}", command, env, pod["working_dir"], COMMAND_BOUND, log, parts.loop, parts.guard,
-                parts.children, done, limits=own_limits(pod["limits"]),
-            )  # fmt: skip
+            program = Program(command, env, pod["working_dir"], limits=own_limits(pod["limits"]))
+            self._asking[name] = Hook(f"ready {name}", program, COMMAND_BOUND, log, parts, done)
         except OSError as error:  # a full process table, say
             note(log, f"ready {name}: no process for it: {error.strerror}")
 
