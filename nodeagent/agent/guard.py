@@ -235,8 +235,8 @@ class TrustGuard:
             return "unsigned", f"not submitted through an agent: it has no signature of the cluster's key; {_anew(job)}"
         if not known.admits:
             return "changed", (
-                f"changed in the store after it was submitted, or signed with another cluster's key: its signature is "
-                f"not of what it says now; {_anew(job)}"
+                f"changed in the store after it was submitted, or signed with another cluster's key: its signature "
+                f"does not match what it says now; {_anew(job)}"
             )
         if entry is not None and entry.ended:
             return "ended", f"this job has ended before: an old record was written back; {_anew(job)}"
@@ -262,12 +262,12 @@ class TrustGuard:
         if not known.points:
             return "checkpoint", (
                 "the checkpoint that it would go on from was not committed through an agent: somebody changed it in "
-                f"the store; workers that run may commit another, else {_anew(job)}"
+                f"the store; its running workers may commit a new one, otherwise {_anew(job)}"
             )
         if not known.controls:
             return "control", f"what is wanted of it was changed in the store, not through an agent; {_remedy(job)}"
         if job.control.rev < self._revs.get(job.uid, 0):
-            return "control", f"an older wish of its operators was written back into the store; {_remedy(job)}"
+            return "control", f"an older order of its operators was written back into the store; {_remedy(job)}"
         return None, ""
 
     def _remember(self, job: JobRecord, entry: LedgerEntry | None, now: float) -> None:

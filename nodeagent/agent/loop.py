@@ -56,7 +56,7 @@ ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
 
 RENEWED = 1.02
-"""Heartbeats after a renewal was sent the next one is mostly answered."""
+"""So many heartbeats after one renewal was sent, the next renewal has usually been answered."""
 
 WATCH = 2.0
 """Seconds that one wait on the event stream lasts at most."""
@@ -177,7 +177,7 @@ class Agent:
                 task.cancel()
 
     def missed(self) -> str:
-        """Who counts on this agent, so that it must not simply go; empty if nobody does."""
+        """Why this agent must not simply end: what still needs it. Empty if nothing does."""
         if self._lease.lost:
             return ""
         if not self._quiet():
@@ -208,7 +208,7 @@ class Agent:
             self._beat_now.set()
 
     def publish_repair(self, repair_state: RepairState) -> None:
-        """How repairs stand changed: the same."""
+        """The state of the repairs has changed: the others hear of it at once."""
         if self.diagnosis is not None:
             self.publish_health()
         else:
@@ -271,14 +271,14 @@ class Agent:
             wait = min(wait, self._until_renewed(self._clock.now()))
             pause = self._pace.left(self._clock.now())
             due = self._clock.now() + max(wait, pause, 0.01)
-            await asyncio.sleep(pause)  # whoever wants a beat now waits for that too
+            await asyncio.sleep(pause)  # a beat that is asked for meanwhile waits for this, too
             asked = await wait_for(self._beat_now, max(due - self._clock.now(), 0.001))
             self._lag = max(0.0, self._clock.now() - due)
             self._metrics.heartbeat_late.observe(self._lag)
 
     def _may_skip(self, now: float) -> bool:
-        """Nothing calls for a beat: the node's lease is renewed, there is nothing to do, to tell or to be read, and
-        whoever does something that concerns this node wakes it. A lapse is looked for when it is due all the same."""
+        """Whether this beat may be skipped: the lease process renews the lease, there is nothing to do, to tell or to
+        read, and any change that concerns this node would wake it. Not skipped when another node's lease may lapse."""
         snapshot, rests_until = self._snapshot, self._round.rests_until
         period = self._stretch.period(snapshot.size)
         if period <= self._timing.heartbeat or rests_until is None:
@@ -298,7 +298,8 @@ class Agent:
         return now < min(ends)
 
     def _until_renewed(self, now: float) -> float:
-        """Seconds until the lease process has asked the store again, in a cluster where that says whether to beat."""
+        """Seconds until the lease process has renewed again. In a large cluster the answer to that renewal says whether
+        a beat is needed; in a small one this is simply a heartbeat."""
         pulse, heartbeat = self._process.pulse(), self._timing.heartbeat
         if pulse is None or self._stretch.period(self._snapshot.size) <= heartbeat:
             return heartbeat
@@ -308,8 +309,8 @@ class Agent:
         return heartbeat / 10 if age < 1.5 * heartbeat else heartbeat
 
     def _measure(self) -> None:
-        """How old the lease is, and what the pods use, as often as their states are told. After the beat: what others
-        wait for comes first."""
+        """Measures the age of the lease, and what the pods use (as often as their states are published). Called after
+        the beat, since other nodes wait for the beat."""
         now = self._clock.now()
         self._lease.measure(now)
         if now >= self._meter_at:
@@ -381,7 +382,7 @@ class Agent:
                 async with self._acting:
                     if not (self._snapshot.complete and self._lease.joined) or self._snapshot.recovering:
                         return None
-                    if self._leaving:  # what would be started now nobody would wait for
+                    if self._leaving:  # nobody would wait for the end of what is started now
                         return None
                     changed, due = await self._round.once()
                 if not changed:
@@ -409,7 +410,7 @@ class Agent:
         return self._config
 
     def reconfigure(self, config: AgentConfig) -> None:
-        """From now on this config; only what ``reload.LIVE`` names may differ from the old one."""
+        """Use this config from now on. Only the keys in ``LIVE`` of ``agent/main.py`` may differ from the old one."""
         self._config = config
 
     @property
@@ -438,7 +439,7 @@ class Agent:
 
     @property
     def certain(self) -> bool:
-        """What is known of jobs is all that there is: a job that is not known does not exist any more."""
+        """Whether this agent knows all jobs. Then a job that it does not know does not exist any more."""
         snapshot = self._snapshot
         return self._lease.joined and self._lease.seasoned and snapshot.complete and not snapshot.recovering
 

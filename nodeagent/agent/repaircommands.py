@@ -209,7 +209,7 @@ PAUSE = 60.0
 
 
 class Ward(Protocol):
-    """What is wrong with this node (``health/monitor.py``)."""
+    """What is wrong with this node (``hardware/monitor.py``)."""
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]: ...

@@ -1,10 +1,11 @@
 """Reservations: which nodes are kept for the gangs that are first in line and cannot start yet, until when, and who may
-use these nodes in the meantime. Whose turn it is is ``queue.py``'s, which nodes a job gets ``placement.py``'s.
+use these nodes in the meantime. ``queue.py`` decides whose turn it is, ``placement.py`` which nodes a job gets.
 
-The first gang that lacks nodes gets a reservation: its start is the earliest time at which enough nodes are free by the
-time limits of those that hold them (unknown where one of these has none), on those of them that are free last, so that
-as few idle nodes as possible are kept. Who comes after it starts there only if it ends before. So nobody is pushed back
-by what came later, and idle nodes are used all the same.
+The first gang that lacks nodes gets a reservation. Its start is the earliest time at which enough nodes are free,
+computed from the time limits of the jobs that hold them; it is unknown if one of these jobs has no limit. Of the nodes
+that are free by then, those that become free last are reserved, so that few idle nodes are kept. A job later in line
+may start on a reserved node only if it ends before that start. So no later job delays the gang, and idle nodes are
+used.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from nodeagent.plan.timelimit import ends_at
 from nodeagent.plan.topology import PastPlaces, gather, most
 
 TRIED = 8
-"""So many gangs are passed, from the first in line on, that could not start if all jobs had ended: they hold up nobody,
-and the next one gets the reservation. Behind more of them there is none."""
+"""At most so many gangs are passed over that could not start even if all jobs had ended: they hold up nobody, and the
+next gang in line gets the reservation. If there are more of them, there is no reservation."""
 SHOWN = 3
 """Names that a sentence gives before it only counts."""
 DAY = 86400
@@ -53,8 +54,8 @@ class Reservation:
     after: tuple[str, ...] = ()
     """Names of the jobs that leave last; of an unknown start those without a time limit."""
     lapses: int = 0
-    """Of a job that lacks no nodes, and that these get ready for: served time (ms) at which they are kept no more. 0:
-    they are kept for as long as it lacks some."""
+    """If the job lacks no nodes and these are only getting ready: the served time (ms) until which they are kept. 0:
+    the job lacks nodes, and they are kept for as long as it does."""
     first: bool = True
     """No job that may start at all is before it in line."""
 
@@ -67,7 +68,7 @@ class KeptNodes:
     by: tuple[int, ...]
     """Which of the reservations keep them."""
     of: str = ""
-    """The job (uid) whose own they are; empty: they are those of many."""
+    """The job (uid) that this set was made for; empty if several jobs share the set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ def kept_from(cluster: Cluster, job: JobRecord) -> frozenset[str]:
 
 
 def kept_for(cluster: Cluster, job: JobRecord, node: Candidate) -> Candidate:
-    """One of these nodes, as the job sees it: it would have room for it, or not even that."""
+    """A kept node as a candidate for this job: ``out``, with the name of the job that it is kept for. Unchanged if the
+    node could not run the job anyway."""
     if node.standing not in ("fit", "pending"):
         return node
     now = reserved(cluster)
@@ -164,12 +166,13 @@ class HeldBack:
 
 
 def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
-    """The first reservation that keeps nodes which the job lacks; None if it lacks none, or would without it."""
+    """The first reservation that keeps nodes which this job could use. None if the job has too little room even without
+    reservations, or enough room in spite of them."""
     now = reserved(cluster)
     kept = now.kept.get(job.uid)
     if kept is None or not room_for(cluster, job).enough_soon or open_room(cluster, job).enough_soon:
         return None
-    # Of jobs that are alike the same nodes are kept.
+    # The same nodes are kept from all jobs of one shape, so this is worked out once for each shape.
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, now
     alike: dict[tuple[object, ...], HeldBack | None] = cluster.notes.once("held", of, lambda _before: {})
     shape = kept, shut_for(cluster, job.spec), *(shape_of(role) for role in job.spec.roles)
@@ -216,8 +219,8 @@ def _may_grow_first(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
 
 
 def _reservations(cluster: Cluster) -> Iterable[Reservation]:
-    """One for the first job that lacks nodes. Before it, one for each of the few jobs for which nodes get ready that
-    have just become free: else others would have them first."""
+    """One reservation for the first job that lacks nodes. Before it, one for each of the first few jobs whose nodes are
+    free by now and are still getting ready: without it other jobs would take these nodes first."""
     taken, before = NO_NODES, list[str]()
     ready = passed = 0
     first = True
@@ -314,7 +317,8 @@ def _of_one_role(
         able = [n for n, at in free.items() if at <= until]
         if (most(able, gang) if gang is not None else len(able)) < least:
             return ()
-        # Of a known start those that are free last, of an unknown one those that are first: they are kept already.
+        # With a known start take the nodes that are free last; with an unknown one those that are free first, since
+        # they are kept already.
         sign = 1 if until == UNKNOWN else -1
         able.sort(key=lambda n: (sign * free[n], n not in begun))
         if gang is None:
@@ -329,7 +333,8 @@ def _of_one_role(
 def _of_places(
     cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
 ) -> tuple[Mapping[str, int], Pick]:
-    """Likewise of several roles: each time at which a node gets more devices free stands under a name of its own."""
+    """As ``_of_one_role``, for a job of several roles. Each time at which devices of a node become free has a key of
+    its own in the mapping."""
     leave = _leave(cluster)
     left = {(n, uid): leave[uid].for_good(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
 
@@ -415,7 +420,7 @@ class _Leave:
         return 0 if node in self.lent else self.for_good(node)
 
     def for_good(self, node: str) -> int:
-        """Where nobody asks for what it has borrowed."""
+        """The same if nobody takes back the nodes that the job has borrowed."""
         return self.stays if node in self.members else self.goes
 
 
@@ -464,7 +469,8 @@ def _freed(cluster: Cluster, nodes: Collection[str]) -> int:
 
 
 def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, KeptNodes], int]:
-    """Of all jobs that go after those for which nodes are kept; and the served time up to which it stays so."""
+    """Job (uid) to the nodes that it must leave to reservations before it; and the served time up to which this
+    holds."""
     line, out, sets = places(cluster), dict[str, KeptNodes](), dict[tuple[int, ...], KeptNodes]()
     before = [(i, line[one.uid], rank(cluster.jobs[one.uid]), one.start) for i, one in enumerate(found)]
     until = UNKNOWN
@@ -491,8 +497,8 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
 
 
 def _comes_back(job: JobRecord) -> int:
-    """Of a gang that failed, and has not yet had the time to start again: the served time (ms) up to which it may do so
-    where it was. 0: of any other, and of one that made room for another queue."""
+    """The served time (ms) up to which a gang that has just failed may start again on the nodes that it had. 0 for any
+    other job, and for a job that made room for another queue."""
     entry = job.budget.get(str(job.last_number))
     if job.phase != "holding" or entry is None or made_room(job):
         return 0
@@ -519,7 +525,7 @@ class _View:
 
 
 def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
-    """The view as those see it who may not use these nodes: they take no work."""
+    """The view for jobs that must not use these nodes: in it these nodes are cordoned."""
 
     def look(before: _View | None) -> _View:
         known, copies = before.copies if before is not None else {}, dict[str, tuple[NodeRecord, NodeRecord]]()

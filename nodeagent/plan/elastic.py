@@ -1,7 +1,7 @@
-"""How many nodes a job has: its target; and, with ``nodes: auto``, idle nodes on top of it. They are borrowed: who is
-entitled to them and needs them gets them back. Where that is not enough for a job of a queue that has less than its
-part, jobs of queues that have more make room (``reclaim.py``). Worked out once for each view and for all jobs together,
-so that all agents agree.
+"""How many nodes a job has: its target; and, with ``nodes: auto``, idle nodes on top of it. They are borrowed: a job
+that is entitled to them and needs them gets them back. If that is not enough for a job of a queue with less than its
+part, jobs of queues with more than theirs make room: chosen in ``_Ledger._make_room``, by the rules of ``reclaim.py``.
+Worked out once for each view and for all jobs together, so that all agents agree.
 """
 
 from __future__ import annotations
@@ -145,9 +145,10 @@ class _Ledger:
         """Jobs (uids) that have what they lacked: nothing more is kept for them."""
 
     def provide(self, job: JobRecord, lack: int) -> None:
-        """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
-        those would be too few as well, nothing is done for one that waits: it holds up nobody. Likewise for one whose
-        nodes have to be together (``within``, ``segments``), of nodes that are."""
+        """Find ``lack`` nodes for a job. Idle nodes that it can use are not lent to others. If they are too few,
+        borrowed nodes are given back for it; then queues with more than their part make room. If that is still too
+        little, nothing is done for a waiting job: it holds up nobody. If the job's nodes must be together (``within``,
+        ``segments``), only nodes that are together count."""
         if job.spec.placement is None:
             self._provide(job, lack)
             return
@@ -287,7 +288,7 @@ class _Ledger:
                 stop[donor.uid] = donor, more, use
         if room < lack:
             return False
-        for donor, more, use in reversed([*stop.values()]):  # who was asked before a larger one is not needed any more
+        for donor, more, use in reversed([*stop.values()]):  # a donor may be unnecessary once a larger one was added
             if room - more >= lack:
                 plan.grant(donor, use)
                 room -= more
@@ -415,7 +416,7 @@ class _Ledger:
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
         if self._size.get(job.uid, 0) < job.control.target and self._is_kept(node, job):
-            return False  # what it has on top of its target it gives back
+            return False  # below its target a job may not take kept nodes: it would not give them back
         ready = self._cluster.nodes[node].readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
             return False
@@ -436,7 +437,7 @@ class _Ledger:
         return self._suitable[key]
 
     def _is_kept(self, node: str, job: JobRecord) -> bool:
-        """For a gang before it in line that has not what it lacks."""
+        """The node is kept for a gang that is earlier in line and still lacks nodes."""
         kept = self._reserved.kept.get(job.uid)
         if kept is None or node not in kept.nodes:
             return False

@@ -3,8 +3,8 @@ the job waits before it starts again.
 
 A fault is *judged* when every other member has answered after it, or is known to be lost: whoever fell silent first was
 the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would end the
-job waits. What workers wrote decides nothing but the words. Owns the reading of reports and lapses; what the gang does
-next is ``gang.py``'s.
+job waits. What workers wrote decides nothing but the words. This module reads the reports and lapses; what the gang
+does next is decided in ``running.py`` (``after_fault``).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Candidate:
     warming: bool = False
     """``fit``, and its first workers are still being warmed up."""
     ruled_out: bool = False
-    """``out``, since the job's placement leaves no place for it: nothing is wrong with it."""
+    """``out`` only because the job's placement excludes it: nothing is wrong with the node."""
 
 
 @lru_cache(maxsize=4096)
@@ -69,7 +69,7 @@ def _in_order(cluster: Cluster, before: _Order | None) -> _Order:
 
 
 def gpus_per_worker(role: Role, installed: int) -> int:
-    """GPUs for each worker on a node with so many: as asked, else one where the node has any."""
+    """GPUs for each worker on a node with ``installed`` GPUs: what the role asks for; else 1, or 0 without GPUs."""
     return role.gpus_per_worker if role.gpus_per_worker is not None else int(bool(installed))
 
 
@@ -366,7 +366,7 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
 
 
 def staying(cluster: Cluster, job: JobRecord) -> int:
-    """Survivors whose place needs nobody else: not those that are scaled in by name or drained, nor those whose
+    """How many survivors keep their place. Not counted: nodes that are scaled in by name or drained, and nodes whose
     hardware is taken from the job."""
     alive = survivors(cluster, job)
     if strays(cluster, job):  # what other nodes see counts as well
@@ -387,8 +387,8 @@ def _staying(cluster: Cluster, job: JobRecord) -> int:
 
 
 def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
-    """The order in which nodes are chosen: members by rank, then the others as given, those first that the job
-    prefers, and others that may be taken away; then those that are worn; last those scaled in by name."""
+    """The order in which nodes are chosen: members by rank; then the others as given, preferred ones first. Behind all
+    these, in this order: non-members that may be taken away (spot), worn nodes, nodes that were scaled in by name."""
     members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in nodes if n not in members]
     leaving, old, spot = job.control.leaving, worn_nodes(cluster), spot_nodes(cluster)
@@ -461,7 +461,7 @@ def _own(job: JobRecord) -> dict[str, tuple[str, ...]]:
 
 
 def missed(cluster: Cluster, node: str, life: str) -> str:
-    """Who counts on this life of the node, in a few words; empty if nobody does."""
+    """Which job still needs this life of the node, in a few words; empty if none does."""
     record = cluster.nodes.get(node)
     leaves = record is not None and drained(record)
     for job in cluster.jobs.values():

@@ -56,10 +56,10 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop what runs; ``grace`` None is SIGKILL now. ``meanwhile``: what to do while it dies, so that it costs no time
-    of its own: promise, with disk and rendezvous (only where nobody is left who could still need the old rendezvous),
-    or tell the store why. ``given_up``: have the snapshots in memory written out. ``broken``: not all ranks will leave
-    together."""
+    """Stop what runs; ``grace`` None is SIGKILL now. ``meanwhile``: a second action that is done while the workers die,
+    so that it takes no extra time. It is a promise (its write to disk and its rendezvous; only if nobody can still need
+    the old rendezvous), or a report to the store. ``given_up``: have the snapshots in memory written out. ``broken``:
+    not all ranks will leave together."""
 
     uid: str
     grace: float | None
@@ -140,7 +140,7 @@ PodAction = Prepare | Stop | Promise | SendAck | Start | Release | ReportPod | L
 
 
 def asks_the_store(action: PodAction) -> bool:
-    """It, or what is done meanwhile, is no matter of this node alone."""
+    """Whether the action, or its ``meanwhile``, needs the store."""
     return isinstance(action.meanwhile if isinstance(action, Stop) else action, SendAck | ReportPod | Keep)
 
 
@@ -207,9 +207,10 @@ def plan_pods(
     up: Collection[str] | None = None,
 ) -> tuple[PodAction, ...]:
     """Every action this node should take now, at most one per pod: the next action follows when its effect is
-    seen. ``standbys``: how many pods are kept ready here for paused jobs, and for running jobs that have all their
-    nodes; what others need is not limited, or they would never get this one: but of the jobs that wait, only those that
-    are next get a pod, and only few of those whose check failed here keep theirs. ``lent``: jobs (uids) that a promise
+    seen. ``standbys``: how many pods are kept ready here for jobs that do not need this node now (paused jobs, and
+    running jobs that have all their nodes). Pods that a job needs are not limited, or the job would never get this
+    node. But of the waiting jobs only the next few get a pod (``up``), and of the pods whose check failed here only a
+    few are kept (``UNFIT_KEPT``). ``lent``: jobs (uids) that a promise
     of this node may still lend time to. ``up``: what ``queue.next_up`` says, where it was asked already."""
     out: list[PodAction] = []
     spares = failed = 0
@@ -234,7 +235,7 @@ def plan_pods(
 
 
 def decide_pod(case: PodCase) -> PodAction | None:
-    """What the first of ``RULES`` says that has something to say and may say it; None: nothing is to be done."""
+    """The action of the first rule in ``RULES`` that returns an allowed one (``_may``); None: nothing is to be done."""
     for rule in RULES:
         action = rule(case)
         if action is not None and _may(case, action):
@@ -243,8 +244,8 @@ def decide_pod(case: PodCase) -> PodAction | None:
 
 
 def _may(case: PodCase, action: PodAction) -> bool:
-    """Nothing is begun for a job that this agent refuses, nor on devices that are kept free for a repair: others, who
-    chose them before they knew, choose again."""
+    """Whether the action is allowed: nothing is begun for a job that this agent refuses, nor on devices that are kept
+    free for a repair. (Agents that chose these devices before they knew of the repair choose again.)"""
     if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release):
         return False
     begins = isinstance(action, Promise | Start)
@@ -319,7 +320,8 @@ def stop_again(case: PodCase) -> PodAction | None:
 
 
 def prepare(case: PodCase) -> PodAction | None:
-    """A pod that is not ready is prepared again and again; likewise."""
+    """A pod that is not ready is prepared again and again; as in ``stop_again``, what other nodes wait for comes
+    first."""
     action, job = _form(case), case.job
     if isinstance(action, Prepare):
         return action
@@ -353,7 +355,7 @@ def _end(case: PodCase) -> PodAction | None:
     if job is None or status is None or case.forms or case.runs or status.quiet or _unknown(case):
         return None
     if case.is_holder and case.stuck:
-        return None  # as a holder it says so
+        return None  # the rule ``release`` acknowledges for it, and says there that the pod is stuck
     planned = case.is_holder and head is not None and head.planned
     return _stop(job, head, planned, "stopping" if case.is_holder else "this node is not in the newest generation")
 
@@ -377,7 +379,7 @@ def _form(case: PodCase) -> PodAction | None:
     if node not in head.missing and node not in head.holders:
         if case.lends or not must_let_go(cluster, job, node):
             return None
-        # Nothing else of what it said is looked at again: its shim may have died since, which shows at the start.
+        # Only the lending is sent again. Nothing else is checked again: if the shim has died since, the start shows it.
         again = Ack(life=life)
         return SendAck(job.uid, head.token, again, None, f"{node} gives no more failsafe time to an older generation")
     if status is None or status.phase == "gone":

@@ -1,9 +1,7 @@
 """Sections of the agent's config: what each stands on, ``api`` (where others are served) and ``limits`` (what a
 user may have and ask for).
 
-Must never read a file or look at the machine: ``nodeagent/api`` does.
-
-Must never look up a user or a group: ``nodeagent/api`` does.
+Must never read a file, look at the machine, or look up a user or a group: ``nodeagent/api`` does.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Track:
         return (progress.bound or self.limit) - (self._now - progress.at)
 
     def facts(self, lead: float = 0.0) -> dict[str, Any]:
-        """As model.stall.RankFacts, without what stacks tell; as they would be with limits shorter by ``lead``."""
+        """As model.pod.RankFacts, without what stacks tell; as they would be with limits shorter by ``lead``."""
         progress, limit = self.progress, self.limit - lead
         since = progress.at if progress is not None else self._written_at
         return {

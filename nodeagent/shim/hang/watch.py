@@ -101,7 +101,7 @@ class HangWatch:
         self._early = False
         """What this reading has told so far was enough, and has been told on."""
         self.stall: Facts | None = None
-        """As model.stall.Stall; None: nothing to tell."""
+        """As model.pod.Stall; None: nothing to tell."""
 
     def environment(self, rank: int) -> dict[str, str]:
         """Where this worker may tell its progress; nothing if no page can be had."""
