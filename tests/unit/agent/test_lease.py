@@ -136,6 +136,20 @@ async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_a
         await lease.join()
 
 
+async def test_nothing_is_told_before_the_agent_has_joined(tmp_path: Path) -> None:
+    """Who ends an agent that never reached the store has it report that: its life goes on with the next start."""
+    clock = Clock()
+    store = HereStore(Server(clock.now))
+    await make_lease(tmp_path / "a", clock, store, "a").join()
+    again = make_lease(tmp_path / "b", clock, store, "a")
+    again.incarnation = Incarnation(life="a", start=2)
+    with pytest.raises(StoreUnavailableError, match="has not joined yet"):
+        await again.beat()
+    assert not again.lost
+    await again.join()
+    await again.beat()
+
+
 async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
     clock = Clock()
     store = Recorder(Server(clock.now))
