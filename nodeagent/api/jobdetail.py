@@ -149,13 +149,13 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
     return {
         "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),
-        "needs": job.spec.nodes.min,
+        "needs": job.sized_before.nodes.min,
         "fit": room.fit,
         "pending": room.pending,
         "live": room.live,
         "barred": room.barred is not None,
         "cordoned": will_do[:SHOWN],
-        "unmet": never(cluster, job.spec),
+        "unmet": never(cluster, job.sized_before),
         "blocked": bool(blocked(cluster, job)),
         "begins": job.active is None and job.not_before > cluster.served,
         "kept_for": kept.by.name if kept is not None else "",

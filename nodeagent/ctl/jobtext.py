@@ -133,7 +133,7 @@ def _head(job: Json, colour: bool) -> list[str]:
     lines += [
         *_queue(job),
         *_start(job),
-        *(_roles(spec) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
+        *(_roles(job) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
         *([field("Placement", asks)] if (asks := job["placement"]["asks"]) else []),
         field("World", _world(job)),
         *([field("Topology", lies)] if (lies := job["placement"]["lies"]) else []),
@@ -172,11 +172,11 @@ def _per_node(role: Json) -> str:
     return "one per GPU" if role["workers_per_node"] == "gpu" else str(role["workers_per_node"])
 
 
-def _roles(spec: Json) -> list[str]:
+def _roles(job: Json) -> list[str]:
     """How large each of several roles is, and what it runs."""
-    lines: list[str] = []
+    spec, lines = job["spec"], list[str]()
     for role in spec["roles"]:
-        places = role["replicas"] or role["nodes"]["target"]
+        places = job["roles"][role["name"]]["target"]
         size = count(places, "place") + ("" if role["replicas"] else ", each on a node of its own")
         ends = "; completes the job" if spec["completes"] == role["name"] else ""
         text = f"{role['name']}: {size}; workers of each: {_per_node(role)}; {shlex.join(role['command'])}{ends}"
@@ -230,11 +230,14 @@ def _committed(job: Json) -> str:
 
 def _scale(scale: Json) -> str:
     names = f"; {', '.join(scale['leaving'])} left, and is used again last" if scale["leaving"] else ""
+    role, what = (f"{scale['role']} ", "place") if scale["role"] else ("", "node")
     if scale["state"] != "pending":
-        return f"to {scale['want']}: {scale['reason']}{names}"
+        return f"{role}to {scale['want']}: {scale['reason']}{names}"
     if scale["left"] is None:
-        return f"to {count(scale['want'], 'node')}, under way"
-    return f"from {scale['before']} to {count(scale['want'], 'node')}, rolled back in {span(scale['left'])} if not met"
+        return f"{role}to {count(scale['want'], what)}, under way"
+    return (
+        f"{role}from {scale['before']} to {count(scale['want'], what)}, rolled back in {span(scale['left'])} if not met"
+    )
 
 
 def _restarts(job: Json) -> str:

@@ -49,6 +49,8 @@ class Scale(Record):
     want: int = Field(ge=1)
     before: int = Field(ge=1)
     """The target to go back to: a number, never a list of members."""
+    role: str = ""
+    """Of a job of several roles: whose places ``want`` and ``before`` count. Empty: nodes."""
     timeout: float = Field(default=0.0, ge=0)
     """Scale-out: the seconds it was given, for people."""
     deadline: int = 0
@@ -69,6 +71,9 @@ class Control(Record):
     rev: int = Field(ge=1)
     desired: Desired = "run"
     target: int = Field(ge=1)
+    """Nodes; of a job of several roles its places, all together."""
+    sizes: dict[str, int] = {}
+    """Role to how many places of it are wanted, of those that have been scaled."""
     restart: int = 0
     """Raised by ``restart``: the gang is re-formed once for each value."""
     delete: bool = False
@@ -241,6 +246,19 @@ class JobRecord(Record):
     used: dict[str, UsedTime] = {}
     """Day (since 1970-01-01, as text) to what it used then, up to ``held.at``."""
     rev: int = 0
+
+    @property
+    def sized(self) -> JobSpec:
+        """The spec with as many places of its roles as are wanted by now."""
+        return self.spec.of_sizes(self.control.sizes)
+
+    @property
+    def sized_before(self) -> JobSpec:
+        """Likewise without a scale-out that is neither met nor rolled back: what the job can run with."""
+        growing = self.control.growing
+        if growing is None or not growing.role:
+            return self.sized
+        return self.spec.of_sizes(self.control.sizes | {growing.role: growing.before})
 
     def time_used(self, served: int) -> int:
         """Milliseconds, by this served time, in which the job had its nodes, from its first start on. While it waits

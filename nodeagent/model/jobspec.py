@@ -6,6 +6,7 @@ who runs it where is ``plan/``'s. All durations are seconds (float); sizes are c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -81,6 +82,12 @@ class Role(Record):
     def places(self) -> int:
         """How many places of it are wanted."""
         return self.replicas or self.nodes.target
+
+    def of_places(self, count: int) -> Role:
+        """It with so many places: of a job of several roles, where sizes are fixed."""
+        if self.replicas is not None:
+            return self.model_copy(update={"replicas": count, "nodes": Nodes(min=1, max=count, target=count)})
+        return self.model_copy(update={"nodes": Nodes(min=count, max=count, target=count)})
 
 
 MOST_RESTARTS = 60
@@ -216,6 +223,13 @@ class JobSpec(Record):
     def elastic(self) -> bool:
         """It can go on with fewer nodes than it has."""
         return not self.several and self.nodes.min < self.nodes.max
+
+    def of_sizes(self, sizes: Mapping[str, int]) -> JobSpec:
+        """It with so many places of the roles that are named."""
+        if not sizes:
+            return self
+        roles = tuple(role.of_places(sizes.get(role.name, role.places)) for role in self.roles)
+        return self.model_copy(update={"roles": roles})
 
     @property
     def within(self) -> str:

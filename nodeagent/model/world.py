@@ -6,6 +6,7 @@ lists, because the store's Lua cannot tell an empty list from an empty map.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from operator import attrgetter
 from typing import Literal
@@ -241,6 +242,11 @@ class Head(Record):
     """Node to life: those who keep this generation once it is active (``JobRecord.keepers``)."""
     outside: dict[str, str] = {}
     """Nodes that could have been members and are not: node to why (NODEAGENT_FAULTY)."""
+
+    @property
+    def sizes(self) -> Counter[str]:
+        """Of a job of several roles: role to its places in this generation."""
+        return Counter(place.role for member in self.members.values() for place in member.places)
 
     @property
     def token(self) -> Token:

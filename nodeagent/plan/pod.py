@@ -469,11 +469,10 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
 def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
     """What waits here and need not wait any longer."""
     ready = {name for report in head.reports.values() for name in report.ready}
-    roles = {role.name: role for role in job.spec.roles}
+    roles, sizes = {role.name: role for role in job.spec.roles}, head.sizes
     found = []
     for name in status.waiting:
-        before = [roles[other] for other in roles[name].after]
-        if ready.issuperset(f"{role.name}.{i}" for role in before for i in range(role.places)):
+        if ready.issuperset(f"{other}.{i}" for other in roles[name].after for i in range(sizes[other])):
             found.append(name)
     if not found:
         return None

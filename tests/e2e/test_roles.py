@@ -16,7 +16,7 @@ from tests.e2e.support import ROOT, Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
-NODES = 2
+NODES = 3
 EXAMPLE = ROOT / "examples" / "roles"
 STEPS = 60
 PLACES = ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
@@ -74,3 +74,27 @@ def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
     lines = shared.ctl("logs", "killed").stdout.splitlines()
     assert {line.partition("<")[0] for line in lines} == {f"[{place}]" for place in PLACES}
     shared.until(lambda: not pids(shared, "killed"), 15, "the servers were stopped")
+
+
+def test_a_role_is_scaled_while_the_job_runs(shared: Cluster) -> None:
+    shared.submit(roles_job(shared.work, "scaled", pause=0.2))
+    shared.until_running("scaled", NODES)
+    shared.until(lambda: newest(shared.work, "scaled") > 3, 30, "it trains")
+    assert "did you mean 'trainer'?" in shared.ctl("scale", "scaled", "triner=3", check=6).stderr
+    refused = shared.ctl("scale", "scaled", "3", check=6).stderr
+    assert "has several roles (pserver 2, trainer 2)" in refused and "scale scaled trainer=3" in refused
+    late = shared.ctl("scale", "scaled", "trainer=4", "--timeout", "2s", check=4).stderr
+    assert "scale of trainer to 4 timed out after 2s: no node has room for trainer.3" in late
+    before, kept = newest(shared.work, "scaled"), pids(shared, "scaled")
+    assert sorted(kept) == PLACES, "it was not disturbed"
+    done = shared.ctl("scale", "scaled", "trainer=3").stdout
+    assert done == "job/scaled scaled: trains with 3 places of trainer on 3 nodes\n"
+    assert "pserver 2/2, trainer 3/3" in shared.ctl("get", "scaled", "-o", "wide").stdout
+    assert "trainer: 3 places, each on a node of its own" in shared.ctl("describe", "scaled").stdout
+    shared.until(lambda: sorted(pids(shared, "scaled")) == [*PLACES, "trainer.2"], 10, "all of them run")
+    shared.until(lambda: newest(shared.work, "scaled") > before + 3, 30, "the third trains along")
+    assert "trains with 1 place of trainer on " in shared.ctl("scale", "trainer=1", "--job", "scaled").stdout
+    job = shared.job("scaled")
+    assert (job["target"], job["budget"]["used"], job["cause"]["kind"], job["generation"]) == (3, 0, "scale", 3)
+    shared.until(lambda: newest(shared.work, "scaled") > before + 6, 30, "one trains on")
+    shared.ctl("stop", "scaled")

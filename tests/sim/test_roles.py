@@ -58,6 +58,15 @@ async def storm(cluster: SimCluster) -> None:
             faults.create_task(cluster.rng.choice(FAULTS)(cluster))  # type: ignore[arg-type]
 
 
+def _fine(cluster: SimCluster) -> bool:
+    """It is whole, with as many places of each role as are wanted of it by now."""
+    job = cluster.job("j")
+    scale = job.control.scale
+    if not cluster.whole("j") or job.head is None or (scale is not None and scale.state == "pending"):
+        return False
+    return job.head.sizes == {one.name: one.places for one in job.sized.roles}
+
+
 def _ended(cluster: SimCluster) -> bool:
     """Its trainers have ended it; in each generation that is whole they end, since a late fault may re-form it."""
     if cluster.whole("j"):
@@ -78,7 +87,7 @@ async def _run(seed: int) -> None:
             await heal(cluster)
             ended = ("failed", "stopped")
             limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
-            await cluster.until(lambda: cluster.whole("j") or cluster.job("j").phase in ended, limit, "whole again")
+            await cluster.until(lambda: _fine(cluster) or cluster.job("j").phase in ended, limit, "whole again")
             if cluster.job("j").phase not in ended:
                 await cluster.until(lambda: _ended(cluster), 60, "its trainers ended it")
                 await cluster.until(lambda: not cluster.checker.running("uid-j"), 30, "its servers are stopped")
@@ -123,6 +132,59 @@ def test_a_server_that_fails_takes_the_gang_along() -> None:
         assert head is not None and {n: m.places for n, m in head.members.items()} == {
             n: m.places for n, m in before.head.members.items()
         }
+
+    simulate(2, scenario)
+
+
+def places(c: SimCluster) -> list[str]:
+    """Of the generation that is active and whole."""
+    head = c.job("j").head if c.whole("j") else None
+    return sorted(p.name for m in head.ordered() for p in m.places) if head is not None else []
+
+
+def test_a_role_is_scaled_alone_by_a_planned_stop() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        for size in (3, 1):
+            assert await c.scale("j", "scale", role="trainer", target=size)
+            wanted = ["server.0", "server.1", *(f"trainer.{i}" for i in range(size))]
+            await c.until(lambda wanted=wanted: places(c) == wanted, 30, f"{size} trainers")
+        job = c.job("j")
+        await c.until(lambda: (s := c.job("j").control.scale) is not None and s.state == "met", 5, "met")
+        assert (job.control.target, job.control.sizes, job.restarts) == (3, {"trainer": 1}, 2)
+        assert not any(spend.counts for spend in job.budget.values())
+        end(c, job, "trainer")
+        await c.until(lambda: c.job("j").phase == "succeeded", 10, "the only trainer has ended it")
+
+    simulate(3, scenario)
+
+
+def test_a_role_that_has_no_room_is_rolled_back_while_the_gang_goes_on() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        assert await c.scale("j", "scale", role="trainer", target=3, timeout=5.0)
+        assert not await c.scale("j", "scale", role="server", target=1), "one scale-out at a time"
+        await c.until(lambda: (s := c.job("j").control.scale) is not None and s.state != "pending", 30, "rolled back")
+        job = c.job("j")
+        assert job.control.scale is not None
+        assert (job.control.scale.state, job.control.target, job.restarts) == ("rolled_back", 4, 0)
+        assert "scale of trainer to 3 timed out after 5s: no node has room for trainer.2" in job.control.scale.reason
+        assert len(places(c)) == 4
+
+    simulate(2, scenario)
+
+
+def test_a_worker_that_fails_during_a_scale_out_costs_no_place() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        assert await c.scale("j", "scale", role="trainer", target=3, timeout=60.0)
+        node = next(iter(c.job("j").head.members.values()))  # type: ignore[union-attr]
+        c.nodes[node.node].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 20, "formed anew, as it was")
+        assert len(places(c)) == 4
 
     simulate(2, scenario)
 

@@ -160,7 +160,7 @@ def test_a_generation_is_what_the_agents_of_its_members_agreed_to() -> None:
 
 CONTROLS = {
     "rev": 2, "desired": "stop", "target": 3, "restart": 1, "delete": True, "by": "eve",
-    "scale": Scale(request="r", want=2, before=1), "met": ("u",), "signature": "",
+    "scale": Scale(request="r", want=2, before=1), "sizes": {"trainer": 9}, "met": ("u",), "signature": "",
 }  # fmt: skip
 
 
