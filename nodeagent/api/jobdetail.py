@@ -163,6 +163,17 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     }
 
 
+def alone_json(job: JobRecord) -> list[Json]:
+    """Workers that were started again alone in the newest generation: of each its ``rank``, ``node``, how often
+    (``times``), and how it ended last (``text``)."""
+    found: dict[int, Json] = {}
+    for node, report in job.head.reports.items() if job.head is not None else ():
+        for one in report.alone:
+            times = found[one.rank]["times"] if one.rank in found else 0
+            found[one.rank] = {"rank": one.rank, "node": node, "times": times + 1, "text": one.text}
+    return [found[rank] for rank in sorted(found)]
+
+
 def start_json(job: JobRecord, cluster: Cluster, wall: float) -> Json:
     """``start_estimate``: when a job that waits has its nodes (Unix ms) if all others keep to their time limits;
     ``starts_after``: the jobs that it waits for then. None where no limits say so. ``wall``: Unix time."""

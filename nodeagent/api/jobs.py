@@ -24,7 +24,7 @@ from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.jobdetail import AuditTail, generations, start_json, waits, way_out
+from nodeagent.api.jobdetail import AuditTail, alone_json, generations, start_json, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import find_any_job
@@ -136,6 +136,7 @@ class JobRoutes:
             "usage": job_use(job, cluster, time.time()),
             "generations": generations(job, events or ()),
             "reports": {node: r.model_dump() for node, r in reports.items()},
+            "alone": alone_json(job),
             "outside": {} if job.head is None else dict(job.head.outside),
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,

@@ -96,6 +96,7 @@ def job_lines(job: Json, colour: bool = False, width: int | None = None) -> list
         _farewell(job),
         _left_out(job),
         _workers(job, width),
+        _alone(job),
         _next(job),
     ):
         if block:
@@ -179,6 +180,7 @@ def _roles(job: Json) -> list[str]:
         places = job["roles"][role["name"]]["target"]
         size = count(places, "place") + ("" if role["replicas"] else ", each on a node of its own")
         ends = "; completes the job" if spec["completes"] == role["name"] else ""
+        ends += "; restarts alone" if role["restart"] == "alone" else ""
         text = f"{role['name']}: {size}; workers of each: {_per_node(role)}; {shlex.join(role['command'])}{ends}"
         lines.append(field("Roles", text) if not lines else " " * FIELD + text)
     return lines
@@ -241,7 +243,7 @@ def _scale(scale: Json) -> str:
 
 
 def _restarts(job: Json) -> str:
-    return "restarted once" if job["restarts"] == 1 else f"restarted {job['restarts']} times"
+    return f"restarted {_times(job['restarts'])}"
 
 
 def _world(job: Json) -> str:
@@ -335,6 +337,16 @@ def _workers(job: Json, width: int | None) -> list[str]:
         )
         lines.append(f"  spares: {spares}")
     return lines
+
+
+def _alone(job: Json) -> list[str]:
+    """Workers that were started again by themselves in this generation."""
+    lines = [f"  {one['text']} on {one['node']} (started again {_times(one['times'])})" for one in job["alone"]]
+    return ["Restarted alone:", *lines] if lines else []
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _left_out(job: Json) -> list[str]:

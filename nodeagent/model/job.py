@@ -130,6 +130,8 @@ class Spend(Record):
     """Node of group rank 0 of the generation that ended: its agent has counted that generation's start, or will."""
     room_for: tuple[str, ...] = ()
     """As the cause's: these jobs are first in line, for as long as they wait."""
+    alone: tuple[int, ...] = ()
+    """Served times (ms) at which workers of that generation were started again alone: each counts like an entry."""
     fails: str = ""
     """Not empty: the job fails for this reason, once it is clear that no lost node was the cause."""
 

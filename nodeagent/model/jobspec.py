@@ -65,6 +65,8 @@ class Role(Record):
     """Its workers start when all places of these roles are ready."""
     ready: Ready | None = None
     """None: a place is ready when its workers have been started."""
+    restart: Literal["gang", "alone"] = "gang"
+    """What a worker of it that fails takes along: the gang, or nobody: it is started again by itself."""
     workers_per_node: int | Literal["gpu"] = "gpu"
     """Workers of a pod; ``gpu`` is one per installed GPU (and one on a node without GPUs)."""
     gpus_per_worker: int | None = Field(default=None, ge=0, le=64)

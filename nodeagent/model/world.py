@@ -162,6 +162,26 @@ class WorkerExit(Record):
     that had."""
 
 
+MOST_ALONE = 64
+"""Restarts of workers alone that a report, or an entry of the budget, names: the newest. A budget allows fewer."""
+
+
+class AloneRestart(Record):
+    """A worker failed, and was started again by itself while its gang went on."""
+
+    rank: int
+    order: int
+    """As of ``WorkerExit``."""
+    at: int
+    """Served time (ms) at which its agent learned of it."""
+    exit: int
+    """Its exit code, 128+n for signal n."""
+    text: str
+    """For people: which worker it was, and how it ended."""
+    error: str = ""
+    """As of ``WorkerExit``, at most ``BRIEF``; of the newest only."""
+
+
 class PodReport(Record):
     """What a member says of its pod in one generation. A later report of the same pod replaces the earlier one."""
 
@@ -176,6 +196,8 @@ class PodReport(Record):
     """Names of its places that are ready, in a job whose roles start one after another."""
     completed: bool = False
     """Its workers of the role that completes the job have all ended well."""
+    alone: tuple[AloneRestart, ...] = ()
+    """Its workers that were started again alone in this generation, in the order they ended."""
     unreachable: dict[str, str] = {}
     """Members that its agent could not reach when it reported: node to the ``host:port`` asked. For people."""
     detected: float = 0.0

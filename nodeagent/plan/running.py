@@ -238,13 +238,13 @@ def _make_room(cluster: Cluster, job: JobRecord, head: Head, other: JobRecord, w
     if cluster.served < at:
         return Decision(None, (f"{text}: makes room when it has run for {MIN_RUNTIME:g} s",), at)
     cause = Cause(kind="share", text=text, room_for=(other.uid,))
-    step = End("holding", f"made room: {text}", spend=_note(cluster, cause, wall), planned=True)
+    step = End("holding", f"made room: {text}", spend=_note(cluster, job, cause, wall), planned=True)
     return Decision(step, (text,))
 
 
 def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float, grace: float | None = None) -> Decision:
     """A need: the gang goes on without what has to go, or holds. ``grace``: as of ``propose``."""
-    spend = _note(cluster, cause, wall)
+    spend = _note(cluster, job, cause, wall)
     if match(job.spec.policies, "PodEvicted", None) == "FailJob":
         text = f"a policy of the job says FailJob for PodEvicted: {cause.text}"
         return Decision(End("failed", text, outcome=Outcome(code=1, text=text), spend=spend, planned=True), (text,))
@@ -339,15 +339,15 @@ def _propose_or_stay(
     placement = place(cluster, job, without)
     if not placement.fits:
         return Decision(None, (f"not yet {cause.text}: {placement.missing}",))
-    return propose(cluster, job, cause, (), _note(cluster, cause, wall), placement, planned=True, grace=grace)
+    return propose(cluster, job, cause, (), _note(cluster, job, cause, wall), placement, planned=True, grace=grace)
 
 
-def _note(cluster: Cluster, cause: Cause, wall: float) -> Spend:
+def _note(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Spend:
     """A line in the job's history, at no cost: what ended the generation before."""
     text, node = cause.text, cause.node
     return Spend(
         at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text,
-        room_for=cause.room_for,
+        room_for=cause.room_for, alone=faults.alone_times(job.head),
     )  # fmt: skip
 
 

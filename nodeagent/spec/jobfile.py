@@ -143,6 +143,8 @@ class RoleFile(_RoleKeys):
     """A role or a list of them: its workers start when all their places are ready."""
     ready: ReadyFile | None = None
     """When a place of it is ready. Default: when its workers have been started."""
+    restart: Literal["gang", "alone"] = "gang"
+    """alone: a worker of it that fails is started again by itself. Default: the gang is formed anew."""
     placement: RolePlacementFile | None = None
     """Which nodes it may have and would rather have, besides what the job asks."""
 
@@ -442,6 +444,7 @@ def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Ro
         env=role.env if isinstance(role, RoleFile) else {},
         after=role.after if isinstance(role, RoleFile) else (),
         ready=_ready(role.ready) if isinstance(role, RoleFile) else None,
+        restart=role.restart if isinstance(role, RoleFile) else "gang",
         workers_per_node=role.workers_per_node,
         gpus_per_worker=role.gpus_per_worker,
         uneven=role.uneven,

@@ -42,6 +42,8 @@ def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
     names = [role.name for role in spec.roles]
     if len(set(names)) < len(names):
         yield Mistake(("roles",), f"a name is given twice ({', '.join(names)})", "give each role a name of its own")
+    if not spec.several and spec.role.restart == "alone":
+        yield Mistake(("roles", spec.role.name, "restart"), "restart: alone is for jobs of several roles", "remove it")
     for role in spec.roles if spec.several else ():
         yield from _beside_others(("roles", role.name), role.nodes if role.replicas is None else None, role.uneven)
         if role.ready is not None and role.ready.port == bool(role.ready.command):
@@ -57,6 +59,8 @@ def _size(path: Path, role: Mapping[str, Any], several: bool) -> Iterator[Mistak
         yield Mistake(path, f"the key 'nodes' is missing in {path[0]}.{path[1]}", right)
     elif nodes is not None and replicas is not None:
         yield Mistake((*path, "replicas"), "replicas stands beside nodes", "keep one of them")
+    if role.get("restart") == "alone" and not several:
+        yield Mistake((*path, "restart"), "restart: alone is for jobs of several roles", "remove it")
     if replicas is not None and not several:
         yield Mistake((*path, "replicas"), "replicas is for jobs of several roles", "write nodes")
     if several:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from typing import Literal
 
 import pytest
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Nodes, Role
-from nodeagent.plan.faults import all_succeeded
+from nodeagent.model.jobspec import Nodes, RestartLimits, Role
+from nodeagent.plan.faults import all_succeeded, spent
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.faults import FAULTS
 from tests.sim.schedule import heal
@@ -23,11 +24,13 @@ STORM = 40.0
 SLOTS = 4
 
 
-def role(name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1) -> Role:
+def role(
+    name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1, restart: Literal["gang", "alone"] = "gang"
+) -> Role:
     size = nodes or replicas
     return Role(
         name=name, command=("train",), nodes=Nodes(min=nodes or 1, max=size, target=size), replicas=replicas or None,
-        workers_per_node=workers,
+        workers_per_node=workers, restart=restart,
     )  # fmt: skip
 
 
@@ -35,7 +38,7 @@ def drawn(rng: random.Random) -> tuple[int, tuple[Role, ...]]:
     """(nodes, roles), of which there is room for all."""
     nodes = rng.randint(2, 5)
     trainers = role("trainer", nodes=rng.randint(1, nodes), workers=rng.randint(1, 2))
-    servers = role("server", replicas=rng.randint(1, nodes))
+    servers = role("server", replicas=rng.randint(1, nodes), restart="alone")
     return nodes, rng.choice([(servers, trainers), (trainers, servers)])
 
 
@@ -48,14 +51,28 @@ def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> None:
             most -= 1
 
 
+def restart_alone(cluster: SimCluster) -> None:
+    """Some server fails, and is started again by its shim."""
+    job = cluster.find("j")
+    if job is None or job.head is None or job.head.state != "active":
+        return
+    member = cluster.rng.choice(job.head.ordered())
+    ranks = sorted(member.ranks_of("server"))
+    machine = cluster.nodes[member.node].machine
+    if ranks and machine.running(job.uid) == job.head.token and not machine.frozen.closed:
+        machine.worker_restarts(job.uid, cluster.rng.choice(ranks) - member.first_rank)
+
+
 async def storm(cluster: SimCluster) -> None:
-    """Faults at random moments, for ``STORM`` seconds."""
+    """Faults at random moments, for ``STORM`` seconds; servers fail now and then, and are started again alone."""
     loop = asyncio.get_running_loop()
     over = loop.time() + STORM
     async with asyncio.TaskGroup() as faults:
         while loop.time() < over:
             await asyncio.sleep(cluster.rng.expovariate(0.5))
             faults.create_task(cluster.rng.choice(FAULTS)(cluster))  # type: ignore[arg-type]
+            if cluster.rng.random() < 0.3:
+                restart_alone(cluster)
 
 
 def _fine(cluster: SimCluster) -> bool:
@@ -85,6 +102,9 @@ async def _run(seed: int) -> None:
             await cluster.until(lambda: cluster.whole("j"), 90, "whole at first")
             await storm(cluster)
             await heal(cluster)
+            scale = cluster.job("j").control.scale
+            if scale is not None and scale.state == "set":  # while it was paused: there may never be room
+                await cluster.scale("j", "scale", role=scale.role, target=scale.before)
             ended = ("failed", "stopped")
             limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
             await cluster.until(lambda: _fine(cluster) or cluster.job("j").phase in ended, limit, "whole again")
@@ -132,6 +152,36 @@ def test_a_server_that_fails_takes_the_gang_along() -> None:
         assert head is not None and {n: m.places for n, m in head.members.items()} == {
             n: m.places for n, m in before.head.members.items()
         }
+
+    simulate(2, scenario)
+
+
+def test_services_that_restart_alone_disturb_nobody_until_the_budget_is_spent() -> None:
+    async def scenario(c: SimCluster) -> None:
+        limits = RestartLimits(max=3, window=1000.0)
+        alone = (role("server", replicas=2, restart="alone"), ROLES[1])
+        await c.submit("j", 1, 1, 1, roles=alone, completes="trainer", restarts=limits)
+        await c.until(lambda: c.whole("j"), 30, "whole")
+
+        async def fails(name: str) -> None:
+            head = c.job("j").head
+            assert head is not None
+            member = next(m for m in head.ordered() for p in m.places if p.name == name)
+            local = next(r for r in member.ranks_of("server") if member.place_of(r).name == name) - member.first_rank  # type: ignore[union-attr]
+            c.nodes[member.node].machine.worker_restarts("uid-j", local)
+            await asyncio.sleep(2)
+
+        await fails("server.0")
+        await fails("server.1")
+        assert (c.job("j").restarts, spent(c.job("j"), c.server.state.served)) == (0, 2)
+        assert await c.scale("j", "scale", role="server", target=1)
+        await c.until(lambda: len(places(c)) == 3, 30, "a planned stop keeps what was spent")
+        assert spent(c.job("j"), c.server.state.served) == 2
+        await fails("server.0")
+        assert c.job("j").phase == "running"
+        await fails("server.0")
+        await c.until(lambda: c.job("j").phase == "failed", 20, "the budget is spent")
+        assert c.job("j").reason.startswith("restart budget spent: 3 restarts within 1000 s; last: server.0, rank ")
 
     simulate(2, scenario)
 

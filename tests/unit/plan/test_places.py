@@ -262,6 +262,33 @@ def next_action(reports: dict[str, PodReport], *, ready: tuple[str, ...] = ()) -
     return found[0] if found else None
 
 
+def test_a_restart_alone_is_reported_once() -> None:
+    """With what was told before; also by an agent that has just begun."""
+    job = make_job(spec=roles_spec(*TWO))
+    step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
+    assert isinstance(step, Propose)
+    sent: PodReport | None = None
+    looks: list[tuple[list[int], str]] = [([], ""), ([0], "pserver.0"), ([0], ""), ([0, 1], "trainer.0")]
+    for exits, name in looks:
+        reports = {} if sent is None else {"n1": sent}
+        head = make_head(["n1", "n2"], reports=reports).model_copy(update={"members": step.members})
+        running = make_job(spec=job.spec, phase="running", head=head)
+        workers = tuple(WorkerState(rank=r, local_rank=r, pid=7, state="running") for r in (0, 1))
+        restarted = tuple(make_exit(rank=rank, signal=9, order=rank) for rank in exits)
+        status = PodStatus(
+            uid=UID, phase="running", generation=head.token, highest=head.token, workers=workers, restarted=restarted
+        )
+        cluster = make_cluster(["n1", "n2"], running)
+        found = plan_pods(cluster, "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
+        if not name:
+            assert found == ()
+            continue
+        assert isinstance(found[0], ReportPod)
+        sent = found[0].report
+        assert [one.rank for one in sent.alone] == exits
+        assert found[0].why == f"{name}, rank {exits[-1]}, failed: SIGKILL (9); it is started again alone"
+
+
 def told(*ready: str) -> PodReport:
     return PodReport(state="running", ready=ready)
 

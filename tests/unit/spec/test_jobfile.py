@@ -369,6 +369,11 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
     [
         ("name: a\ncompletes: >>w\nroles: {w: {command: x, nodes: 1}}", "completes is for jobs of several roles"),
         ("name: a\nroles: {w: {command: x, replicas: >>2}}", "replicas is for jobs of several roles"),
+        (
+            "name: a\nroles: {w: {command: x, nodes: 1, restart: >>alone}}",
+            "alone is for jobs of several roles",
+        ),
+        ("name: a\nroles: {w: {command: x, nodes: 1, restart: >>never}}", "roles.w.restart"),
         ("name: a\nroles: {w: {command: x, replicas: >>0}, v: {command: x, nodes: 1}}", "0 is out of range"),
         ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
     ],
