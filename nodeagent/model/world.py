@@ -50,6 +50,11 @@ class Place(Record):
         """``trainer.0``."""
         return f"{self.role}.{self.index}"
 
+    @staticmethod
+    def role_of(name: str) -> str:
+        """Of ``trainer.0`` the role; empty of no place."""
+        return name.rpartition(".")[0]
+
     @property
     def ports(self) -> int:
         """Ports that its node keeps for it: one for each worker, and where the role's rank 0 is, one for the role's
@@ -157,6 +162,8 @@ class WorkerExit(Record):
     """Seconds that saving its state took then; None if nothing was kept."""
     overdue: float | None = None
     """The grace, in seconds, that ran out before it had ended: then it was killed."""
+    place: str = ""
+    """Of a job of several roles: the name of its place."""
     missed: bool = False
     """It was to leave with the others, and died before it had begun to save; or it was killed since it waited for one
     that had."""

@@ -17,7 +17,7 @@ from nodeagent.model.backoff import backoff
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.jobspec import ActionName, EventName, Policy
 from nodeagent.model.timing import millis
-from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, PodReport
+from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport
 from nodeagent.plan.blame import REFORM_CODES, Blame, blame, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
@@ -263,8 +263,9 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     if who.worker.signal is None and who.worker.code in REFORM_CODES:
         kind = "reform"
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
-    fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code)
-    decided = fault.fail or match(case.job.spec.policies, "WorkerFailed", who.code) is not None
+    role = Place.role_of(who.worker.place)
+    fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code, role)
+    decided = fault.fail or match(case.job.spec.policies_of(role), "WorkerFailed", who.code) is not None
     if kind == "worker_failed" and not decided and _early(case, reports):
         early = case.cluster.timing.early
         text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
@@ -280,7 +281,7 @@ def _alone_fault(case: _Case, head: Head) -> Fault | None:
         for one in report.alone:
             told = f"{one.text} on {node}"
             fail = ""
-            if match(case.job.spec.policies, "WorkerFailed", one.exit) == "FailJob":
+            if match(case.job.spec.policies_of(_role(head, node, one.rank)), "WorkerFailed", one.exit) == "FailJob":
                 fail = f"a policy of the job says FailJob for WorkerFailed: {told}"
             elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
                 window = f"{limits.window:g} s"
@@ -295,7 +296,8 @@ def _alone_fault(case: _Case, head: Head) -> Fault | None:
 def _hang_fault(case: _Case, hung: Hung) -> Fault:
     job = case.job
     cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
-    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table))
+    role = _role(job.head, hung.node, hung.rank)
+    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), role=role)
     progressed = got_further(job, hung, case.at)
     spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
     fail = fault.fail
@@ -308,7 +310,15 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     return replace(fault, spend=spend, fail=fail)
 
 
-def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None) -> Fault:
+def _role(head: Head | None, node: str, rank: int | None) -> str:
+    """Of a worker of the active generation; empty in a job of one role, and where no worker is named."""
+    member = head.members.get(node) if head is not None else None
+    place = member.place_of(rank) if member is not None and rank is not None else None
+    return place.role if place is not None else ""
+
+
+def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, role: str = "") -> Fault:
+    """``role``: of the worker that is named, whose own policies are asked."""
     spend = Spend(
         at=case.at,
         wall=case.wall,
@@ -322,7 +332,7 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None)
         alone=_alone(case),
     )
     event = EVENTS.get(cause.kind)
-    action = match(case.job.spec.policies, event, code) if event is not None else None
+    action = match(case.job.spec.policies_of(role), event, code) if event is not None else None
     fail = ""
     if action == "FailJob":
         fail = f"a policy of the job says FailJob for {event}: {cause.text}"

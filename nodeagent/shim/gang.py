@@ -480,6 +480,7 @@ class RunningGang:
             w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell,
             "" if w.stopped else self._memory.explain(status),
         )  # fmt: skip
+        record["place"] = w.place
         if self._is_alone(w) and os.waitstatus_to_exitcode(status) not in (0, *REFORM) and self._may_restart():
             w.failed = record
             self._restart(w, record)

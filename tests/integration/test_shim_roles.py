@@ -144,7 +144,8 @@ async def test_a_service_that_fails_is_started_again_alone(tmp_path: Path, stand
         (tmp_path / "fail").touch()
         status = await bench.until(lambda s: len(s.restarted) == 1)
         assert (status.phase, status.exits, status.ready) == ("running", (), ()), "its port has to be listened on again"
-        assert (status.restarted[0].rank, status.restarted[0].code) == (0, 7)
+        ended = status.restarted[0]
+        assert (ended.rank, ended.code, ended.place) == (0, 7, "server.0")
         status = await bench.until(lambda s: s.workers[0].state == "running")
         assert status.workers[0].pid != first.workers[0].pid
         children = (tmp_path / "children").read_text().split()

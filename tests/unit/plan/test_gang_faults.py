@@ -142,6 +142,34 @@ def test_a_policy_that_fails_the_job_is_heeded_for_workers_that_restart_alone() 
     assert step.spend.fails.startswith("a policy of the job says FailJob for WorkerFailed: server.0")
 
 
+FAIL = Policy(on=("WorkerFailed",), exit_code=3, do="FailJob")
+
+
+@pytest.mark.parametrize(
+    ("own", "place", "code", "fails"),
+    [
+        ((FAIL,), "server.0", 3, True),
+        ((FAIL,), "server.0", 4, False),
+        ((), "server.0", 4, False),
+        (None, "server.0", 4, True),
+        ((), "trainer.1", 4, True),
+        ((FAIL,), "trainer.1", 3, False),
+    ],
+)
+def test_a_roles_policies_stand_in_place_of_the_jobs(
+    own: tuple[Policy, ...] | None, place: str, code: int, fails: bool
+) -> None:
+    base = make_spec(size=(1, 2), policies=(FAIL.model_copy(update={"exit_code": 4}),))
+    roles = tuple(base.role.model_copy(update={"name": name}) for name in ("server", "trainer"))
+    roles = (roles[0].model_copy(update={"policies": own}), roles[1])
+    spec = base.model_copy(update={"roles": roles})
+    exited = make_exit(code=code).model_copy(update={"place": place})
+    step = take(running({"n1": failed(exited)}, spec=spec)).step
+    assert isinstance(step, End | Propose) and step.spend is not None
+    text = "a policy of the job says FailJob for WorkerFailed"
+    assert step.spend.fails[: len(text)] == (text if fails else "")
+
+
 def test_what_restarted_alone_is_not_forgotten_when_the_gang_is_formed_anew() -> None:
     three = RestartLimits(max=3, window=60, backoff_max=0)
     both = {"n1": alone(0, 0), "n2": failed(make_exit(code=7))}
