@@ -108,6 +108,7 @@ LABELS: dict[str, str] = {
     "outcome": "`done` (it helped, as far as that was verified), `failed`, `interrupted` (its end was not seen)",
     "stage": words(REPAIRING),
     "xid": "code of an Xid that a GPU of this node reported",
+    "class": "of the node: `spot` if it may be taken away, else `regular`",
     "device": "`gpu`, `slot`",
     "queue": f"name of a queue; `others` of those that came after {MAX_SERIES}",
     "user": f"who submitted the job; `others` of those that came after {MAX_SERIES}",

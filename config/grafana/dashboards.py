@@ -50,9 +50,9 @@ def node_quantile(q: float, name: str) -> str:
     return f"histogram_quantile({q}, sum by (node, le) ({each}))"
 
 
-def device_time(device: str, by: str) -> str:
-    """How many devices were booked, on average: each node counts its own."""
-    rate = f'rate(nodeagent_device_seconds_total{{cluster=~"$cluster", device="{device}"}}[$__rate_interval])'
+def device_time(device: str, by: str, of: str = "device") -> str:
+    """How many devices were booked, on average; ``of`` ``lost_device``: in vain. Each node counts its own."""
+    rate = f'rate(nodeagent_{of}_seconds_total{{cluster=~"$cluster", device="{device}"}}[$__rate_interval])'
     return f"sum by ({by}) ({rate})"
 
 
@@ -94,6 +94,10 @@ CLUSTER_PANELS = [
           [(device_time("gpu", "user"), "{{user}}")]),
     Panel("CPU slots in use, by queue", "Booked, on average.", "timeseries",
           [(device_time("slot", "queue"), "{{queue}}")]),
+    Panel("Goodput, by class of node", "Part of the GPUs' time that was not lost to faults: of nodes that may be "
+          "taken away (spot), and of the others.", "timeseries",
+          [(f"1 - {device_time('gpu', 'class', 'lost_device')} / {device_time('gpu', 'class')}", "{{class}}")],
+          unit="percentunit"),
     Panel("Nodes under repair", "By what comes next: docs/health.md.", "timeseries",
           [(said("nodes_repairing", "stage"), "{{stage}}")]),
     Panel("Store: round trip", "Of a heartbeat.", "timeseries",

@@ -1,5 +1,5 @@
-"""Counts for how long jobs have this node's devices, for the metrics: by queue and user, of its own devices only, so
-that the sum over all nodes counts each once.
+"""Counts for how long jobs have this node's devices, and how much of that faults cost, for the metrics: by queue, user
+and class of node. Each node counts its own devices only, so that the sum over all nodes counts each once.
 
 As the store counts (``store/scripts/_usage.lua``), but only while this agent looks: the truth is the store's.
 """
@@ -7,12 +7,17 @@ As the store counts (``store/scripts/_usage.lua``), but only while this agent lo
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from prometheus_client import Counter
 
+from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import used
+from nodeagent.plan.usage import add, since_written
 
 MAX_SERIES = 100
 """Queues and users that have series of their own, by kind of device; all others are ``others`` together."""
@@ -21,33 +26,64 @@ Whose = tuple[str, str, str]
 """Kind of device, queue and user."""
 
 
-class DeviceTime:
-    """``counter`` has the labels ``device``, ``queue`` and ``user``."""
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a job had on this node when it was last looked at."""
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
+    whose: Whose
+    devices: int
+    part: float
+    """Of all its devices of this kind."""
+    lost: int
+    """Milliseconds of all of these that faults had cost it."""
+
+
+class DeviceTime:
+    """``seconds`` and ``lost`` have the labels ``device``, ``queue``, ``user`` and ``class``. The class of a node is
+    ``spot`` if it may be taken away, else ``regular``."""
+
+    def __init__(self, seconds: Counter, lost: Counter) -> None:
+        self._seconds, self._lost = seconds, lost
         self._served: int | None = None
-        self._held: Tally[Whose] = Tally()
-        """As of then."""
+        self._held: Mapping[tuple[str, str], _Share] = {}
+        """By job (uid) and kind of device, as of then."""
         self._known: set[Whose] = set()
 
     def look(self, cluster: Cluster, node: str) -> None:
-        """What was held at the last look was held until now."""
+        """What was held at the last look was held until now. Of what a fault cost a job each of its nodes bears the
+        part that it has of the job's devices."""
         if self._served is not None and cluster.served > self._served:
-            for whose, devices in self._held.items():
-                self._series(whose).inc(devices * (cluster.served - self._served) / 1000)
+            class_ = "spot" if node in cluster.nodes and cluster.nodes[node].facts.spot else "regular"
+            for (uid, kind), share in self._held.items():
+                labels = (*self._series(share.whose), class_)
+                self._seconds.labels(*labels).inc(share.devices * (cluster.served - self._served) / 1000)
+                job = cluster.jobs.get(uid)
+                lost = 0 if job is None else _lost(job, kind, cluster.served) - share.lost
+                self._lost.labels(*labels).inc(max(0.0, lost * share.part / 1000))
         self._served = max(cluster.served, self._served or 0)
-        self._held = Tally()
-        held = {(uid, device) for uid, devices in booked(cluster).get(node, ()) for device in devices}
-        for uid, device in held:
-            job = cluster.jobs[uid]
-            kind = "slot" if device.startswith("cpu") else "gpu"
-            self._held[kind, queue_of(job.spec.queue), job.spec.submitter.user] += 1
+        self._held = _held(cluster, node)
 
-    def _series(self, whose: Whose) -> Counter:
-        device, queue, user = whose
+    def _series(self, whose: Whose) -> Whose:
         if whose not in self._known and len(self._known) >= MAX_SERIES:
-            queue, user = "others", "others"
-        else:
-            self._known.add(whose)
-        return self._counter.labels(device=device, queue=queue, user=user)
+            return whose[0], "others", "others"
+        self._known.add(whose)
+        return whose
+
+
+def _held(cluster: Cluster, node: str) -> dict[tuple[str, str], _Share]:
+    counts: Tally[tuple[str, str]] = Tally()
+    for uid, device in {(uid, device) for uid, devices in booked(cluster).get(node, ()) for device in devices}:
+        counts[uid, "slot" if device.startswith("cpu") else "gpu"] += 1
+    found: dict[tuple[str, str], _Share] = {}
+    for (uid, kind), devices in counts.items():
+        job, all_of = cluster.jobs[uid], used(cluster)[uid]
+        whose = kind, queue_of(job.spec.queue), job.spec.submitter.user
+        part = devices / (all_of.slots if kind == "slot" else all_of.gpus)
+        found[uid, kind] = _Share(whose, devices, part, _lost(job, kind, cluster.served))
+    return found
+
+
+def _lost(job: JobRecord, kind: str, served: int) -> int:
+    """Milliseconds of its devices of this kind that faults cost the job up to then."""
+    use = add((*job.used.values(), *since_written(job, served, 0).values()))
+    return use.lost_slot_ms if kind == "slot" else use.lost_gpu_ms

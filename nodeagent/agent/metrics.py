@@ -119,9 +119,15 @@ class Metrics:
             Counter(
                 "nodeagent_device_seconds",
                 "Time for which jobs had devices of this node, summed over the devices, since this agent's start.",
-                ["device", "queue", "user"],
+                ["device", "queue", "user", "class"],
                 registry=self.registry,
-            )
+            ),
+            Counter(
+                "nodeagent_lost_device_seconds",
+                "Of that, what faults cost: each node bears its part of a job's loss.",
+                ["device", "queue", "user", "class"],
+                registry=self.registry,
+            ),
         )
         self._gauges = Gauges(self.registry)
         self._xids = Counter(

@@ -28,7 +28,7 @@ from nodeagent.plan.topology import PastPlaces, gather
 from nodeagent.plan.windows import takes, too_long
 
 MOST_NEEDERS = 32
-"""For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
+"""For so many jobs that wait, and for so many that run on too few nodes, nodes are looked for at a time: the first."""
 MOST_PLACES = 4
 """So many sets of nodes are tried for a job whose nodes have to be together: not all of them can be given up."""
 
@@ -94,7 +94,7 @@ def _share(cluster: Cluster) -> Sharing:
     if not borrowers and not shared(cluster):
         return NOTHING
     ledger = _Ledger(cluster, sorted(borrowers, key=rank))
-    for job, lack in islice(_needers(cluster), MOST_NEEDERS):
+    for job, lack in _needers(cluster):
         ledger.provide(job, lack)
     ledger.lend_idle()
     ledger.level()
@@ -110,7 +110,7 @@ def _needers(cluster: Cluster) -> Iterator[tuple[JobRecord, int]]:
     wait = [w.job for w in queue(cluster) if not w.job.spec.several]
     waiting = ((j, j.spec.nodes.min) for j in wait if ceiling(cluster, j).holds(least(cluster, j.spec)))
     both = (waiting, short) if shared(cluster) else (short, waiting)
-    return ((job, lack) for job, lack in chain(*both) if lack > 0)
+    return chain(*(islice(((job, lack) for job, lack in some if lack > 0), MOST_NEEDERS) for some in both))
 
 
 class _Ledger:
@@ -168,9 +168,8 @@ class _Ledger:
         pools.append(
             [n for j in self._borrowers if j.uid != job.uid for n in self._lent[j.uid] if self._fits(job, n, j.uid)]
         )
-        if not runs and self._reclaim is not None:
-            use = least(self._cluster, job.spec)
-            donors = self._donors(job, use)
+        if self._reclaim is not None:
+            donors = self._donors(job, wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec))
             above, all_of = list[str](), list[str]()
             for donor in donors:
                 kept = self._kept(donor, ())
@@ -178,7 +177,7 @@ class _Ledger:
                 all_of += able
                 spare = {m.node for m in kept[: max(0, len(kept) - donor.spec.nodes.min)]}
                 above += [n for n in able if n in spare]
-            pools += [above, all_of]
+            pools += [above] if runs else [above, all_of]
         seen: set[str] = set(failed)
         for i, pool in enumerate(pools):
             pools[i] = [n for n in dict.fromkeys(pool) if n not in seen]
@@ -195,14 +194,14 @@ class _Ledger:
         back = self._to_give(job, lack - len(idle))
         short = lack - len(idle) - len(back)
         plan = Reclaim(self._cluster, self._reclaim) if self._reclaim is not None else None
-        if short > 0 and not runs and (plan is None or not self._make_room(job, short, back, plan)):
+        needs = least(self._cluster, job.spec)
+        if short > 0 and not runs and (plan is None or not self._make_room(job, needs, short, back, plan)):
             return False
         if plan is not None:
             for donor, node in back:
                 plan.release(donor, _use_on(donor, node))
-            spec, cluster = job.spec, self._cluster
-            plan.grant(job, wanted(cluster, spec, len(idle) + len(back)) if runs else least(cluster, spec))
-            self._reclaim = plan
+            plan.grant(job, wanted(self._cluster, job.spec, len(idle) + len(back)) if runs else needs)
+            self._reclaim = self._fill_up(job, short, back, plan) if runs else plan
         if runs:
             self._take(job, idle)
         self._promised.update(idle)
@@ -241,11 +240,27 @@ class _Ledger:
             if self._size[poor.uid] >= poor.spec.nodes.max:
                 able.remove(poor)
 
-    def _make_room(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim) -> bool:
+    def _fill_up(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim) -> Reclaim:
+        """One that runs on too few nodes gets more, one by one, for as long as its queue has less than its part: from
+        jobs above their ``min``. No whole one is stopped for it: it has as many as it says that it needs. ``back``,
+        ``plan``: as of ``_make_room``. Returns what queues use then."""
+        one = wanted(self._cluster, job.spec, 1)
+        for _ in range(lack):
+            more = Reclaim(self._cluster, plan)
+            if not self._make_room(job, one, 1, back, more, whole=False):
+                break
+            more.grant(job, one)
+            plan = more
+        return plan
+
+    def _make_room(
+        self, job: JobRecord, needs: Resources, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim, *,
+        whole: bool = True,
+    ) -> bool:  # fmt: skip
         """Have jobs of queues that have more than their part give nodes above their ``min``, and where that is too
-        little stop some of them; nothing where both is not enough. ``back``: borrowed nodes that the job gets;
-        ``plan``: what queues use, and what becomes of it."""
-        needs = least(self._cluster, job.spec)
+        little stop some of them (``whole``); nothing where both is not enough. ``needs``: what the job would have
+        more; ``back``: borrowed nodes that the job gets; ``plan``: what queues use, and
+        what becomes of it."""
         owns = plan.owns(job, needs)
         donors = self._donors(job, needs)
         shrink: list[tuple[JobRecord, str]] = []
@@ -261,7 +276,7 @@ class _Ledger:
                     shrink.append((donor, member.node))
         stop: dict[str, tuple[JobRecord, int, Resources]] = {}
         room, given = len(shrink), {(donor.uid, node) for donor, node in shrink}
-        for donor in donors:
+        for donor in donors if whole else ():
             if room >= lack:
                 break
             rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]

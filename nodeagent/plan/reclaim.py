@@ -1,9 +1,10 @@
 """Which jobs make room for a queue that has less than its part: who is entitled to how much, and whose nodes go first.
 
 A queue is entitled to its guarantee, and to its part by weight among the siblings that have jobs, from the top of the
-tree down. A job that waits takes back only up to that, to one node, and only from queues that have more than theirs and
-are ``reclaimable``; nobody falls below a guarantee. A job gives nodes above its ``min`` first; only where that is not
-enough a whole job is stopped, saves, and waits in line again. Who gives what to whom in the end is ``elastic.py``'s.
+tree down. A job that waits, or that runs on fewer nodes than its target, takes back only up to that, to one node, and
+only from queues that have more than theirs and are ``reclaimable``; nobody falls below a guarantee. A job gives nodes
+above its ``min`` first; only if that is not enough for one that waits a whole job is stopped, saves, and waits in line
+again. Who gives what to whom in the end is decided in ``elastic.py`` (``_Ledger._make_room``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a call travels to Redis and back: on one of a few links, within a bound, and counted only once the replicas that
-are wanted have it.
+"""Sends a call to Redis and returns the reply: on one of a few links, within a bound. A call counts as done only once
+enough replicas have it.
 
-Must never know what a step means. Whatever goes wrong becomes one of the two store errors.
+Must never know what a step means. Every failure becomes one of the two store errors.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nodeagent.store.trouble import NotReplicatedError, strict, timing_differs, 
 from nodeagent.store.wire import Reached, ReplyError
 
 REPLICAS_SHARE = 0.5
-"""Of a call's bound: how long it waits for the replicas to have the step."""
+"""Share of a call's bound that may be spent waiting for the replicas to have the step."""
 SHOWN = 80
-"""Of an odd reply: characters that are said of it."""
+"""Characters of an unexpected reply that an error shows."""
 
 
 class AnyLinks(Protocol):
@@ -31,39 +31,39 @@ class AnyLinks(Protocol):
 
     address: str
     reached: Reached | None
-    """Where the link leads that was opened last."""
+    """The server that the newest link leads to."""
 
     def one(self) -> AbstractAsyncContextManager[StoreLink]:
-        """For one request."""
+        """Lend a link for one request."""
 
     async def forget(self) -> None:
-        """The server may not be the same any more."""
+        """Drop the idle links: the server may be another one now."""
 
     async def close(self) -> None:
-        """Requests under way fail."""
+        """Close all links; requests under way fail."""
 
 
 class Calls:
-    """To one cluster's keys, those that begin with ``prefix``, on ``commands`` and ``waits``. ``timeout`` (seconds)
-    bounds each call, queueing and waiting for ``replicas`` included."""
+    """Calls for one cluster, whose keys begin with ``prefix``, on the links ``commands`` and ``waits``. ``timeout``
+    (seconds) bounds each call, queueing and waiting for ``replicas`` included."""
 
     def __init__(self, commands: AnyLinks, waits: AnyLinks, prefix: str, timeout: float, replicas: int = 0) -> None:
         self.prefix, self._timeout = prefix, timeout
         self._commands, self._waits, self._replicas = commands, waits, replicas
 
     async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
-        """A script's reply, less the flag that it did what was asked; raises StoreRefusedError with its reason."""
+        """Run a script. Returns its reply without the flag for success; raises StoreRefusedError with its reason."""
         text = codec.encode(arguments)
         async with self.link() as link:
             try:
                 found = await link.evaluate(load(name), self.prefix, link.run_id, str(RECORD_VERSION), text)
             except ReplyError as error:
-                if error.is_damage:  # so that it does not fail for ever; this call has failed all the same
+                if error.is_damage:  # the next call must not fail too; this one has failed all the same
                     await link.evaluate(load("examine"), self.prefix, link.run_id, str(RECORD_VERSION), "{}")
                 raise
             done, *rest = _steps_own(found)
             if not done and rest[0] == "link":
-                raise ConnectionError(rest[1])  # so that all links are opened anew
+                raise ConnectionError(rest[1])  # this drops all links
             if done and self._replicas and acted_on(rest):
                 await self._replicated(link)
         if not done:
@@ -71,7 +71,7 @@ class Calls:
         return rest
 
     async def timed(self, name: str, arguments: dict[str, object], timing: Timing, acted_on: ActedOn = never) -> Any:
-        """A step that compares the timing; its refusal says what differs."""
+        """Run a step that compares the timing; a refusal says which values differ."""
         try:
             return await self.step(name, arguments, acted_on)
         except StoreRefusedError as refusal:
@@ -82,16 +82,16 @@ class Calls:
             raise
 
     def link(self) -> AbstractAsyncContextManager[StoreLink]:
-        """For requests that are answered at once."""
+        """A link for requests that are answered at once."""
         return self._bounded(self._commands, self._timeout)
 
     def waiting(self, seconds: float) -> AbstractAsyncContextManager[StoreLink]:
-        """For one that the server may hold back for as long as this."""
+        """A link for a request that the server may hold back for this many seconds."""
         return self._bounded(self._waits, seconds + self._timeout)
 
     @property
     def reached(self) -> Reached | None:
-        """Where the store was last; None until it has been reached."""
+        """The server that the newest link leads to; None before the first."""
         return self._commands.reached
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class Calls:
         await self._waits.close()
 
     async def _replicated(self, link: StoreLink) -> None:
-        """Everything this link has written or read so far is on enough replicas; raises NotReplicatedError."""
+        """Returns once enough replicas have all that this link wrote or read; raises NotReplicatedError."""
         there = await link.ask("WAIT", self._replicas, max(1, millis(REPLICAS_SHARE * self._timeout)))
         if not isinstance(there, int):
             raise _no_step(there)
@@ -108,9 +108,9 @@ class Calls:
 
     @asynccontextmanager
     async def _bounded(self, links: AnyLinks, timeout: float) -> AsyncIterator[StoreLink]:
-        """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError. Where it has to be opened
-        first, that has the bound once and the request once more: both are round trips, and where replies come late a
-        node whose link broke must get one again before its fence."""
+        """A link within a bound; every failure of the link becomes StoreUnavailableError. If the link must first be
+        opened, opening has the bound once and the request has it again. Both are round trips, and on a slow network a
+        node whose link broke needs a new one before its fence."""
         try:
             async with asyncio.timeout(timeout) as bound, links.one() as link:
                 if link.fresh:
@@ -123,8 +123,8 @@ class Calls:
 
 
 def _steps_own(reply: Any) -> list[Any]:
-    """That reply, if a script of ours can have given it: a list of 1 and what was found, or of 0, a code and a
-    sentence. Raises ConnectionError for any other: whatever answers there does not run scripts as Redis does."""
+    """Returns the reply if a script of ours can have given it: a list of 1 and the results, or of 0, a code and a
+    sentence. Raises ConnectionError for any other: the server then does not run scripts as Redis does."""
     if not isinstance(reply, list) or not reply or reply[0] not in (0, 1):
         raise _no_step(reply)
     if reply[0] == 0 and (len(reply) != 3 or not all(isinstance(part, str) for part in reply[1:])):
@@ -133,4 +133,4 @@ def _steps_own(reply: Any) -> list[Any]:
 
 
 def _no_step(reply: object) -> ConnectionError:
-    return ConnectionError(f"it answered {repr(reply)[:SHOWN]}, which no step replies")
+    return ConnectionError(f"it answered {repr(reply)[:SHOWN]}, which is no reply of a step")

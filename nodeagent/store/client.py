@@ -1,7 +1,7 @@
-"""The Redis store: each method is one script on the server, and every failure one of the two store errors.
+"""The Redis store: each method runs one script on the server, and every failure becomes one of the two store errors.
 
-Must never decide or retry: the scripts decide, the agent's loop tries again. Concurrent calls are safe; a cancelled
-call may or may not have happened.
+Must never decide or retry: the scripts decide, and the agent's loop tries again. Concurrent calls are safe. A call that
+was cancelled may or may not have taken effect.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ from nodeagent.store.wire import Reached, readable
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
 PAST_AT_ONCE = 5
-"""Most jobs of the history that the beginning of a uid may bring."""
+"""The most jobs of the history that a uid's beginning may match."""
 PODS_AT_ONCE = 1000
-"""Pods that one command asks for: Redis does nothing else meanwhile."""
+"""Pods that one command asks for. Redis does nothing else while it runs the command."""
 QUEUES = "queues"
 """The record of the queues."""
 WINDOWS = "windows"
-"""Of the maintenance windows."""
+"""The record of the maintenance windows."""
 NEVER = 2**53
-"""Above all revisions."""
+"""A revision above all others."""
 NEW_RECORD = frozenset({"submit", "read"})
-"""Steps of which the whole record comes."""
+"""Steps that reply with the whole record of a job, not with a difference."""
 
 Raw = TypeVar("Raw")
 Read = TypeVar("Read")
@@ -84,11 +84,11 @@ class RedisStore:
         self._calls, self._prefix = calls, calls.prefix
         self._decoder = Decoder()
         self._nodes = Base(0, "")
-        """Up to where the nodes' records were read at once."""
+        """The revision up to which all nodes' records were read by ``read_nodes``."""
 
     @property
     def reached(self) -> Reached | None:
-        """Where the store was last; None until it has been reached."""
+        """The server that the newest link leads to; None before the first."""
         return self._calls.reached
 
     async def join(
@@ -159,7 +159,7 @@ class RedisStore:
                     jobs.append(job)
                 else:
                     missing.append(key.removeprefix("job:"))
-            except ValueError as error:  # one record, and only that one: the others are as good as ever
+            except ValueError as error:  # only this record is unreadable; the others are good
                 unread.append(Unread(key=key, why=_plain(error)))
         read = await self._read_whole(missing)
         if read is not None and beat.rev == 0 and not recovering:
@@ -170,7 +170,7 @@ class RedisStore:
                 self._nodes = Base(found.rev, era)
                 nodes += found.nodes
                 unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
-        if read is None:  # the lease is renewed all the same; the next beat asks again
+        if read is None:  # the lease is renewed nevertheless; the next beat asks again
             nodes, jobs, gone, unread, usage, rev, more = [], [], [], [], [], beat.rev, 0
             queues, windows = None, None
         else:
@@ -412,7 +412,7 @@ class RedisStore:
             for start in range(0, len(places), PODS_AT_ONCE):
                 some = places[start : start + PODS_AT_ONCE]
                 bodies += await link.ask("MGET", *(keys.pod(self._prefix, uid, node) for uid, node in some))
-        # In a thread: of a thousand nodes it takes longer than the agent's loop should stand.
+        # # In a thread: for a thousand nodes this takes longer than the agent's loop may be blocked.
         return await asyncio.to_thread(_pods, wanted, places, bodies)
 
     async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
@@ -428,7 +428,7 @@ class RedisStore:
     async def wait(self, after: str, timeout: float, node: str = "", jobs: Collection[str] = ()) -> str:
         every = keys.events(self._prefix)
         streams = keys.wakes(self._prefix, node, jobs) if node else [every]
-        block = max(1, millis(timeout))  # 0 would be for ever
+        block = max(1, millis(timeout))  # 0 would block for ever
         since = (after,) * len(streams)
         async with self._calls.waiting(timeout) as link:
             found = await link.ask("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *streams, *since)
@@ -450,7 +450,8 @@ class RedisStore:
         await self._calls.close()
 
     async def _job(self, name: str, arguments: dict[str, object]) -> JobRecord:
-        """A step whose reply is a job's record: of it comes what changed since it was read here."""
+        """Run a step that replies with a job's record: the store sends only what changed since this client read the
+        job."""
         uid = str(arguments["uid"])
         base = self._decoder.base(uid) if name not in NEW_RECORD else None
         if base is not None:
@@ -463,7 +464,7 @@ class RedisStore:
         return job if job is not None else await self._job("read", {"uid": uid})
 
     async def _read_nodes(self, era: str) -> FoundNodes | None:
-        """All nodes, of this era. None if they cannot be read now."""
+        """All nodes of this era; None if they cannot be read now."""
         try:
             async with self._calls.link() as link:
                 return await read_nodes(link, self._prefix, self._decoder.node, era)
@@ -471,8 +472,8 @@ class RedisStore:
             return None
 
     async def _read_whole(self, uids: list[str]) -> tuple[list[JobRecord], list[Unread]] | None:
-        """Jobs of which a beat brought only what changed, and there was nothing here that this could be added to. None
-        if they cannot be read now."""
+        """Reads whole records of jobs. A beat brought only changes of these jobs, but the decoder has no record that
+        the changes fit to. None if they cannot be read now."""
         jobs, unread = [], []
         for uid in uids:
             reached = self._decoder.reached()
@@ -480,7 +481,7 @@ class RedisStore:
                 flat, _, era = await self._calls.step("read", {"uid": uid}, always)
                 jobs.append(self._decoder.job(flat, era, followed=reached == self._decoder.reached()))
             except StoreRefusedError as refusal:
-                if refusal.code != "not_found":  # removed since: the next beat says so
+                if refusal.code != "not_found":  # a step has removed the job; the next beat reports it
                     return None
             except StoreUnavailableError:
                 return None
@@ -493,9 +494,9 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
     """The store of this cluster. Connects at the first call.
 
     ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call, queueing and
-    waiting for replicas included; a call that has to connect first (and ask sentinels) has as long once more for that.
-    Raises ValueError for a url or cluster name that cannot be, AccessError for a password file or certificate that
-    cannot be used.
+    waiting for replicas included; a call that must first connect (and ask sentinels) has the same time again for that.
+    Raises ValueError for an invalid url or cluster name, AccessError for a password file or certificate that cannot be
+    used.
     """
     config = RedisConfig(url=at) if isinstance(at, str) else at
     commands, waits = (Links(config, most, timeout) for most in (COMMAND_LINKS, WAIT_LINKS))
@@ -523,7 +524,8 @@ def _submitted(
 
 
 def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]:
-    """What can be read of entries that are for people, or come anew: one that cannot hides no other."""
+    """Decodes entries and skips those that cannot be read: only people read such entries, or the next beat sends them
+    again."""
     for entry in found:
         with suppress(ValueError):
             yield decode(entry)
@@ -532,7 +534,8 @@ def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]
 def _pods(
     wanted: Iterable[str], places: Sequence[tuple[str, str]], bodies: Sequence[str | None]
 ) -> dict[str, tuple[PodState, ...]]:
-    """By job, of the places where there is one that can be read."""
+    """The pods of each wanted job, from the replies for ``places``. Skips a place with no pod, or with an unreadable
+    one."""
     found: dict[str, list[str]] = {uid: [] for uid in wanted}
     for (uid, _), body in zip(places, bodies, strict=True):
         if body is not None:
@@ -541,10 +544,10 @@ def _pods(
 
 
 def _shown(text: str) -> str:
-    """Text as it came; of what is none, something that can be shown."""
+    """The text with every byte that was not UTF-8 written as an escape, so that it can be printed."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _plain(error: ValueError) -> str:
-    """One line for people."""
+    """The error's text in one printable line."""
     return _shown(" ".join(str(error).split())[:300])

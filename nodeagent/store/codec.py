@@ -1,7 +1,7 @@
-"""Redis hashes to records and back. Strict: what does not fit raises ValueError, nothing is guessed.
+"""Redis hashes to records and back. Strict: a hash that does not fit raises ValueError, nothing is guessed.
 
-A record is a flat hash of texts. What the scripts never look into is JSON as the model writes it; a job's maps are
-one field per entry (``member:n1``). So the scripts never have to encode a list or a float.
+A record is a flat hash of texts. A value that no script reads is stored as the model's JSON; each entry of a job's maps
+has a field of its own (``member:n1``). So the scripts never have to encode a list or a float.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JOB_RAW = (
     "version", "owner", "spec", "admission", "control", "submitted", "ended", "since", "order", "first_active",
     "started", "ran", "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "held", "rev",
 )  # fmt: skip
-"""Fields of a job that are JSON already: numbers and opaque records."""
+"""Fields of a job whose text is JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")
 HEAD_RAW = ("number", "cause", "grace", "since", "deadline", "control_rev", "outside", "stopped", "ready")
 HEAD_TEXT = ("id", "state", "address", "seal")
@@ -38,9 +38,9 @@ HEAD_MAPS = {
 }  # fmt: skip
 JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent", "used": "used"}
 NAMES = 8192
-"""Quoted names that are kept: of fields, nodes and jobs."""
+"""Quoted names that stay cached: of fields, nodes and jobs."""
 ROW = "row:"
-"""What fields of a day's use begin with."""
+"""Prefix of the fields of a day's use."""
 SCRIPTS_OWN = {"min", "max", "array", "at_once", "active_number", "active_id"}
 NODE_FIELDS = {
     "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
@@ -48,19 +48,19 @@ NODE_FIELDS = {
 
 
 class _Fields(dict[str, str]):
-    """Of a hash; to ask for one that it has not is the ValueError of a record that cannot be read."""
+    """The fields of a hash. A missing field raises the ValueError of an unreadable record."""
 
     def __missing__(self, name: str) -> str:
         raise ValueError(f"it has no {name}")
 
 
 def pairs(flat: Sequence[str]) -> dict[str, str]:
-    """A hash as Redis replies it. Of the result, ``[]`` raises ValueError for a field that is not there."""
+    """A hash from Redis' reply. In the result, ``[]`` raises ValueError for a missing field."""
     return _Fields(zip(flat[::2], flat[1::2], strict=True))
 
 
 def encode(arguments: Mapping[str, object]) -> str:
-    """A step's arguments; None means absent."""
+    """A step's arguments as JSON, without those that are None."""
     return json.dumps({key: value for key, value in arguments.items() if value is not None}, ensure_ascii=False)
 
 
@@ -70,18 +70,18 @@ def encode_facts(facts: NodeFacts) -> str:
 
 
 def encode_readiness(readiness: Mapping[str, Readiness]) -> str:
-    """As encode_facts."""
+    """The same readiness always gives the same text, as with ``encode_facts``."""
     plain = {uid: entry.model_dump(mode="json") for uid, entry in readiness.items()}
     return json.dumps(plain, sort_keys=True, ensure_ascii=False)
 
 
 def encode_report(report: PodReport) -> dict[str, str]:
-    """A report without its seq, which is the store's to set."""
+    """A report without its seq, which the store sets."""
     return {"state": report.state, "body": report.model_dump_json(exclude={"seq"})}
 
 
 def report_arguments(report: PodReport) -> dict[str, str]:
-    """The same as a step takes it: in ``brief`` once more, if it is long, with less of the texts."""
+    """A report as a step takes it. If it is long, ``brief`` holds it once more with shorter texts."""
     reported = encode_report(report)
     exits = tuple(e.model_copy(update={"error": e.error[-BRIEF:]}) if len(e.error) > BRIEF else e for e in report.exits)
     if exits == report.exits:
@@ -90,7 +90,7 @@ def report_arguments(report: PodReport) -> dict[str, str]:
 
 
 def encode_texts(texts: Mapping[str, str]) -> dict[str, str]:
-    """Each value as JSON, as an entry of a record's map is stored."""
+    """Each value as JSON, the form in which a record's map stores an entry."""
     return {key: json.dumps(text) for key, text in texts.items()}
 
 
@@ -146,8 +146,8 @@ def _flatten(
     record: Record, texts: Sequence[str], flags: Sequence[str], maps: Mapping[str, str], others: set[str],
     prefix: str = "",
 ) -> dict[str, str]:  # fmt: skip
-    """Every field of a record but ``others``: what is named nowhere is JSON. A job's field without a value is absent, a
-    head's is null."""
+    """Every field of a record except ``others``. A field that no table names is JSON. A job's field without a value is
+    left out; a head's is null."""
     kinds = {name: kind for kind, name in maps.items()}
     flat: dict[str, str] = {}
     for name, value in record.model_dump(mode="json").items():
@@ -173,7 +173,7 @@ def _entry(record: Record | str | tuple[int, ...]) -> str:
 
 
 def encode_node(node: NodeRecord) -> dict[str, str]:
-    """The flat hash of a node, but for what only the store knows of it (``seq``, ``dead``)."""
+    """The flat hash of a node, without the fields that only the store sets (``seq``, ``dead``)."""
     return {
         "id": node.id, "life": node.incarnation.life, "start": str(node.incarnation.start),
         "lost": str(int(node.lost)), "left": str(int(node.left)), "joined": str(node.joined), "rev": str(node.rev),
@@ -205,7 +205,7 @@ def decode_job(flat: Sequence[str]) -> JobRecord:
     if "active_id" in fields:
         job["active"] = _object({"number": fields["active_number"], "id": json.dumps(fields["active_id"])})
     record = JobRecord.from_json(_object(job))
-    if record.name != record.spec.name:  # names become folders, and the spec's was checked
+    if record.name != record.spec.name:  # names become folders, and only the spec's name was checked
         raise ValueError(f"a job's record has the name {record.name!r}, its spec {record.spec.name!r}")
     return record
 
@@ -274,13 +274,13 @@ def decode_event(entry: tuple[str, Sequence[str]]) -> JobEvent:
 
 
 def event_order(event_id: str) -> tuple[int, int]:
-    """What ids of events are compared by."""
+    """The order of an event's id, for comparison."""
     ms, _, seq = event_id.partition("-")
     return int(ms), int(seq)
 
 
 def _object(members: Mapping[str, str]) -> str:
-    """A JSON object out of members that are JSON already."""
+    """A JSON object whose values are JSON already."""
     return "{" + ",".join(f"{_quoted(key)}:{text}" for key, text in members.items()) + "}"
 
 

@@ -1,11 +1,11 @@
-"""Decodes jobs' records out of what changed in them: of a gang of two thousand nodes one acknowledgement is new, and
-all agents read it.
+"""Decodes a job's record from what changed in it: one new acknowledgement in a gang of two thousand nodes is one
+changed field, and all agents read it.
 
-Owns the texts and records that were read last, within a bound, and knows how far each of them goes: the store sends
-only the fields that changed since some revision, and a difference counts only where the record here has everything up
-to that revision. Any doubt, and there is no record: then it is to be read as a whole. Must never give another one than
-``codec.decode_job`` would of the whole; a part is taken over only where its text is the very same. Who compares records
-by identity finds those parts unchanged.
+Keeps the texts and records that were read last, within a bound, with the revision up to which each is complete. The
+store sends only the fields that changed since some revision; such a difference is used only if the record here is
+complete up to that revision. In any doubt the record is dropped and must be read as a whole. The result must always
+equal what ``codec.decode_job`` makes of the whole record; a part is reused only if its text is identical. A reused part
+is the same object, so callers may compare by identity.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nodeagent.model.world import Member
 from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, pairs
 
 ROOM = 48_000
-"""Fields kept, of all jobs together: the least recently read go first."""
+"""Fields kept, of all jobs together. The least recently read jobs are dropped first."""
 PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
 _KINDS = {**HEAD_MAPS, **JOB_MAPS}
@@ -32,7 +32,7 @@ _HOLDER = "holder:"
 
 
 class Base(NamedTuple):
-    """What is here of a job: everything up to ``rev`` of ``era``."""
+    """How much of a job is decoded here: everything up to ``rev`` of ``era``."""
 
     rev: int
     era: str
@@ -44,44 +44,45 @@ class _Read:
 
     fields: dict[str, str]
     plain: dict[str, str]
-    """Those that are no entries of a map."""
+    """Fields that are no entries of a map."""
     job: JobRecord
     era: str
     chain: int
-    """Beats of this chain have brought whatever changed in it; 0: it came by itself."""
+    """The chain of beats that brought every change of this job; 0: a single step brought the record."""
 
 
 class Decoder:
-    """One client's. ``room``: fields kept at most."""
+    """The decoder of one client. ``room``: the most fields that it keeps."""
 
     def __init__(self, room: int = ROOM) -> None:
         self._room = room
         self._read: dict[str, _Read] = {}
         self._size = 0
         self._chain = 1
-        """Beats that followed one another: each asked for what changed after a revision that an earlier one reached."""
+        """Number of the present chain of beats: each beat asked for changes after a revision that an earlier one
+        reached."""
         self._reached = Base(0, "")
 
     def base(self, uid: str) -> Base | None:
-        """What a difference may begin with; None: the whole record has to come."""
+        """The base that a difference may be added to; None: the whole record has to come."""
         read = self._read.get(uid)
         return Base(read.job.rev, read.era) if read is not None and read.era else None
 
     def reached(self) -> tuple[int, Base]:
-        """How far the beats have read: ``follow`` changes it."""
+        """How far the beats have read; ``follow`` changes this."""
         return self._chain, self._reached
 
     def follow(self, asked: Base, reached: Base) -> None:
-        """A beat asked for what changed since ``asked``, and its reply brings everything up to ``reached``. To be
-        said before its records are read; ``asked.rev`` 0 begins anew."""
+        """A beat asked for changes since ``asked``, and its reply brings everything up to ``reached``. Call this before
+        decoding its records; ``asked.rev`` 0 begins anew."""
         before = self._reached
         if not (0 < asked.rev <= before.rev and asked.era == reached.era == before.era):
             self._chain, before = self._chain + 1, Base(0, "")
         self._reached = Base(max(before.rev, reached.rev), reached.era)
 
     def job(self, flat: Sequence[str], era: str = "", *, followed: bool = False) -> JobRecord:
-        """A whole record, as ``codec.decode_job`` reads it, and as strict. ``followed``: it is as new as what the beats
-        have reached."""
+        """A whole record, decoded as strictly as ``codec.decode_job`` does. ``followed``: the record is as new as what
+        the beats have reached."""
         fields = pairs(flat)
         last = self._read.get(fields.get("uid", ""))
         if last is None:
@@ -91,7 +92,7 @@ class Decoder:
             changes: dict[str, str | None] = {name: text for name, text in fields.items() if old.get(name) != text}
             job = _decoded(last, changes | dict.fromkeys(old.keys() - fields.keys()))
         if last is not None and last.era == era and last.job.rev > job.rev:
-            return job  # a reply that was overtaken
+            return job  # a newer reply came first
         plain = {name: text for name, text in fields.items() if not _is_entry(name)}
         self._keep(_Read(fields, plain, job, era, self._chain if followed else 0))
         return job
@@ -100,9 +101,9 @@ class Decoder:
         self, uid: str, flat: Sequence[str | None], era: str, since: int, *, upto: int | None = None,
         followed: bool = False,
     ) -> JobRecord | None:  # fmt: skip
-        """The record with these fields as they are now: all that changed since that revision. None if what is here does
-        not reach that far. ``upto``: they are only some of what changed until then, and the record stays of the
-        revision that it has. ``followed``: they came with a beat."""
+        """The record with these changed fields: all that changed since ``since``. None if the record here is not
+        complete up to ``since``. ``upto``: these are only some of the changes until then, so the record keeps its
+        revision. ``followed``: a beat brought the fields."""
         last = self._read.get(uid)
         if last is None or last.era != era:
             return None
@@ -119,7 +120,7 @@ class Decoder:
         return last.job
 
     def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
-        """As ``codec.decode_node``."""
+        """A node's record, decoded as ``codec.decode_node`` does."""
         return decode_node(flat, cordon)
 
     def _apply(self, read: _Read, changes: Mapping[str, str | None]) -> None:
@@ -143,12 +144,12 @@ class Decoder:
 
 
 def _unpacked(last: _Read, flat: Sequence[str | None]) -> dict[str, str | None]:
-    """The fields of a difference, older ones first. ``holder:`` stands for all entries of that kind: a line with the
-    revision, one with the rule for the members' entries, then a line for each key and each text that is not by it (an
-    empty one where there is no entry)."""
+    """The fields of a difference, older ones first. The field ``holder:`` (or another kind) packs all entries of that
+    kind: the first line is the revision, the second the rule for the members' entries. Then follow a line for each key
+    and one for its text if the rule does not give it (an empty text where there is no entry)."""
     changes: dict[str, str | None] = {}
     news = zip(map(str, flat[::2]), flat[1::2], strict=True)
-    for name, text in sorted(news, key=lambda field: not field[0].startswith(_MEMBER)):  # by those go the rules
+    for name, text in sorted(news, key=lambda field: not field[0].startswith(_MEMBER)):  # rules refer to members
         if not (name.endswith(":") and name[:-1] in _KINDS):
             changes[name] = text
             continue
@@ -161,7 +162,7 @@ def _unpacked(last: _Read, flat: Sequence[str | None]) -> dict[str, str | None]:
 
 
 def _ruled(rule: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """What the members have by this rule of a pack: node to text."""
+    """The entries that this rule of a pack gives the members: node to text."""
     if not rule:
         return {}
     now = {**before, **changes}
@@ -175,12 +176,12 @@ def _ruled(rule: str, before: Mapping[str, str], changes: Mapping[str, str | Non
 
 @lru_cache(NAMES)
 def _life(member: str) -> str:
-    """As the field of another kind has it."""
+    """A member's life as JSON, the text of entries that hold only the life."""
     return json.dumps(Member.from_json(member).life)
 
 
 def _decoded(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
-    """As ``_changed``. What cannot be read is missing from then on: no later difference can be added."""
+    """Calls ``_changed``. If it fails, the record here counts as incomplete: no later difference can be added."""
     try:
         return _changed(last, changes)
     except ValueError:
@@ -194,9 +195,10 @@ def _is_entry(field: str) -> bool:
 
 
 def _changed(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
-    """The last record with these fields: what is new is decoded, the rest is the last record's."""
+    """The last record with these changes. Only new texts are decoded; the other parts are taken from the last
+    record."""
     entries = {kind: set[str]() for kind in _KINDS}
-    """Keys of what is new or gone, by kind of entry."""
+    """Keys of new and removed entries, by kind."""
     plain, news = dict(last.plain), dict[str, str]()
     for field, text in changes.items():
         kind, colon, key = field.partition(":")
@@ -222,7 +224,7 @@ def _changed(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
 
 
 def _known(last: _Read, changes: Mapping[str, str | None], news: Mapping[str, str]) -> dict[str, Member]:
-    """Fields of holders that are the members that were read before: those are not decoded again."""
+    """Holder fields whose text equals the member's that was decoded before: these are not decoded again."""
     assert last.job.head is not None
     known = dict[str, Member]()
     for node, member in last.job.head.members.items():
@@ -239,7 +241,7 @@ def _flat(fields: Mapping[str, str]) -> list[str]:
 def _maps(
     kinds: Mapping[str, str], entries: Mapping[str, set[str]], before: Record, news: Record
 ) -> dict[str, dict[str, Any]]:
-    """Each map as it is now: the last one itself if nothing in it changed."""
+    """Each map with its changed entries; the previous object if nothing in it changed."""
     maps: dict[str, dict[str, Any]] = {}
     for kind, name in kinds.items():
         last, changed = getattr(before, name), entries[kind]

@@ -1,7 +1,7 @@
-"""How connections to the store and its sentinels are made: addresses, passwords, TLS.
+"""Makes connections to the store and its sentinels: addresses, passwords, TLS.
 
-Passwords and certificates are read anew for each connection, so that renewed ones need no restart. Must never send a
-command, wait, or repeat a password in a message.
+Each connection reads passwords and certificates anew, so that renewed ones need no restart. Must never send a command,
+wait, or repeat a password in a message.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from nodeagent.store.tls import TlsFileError, client_context
 from nodeagent.store.wire import Connection
 
 LONGEST_PASSWORD = 4096
-"""Bytes read of a password file."""
+"""The most bytes read of a password file."""
 
 
 class AccessError(OSError):
-    """A password file or certificate that cannot be used. ``str()`` is for the person and says what to do."""
+    """A password file or certificate that cannot be used. ``str()`` tells the operator what to do."""
 
 
 class StoreDoor:
-    """Makes connections for one ``redis`` section. Raises ``AccessError`` at once for what cannot be used now."""
+    """Makes connections for one ``redis`` section. Raises ``AccessError`` at once if a file cannot be used now."""
 
     def __init__(self, config: RedisConfig) -> None:
         self._config = config
@@ -34,21 +34,21 @@ class StoreDoor:
         self._tls()
 
     def server(self, host: tuple[str, int] | None = None) -> Connection:
-        """A connection, not opened yet, to the server at ``host``, by default the one in the url."""
+        """A connection, not yet open, to the server at ``host``; by default to the one in the url."""
         return Connection(self.place.path) if self.place.path else self._network(host or self.place.hosts[0])
 
     def greeting(self) -> tuple[tuple[str, ...], ...]:
-        """The commands that a connection to the server begins with. To be sent without waiting for each one's reply:
-        where replies come late, that alone could outlast a call's bound."""
+        """The commands that begin a connection to the server. Send them without waiting for each reply: on a slow
+        network, waiting alone could outlast a call's bound."""
         login = _auth(*self._login())
         return (*login, ("SELECT", str(self.place.db))) if self.place.db else login
 
     def sentinel(self, host: tuple[str, int]) -> Connection:
-        """A connection, not opened yet, to a sentinel."""
+        """A connection, not yet open, to a sentinel."""
         return self._network(host)
 
     def sentinel_greeting(self) -> tuple[tuple[str, ...], ...]:
-        """As ``greeting``, for a sentinel."""
+        """The commands that begin a connection to a sentinel; see ``greeting``."""
         return _auth(*self._sentinel_login())
 
     def _network(self, host: tuple[str, int]) -> Connection:
@@ -77,8 +77,8 @@ def _auth(user: str | None, password: str | None) -> tuple[tuple[str, ...], ...]
 
 
 def read_secret(path: Path) -> str:
-    """The password in a file, without the line's end. Raises ``AccessError``, also for a file that anybody may read:
-    whoever can log in to the store can stop and lose every job."""
+    """The password in a file, without the line's end. Raises ``AccessError``, even for a file that every user may read:
+    a user who can log in to the store can stop and delete every job."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -1,17 +1,15 @@
-"""The names of the store's keys. The scripts build theirs from the same prefix; nothing else may name a key.
+"""The names of the store's keys. The scripts build their keys from the same prefix; no other code may name a key.
 
 ``meta`` cluster uid, version, timing, served clock, counters · ``lease`` node to lease end · ``node:<id>`` ·
-``cordons`` · ``queues`` the tree · ``windows`` of maintenance · ``claims`` queue with a capability to the revision that
-last took of it, and ``users:`` and a queue with a quota for each user to the revision of the last submit to it ·
-``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
-``nodes`` node to what agents read of its record ·
-``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL) ·
-``usage:<day>`` what jobs that are gone used ·
-``saved`` node to what is on its disk · ``saves`` (capped stream) of what somebody waits for · ``marks:<uid>`` field
-to the revision that changed it · ``packed:<uid>`` many entries as one text · ``counts:<uid>`` what an ack looks at
-instead of every member · ``history`` uid, name, owner and bytes of a job that ended a while ago to when it did ·
-``past:<uid>`` its record ·
-``wake:<place>`` (stream of one entry, TTL)
+``cordons`` · ``queues`` the tree · ``windows`` maintenance windows · ``claims`` queue with a capability to the revision
+at which a job last took nodes from it; also ``users:`` + queue with a quota for each user to the revision of the last
+submit to it · ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
+``nodes`` node to what agents read of its record · ``changes`` record to revision · ``requests`` (capped) · ``events``
+(capped stream) · ``pod:<uid>:<node>`` (TTL) · ``usage:<day>`` the use of removed jobs · ``saved`` node to what is on
+its disk · ``saves`` (capped stream) wakes callers that wait for a save · ``marks:<uid>`` field to the revision that
+changed it · ``packed:<uid>`` many entries as one text · ``counts:<uid>`` counts that an ack reads instead of every
+member · ``history`` uid, name, owner and bytes of a job that ended, by the time of its end · ``past:<uid>`` the record
+of such a job · ``wake:<place>`` (stream of one entry, TTL)
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ CLUSTER_NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9_.]{0,62}")
 
 
 def prefix(cluster: str) -> str:
-    """What every key of a cluster starts with. The braces keep all of them in one slot of a Redis Cluster."""
+    """The prefix of every key of a cluster. The braces keep all keys in one slot of a Redis Cluster."""
     if not CLUSTER_NAME.fullmatch(cluster):
         raise ValueError(
             f"cluster name {cluster!r}: up to 63 letters, digits, '-', '_' and '.', first a letter or digit"
@@ -32,7 +30,7 @@ def prefix(cluster: str) -> str:
 
 
 def pod(cluster_prefix: str, uid: str, node: str) -> str:
-    """What a node publishes of its pod of a job."""
+    """The pod of a job that a node publishes."""
     return f"{cluster_prefix}pod:{uid}:{node}"
 
 
@@ -47,7 +45,7 @@ def events(cluster_prefix: str) -> str:
 
 
 def wakes(cluster_prefix: str, node: str, jobs: Iterable[str]) -> list[str]:
-    """The streams that wake the agent of a node that has to do with these jobs."""
+    """The streams that wake the agent of this node, which runs or holds these jobs."""
     return [f"{cluster_prefix}wake:{place}" for place in ("all", f"node:{node}", *(f"job:{uid}" for uid in jobs))]
 
 
@@ -57,5 +55,5 @@ def saved(cluster_prefix: str) -> str:
 
 
 def saves(cluster_prefix: str) -> str:
-    """The stream that wakes who waits for that."""
+    """The stream that wakes callers that wait until nodes have saved."""
     return cluster_prefix + "saves"

@@ -1,12 +1,10 @@
-"""Connections to the Redis server: one link at a time does one request, and none outlives a doubt. Sentinels are
-asked where a service's primary is.
+"""Connections to the Redis server, and the search for a service's primary by its sentinels.
 
-All are asked at once. Must never decide that a server *is* the primary: the link asks the server itself.
-
-A link is given back only after its reply was read whole; after any error or cancellation it is dropped, so no later
-request can ever read an earlier one's reply. Every new link asks the sentinels anew (where there are any) and the
-server for its role: a replica is never talked to. Must never retry or know what a request means. Bounds are the
-caller's, but for the sentinels'.
+A link does one request at a time and is dropped at the first doubt. It returns to the idle links only after its reply
+was read whole; after any error or cancellation it is dropped, so no later request can read an earlier one's reply.
+Every new link asks all sentinels at once (if there are any) and then the server for its role: a replica is never used.
+The sentinels' answer alone must never decide that a server *is* the primary. Must never retry or know what a request
+means. The caller bounds each request; only the wait for sentinels has its own bound.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ Host = tuple[str, int]
 
 
 class NoPrimaryError(ConnectionError):
-    """No sentinel could say where the primary is."""
+    """No sentinel could name the primary."""
 
 
 async def find_primary(door: StoreDoor, patience: float) -> Host:
-    """The address that more than half of the sentinels name, as soon as they do; after ``patience`` seconds the one
-    that most of those name which have answered. Raises NoPrimaryError."""
+    """The address that more than half of the sentinels name, as soon as they do. After ``patience`` seconds, the
+    address that most of the answers so far name. Raises NoPrimaryError."""
     hosts, service = door.place.hosts, door.place.service
     tasks = [asyncio.create_task(_named(door, host, service)) for host in hosts]
     votes: Counter[Host] = Counter()
@@ -86,27 +84,27 @@ def _described(error: Exception) -> str:
 
 
 SENTINEL_SHARE = 0.5
-"""Of the caller's bound: how long a new link waits until more than half of the sentinels agree."""
+"""Share of the caller's bound that a new link may spend waiting until more than half of the sentinels agree."""
 
 
 class StoreLink:
-    """One connection, and what the server behind it says of itself."""
+    """One connection, and what its server reports about itself."""
 
     def __init__(self, door: StoreDoor, patience: float) -> None:
         self._door = door
         self._patience = patience
         self._connection: Connection | None = None
         self.fresh = True
-        """No request was done on it yet."""
+        """No request was sent on this link yet."""
         self.run_id = ""
-        """Identity of the server process, and of the history of writes that it is in: a primary that was a replica in
-        between is the same process and may lack what was written meanwhile. Empty until opened."""
+        """Identity of the server process, and of the history of its writes: a primary that was a replica in between is
+        the same process and may lack writes of that time. Empty until opened."""
         self.info: dict[str, str] = {}
         self.reached: Reached | None = None
-        """Where it leads, once opened."""
+        """The server that the link leads to, once opened."""
 
     async def open(self) -> None:
-        """Find the server, connect, and hear who it is."""
+        """Find the server, connect, and ask for its identity."""
         host = await find_primary(self._door, self._patience) if self._door.place.service else None
         self._connection = self._door.server(host)
         await self._connection.open()
@@ -120,7 +118,7 @@ class StoreLink:
         self.reached = self._connection.reached
 
     def require_primary(self) -> None:
-        """Raises NotPrimaryError for a replica: it refuses writes, and what it tells is old."""
+        """Raises NotPrimaryError for a replica: it refuses writes, and its data may be old."""
         require_primary(self.info)
 
     async def ask(self, *command: str | int) -> Any:
@@ -131,7 +129,7 @@ class StoreLink:
         return await self._connection.receive()
 
     async def evaluate(self, script: Script, *arguments: str) -> Any:
-        """Run a script (first argument: its key), sending the source only where the server does not know it yet."""
+        """Run a script (first argument: its key), sending the source only if the server does not know it yet."""
         try:
             return await self.ask("EVALSHA", script.sha, 1, *arguments)
         except ReplyError as error:
@@ -158,7 +156,7 @@ class Links:
         self._run_id = ""
         self._closed = False
         self.reached: Reached | None = None
-        """Where the link leads that was opened last, to a primary."""
+        """The primary that the newest link leads to."""
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[StoreLink]:
@@ -173,7 +171,7 @@ class Links:
                     await link.open()
                     link.require_primary()
                     self.reached = link.reached
-                    if link.run_id != self._run_id:  # those that wait may still lead to the primary of before
+                    if link.run_id != self._run_id:  # idle links may still lead to the former primary
                         self._run_id = link.run_id
                         await self.forget()
                 yield link

@@ -1,6 +1,6 @@
-"""What travels with the store's steps, there and back, and what each of the big ones checks and does.
+"""Arguments and replies of the store's steps; for each of the big steps, what it checks and does.
 
-The steps themselves are ``base.py``'s. Must never hold behaviour.
+``base.py`` defines the steps themselves. Must never hold behaviour.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from nodeagent.model.window import WindowsRecord
 from nodeagent.model.world import Cause, Member, Token
 
 PAGE_BYTES = 1024 * 1024
-"""Most bytes of records that one reply or one offer carries; a record that is larger travels alone."""
+"""The most bytes of records in one reply or one offer; a larger record is sent alone."""
 
 
 class Forgotten(Record):
-    """A node that somebody confirmed to be down, as ``forget`` left it; its revision is that of the change."""
+    """A node that an operator confirmed to be down, after ``forget``; the revision is that of the change."""
 
     node: NodeRecord
     removed: bool
-    """There is no record of it any more, and no cordon."""
+    """Its record and its cordon are removed."""
 
 
 class NewJob(Record):
-    """One job of those that are submitted together. ``control``: of rev 1."""
+    """One job of a batch that is submitted in one step. ``control``: of rev 1."""
 
     uid: str
     spec: JobSpec
@@ -47,10 +47,10 @@ class Saved(Record):
 
 
 class Saves(Record):
-    """What nodes have told of their disks."""
+    """What nodes have reported as saved on their disks."""
 
     at: str
-    """Wait for what is told after it."""
+    """Pass this to the next call: it then waits for later reports."""
     nodes: dict[str, Saved] = {}
 
 
@@ -75,48 +75,48 @@ class BeatReply(Record):
     cluster_uid: str
     served: int
     lapsed: tuple[str, ...]
-    """Every node that has lapsed, and neither left nor was declared lost: the latest to lapse first."""
+    """Every node that has lapsed and neither left nor was declared lost. The latest to lapse comes first."""
     sheltered: tuple[str, ...] = ()
-    """Others whose lease has run out as well, but whom an amnesty protects."""
+    """Other nodes whose lease has ended too, but which an amnesty protects."""
     silent: str = ""
-    """What both lists are: send it back."""
+    """A text that identifies ``lapsed`` and ``sheltered``: send it with the next beat."""
     same: bool = False
-    """They are those that were sent with this ``silent``, and come empty."""
+    """Both lists equal those of the ``silent`` that was sent, and come empty."""
     next_lapse: int | None
-    """Served milliseconds until the earliest lease not lapsed yet (other than the caller's) ends; None without
-    any."""
+    """Served milliseconds until the next lease (other than the caller's) ends; None if there is no other lease."""
     nodes: tuple[NodeRecord, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
     queues: QueuesRecord | None = None
-    """Only when they changed."""
+    """Only when the queues changed."""
     windows: WindowsRecord | None = None
-    """Likewise."""
+    """Only when the windows changed."""
     usage: tuple[UsageDay, ...] = ()
     gone: tuple[str, ...] = ()
     """Removed records: ``job:<uid>``, ``node:<id>`` or ``usage:<day>``."""
     unread: tuple[Unread, ...] = ()
     """Changed records that cannot be decoded."""
     rev: int
-    """Send this next time."""
+    """The revision to send with the next beat."""
     more: bool = False
     """More changes wait (at most 256 records come in one reply): beat again at once."""
     event: str = "0-0"
-    """Id of the newest event: wait for what comes after it."""
+    """Id of the newest event: wait for later ones."""
     era: str = ""
     asked: int = 0
-    """The newest revision that an operator wrote: somebody waits until it is on disks."""
+    """The newest revision that an operator wrote: that operator's command waits until disks have it."""
     recovering: bool = False
     """The store is recovering: the reply brings no records, and ``rev`` is the one that was sent."""
     recovers: int = 0
-    """Then: served milliseconds until that ends at the latest."""
+    """Only while recovering: served milliseconds until the recovery ends at the latest."""
     awaited: tuple[str, ...] = ()
-    """Then: the nodes that it waits for, since they may know what it has lost; the first few by name."""
+    """Only while recovering: nodes that the store waits for, since they may know what it has lost; the first few by
+    name."""
     awaits: int = 0
-    """Then: how many they are."""
+    """Only while recovering: the number of nodes that the store waits for."""
 
 
 class Note(Record):
-    """What an agent has to tell of its node, for the event log."""
+    """Something about its node that an agent reports for the event log."""
 
     kind: str
     text: str
@@ -128,57 +128,60 @@ class Beat(Record):
     node: str
     incarnation: Incarnation
     seq: int
-    """Grows with each beat of this start; an older one is refused (``stale``)."""
+    """Grows with each beat of this start; an older beat is refused (``stale``)."""
     rev: int
-    """Records changed after this are returned; 0 for all."""
+    """Records changed after this revision are returned; 0 for all."""
     era: str = ""
     """The era of the view that ``rev`` belongs to; empty if nothing has been read yet."""
     top: int = 0
-    """The newest revision in the view, where replies of the agent's own steps brought more than ``rev``."""
+    """The newest revision in the view, if replies of the agent's own steps brought more than ``rev``."""
     facts: NodeFacts | None = None
     """Only when they changed."""
     readiness: dict[str, Readiness] | None = None
     """Only when it changed (whole map)."""
     pods: tuple[PodState, ...] | None = None
-    """Only when something changed, or to refresh their TTL (all pods of this node); pod keys not named are left to
-    expire."""
+    """All pods of this node; only when something changed, or to refresh their TTL. The store lets the pod keys of other
+    jobs expire."""
     saved: Saved | None = None
-    """Only when it changed. Told on (``Store.saved``) if it is the first of this node that covers what operators
-    wrote last. It is no part of the node's record: it raises no revision."""
+    """Only when it changed. The store passes it to callers of ``Store.saved`` if it is the first of this node that
+    covers the last write of an operator. It is no part of the node's record, so it raises no revision."""
     notes: tuple[Note, ...] = ()
     runs: tuple[str, ...] = ()
-    """Jobs (uids) that this node is a member or holder of, by its view, and that have not ended: the store looks
-    whether it still has them, and what belongs to them."""
+    """Jobs (uids) that have not ended and of which this node is a member or holder, by its view. The store checks that
+    it still has their records and keys."""
     damaged: tuple[str, ...] = ()
-    """Records (``job:<uid>``) that came so that they cannot be read, or are said to be removed, of what runs here."""
+    """Records (``job:<uid>``) of jobs that run here, if they could not be decoded or were reported as removed."""
     silent: str = ""
-    """``BeatReply.silent`` of the lists that are known."""
+    """``BeatReply.silent`` of the lists that this agent has."""
 
 
 class StoreCopy(Record):
-    """What an agent knows of the store, or a page of it, for a store that may have lost it.
+    """What an agent knows of the store, or a page of it, offered to a store that may have lost it.
 
-    Its view is everything up to ``rev`` of ``era``, and single records that are newer (replies of its own steps; of a
-    view that is not complete, all of them: ``rev`` is 0). ``top`` is the newest revision among them all.
-    Refused: ``timing``; ``foreign`` when the store has another ``cluster_uid`` and jobs. A store that is empty, or has
-    another uid but never had a job (nor was named by an offer that ``holds`` some; nor, if this holds none, by any), or
-    has a lower revision than ``top``, takes the uid and opens a recovery. While it is recovering, the newest complete
-    view wins: if ``rev`` is above ``Restored.known``, each record of the store that is not newer than ``rev`` becomes
-    the offer's version (also one that it lacks); any other record is taken if its revision is above ``known`` and above
-    the stored one. A taken record keeps its revision. ``uids``, on the last page: jobs not among them and not newer
-    than ``rev`` were removed; then ``known`` = rev. Names, highest numbers (which never go down), order, devices and
-    cordons follow the records. A life that either side knows as lost is lost; of the same life the higher start stays;
-    a life that is replaced is dead; a node without a lease gets one that has ended, which the amnesty shelters. The
-    first offer that brings something begins a new era (event StoreRestored), ``served`` = max(its own, the offer's).
+    The view is everything up to ``rev`` of ``era``, and single newer records from replies of the agent's own steps. In
+    a view that is not complete ``rev`` is 0, and all records are single ones. ``top`` is the newest revision among them
+    all.
+    Refused: ``timing``; ``foreign`` if the store has another ``cluster_uid`` and jobs. The offer takes over a store
+    (the store takes the uid and opens a recovery) in three cases: the store is empty; its revision is lower than
+    ``top``; or it has another uid but never had a job, and no earlier offer that ``holds`` jobs named that uid (if this
+    offer holds none: no earlier offer at all). During a recovery the newest complete view wins: if ``rev`` is above
+    ``Restored.known``, each record of the store that is not newer than ``rev`` becomes the offer's version, and records
+    that the store lacks are added. Any other record is taken if its revision is above ``known`` and above the stored
+    one. A taken record keeps its revision. ``uids``, on the last page: jobs that are not among them and not newer than
+    ``rev`` were removed; then ``known`` = rev. Names, highest numbers (which never decrease), order, devices and
+    cordons follow the records. A life is lost if either side says so; of the same life the higher start stays; a life
+    that is replaced is dead; a node without a lease gets one that has ended, which the amnesty shelters. The first
+    offer that adds something begins a new era (event StoreRestored), ``served`` = max(its own, the offer's).
 
-    After the recovery an offer adds only jobs that are not there, were not removed in this history, and are newer than
-    ``known``: their generation has ended, for its nodes have been silent too long, and the job holds.
+    After the recovery, an offer adds only jobs that the store does not have, that were not removed in this history, and
+    that are newer than ``known``. Such a job has no generation (its nodes have been silent too long) and is holding.
 
-    ``regroup``: others may have a newer view. From the first offer that brings something, or opens the recovery, that
-    is longer by this, until every node that was live by the newest view so far (its ``awaited``, and who brings it) was
-    heard: by a beat of this era, or by a try to join, both of which come after its offer. Then it ends, but not before
-    it would have without a wait; and nobody lapses for ``credit + lease`` more. A restart of the store meanwhile asks
-    all of them again.
+    ``regroup``: other nodes may have a newer view. The first offer that adds something, or that opens the recovery,
+    prolongs it by this time. The recovery then waits until every node that was live by the newest view so far has
+    called: the nodes in that view's ``awaited``, and the node that offered it. A call is a beat of this era or an
+    attempt to join; both come after the node's own offer. When all have called the recovery ends, but never before the
+    time at which it ends without this wait; then no node lapses for another ``credit + lease``. After a restart of the
+    store in this time, all of them must call again.
     """
 
     cluster_uid: str
@@ -186,28 +189,28 @@ class StoreCopy(Record):
     era: str
     rev: int
     top: int = 0
-    """At least ``rev``; 0 stands for it."""
+    """At least ``rev``; 0 means ``rev``."""
     holds: bool = True
-    """There are jobs in the view."""
+    """The view has jobs."""
     served: int
-    """The agent's estimate."""
+    """The agent's estimate of the served clock, in ms."""
     by: str
     """The offering node."""
     nodes: tuple[NodeRecord, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
     queues: QueuesRecord | None = None
-    """Taken like a node's or a job's record; by a store that has none even after the recovery."""
+    """The queues, under the same rule as any other record; even after the recovery if the store has none."""
     windows: WindowsRecord | None = None
-    """Likewise."""
+    """The maintenance windows, under the same rule as ``queues``."""
     usage: tuple[UsageDay, ...] = ()
     uids: tuple[str, ...] | None = None
-    """Every job of the complete view: on its last page only."""
+    """Every job of the complete view. Only on its last page."""
     numbers: dict[str, int] = {}
     """Job name to the highest number of a generation that this node promised on its disk."""
     regroup: int = Field(default=0, ge=0)
-    """In ms; 0: nobody is waited for."""
+    """In ms; 0: the store waits for no node."""
     awaited: tuple[str, ...] = ()
-    """Nodes that were live by this view."""
+    """The nodes that were live in this view."""
 
     @property
     def newest(self) -> int:
@@ -220,27 +223,27 @@ class Restored(Record):
 
     era: str
     known: int
-    """The revision up to which the store has everything: records that are not above it need not be offered."""
+    """The store has everything up to this revision: a record that is not newer need not be offered."""
     recovering: bool
 
 
 class Proposal(Record):
     """The next generation of a job.
 
-    Checks: ``expect`` is the head's token (None: no head yet) and it has state ``expect_state``; ``control_rev`` is the
-    control's; the phase is not terminal; min <= members <= max; each member's node is live (not lapsed), of that life,
-    not lost or left, not cordoned; its devices are free or this job's own (being freed by one of its own holders counts
-    as its own); each node in ``lost`` (a member or holder of the head) has lapsed or has another life by now (``stale``
-    otherwise). Effect: the lives in ``lost`` that are still their node's life, and did not leave, are marked lost for
-    ever (event NodeLost); number = highest of the name + 1; head = forming with holders = old holders + members of a
-    head that was active, each with its life and devices, less ``lost`` ones and lives that have ended (a head that was
-    only forming adds none: it never ran); all members missing, reports empty; the reports of a head that was active
-    become ``last_reports``; devices are booked for members plus holders; ``spend`` (if given) becomes the ``budget``
-    entry of the generation that last was active (``active.number``), replacing what is there; None leaves the budget
-    alone; if a head that was active ends by an entry that counts, ``silent`` becomes its members without a fault of
-    their own, by no entry or a free one it becomes empty, and so it does by a free entry that comes later;
-    ``restart_done`` = control.restart; ``not_before`` = 0; phase forming with the cause's text as reason;
-    ``control_rev`` is kept in the head; event GenerationForming.
+    Checks: ``expect`` is the head's token (None: no head yet) and the head has state ``expect_state``; ``control_rev``
+    is the control's; the phase is not terminal; min <= members <= max; each member's node is live (not lapsed), of that
+    life, not lost or left, not cordoned; its devices are free or this job's own (a device that one of the job's own
+    holders is freeing counts as its own); each node in ``lost`` (a member or holder of the head) has lapsed or has
+    another life by now (``stale`` otherwise). Effect: the lives in ``lost`` that are still their node's life, and did
+    not leave, are marked lost for ever (event NodeLost); number = highest of the name + 1; head = forming with holders
+    = old holders + members of a head that was active, each with its life and devices, without ``lost`` ones and lives
+    that have ended (a head that was only forming adds none: it never ran); all members missing, reports empty; the
+    reports of a head that was active become ``last_reports``; devices are booked for members plus holders; ``spend``
+    (if given) becomes the ``budget`` entry of the generation that last was active (``active.number``) and replaces an
+    entry that is there; None leaves the budget alone. ``silent``: if an entry that counts ends an active head, it
+    becomes that head's members without a fault of their own; if no entry or a free one ends it, ``silent`` becomes
+    empty; a later free entry also empties it. ``restart_done`` = control.restart; ``not_before`` = 0; phase forming
+    with the cause's text as reason; ``control_rev`` is kept in the head; event GenerationForming.
     """
 
     uid: str
@@ -248,24 +251,25 @@ class Proposal(Record):
     expect_state: str = ""
     control_rev: int
     id: str
-    """Random id of the new generation. Proposing the same id again returns the head."""
+    """Random id of the new generation. A second proposal of the same id returns the head."""
     members: dict[str, Member]
     lost: tuple[str, ...] = ()
     cause: Cause
     spend: Spend | None = None
     planned: bool = False
     kept: bool = False
-    """What ends by a fault has its newest steps in snapshots: only the standstill is counted as lost."""
+    """The newest steps of the generation that ends by a fault are in snapshots, so only the standstill counts as
+    lost."""
     grace: float | None = None
-    """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
+    """For a planned end: seconds from SIGTERM to SIGKILL; None: the job's own grace."""
     form_ms: int
-    """The deadline is this many served milliseconds from now."""
+    """Served milliseconds from now to the deadline."""
     keepers: dict[str, str] = {}
-    """Node to life: the keepers of this generation once it is active."""
+    """Node to life: the keepers of this generation once the generation is active."""
     outside: dict[str, str] = {}
     claims: tuple[str, ...] = ()
-    """Queues with a capability of whose share this takes more. Refused (``stale``) if in one of them somebody else did
-    so after ``read``: two jobs that both have room are given nodes one after the other."""
+    """Queues with a capability from whose share this proposal takes more. Refused (``stale``) if another proposal took
+    from one of them after ``read``, so that two jobs for which there is room get their nodes one after the other."""
     read: int = 0
     """The revision up to which the proposer has read everything."""
     by: str
@@ -273,17 +277,17 @@ class Proposal(Record):
 
 
 class QuotaClaims(Record):
-    """That a submit was judged by what its owner's jobs in some queues come to. Refused (``stale``) if anybody else has
-    submitted to one of them after ``read``: two submits that would both be within a quota come one after the other."""
+    """The owner's jobs in some queues that a submit was judged by. Refused (``stale``) if another submit to one of
+    these queues came after ``read``, so that two submits within a quota are judged one after the other."""
 
     queues: tuple[str, ...]
-    """Those with a quota for each user."""
+    """The queues that have a quota for each user."""
     read: int
-    """The revision up to which the judge has read everything."""
+    """The revision up to which the submitting agent has read everything."""
 
 
 class Ending(Record):
-    """The end of a generation, and the phase the job goes to: holding, pausing, paused, succeeded, failed or stopped.
+    """The end of a generation, and the next phase of its job: holding, pausing, paused, succeeded, failed or stopped.
 
     Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (head may be None or already ended: then only
     the phase changes); the phase is not terminal; ``succeeded`` needs an active head whose every member reported
@@ -305,7 +309,7 @@ class Ending(Record):
     lost: tuple[str, ...] = ()
     planned: bool = False
     kept: bool = False
-    """As in Proposal."""
+    """See ``Proposal.kept``."""
     delay_ms: int = 0
     wall: float
     """Unix time, for people."""
@@ -313,11 +317,11 @@ class Ending(Record):
 
 
 class Settlement(Record):
-    """The end of a pending scale, met or rolled back: the one write of agents to a job's control.
+    """The end of a pending scale, reached or rolled back: the only change of a job's control that agents make.
 
-    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (so that neither a newer wish nor a gang that
-    has formed in between is overruled); the phase is not terminal. Effect: control replaced, its rev ``control_rev`` +
-    1; the event. A settlement that was done before returns the job.
+    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (so that it overrules neither a newer control
+    nor a gang that has formed in between); the phase is not terminal. Effect: control replaced, its rev ``control_rev``
+    + 1; the event. A settlement that was done before returns the job.
     """
 
     uid: str
@@ -332,7 +336,7 @@ class Settlement(Record):
 
 
 class Judgement(Record):
-    """What ended the generation that was active last, now that all its members have answered or are lost.
+    """The judgement on how the last active generation ended, after all its members have answered or are lost.
 
     Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev``; the phase is not terminal; ``number`` is
     ``last_number`` and has a budget entry (``stale``). Effect: the entry is replaced, ``silent`` is empty; event
@@ -354,4 +358,4 @@ class Answer(Record):
     subject: str
     """The job's uid, or the node."""
     did: str = ""
-    """The change, as its writer described it to itself."""
+    """The change, in the words of the program that made it."""

@@ -1,9 +1,9 @@
-"""Reads all nodes' records at once, for who has read nothing yet: by plain commands, which cost the store a tenth of
-what the same records cost in a script's reply.
+"""Reads all nodes' records at once, for a client that has read none yet. It uses plain commands, which cost the store a
+tenth of a script's reply with the same records.
 
-The key ``nodes`` holds of each record what agents read of it, as one text, which the steps write along with the
-record. It is a copy: of a node whose text is missing or older than ``changes`` says the record itself is read. Must
-never give an older one than that.
+The hash ``nodes`` holds one text for each record: the part that agents read. The steps write this text along with the
+record. It is a copy: if a text is missing or older than ``changes`` says, the record itself is read. An older record
+must never be returned.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from nodeagent.store.link import StoreLink
 from nodeagent.store.wire import ReplyError
 
 FIELDS = ("id", "life", "start", "lost", "left", "joined", "rev", "facts", "readiness")
-"""Of a record, in the order of its text's lines (``_records.lua``)."""
+"""Fields of a record, in the order of its text's lines (``_records.lua``)."""
 PLACE = "node:"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundNodes:
-    """The nodes, each as new as ``rev`` of ``era`` or newer."""
+    """The nodes; each record is at least as new as ``rev`` of ``era``."""
 
     era: str
     rev: int
@@ -35,12 +35,12 @@ class FoundNodes:
 async def read_nodes(
     link: StoreLink, prefix: str, decode: Callable[[Sequence[str], str], NodeRecord], era: str
 ) -> FoundNodes | None:
-    """None where the store is in another era, before or after. ``decode``: fields and values, and the cordon. Raises
-    ReplyError and ConnectionError."""
+    """All nodes; None if the store's era is another one before or after the reads. ``decode`` gets the fields and
+    values, and the cordon. Raises ReplyError and ConnectionError."""
     before, rev = await link.ask("HMGET", f"{prefix}meta", "era", "rev")
     listed = await link.ask("ZRANGE", f"{prefix}changes", 0, -1, "WITHSCORES")
     texts: dict[str, str] = {}
-    with suppress(ReplyError):  # it is of another type: as if it were empty
+    with suppress(ReplyError):  # a key of another type counts as empty
         flat = await link.ask("HGETALL", f"{prefix}nodes")
         texts = dict(zip(flat[::2], flat[1::2], strict=True))
     flat = await link.ask("HGETALL", f"{prefix}cordons")
@@ -54,7 +54,7 @@ async def read_nodes(
             if key != key.encode(errors="backslashreplace").decode():
                 raise ValueError("its name is not UTF-8")
             fields = _fields(texts.get(name, ""), int(newest)) or await link.ask("HGETALL", prefix + key)
-            if fields:  # else it was removed since, which the next beat says
+            if fields:  # else a step removed the node; the next beat reports it
                 nodes.append(decode(fields, cordons.get(name, "")))
         except ValueError as error:
             unread[key] = error
@@ -64,7 +64,7 @@ async def read_nodes(
 
 
 def _fields(text: str, newest: int) -> list[str] | None:
-    """Of a text that is as new as that, else None."""
+    """The fields of this text; None if it is older than ``newest``."""
     values = text.split("\n")
     if len(values) != len(FIELDS):
         return None

@@ -1,7 +1,7 @@
-"""Loads the Lua steps (each is its own file behind the shared preludes), and the arguments that several of them
-share. Must never build Lua out of values.
+"""Loads the Lua steps, each of which is its own file behind the shared preludes, and makes the arguments that several
+steps share. Must never build Lua out of values.
 
-Looks at a script's raw reply; never at the server.
+Reads a script's raw reply; never calls the server.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 
 PRELUDES = ("_clock", "_waiting", "_records", "_usage", "_holders", "_generation")
 FEWER = {"beat": PRELUDES[:3]}
-"""A step that is taken often, and the preludes that it needs: of each, the server makes every function anew."""
+"""Steps that are called often, with the preludes that they need: the server makes every function of a prelude anew for
+each call."""
 WHILE_RECOVERING = frozenset({"join", "beat", "renew_lease", "restore", "examine"})
-"""Steps that decide nothing of a job; all others wait for the end of a recovery."""
+"""Steps that decide nothing about a job; all others wait for the end of a recovery."""
 USUAL = {"renew_lease": "_usual_renewal"}
-"""What comes even before the preludes: the usual case of a step, which needs none of them."""
+"""A script before the preludes that handles the usual case of a step and needs none of them."""
 
 
 BUILD = 8
-"""Letters of what tells two builds of one version apart."""
+"""Letters of the hash that distinguishes two builds of one version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Script:
 
 @cache
 def version() -> str:
-    """Of what agents have to agree on: the version, and a hash of the steps and records as this build has them. Builds
-    of one version number are not always the same."""
+    """The version that agents have to agree on: the version number, and a hash of this build's steps and records, since
+    two builds may have the same number."""
     digest = hashlib.sha1(usedforsecurity=False)
     for package, ending in (("nodeagent.store.scripts", ".lua"), ("nodeagent.model", ".py")):
         parent, _, folder = package.rpartition(".")
@@ -56,7 +57,7 @@ def version() -> str:
 
 @cache
 def load(name: str, *, bare: bool = False) -> Script:
-    """The step of this name. ``bare``: without the preludes, so without advancing the served clock."""
+    """The step of this name. ``bare``: without the preludes, so it does not advance the served clock."""
     folder = files("nodeagent.store") / "scripts"
     usual = (USUAL[name],) if name in USUAL else ()
     settled = () if name in WHILE_RECOVERING else ("_settled",)
@@ -102,23 +103,23 @@ def ended_by(step: Proposal | Ending) -> dict[str, object]:
 
 
 ActedOn = Callable[[list[Any]], bool]
-"""Whether somebody acts on a step for this reply: on the step itself, or on a job's record in the reply. With
-``replicas`` it counts as lost until that many replicas have the step, and what it read. Goodbyes and removals need no
-wait of their own: whatever is built on them waits, and writes keep their order."""
+"""Returns whether an agent acts on this reply: on the step itself, or on a job's record in the reply. With
+``replicas``, such a step counts as done only when that many replicas have it and all that it read. A leave or a removal
+need not wait: later steps that build on it wait, and writes keep their order."""
 
 
 def never(_reply: list[Any]) -> bool:
-    """A goodbye, a removal, what is only read."""
+    """For a leave, a removal, or a read."""
     return False
 
 
 def always(_reply: list[Any]) -> bool:
-    """A step that others build on, or whose reply is a job's record."""
+    """For a step that others build on, or whose reply is a job's record."""
     return True
 
 
 def beat_brings_jobs(reply: list[Any]) -> bool:
-    """An agent may start or stop workers because of what a beat tells; that its lease was renewed, a new primary makes
-    good with an amnesty."""
+    """An agent may start or stop workers because of records in a beat's reply. The renewal of the lease itself needs no
+    replicas: a new primary replaces it by an amnesty."""
     _uid, _served, _lapsed, _next_lapse, _rev, _more, _event, records, *_ = reply
     return any(key.startswith("job:") for key, *_ in records)

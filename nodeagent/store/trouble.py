@@ -1,4 +1,4 @@
-"""What to tell a person when the store, or a record in it, cannot be used: what happened, where, what to do next."""
+"""Sentences for people if the store, or a record in it, cannot be used: what happened, where, what to do next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodeagent.store.wire import ReplyError
 
 @contextmanager
 def strict() -> Iterator[None]:
-    """What cannot be decoded was written by another version (or another program): raises StoreRefusedError for it."""
+    """Raises StoreRefusedError for a record that cannot be decoded: another version, or another program, wrote it."""
     try:
         yield
     except ValueError as error:
@@ -32,7 +32,7 @@ class NotReplicatedError(ConnectionError):
 
 
 def trouble(address: str, timeout: float, error: Exception) -> str:
-    """One sentence for an error of the connection or the server at ``address``."""
+    """One sentence about an error of the connection or the server at ``address``."""
     where, chain = f"the store at {address}", tuple(_chain(error))
     if isinstance(error, AccessError):
         return str(error)
@@ -67,12 +67,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 NAMED = 5
-"""Most nodes that a sentence names."""
+"""The most nodes that a sentence names."""
 
 
 def waits_for(nodes: Iterable[str], count: int, seconds: float) -> str:
-    """Why a store that has lost writes, or may have, decides nothing yet. ``nodes``: the first few by name, or more, of
-    these ``count``."""
+    """Why a store that has lost writes, or may have, decides nothing yet. ``nodes``: at least the first few by name;
+    ``count``: the number of all of them."""
     named = ", ".join(sorted(nodes)[:NAMED])
     more = f" and {count - NAMED} more" if count > NAMED else ""
     return (

@@ -1,4 +1,5 @@
-"""Which server a connection leads to, from its INFO. Standard library only: the lease process asks it too."""
+"""Identifies the server behind a connection by its INFO. Standard library only, because the lease process uses it
+too."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ class NotPrimaryError(ConnectionError):
 
 
 def identity(info: dict[str, str]) -> str:
-    """Of the server process, and of the history of writes that it is in. Raises ConnectionError where the server does
-    not say who it is: without that no loss of writes is noticed."""
+    """Identity of the server process, and of the history of its writes. Raises ConnectionError if INFO does not give
+    it: without it a loss of writes would stay unnoticed."""
     process, history = info.get("run_id", ""), info.get("master_replid", "")
     if not process:
         raise ConnectionError("it does not say which process it is (run_id in INFO is empty): agents need that")
@@ -17,7 +18,7 @@ def identity(info: dict[str, str]) -> str:
 
 
 def require_primary(info: dict[str, str]) -> None:
-    """Raises NotPrimaryError for a replica: it refuses writes, and what it tells is old."""
+    """Raises NotPrimaryError for a replica: it refuses writes, and its data may be old."""
     if info.get("role") != "master":
         place = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
         raise NotPrimaryError(f"it is a replica of {place}")

@@ -1,8 +1,8 @@
-"""One connection to a Redis server or sentinel: redis-py's, set for a lease.
+"""One connection to a Redis server or sentinel: redis-py's connection, configured for leases.
 
-Its pools, retries, health checks and login stay unused: a request of a lease goes out once, on one connection, within
-its caller's bound, and a connection that failed is never opened again behind the caller's back. Must never bound a call
-in time (callers do) or know what a command means.
+The pools, retries, health checks and login of redis-py stay unused: a request is sent once, on one connection, within
+its caller's bound, and a connection that failed is never reopened without the caller's knowledge. Must never bound a
+call in time (callers do) or know what a command means.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from redis.exceptions import ConnectionError as BrokenConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 LONGEST_REPLY = 64 << 20
-"""Bytes. A page of records has one megabyte and one record; what is much longer comes from no store of ours, and would
-take the memory that the node's workers need."""
+"""In bytes. A page of records has one megabyte and one record; a much longer reply comes from no store of ours, and
+would take memory that the node's workers need."""
 
 
 class Reached(NamedTuple):
-    """Where a connection leads."""
+    """The server that a connection leads to."""
 
     path: str
-    """Of a unix socket; empty: host and port."""
+    """Path of a unix socket; empty if it is host and port."""
     host: str
-    """The name or address that was asked for."""
+    """The name or address from the configuration."""
     address: str
-    """Of the server that was found there: a numeric one."""
+    """The numeric address that the connection reached."""
     port: int
 
 
 class ReplyError(ResponseError):
-    """The server's answer is an error. ``str()`` is what it said, ``code`` its first word."""
+    """The server's answer is an error. ``str()`` is the server's text, ``code`` its first word."""
 
     @property
     def code(self) -> str:
@@ -54,13 +54,13 @@ class ReplyError(ResponseError):
 
     @property
     def not_let_in(self) -> bool:
-        """It is about the user, the password, or what that user may do."""
+        """The error is about the user, the password, or that user's permissions."""
         return self.code in ("NOAUTH", "WRONGPASS", "NOPERM") or "AUTH" in str(self) or "password" in str(self)
 
 
 class _Parser(_AsyncHiredisParser):
-    """hiredis, with a bound on a reply's length, and with errors in the server's own words: redis-py takes the code
-    word away and closes the connection for some of them."""
+    """hiredis, with a bound on a reply's length, and with errors in the server's own words: redis-py removes the code
+    word and closes the connection for some errors."""
 
     _room = LONGEST_REPLY
 
@@ -82,15 +82,15 @@ class _Parser(_AsyncHiredisParser):
             raise BrokenConnectionError("the server closed the connection")
         self._room -= len(data)
         if self._room < 0:
-            raise InvalidResponse(f"it has more than {LONGEST_REPLY} bytes")
+            raise InvalidResponse(f"the reply has more than {LONGEST_REPLY} bytes")
         reader.feed(data)
         return True
 
 
 class Connection:
-    """To a unix socket (``at`` is its path) or a host and port. After an error other than ReplyError, or a cancelled
-    call, only ``close`` is of use. All but ``close`` raise ``OSError``, also when the server hangs up; ``receive``
-    ReplyError too."""
+    """A connection to a unix socket (``at`` is its path) or a host and port. After a cancelled call, or an error other
+    than ReplyError, only ``close`` may be called. All methods but ``close`` raise ``OSError``, even if the server
+    closes the connection; ``receive`` also raises ReplyError."""
 
     def __init__(self, at: str | tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
         settings: dict[str, Any] = {
@@ -122,7 +122,7 @@ class Connection:
 
     @property
     def reached(self) -> Reached | None:
-        """None while it is not open."""
+        """The server behind an open connection; None if it is not open."""
         if isinstance(self._at, str):
             return Reached(self._at, "", "", 0)
         writer = self._connection._writer
@@ -130,32 +130,33 @@ class Connection:
         return Reached("", self._at[0], peer[0], peer[1]) if peer else None
 
     async def send(self, *words: str | int) -> None:
-        """One command; its reply is the next that is not received yet."""
+        """Send one command; its reply is the next one that was not received yet."""
         self._require_open()
-        with _as_os_error():  # of text that is none, better a "?" than no call
+        with _as_os_error():  # a text that is not valid Unicode is sent with "?" instead
             await self._connection.send_command(*(str(word).encode(errors="replace") for word in words))
 
     async def receive(self) -> Any:
-        """The next reply: text, a whole number, None, or a list of such. An error within a list is an item of it. A
-        byte that is not UTF-8 comes as a lone surrogate (``readable`` says no): one bad value must not hide others."""
+        """The next reply: text, a whole number, None, or a list of these. An error within a list is an item of the
+        list. A byte that is not UTF-8 becomes a lone surrogate (``readable`` returns false), because one bad value must
+        not hide the others."""
         self._require_open()
         with _as_os_error():
             return await self._connection.read_response()
 
     async def close(self) -> None:
-        """At once, without a word."""
+        """Close at once, without a command to the server."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connection
             await self._connection.disconnect(nowait=True)
 
     def _require_open(self) -> None:
-        """redis-py would connect anew, and send the command without the greeting."""
+        """Without this check redis-py would reconnect, and send the command without the greeting."""
         if not self._connection.is_connected:
             raise ConnectionError("this connection is not open")
 
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """redis-py's errors are no OSErrors; and what is no Redis server may send anything."""
+    """Turns redis-py's errors into OSErrors; also errors about bytes that are no reply of Redis."""
     try:
         yield
     except ReplyError:
@@ -167,7 +168,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def readable(text: str) -> bool:
-    """All of it was UTF-8."""
+    """Returns whether all of the text was UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

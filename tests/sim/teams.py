@@ -61,10 +61,18 @@ class Teams:
     """Mean seconds between two faults."""
     equals: bool = False
     """All want more single nodes, so that each is to have its part by weight."""
+    promised: bool = False
+    """A queue with little weight is guaranteed more than its part, and another one has all of it when jobs come."""
+
+    @property
+    def endless(self) -> bool:
+        """Its jobs run until it was seen that every queue has what it is to have."""
+        return self.equals or self.promised
 
 
 def drawn(seed: int) -> Teams:
-    """One of four is of equals: in all queues single nodes are wanted, and more than there are."""
+    """One of four is of equals: in all queues single nodes are wanted, and more than there are. One of five others is
+    of a guarantee that has to be taken back."""
     rng = random.Random(f"teams {seed}")
     nodes, pause = rng.randint(3, 5), rng.choice([1.0, 2.0, 4.0])
     if rng.random() < 0.25:
@@ -73,6 +81,8 @@ def drawn(seed: int) -> Teams:
         names = [queue.name for queue in queues for _ in range(nodes + 1)]
         jobs = tuple(Work(f"j{i}", name, 1, 1, 600, late[name]) for i, name in enumerate(names))
         return Teams(nodes, queues, jobs, pause, equals=True)
+    if rng.random() < 0.2:
+        return _promised(rng, nodes, pause)
     queues = _tree(rng, nodes)
     tree = Queues(queues=queues)
     leaves = [queue.name for queue in queues if queue.name not in tree.children]
@@ -89,6 +99,16 @@ def drawn(seed: int) -> Teams:
             Work(f"j{i}", queue, low, high, seconds, after, auto=rng.random() < 0.3, priority=rng.choice([0, 0, 0, 5]))
         )
     return Teams(nodes, queues, tuple(works), pause)
+
+
+def _promised(rng: random.Random, nodes: int, pause: float) -> Teams:
+    """A queue has all nodes, and then jobs come of one that is guaranteed half of them or more."""
+    owned, late = rng.randint((nodes + 1) // 2, nodes - 1), rng.choice([STORM * rng.random(), STORM + 5.0])
+    queues = (Queue(name="a", weight=4.0), Queue(name="b", weight=0.5, guarantee=Amount(nodes=owned)))
+    low = rng.randint(1, 2)
+    greedy = [Work(f"j{i}", "a", low, rng.randint(low, nodes), 600, 0.0) for i in range(nodes)]
+    theirs = [Work(f"j{i}", "b", 1, 1, 600, late) for i in range(nodes, nodes + owned)]
+    return Teams(nodes, queues, (*greedy, *theirs), pause, promised=True)
 
 
 def _tree(rng: random.Random, nodes: int) -> tuple[Queue, ...]:
@@ -121,7 +141,7 @@ class Seen:
     made_room: int = 0
     """Jobs that were stopped for another queue's."""
     fair: bool = False
-    """That equals had their parts was seen."""
+    """That equals had their parts was seen, or that a queue had what it is guaranteed."""
     ended: Counter[str] = field(default_factory=Counter)
 
 
@@ -178,7 +198,7 @@ class Play:
                 if job is None or job.head is None or not self.cluster.whole(work.name):
                     continue
                 self._done[work.name] += 1
-                if self._fair or self._done[work.name] >= work.seconds:
+                if self._fair or (self._done[work.name] >= work.seconds and not self.teams.endless):
                     for node in job.head.members:
                         machine = self.cluster.nodes[node].machine
                         for local in sorted(machine.pods[job.uid].alive):
@@ -213,6 +233,8 @@ class Play:
                 if loop.time() - contended > GRACE:
                     self._parts()
                     self._fair = True
+            if self.teams.promised and loop.time() - contended > GRACE + START:
+                self._fair = True
         self.seen.fair, self.seen.made_room = self._fair, self._room_made()
         self.seen.ended = Counter(job.phase for job in self.cluster.server.state.jobs.values())
 

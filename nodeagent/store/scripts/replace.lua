@@ -1,9 +1,12 @@
 -- replace: record (queues, windows), expect_rev, value (JSON), request, by, text
 local KINDS = {
-  queues = { field = 'tree', words = 'the queues have', event = 'QueueChanged' },
-  windows = { field = 'windows', words = 'the maintenance windows have', event = 'WindowsChanged' },
+  queues = { key = P .. 'queues', field = 'tree', words = 'the queues have', event = 'QueueChanged' },
+  windows = {
+    key = P .. 'windows', field = 'windows', words = 'the maintenance windows have', event = 'WindowsChanged',
+  },
 }
-local key, kind = P .. A.record, KINDS[A.record]
+local kind = KINDS[A.record]
+local key = kind.key
 local record = to_map(redis.call('HGETALL', key))
 if not request_seen(A.request) then
   local rev = record[kind.field] and cjson.decode(record[kind.field]).rev or 0

@@ -130,8 +130,9 @@ async def test_what_is_said_of_the_pods_here(tmp_path: Path) -> None:
     assert page["nodeagent_preforked_bytes", (("job", "digits"),)] == 1500
     assert page["nodeagent_snapshot_bytes", (("job", "digits"),)] == 4096
     assert page["nodeagent_step", (("job", "digits"),)] == 41
-    whose = (("device", "slot"), ("queue", "default"), ("user", "alice"))
+    whose = (("class", "regular"), ("device", "slot"), ("queue", "default"), ("user", "alice"))
     assert page["nodeagent_device_seconds_total", whose] == pytest.approx(2 * view.cluster().served / 1000)
+    assert page["nodeagent_lost_device_seconds_total", whose] == 0
 
 
 async def test_peers_that_cannot_be_reached_are_counted_for_each_job_with_a_pod_here(tmp_path: Path) -> None:

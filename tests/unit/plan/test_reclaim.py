@@ -13,7 +13,7 @@ from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.elastic import sharing
+from nodeagent.plan.elastic import Sharing, sharing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.queue import ASSEMBLE, queue
 from nodeagent.plan.reclaim import MIN_RUNTIME
@@ -40,7 +40,7 @@ def job(
 ) -> JobRecord:
     """A job of the queue that its name begins with: ``a1`` of ``a``. It runs on these nodes, one slot on each."""
     nodes = [f"n{i}" for i in on]
-    spec = make_spec(name=name, size=(least, max(least, len(nodes))), priority=priority)
+    spec = make_spec(name=name, size=(least, max(least, most, len(nodes))), priority=priority)
     spec = spec.model_copy(update={"queue": name[:1]})
     head = make_head(nodes) if nodes else None
     return make_job("running" if nodes else "queued", head, spec=spec, uid=f"u-{name}", order=order)
@@ -78,6 +78,21 @@ def test_an_elastic_job_shrinks_first_and_only_to_the_others_part() -> None:
     assert sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 4))).gives == {}, "more than its part"
     heavy = [A, Queue(name="b", weight=2)]
     assert len(sharing(cluster(6, heavy, job("a1", 1, range(1, 7)), job("b1", 4))).gives["u-a1"]) == 4
+
+
+def test_one_that_runs_on_too_few_nodes_gets_its_queues_part_back() -> None:
+    few = job("b1", 1, [6], most=4)
+    view = cluster(6, [A, B], job("a1", 1, range(1, 6)), few)
+    assert sharing(view).gives == {"u-a1": {"n5": "u-b1", "n4": "u-b1"}}, "three of six nodes are its part"
+    guaranteed = [A, Queue(name="b", guarantee=Amount(nodes=4))]
+    view = cluster(6, guaranteed, job("a1", 1, range(1, 6)), few)
+    assert len(sharing(view).gives["u-a1"]) == 3, "and four, where so many are guaranteed"
+    assert sharing(cluster(6, [A, B], job("a1", 5, range(1, 6)), few)) == Sharing(), "no whole job is stopped for it"
+    mine = job("a1", 1, range(1, 6)), job("a2", 1, [6], most=4)
+    assert sharing(cluster(6, [A, B], *mine, job("b1", 9))).gives == {}, "nor does its own queue give to it"
+    line = [job(f"b{i}", 9, order=i) for i in range(2, 40)]
+    view = cluster(6, [A, B], job("a1", 1, range(1, 6)), few, *line)
+    assert len(sharing(view).gives["u-a1"]) == 2, "whatever waits"
 
 
 def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
