@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Nodes, RestartLimits, Role
 from nodeagent.plan.faults import all_succeeded, spent
 from tests.sim.cluster import TIMING, SimCluster
@@ -102,6 +102,13 @@ async def _run(seed: int) -> None:
             await cluster.until(lambda: cluster.whole("j"), 90, "whole at first")
             await storm(cluster)
             await heal(cluster)
+            lost = cluster.checker.forgotten
+            await cluster.until(lambda: cluster.find("j") is not None or lost, 60, "an emptied store is given back")
+            if lost:  # no agent that was there knew the job
+                await cluster.until(lambda: not cluster.checker.running("uid-j"), 60, "what nobody knows is stopped")
+                return
+            if cluster.job("j").phase not in TERMINAL:
+                await cluster.operate("j", desired="run")
             scale = cluster.job("j").control.scale
             if scale is not None and scale.state == "set":  # while it was paused: there may never be room
                 await cluster.scale("j", "scale", role=scale.role, target=scale.before)
