@@ -104,7 +104,9 @@ async def _run(seed: int) -> None:
             await heal(cluster)
             lost = cluster.checker.forgotten
             await cluster.until(lambda: cluster.find("j") is not None or lost, 60, "an emptied store is given back")
-            if lost:  # no agent that was there knew the job
+            if cluster.find("j") is None:  # perhaps no agent that was there knew the job
+                await asyncio.sleep(30)
+            if cluster.find("j") is None:
                 await cluster.until(lambda: not cluster.checker.running("uid-j"), 60, "what nobody knows is stopped")
                 return
             if cluster.job("j").phase not in TERMINAL:
