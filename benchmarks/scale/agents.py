@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.scale import records
 from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
@@ -35,14 +36,15 @@ class Agent:
         self.snapshot = Snapshot(timing)
         stubs: dict[str, Any] = {
             "host": SimpleNamespace(promised=lambda _uids: {}),
-            "identity": None,  # it keeps its life
             "process": SimpleNamespace(tend=self._tend, wake=lambda: None),
         }
+        identity: Any = SimpleNamespace(incarnation=records.life(node))  # it keeps its life
         self._era = ""
-        self._lease = Lease(
-            node, records.facts(node), timing, store=self.store, clock=SystemClock(), snapshot=self.snapshot,
-            incarnation=records.life(node), metrics=Metrics(), **cast("Any", stubs),
+        shared = Shared(
+            node, timing, self.store, clock=SystemClock(), random_id=lambda: "r", snapshot=self.snapshot,
+            metrics=Metrics(), **stubs,
         )  # fmt: skip
+        self._lease = Lease(shared, identity, records.facts(node))
 
     async def join(self) -> None:
         await self._lease.join()

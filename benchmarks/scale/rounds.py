@@ -11,14 +11,18 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from benchmarks.scale.records import FREE, crowd, names
-from nodeagent.agent.rounds import Rounds, Turns
+from nodeagent.agent.machine import OwnMachine
+from nodeagent.agent.published import Publisher
+from nodeagent.agent.rounds import EndedJobs, OwnPods, Rounds, Turns
+from nodeagent.agent.shared import Shared
 from nodeagent.model.node import Readiness
+from nodeagent.model.timing import Timing
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.pod import PodAction, Prepare
 from nodeagent.pods.base import PodStatus
+from nodeagent.spec.agentconfig import RetentionConfig
 
 ROUNDS = 50
-_ALL_REACHED: dict[str, dict[str, float]] = {}
 
 
 class RoundTimes(NamedTuple):
@@ -56,25 +60,30 @@ class _Measured:
         self._pods: dict[str, PodStatus] = {}
         me = next(iter(cluster.nodes.values()))
         nothing: Callable[..., Awaitable[bool]] = _no
-        parts: dict[str, Any] = {
-            "lease": SimpleNamespace(incarnation=me.incarnation, publish=lambda *_: False),
-            "host": SimpleNamespace(status=lambda: self._pods),
-            "clock": SimpleNamespace(now=time.monotonic, wall=time.time),
-            "failsafe": SimpleNamespace(next_end=lambda: None, lending=frozenset, replace_keepers=nothing),
-            "applier": SimpleNamespace(pod=self._pod, job=nothing, shelve=nothing),
+        unread: Any = None
+        shared = Shared(
+            me.id, Timing(), store=unread, process=unread, metrics=unread, random_id=lambda: "r",
+            host=cast("Any", SimpleNamespace(status=lambda: self._pods)),
+            clock=cast("Any", SimpleNamespace(now=time.monotonic, wall=time.time)),
+            snapshot=cast("Any", SimpleNamespace(complete=False)),
+        )  # fmt: skip
+        lease: Any = SimpleNamespace(incarnation=me.incarnation, publish=lambda *_: False)
+        applier: Any = SimpleNamespace(pod=self._pod, job=nothing, shelve=nothing)
+        stubs: dict[str, Any] = {
+            "failsafe": SimpleNamespace(promised=lambda _cluster: {}, replace_keepers=nothing),
             "commits": SimpleNamespace(carry=nothing),
             "stopwatch": SimpleNamespace(
                 running=False, look=lambda *_: None, over=lambda *_: (), finished=lambda *_: ()
             ),
-            "metrics": None,
-            "checked": lambda ready, _cluster: ready,
-            "standbys": lambda: 2,
-            "counted": lambda: None,
-            "keep": lambda: (604_800.0, 200),
-            "unreachable": lambda: _ALL_REACHED,
-            "may_ask": lambda: True,
+            "pace": SimpleNamespace(left=lambda _now: 0.0),
         }
-        self.rounds = Rounds(me.id, turns=Turns(me.id, 0.1), cluster=lambda: self.cluster, **cast("Any", parts))
+        reach: Any = SimpleNamespace(unreachable={})
+        turns = Turns(shared, applier)
+        self.rounds = Rounds(
+            shared, lambda: self.cluster, own=OwnPods(shared, lease, applier, standbys=lambda: 2, **stubs),
+            publisher=Publisher(shared, lease, OwnMachine(), reach), turns=turns,
+            ended=EndedJobs(shared, applier, turns, RetentionConfig), restarts=unread,
+        )  # fmt: skip
 
     async def _pod(self, action: PodAction) -> bool:
         """What the plan wants ready is ready at once."""

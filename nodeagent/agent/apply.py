@@ -5,12 +5,14 @@ An effect is believed only when the next snapshot or status shows it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 
 import structlog
 
-from nodeagent.agent.clock import Clock
+from nodeagent.agent.guard import TrustGuard
 from nodeagent.agent.lease import Lease
+from nodeagent.agent.reach import Reach
+from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.model.job import Checkpoint, JobRecord, Spend
@@ -27,26 +29,11 @@ class Applier:
     """The hands of one agent."""
 
     def __init__(
-        self,
-        lease: Lease,
-        *,
-        store: Store,
-        host: PodHost,
-        clock: Clock,
-        snapshot: Snapshot,
-        random_id: Callable[[], str],
-        seal: Seal,
-        allowed: Callable[[JobRecord], bool],
-        stopwatch: Stopwatch,
-        unreachable: Callable[[], Mapping[str, Mapping[str, float]]],
+        self, shared: Shared, lease: Lease, *, seal: Seal, guard: TrustGuard, stopwatch: Stopwatch, reach: Reach
     ) -> None:
-        self._lease, self._store, self._host = lease, store, host
-        self._clock, self._snapshot, self._random_id = clock, snapshot, random_id
-        self._seal, self._stopwatch = seal, stopwatch
-        self._unreachable = unreachable
-        """``Reach``'s: of each job the members that this node cannot reach. For the words of a report."""
-        self._allowed = allowed
-        """Asked of the very record that something is about to be started from: it may be newer than the decision."""
+        self._lease, self._store, self._host = lease, shared.store, shared.host
+        self._clock, self._snapshot, self._random_id = shared.clock, shared.snapshot, shared.random_id
+        self._seal, self._guard, self._stopwatch, self._reach = seal, guard, stopwatch, reach
         self._logged: dict[str, object] = {}
         self._log = structlog.get_logger("apply").bind(node=lease.node)
 
@@ -112,6 +99,10 @@ class Applier:
                 return await self._write(self._store.keep(uid, token, lease.node, lease.incarnation, expect, keepers))
         return False
 
+    def _allowed(self, job: JobRecord) -> bool:
+        """Asked of the very record that something is about to be started from: it may be newer than the decision."""
+        return self._guard.refusal(job, self._clock.wall()) is None
+
     async def shelve(self, jobs: Sequence[JobRecord], before: float, most: int) -> bool:
         """Move ended jobs into the history, and what is too old out of it; true if there may be more to remove. Raises
         StoreUnavailableError and StoreRefusedError."""
@@ -126,7 +117,7 @@ class Applier:
 
     def _peers_of(self, uid: str) -> dict[str, str]:
         """Members of the job's gang that this node cannot reach, each with the address that does not answer."""
-        peers = self._unreachable().get(uid, ())
+        peers = self._reach.unreachable.get(uid, ())
         return {n: node.facts.peer for n in peers if (node := self._snapshot.node(n)) is not None}
 
     def _news(self, uid: str, what: object) -> bool:

@@ -200,13 +200,11 @@ class Preflight:
         return Readiness(state="preparing", reason="preflight: start")
 
 
-def preflight(
-    config: AgentConfig, node: str, diagnosis: Diagnosis, clock: Clock
-) -> Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]]:
-    """Readiness as it is with the checks in it; as it was where the config asks for none."""
+def preflight(config: AgentConfig, node: str, diagnosis: Diagnosis, clock: Clock) -> Preflight | None:
+    """As the config asks for it; None where it asks for none."""
     if config.health is None or config.health.preflight is None:
-        return lambda readiness, _cluster: readiness
-    return Preflight(config.health.preflight, node, diagnosis, clock).amend
+        return None
+    return Preflight(config.health.preflight, node, diagnosis, clock)
 
 
 def _member(job: JobRecord, node: str) -> bool:

@@ -67,19 +67,11 @@ class FailsafeWatch:
         old = _kept(action.token, action.expect)
         doubtful = old in self._given_up  # an earlier request of ours may still be under way
         self._given_up.add(old)
-        lent = action.uid in self.lending()  # perhaps since this was planned
+        lent = action.uid in self.promised(self._cluster())  # perhaps since this was planned
         changed = not lent and await send(action)
         if not doubtful:
             self._given_up.discard(old)
         return changed
-
-    def lending(self) -> frozenset[str]:
-        """Jobs that this node may not let go of yet."""
-        return frozenset(self._ends())
-
-    def next_end(self) -> float | None:
-        """When (our clock) the next promise runs out."""
-        return min(self._ends().values(), default=None)
 
     async def let_promises_end(self) -> bool:
         """Promise nothing more, and wait until what was promised is over. False if the lease process could not be told:
@@ -91,10 +83,11 @@ class FailsafeWatch:
         await asyncio.sleep(max(0.0, (promises.last(length) if promises is not None else now + length) - now))
         return True
 
-    def _ends(self) -> dict[str, float]:
-        """The jobs that this node may still lend to, and until when. What the lease process must not lend to any more
-        it is told first: what it promises after that it does not say."""
-        cluster, now, me = self._cluster(), self._clock.now(), self._lease.node
+    def promised(self, cluster: Cluster) -> Mapping[str, float]:
+        """The jobs that this node may still lend to, so that it may not let go of them yet, and until when (our clock).
+        What the lease process must not lend to any more, as this view has it, it is told first: what it promises after
+        that it does not say."""
+        now, me = self._clock.now(), self._lease.node
         written = self._write(cluster)
         life = self._lease.incarnation.life
         kept = {uid: job.keepers[me] == life for uid, job in cluster.jobs.items() if me in job.keepers}  # few, of many

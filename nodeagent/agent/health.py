@@ -17,7 +17,7 @@ from nodeagent.agent.repaircommands import Commands
 from nodeagent.hardware.checks import SiteCheck
 from nodeagent.hardware.discovery import asked_for_gpus
 from nodeagent.hardware.judging.judge import JudgePolicy, offered_gpus
-from nodeagent.hardware.monitor import Machine, Monitor
+from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
 from nodeagent.hardware.plugins import present
 from nodeagent.model.health import LABEL, RepairState, Verdict
 from nodeagent.model.node import Gpu, NodeFacts
@@ -41,31 +41,46 @@ class Facts(TypedDict):
     repair_state: RepairState | None
 
 
+class PodWork(OwnWork):
+    """What the pods run, and the agent itself: checks of the GPUs, for one."""
+
+    def __init__(self, statuses: Callable[[], Mapping[str, PodStatus]]) -> None:
+        self._statuses = statuses
+        self._own_pids = Path("/proc/self/ns/pid").stat().st_ino != HOST_PIDS
+
+    @property
+    def working(self) -> bool:
+        return self._own_pids and any(not status.quiet for status in self._statuses().values())
+
+    def pids(self) -> frozenset[int]:
+        roots = [os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))]
+        return frozenset(family(roots, MOST_PROCESSES))
+
+
 class NodeHealth:
     """Made once nobody else writes this node's memory of its health: with the lock in hand."""
 
     def __init__(
         self,
         config: AgentConfig,
-        health: HealthConfig,
+        node: str,
         facts: NodeFacts,
         environ: Mapping[str, str],
         clock: Clock,
-        statuses: Callable[[], Mapping[str, PodStatus]],
+        own: OwnWork,
+        *,
         changed: Callable[[], None],
-        node: str,
         counted: Callable[[str, str], None],
     ) -> None:
+        """``changed`` is called when ``facts`` are others, ``counted`` with each repair and what became of it."""
+        health = config.health or HealthConfig()
         self._found = facts.gpus
-        self._statuses = statuses
         self._may_join = config.node.gpus == "auto"
         self.policy = JudgePolicy(health.probation, health.dry_run, health.ignore)
-        own_pids = Path("/proc/self/ns/pid").stat().st_ino != HOST_PIDS
         self.monitor = Monitor(
             machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
-            policy=self.policy, changed=changed, ours=self._ours,
+            policy=self.policy, changed=changed, own=own,
             checked=bool(health.repair.commands()) and health.repair.verify is not None,
-            working=lambda: own_pids and any(not status.quiet for status in statuses().values()),
         )  # fmt: skip
         self.repairer = repairer(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
         """Repairs the node; None where no repair is configured."""
@@ -82,11 +97,6 @@ class NodeHealth:
                 gpu.model_copy(update=aside) if gpu.healthy and claim.takes(gpu.uuid) else gpu for gpu in found
             )
         return {"gpus": found, "health": monitor.published, "repair_state": repair_state}
-
-    def _ours(self) -> frozenset[int]:
-        """The pods' processes, and the agent's own: checks of the GPUs, for one."""
-        roots = [os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))]
-        return frozenset(family(roots, MOST_PROCESSES))
 
 
 def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:

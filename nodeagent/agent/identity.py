@@ -26,6 +26,9 @@ class IdentityError(Exception):
 class Identity:
     """The life file and its lock. Use ``take()`` once; the lock ends with the process."""
 
+    incarnation: Incarnation
+    """As taken or renewed last; there is none before ``take()``."""
+
     def __init__(self, run_dir: Path, boot_id: str) -> None:
         self._file = run_dir / "life.json"
         self._lock_path = run_dir / "agent.lock"
@@ -43,15 +46,13 @@ class Identity:
             )
         os.pwrite(self._lock, f"{os.getpid():<{LINE}}\n".encode(), 0)  # one write: nobody reads half of it
         last = self._read()
-        now = Incarnation(life=secrets.token_hex(8), start=1) if last is None else _next(last)
-        self._write(now)
-        return now
+        self._write(Incarnation(life=secrets.token_hex(8), start=1) if last is None else _next(last))
+        return self.incarnation
 
     def renew(self) -> Incarnation:
         """A new life: the old one was declared lost, and can never run anything again."""
-        now = Incarnation(life=secrets.token_hex(8), start=1)
-        self._write(now)
-        return now
+        self._write(Incarnation(life=secrets.token_hex(8), start=1))
+        return self.incarnation
 
     def release(self) -> None:
         """Give up the lock, keep the life."""
@@ -75,6 +76,7 @@ class Identity:
     def _write(self, now: Incarnation) -> None:
         text = json.dumps({"life": now.life, "start": now.start, "boot_id": self._boot_id})
         write_atomic(self._file, text, durable=True)
+        self.incarnation = now
 
 
 def claim(path: Path, *, make: bool = False) -> None:

@@ -11,19 +11,15 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
-from nodeagent.agent.clock import Clock
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.leaseprocess import LeaseProcess
-from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known, offer
-from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.shared import Shared
 from nodeagent.model.facts import PodUsage
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
-from nodeagent.model.timing import Timing, millis
-from nodeagent.pods.base import PodHost
-from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.model.timing import millis
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, BeatReply, Note, Saved
 
 PODS_REFRESH = 5.0
@@ -56,26 +52,16 @@ class Lease:
 
     def __init__(
         self,
-        node: str,
-        facts: NodeFacts,
-        timing: Timing,
-        *,
-        store: Store,
-        host: PodHost,
-        clock: Clock,
+        shared: Shared,
         identity: Identity,
-        incarnation: Incarnation,
-        snapshot: Snapshot,
-        metrics: Metrics,
-        process: LeaseProcess,
+        facts: NodeFacts,
         saved: Callable[[], Saved | None] = lambda: None,
     ) -> None:
-        """``saved``: what is on the disk by now."""
-        self.node, self.facts, self._timing = node, facts, timing
-        self._store, self._host, self._clock = store, host, clock
-        self._identity, self._snapshot, self._metrics = identity, snapshot, metrics
-        self._process = process
-        self.incarnation = incarnation
+        """``identity``: taken. ``saved``: what is on the disk by now."""
+        self.node, self.facts, self._timing = shared.node, facts, shared.timing
+        self._store, self._host, self._clock = shared.store, shared.host, shared.clock
+        self._identity, self._snapshot, self._metrics = identity, shared.snapshot, shared.metrics
+        self._process = shared.process
         self.joined = False
         self.lost = False
         """This life was declared lost, or its id is another's: nothing may run here until there is a new life."""
@@ -109,7 +95,12 @@ class Lease:
         self._pods_sent: tuple[PodState, ...] | None = None
         self._pods_at = 0.0
         self._refused_since: float | None = None
-        self._log = structlog.get_logger("lease").bind(node=node)
+        self._log = structlog.get_logger("lease").bind(node=self.node)
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The node's life, and which start of its agent this is."""
+        return self._identity.incarnation
 
     async def join(self) -> None:
         """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``,
@@ -367,7 +358,7 @@ class Lease:
 
     def renew_life(self) -> None:
         """After being declared lost: take a new life. Only when nothing of the old one runs here any more."""
-        self.incarnation = self._identity.renew()
+        self._identity.renew()
         self.lost = False
 
     async def leave(self) -> None:

@@ -8,40 +8,39 @@ Owns the order of things and the agent's own view for the API; what a round does
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from nodeagent.agent.apply import Applier, CommitRequests
-from nodeagent.agent.clock import Clock, WakePace, wait_for
+from nodeagent.agent.clock import WakePace, wait_for
 from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.guard import TrustGuard, Upkeep
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
-from nodeagent.agent.leaseprocess import LeaseProcess
-from nodeagent.agent.metrics import Metrics, RestartCounter
-from nodeagent.agent.published import Advert, agent_health
+from nodeagent.agent.machine import OwnMachine
+from nodeagent.agent.metrics import RestartCounter
+from nodeagent.agent.published import Advert, Publisher, agent_health
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.rounds import Rounds, Turns
+from nodeagent.agent.rounds import EndedJobs, OwnPods, Rounds, Turns
 from nodeagent.agent.savedview import Disk, Writing
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
-from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.stretch import Stretch
 from nodeagent.api.view import AgentHealth
-from nodeagent.model.facts import PodUsage
 from nodeagent.model.health import RepairState
-from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
+from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import missed
 from nodeagent.plan.queue import in_queue
 from nodeagent.plan.waiting import explain
-from nodeagent.pods.base import PodHost, PodStatus
+from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
@@ -63,86 +62,85 @@ WATCH = 2.0
 """Seconds that one wait on the event stream lasts at most."""
 
 
-class Agent:
-    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again.
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What an agent signs with, and believes by."""
 
-    ``snapshot``, ``seal`` and ``writing``: the usual ones, if not of their own kind; ``counts``: the file that keeps
-    the counted restarts."""
+    key: ClusterKey
+    seal: Seal
+    writing: Writing
+    """Of the copy of the view that lies on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """Where an agent keeps what a restart must not forget."""
+
+    view: Disk
+    ledger: Ledger
+    restarts: Path | None
+    """The file of the restarts that were counted; None: in memory alone."""
+
+
+class Agent:
+    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again."""
 
     def __init__(
         self,
         config: AgentConfig,
-        node: str,
+        shared: Shared,
+        identity: Identity,
         facts: NodeFacts,
         *,
-        key: ClusterKey,
-        ledger: Ledger,
-        disk: Disk,
-        store: Store,
-        host: PodHost,
-        clock: Clock,
-        identity: Identity,
-        incarnation: Incarnation,
-        metrics: Metrics,
+        trust: Trust,
+        disk: OnDisk,
         peers: PeerQuestions,
-        process: LeaseProcess,
-        snapshot: Snapshot | None = None,
-        seal: Seal | None = None,
-        writing: Writing | None = None,
-        random_id: Callable[[], str] = lambda: secrets.token_hex(8),
-        progress: Callable[[], None] = lambda: None,
-        meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
-        node_health: NodeHealth | None = None,
-        diagnosis: Diagnosis | None = None,
-        counts: Path | None = None,
-        checked: Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]] = lambda ready, _cluster: ready,
+        machine: OwnMachine,
     ) -> None:
-        self._config, self._node, self._timing = config, node, config.timing
-        self._key, self._seal = key, seal or Seal(key, config.cluster)
-        self._guard = TrustGuard(node, self._seal, ledger, metrics)
-        self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
-        self._snapshot = snapshot or Snapshot(config.timing)
+        """``identity``: taken. ``facts``: as of this start."""
+        self._config, self._node, self._timing = config, shared.node, shared.timing
+        self._store, self._host, self._clock = shared.store, shared.host, shared.clock
+        self._snapshot, self._process, self._metrics = shared.snapshot, shared.process, shared.metrics
+        self._trust, self._machine = trust, machine
+        self._guard = TrustGuard(self._node, trust.seal, disk.ledger, self._metrics)
         self._beat_now = asyncio.Event()
         self.saver = Saver(
-            node, disk, writing or Writing(key, config.cluster), snapshot=self._snapshot, clock=clock,
-            metrics=metrics, notify=self._beat_now.set,
+            self._node, disk.view, trust.writing, snapshot=self._snapshot, clock=self._clock, metrics=self._metrics,
+            notify=self._beat_now.set,
         )  # fmt: skip
-        self._lease = Lease(
-            node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
-            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics, process=process,
-            saved=lambda: self.saver.saved,
-        )  # fmt: skip
+        self._lease = Lease(shared, identity, facts, lambda: self.saver.saved)
         self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
         self._acknowledge = Acknowledger(
-            node, self.saver, store=store, clock=clock, cluster=self.cluster, bound=config.saving.acknowledge
-        )
+            self._node, self.saver, store=self._store, clock=self._clock, cluster=self.cluster,
+            bound=config.saving.acknowledge,
+        )  # fmt: skip
         self._failsafe = FailsafeWatch(
-            config.timing, lease=self._lease, host=host, clock=clock, process=process, cluster=self.cluster
-        )
-        self._wake, self._pace = asyncio.Event(), WakePace(node, config.timing)
-        self._stretch, self._watched = Stretch(node, config.timing), False
-        self._reach = Reach(node, peers=peers, clock=clock, cluster=self.cluster, changed=self._wake.set)
-        stopwatch = Stopwatch(node)
+            self._timing, lease=self._lease, host=self._host, clock=self._clock, process=self._process,
+            cluster=self.cluster,
+        )  # fmt: skip
+        self._wake, self._pace = self._host.changed, WakePace(self._node, self._timing)
+        """Whoever calls for a round sets it, as the host does with each change of a pod."""
+        self._stretch, self._watched = Stretch(self._node, self._timing), False
+        self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
+        stopwatch = Stopwatch(self._node)
         applier = Applier(
-            self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
-            seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
-            stopwatch=stopwatch, unreachable=lambda: self._reach.unreachable,
+            shared, self._lease, seal=trust.seal, guard=self._guard, stopwatch=stopwatch, reach=self._reach
+        )
+        self.advert = Advert(self._node, config.cluster, trust.key, self._lease)
+        commits = CommitRequests(
+            self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal
+        )
+        own = OwnPods(
+            shared, self._lease, applier, failsafe=self._failsafe, commits=commits, stopwatch=stopwatch,
+            pace=self._pace, standbys=lambda: self._config.jobs.standbys,
         )  # fmt: skip
-        self._restarts = RestartCounter(node, metrics, counts)
-        self.advert = Advert(node, config.cluster, key, self._lease)
+        turns = Turns(shared, applier)
         self._round = Rounds(
-            node, lease=self._lease, host=host, clock=clock, failsafe=self._failsafe, applier=applier,
-            commits=CommitRequests(self._lease, store=store, host=host, snapshot=self._snapshot, seal=self._seal),
-            stopwatch=stopwatch,
-            turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
-            standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
-            keep=lambda: (self._config.jobs.retention.age, self._config.jobs.retention.jobs),
-            unreachable=lambda: self._reach.unreachable, may_ask=lambda: not self._pace.left(clock.now()),
+            shared, self.cluster, own=own, publisher=Publisher(shared, self._lease, machine, self._reach), turns=turns,
+            ended=EndedJobs(shared, applier, turns, lambda: self._config.jobs.retention),
+            restarts=RestartCounter(self._node, self._metrics, disk.restarts),
         )  # fmt: skip
-        self._process = process
-        self.node_health, self.diagnosis = node_health, diagnosis
-        self._progress, self._meter, self._meter_at = progress, meter, 0.0
-        self._lag = 0.0
+        self._lag = self._meter_at = 0.0
         self._leaving = False
         self._acting = asyncio.Lock()
         """Held by a round."""
@@ -150,7 +148,7 @@ class Agent:
         """Set with the first join."""
         self.tried = asyncio.Event()
         """Set when the first beat is over, whether the store answered or not."""
-        self._log = structlog.get_logger("agent").bind(node=node)
+        self._log = structlog.get_logger("agent").bind(node=self._node)
 
     # --- tasks ----------------------------------------------------------------------------------
 
@@ -159,13 +157,18 @@ class Agent:
         agent does not disturb them."""
         await self._host.adopt()
         upkeep = Upkeep(
-            self._guard, self._seal, lease=self._lease, store=self._store, clock=self._clock, snapshot=self._snapshot
+            self._guard,
+            self._trust.seal,
+            lease=self._lease,
+            store=self._store,
+            clock=self._clock,
+            snapshot=self._snapshot,
         )
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(t())
                 for t in (
-                    self._beats, self._watch, self._rounds, self._relay, self._failsafe.run,
+                    self._beats, self._watch, self._rounds, self._failsafe.run,
                     upkeep.remember, upkeep.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
@@ -260,7 +263,7 @@ class Agent:
                 await self._one_beat()
                 self.tried.set()
             self._wake.set()
-            self._progress()
+            self._machine.alive()
             self._measure()
             wait = self._timing.heartbeat - (self._clock.now() - started)
             if self._lease.next_lapse is not None:
@@ -311,7 +314,7 @@ class Agent:
         self._lease.measure(now)
         if now >= self._meter_at:
             self._meter_at = now + PODS_REFRESH
-            self._lease.usage = self._meter(self._host.status(), now)
+            self._lease.usage = self._machine.usage(self._host.status(), now)
 
     async def _one_beat(self) -> None:
         try:
@@ -320,7 +323,7 @@ class Agent:
             await self._lease.beat()
             self._stretch.beaten()
             self._pace.answered()
-            self._count_restarts()
+            self._round.count()
         except StoreUnavailableError as error:
             self._pace.failed(self._clock.now())
             self._log.debug("no beat", why=str(error))
@@ -362,13 +365,6 @@ class Agent:
                 self._watched = False
                 self._beat_now.set()  # the beats task finds out why
 
-    async def _relay(self) -> None:
-        """A change of a pod wakes the rounds."""
-        while True:
-            await self._host.changed.wait()
-            self._host.changed.clear()
-            self._wake.set()
-
     async def _rounds(self) -> None:
         due: float | None = None
         while True:
@@ -406,11 +402,6 @@ class Agent:
     def _quiet(self) -> bool:
         return all(status.quiet for status in self._host.status().values())
 
-    def _count_restarts(self) -> None:
-        if self._snapshot.complete:
-            self._restarts.look(self._snapshot.jobs)
-            self._metrics.devices.look(self.cluster(), self._node)
-
     # --- the view, for the API ------------------------------------------------------------------------
 
     @property
@@ -427,15 +418,23 @@ class Agent:
 
     @property
     def key(self) -> ClusterKey:
-        return self._key
+        return self._trust.key
 
     @property
     def seal(self) -> Seal:
-        return self._seal
+        return self._trust.seal
 
     @property
     def store(self) -> Store:
         return self._store
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        return self._machine.diagnosis
+
+    @property
+    def node_health(self) -> NodeHealth | None:
+        return self._machine.node_health
 
     @property
     def certain(self) -> bool:

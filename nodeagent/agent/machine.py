@@ -1,4 +1,8 @@
-"""Facts about this machine: address, network interface, boot id, CPUs. Its GPUs are found by ``gpus.py``."""
+"""This machine: address, network interface, boot id, CPUs, and what an agent does for it beside its pods. Its GPUs are
+found by ``hardware/discovery.py``.
+
+Decides nothing about jobs.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,23 @@ import queue
 import socket
 import threading
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import psutil
 
-from nodeagent.model.node import Gpu, NodeFacts
+from nodeagent.model.node import Gpu, NodeFacts, Readiness
 from nodeagent.osutil.linux import boot_id
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.scripts import version
+
+if TYPE_CHECKING:
+    from nodeagent.agent.diagnosis import Diagnosis, Preflight
+    from nodeagent.agent.health import NodeHealth
+    from nodeagent.agent.published import Meter
+    from nodeagent.agent.systemd import Notifier
+    from nodeagent.model.facts import PodUsage
+    from nodeagent.plan.cluster import Cluster
+    from nodeagent.pods.base import PodStatus
 
 RESOLVE_BOUND = 0.25
 """Seconds for the look-up of the host's own name: it is in a file, or near. Workers may wait for this start."""
@@ -103,3 +117,47 @@ def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started
         api_socket=str(config.dirs.run / "api.sock"),
         peer=peer,
     )
+
+
+class OwnMachine:
+    """What an agent does for its machine beside its pods: nothing, where nobody can be asked about it."""
+
+    diagnosis: Diagnosis | None = None
+    """Checks the hardware by work."""
+    node_health: NodeHealth | None = None
+    """Looks after the node's health."""
+
+    def alive(self) -> None:
+        """The agent's loop goes on."""
+
+    def usage(self, _statuses: Mapping[str, PodStatus], _now: float) -> Mapping[str, PodUsage]:
+        """What the pods use, by job uid. ``now`` is CLOCK_BOOTTIME."""
+        return {}
+
+    def checked(self, readiness: dict[str, Readiness], _cluster: Cluster) -> dict[str, Readiness]:
+        """Readiness by job uid, as it is with the checks before a job's start in it."""
+        return readiness
+
+
+class AttendedMachine(OwnMachine):
+    """The real one."""
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        meter: Meter,
+        diagnosis: Diagnosis,
+        preflight: Preflight | None,
+        node_health: NodeHealth | None,
+    ) -> None:
+        self._notifier, self._meter, self._preflight = notifier, meter, preflight
+        self.diagnosis, self.node_health = diagnosis, node_health
+
+    def alive(self) -> None:
+        self._notifier.alive()
+
+    def usage(self, statuses: Mapping[str, PodStatus], now: float) -> Mapping[str, PodUsage]:
+        return self._meter.measure(statuses, now)
+
+    def checked(self, readiness: dict[str, Readiness], cluster: Cluster) -> dict[str, Readiness]:
+        return self._preflight.amend(readiness, cluster) if self._preflight is not None else readiness

@@ -16,7 +16,10 @@ import psutil
 
 from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.lease import Lease
+from nodeagent.agent.machine import OwnMachine
+from nodeagent.agent.reach import Reach
 from nodeagent.agent.saver import Saver
+from nodeagent.agent.shared import Shared
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Notice, Readiness
@@ -115,6 +118,35 @@ def agent_health(
         store_waits=waits if lease.away_since is None else "",
         unreachable=unreachable,
     )
+
+
+class Publisher:
+    """Gives the lease what each beat carries of this node's pods, and sees when it is no more what was given last."""
+
+    def __init__(self, shared: Shared, lease: Lease, machine: OwnMachine, reach: Reach) -> None:
+        self._node, self._host = shared.node, shared.host
+        self._lease, self._machine, self._reach = lease, machine, reach
+        self._unreachable = reach.unreachable
+        self._ready: dict[str, Readiness] = {}
+        self._published: dict[str, Readiness] = {}
+
+    async def publish(self, cluster: Cluster) -> bool:
+        """True if others wait for it: then a beat was sent, and the view may be another. Raises StoreUnavailableError
+        and StoreRefusedError."""
+        statuses, self._unreachable = self._host.status(), self._reach.unreachable
+        self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
+        self._published = self._machine.checked(self._ready, cluster)
+        pods = pod_states(cluster, self._node, statuses, self._unreachable)
+        if not self._lease.publish(self._published, pods):
+            return False
+        await self._lease.beat()
+        return True
+
+    def is_news(self, cluster: Cluster) -> bool:
+        """The neighbours' watch or a check before a job's start has changed what is to be published."""
+        if self._unreachable is not self._reach.unreachable:
+            return True
+        return self._machine.checked(self._ready, cluster) != self._published
 
 
 MOST_NOTED = 64

@@ -1,11 +1,10 @@
-"""One round: what this node does by itself, what it publishes, and the next step of each job, as ``plan/`` decides.
-A node's own plan is worked out again only when something changed; of agents that see the same, one goes first.
+"""One round: what this node does by itself, what it publishes, and the next step of each job, as ``plan/`` decides; and
+what becomes of jobs that have ended. Of agents that see the same, one goes first.
 
 Owns the order within a round, and nothing between rounds. Must never wait for a store before what this node has to do
-by itself is done.
-
-Owns the comparison; the plan is ``plan/pod.py``'s, a pure function of what is compared here. Must never compare less
-than that function is given; of the view's time it sees only which jobs are next in the queue.
+by itself is done. A node's own plan is made again only when something changed of what ``PodPlan`` compares, which must
+never be less than ``plan/pod.py``'s pure function is given; of the view's time it sees only which jobs are next in the
+queue.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from dataclasses import replace
 from operator import is_
 
 from nodeagent.agent.apply import Applier, CommitRequests
-from nodeagent.agent.clock import Clock
+from nodeagent.agent.clock import WakePace
 from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.lease import Lease
-from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.published import kept_verdicts, pod_states, readiness
+from nodeagent.agent.metrics import RestartCounter
+from nodeagent.agent.published import Publisher
+from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.model.job import JobRecord
-from nodeagent.model.node import Incarnation, Readiness
+from nodeagent.model.node import Incarnation
 from nodeagent.plan.backfill import line, reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
@@ -32,7 +32,8 @@ from nodeagent.plan.pod import Keep, PodAction, Stop, asks_the_store, plan_pods
 from nodeagent.plan.queue import NextUp, next_up
 from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
 from nodeagent.plan.steps import Decision, Remove
-from nodeagent.pods.base import PodHost, PodStatus
+from nodeagent.pods.base import PodStatus
+from nodeagent.spec.agentconfig import RetentionConfig
 from nodeagent.store.base import StoreUnavailableError
 
 SLICE = 0.02
@@ -45,65 +46,42 @@ MORE_AFTER = 1.0
 
 
 class Rounds:
-    """One agent's rounds. ``checked``: readiness with the checks by work in it; ``standbys``: how many the node keeps
-    now; ``counted``: the jobs' restarts are to be looked at; ``keep``: for how many seconds records of ended jobs are
-    kept, and how many; ``unreachable``: ``Reach``'s; ``may_ask``: whether the store may be asked now."""
+    """One agent's rounds."""
 
     def __init__(
         self,
-        node: str,
-        *,
-        lease: Lease,
-        host: PodHost,
-        clock: Clock,
-        failsafe: FailsafeWatch,
-        applier: Applier,
-        commits: CommitRequests,
-        stopwatch: Stopwatch,
-        turns: Turns,
-        metrics: Metrics,
-        checked: Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]],
+        shared: Shared,
         cluster: Callable[[], Cluster],
-        standbys: Callable[[], int],
-        counted: Callable[[], None],
-        keep: Callable[[], tuple[float, int]],
-        unreachable: Callable[[], Mapping[str, Mapping[str, float]]],
-        may_ask: Callable[[], bool],
+        *,
+        own: OwnPods,
+        publisher: Publisher,
+        turns: Turns,
+        ended: EndedJobs,
+        restarts: RestartCounter,
     ) -> None:
-        self._node, self._lease, self._host, self._clock = node, lease, host, clock
-        self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
-        self._turns, self._metrics, self._checked = turns, metrics, checked
-        self._cluster, self._standbys, self._counted, self._keep = cluster, standbys, counted, keep
-        self._unreachable, self._unreached = unreachable, unreachable()
-        self._may_ask = may_ask
-        self._plan = PodPlan(node)
+        self._node, self._clock, self._snapshot = shared.node, shared.clock, shared.snapshot
+        self._metrics, self._cluster = shared.metrics, cluster
+        self._own, self._publisher, self._turns = own, publisher, turns
+        self._ended, self._restarts = ended, restarts
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
         self._rests_until = 0
         """Served time (ms) at which one of its decisions is to be made anew; 0 if none is."""
-        self._look_at_ended = 0.0
-        """When (our clock) to look again which ended jobs have been kept long enough."""
-        self._look_at_history = 0.0
-        """When (our clock) to look again which of them go to the history."""
-        self._ready: dict[str, Readiness] = {}
-        self._published: dict[str, Readiness] = {}
 
     async def once(self) -> tuple[bool, float | None]:
         """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
         StoreRefusedError."""
-        unreached = self._unreachable()
-        if unreached is self._unreached and self._at_rest():
-            return False, self._failsafe.next_end()
-        self._rested, self._unreached = None, unreached
-        changed, rest = await self._this_node()
-        statuses = self._host.status()
         cluster = self._cluster()
-        self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
-        self._published = self._checked(self._ready, cluster)
-        if self._lease.publish(self._published, pod_states(cluster, self._node, statuses, unreached)):
-            await self._lease.beat()
+        plan = self._own.plan(cluster)
+        if self._at_rest(cluster, plan):
+            return False, self._own.next_end
+        self._rested = None
+        changed, rest = await self._own.act(cluster)
+        if not rest:
             cluster = self._cluster()
-        due = self._failsafe.next_end()
+        if await self._publisher.publish(cluster):
+            cluster = self._cluster()
+        due = self._own.next_end
         ends = [cluster.windows_until] if cluster.windows_until else []
         slice_began = self._clock.now()
         for job in cluster.jobs.values():
@@ -117,18 +95,17 @@ class Rounds:
                     ends.append(decision.at)
                 continue
             rest = False
-            at = self._turns.at(cluster, job, decision, self._clock.now())
-            if self._clock.now() >= at:
-                changed |= await self._applier.job(job, decision)
-            else:
+            taken, at = await self._turns.take(cluster, job, decision)
+            changed |= taken
+            if at is not None:
                 due = at if due is None else min(due, at)
-        changed |= await self._remove_outlived(cluster)
-        await self._keep_history(cluster)
+        changed |= await self._ended.remove(cluster)
+        await self._ended.shelve(cluster)
         self._turns.looked()
-        self._counted()
-        changed |= await self._publish(cluster)
+        self.count()
+        changed |= await self._own.tell_recoveries(cluster)
         if rest and not changed:
-            self._rested, self._rests_until = self._plan.made, min(ends, default=0)
+            self._rested, self._rests_until = plan, min(ends, default=0)
         return changed, due
 
     @property
@@ -137,29 +114,58 @@ class Rounds:
         is something."""
         return None if self._rested is None else self._rests_until
 
-    def _at_rest(self) -> bool:
+    def count(self) -> None:
+        """Count the jobs' restarts, and the time that devices were in use, as the newest view shows them: of an older
+        one than was counted before, some would be counted twice."""
+        if self._snapshot.complete:
+            self._restarts.look(self._snapshot.jobs)
+            self._metrics.devices.look(self._cluster(), self._node)
+
+    def _at_rest(self, cluster: Cluster, plan: int) -> bool:
         """The last round found nothing to do that time alone could change, and sees what this one would see: with many
         jobs, looking at them all twice a second would be most of what an agent does."""
-        if self._rested is None:
-            return False
-        cluster = self._cluster()
-        if self._clock.now() >= min(self._look_at_ended, self._look_at_history):
+        if self._rested != plan or self._clock.now() >= self._ended.due:
             return False
         if self._rests_until and cluster.served >= self._rests_until:
             return False
-        self._planned(cluster, self._host.status())
-        return self._plan.made == self._rested and self._checked(self._ready, cluster) == self._published
+        return not self._publisher.is_news(cluster)
 
-    def _planned(self, cluster: Cluster, statuses: Mapping[str, PodStatus]) -> tuple[PodAction, ...]:
-        lent = self._failsafe.lending()
-        return self._plan(cluster, self._lease.incarnation, statuses, self._standbys(), lent)
 
-    async def _this_node(self) -> tuple[bool, bool]:
-        """Whether something changed; and whether all is done that this node has to do by itself."""
+class OwnPods:
+    """One node's. ``standbys``: how many of them it keeps now."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        lease: Lease,
+        applier: Applier,
+        *,
+        failsafe: FailsafeWatch,
+        commits: CommitRequests,
+        stopwatch: Stopwatch,
+        pace: WakePace,
+        standbys: Callable[[], int],
+    ) -> None:
+        self._host, self._clock, self._metrics = shared.host, shared.clock, shared.metrics
+        self._lease, self._applier, self._failsafe, self._commits = lease, applier, failsafe, commits
+        self._stopwatch, self._pace, self._standbys = stopwatch, pace, standbys
+        self._plan = PodPlan(shared.node)
+        self._actions: tuple[PodAction, ...] = ()
+        self._promised: Mapping[str, float] = {}
+
+    def plan(self, cluster: Cluster) -> int:
+        """Plan for this view; the number of the plan, which is the last one's if nothing changed that it looks at."""
+        self._promised = self._failsafe.promised(cluster)
+        statuses, standbys = self._host.status(), self._standbys()
+        self._actions = self._plan(cluster, self._lease.incarnation, statuses, standbys, self._promised.keys())
+        return self._plan.made
+
+    async def act(self, cluster: Cluster) -> tuple[bool, bool]:
+        """Carry out what was planned for this view. Whether something changed; and whether there was nothing that this
+        node has to do by itself: then no time has passed. Raises StoreUnavailableError and StoreRefusedError."""
         changed = False
-        statuses, cluster = self._host.status(), self._cluster()
+        statuses, actions = self._host.status(), self._actions
         self._stopwatch.look(cluster.jobs, statuses, self._clock.now())
-        actions = self._planned(cluster, statuses)
         # What this node does by itself comes first: it must not wait for a store that may not answer.
         for action in sorted(actions, key=asks_the_store):
             if asks_the_store(action) and not self._may_ask():
@@ -169,44 +175,19 @@ class Rounds:
                 changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
-        self._ask()
+        if not self._may_ask():
+            raise StoreUnavailableError("the last call was not answered: the store is asked again in a moment")
         await self._commits.carry()
         wants_commit = any(status.commit is not None for status in statuses.values())
         return changed, not actions and not wants_commit and not self._stopwatch.running
 
-    def _ask(self) -> None:
-        """Before the store is asked. Raises StoreUnavailableError while it is too early for that."""
-        if not self._may_ask():
-            raise StoreUnavailableError("the last call was not answered: the store is asked again in a moment")
+    @property
+    def next_end(self) -> float | None:
+        """When (our clock) the next promise of failsafe time runs out, as of the plan."""
+        return min(self._promised.values(), default=None)
 
-    async def _remove_outlived(self, cluster: Cluster) -> bool:
-        """Records of ended jobs that have been kept long enough, a few at a time."""
-        now, (keep_for, keep) = self._clock.now(), self._keep()
-        self._look_at_ended = now + ENDED_EVERY
-        changed = False
-        for job in outlived(cluster, self._clock.wall(), keep_for, keep):
-            decision = Decision(Remove(), (f"it has ended, and of such jobs {keep} are kept, for {keep_for:g} s",))
-            at = self._turns.at(cluster, job, decision, now)
-            if now >= at:
-                changed |= await self._applier.job(job, decision)
-            else:
-                self._look_at_ended = min(self._look_at_ended, at)
-        return changed
-
-    async def _keep_history(self, cluster: Cluster) -> None:
-        """Ended jobs that agents have had in their views for long enough go to the history, and old ones from it."""
-        now, (keep_for, keep) = self._clock.now(), self._keep()
-        if now < self._look_at_history:
-            return
-        self._look_at_history = now + ENDED_EVERY
-        if keeps_history(cluster, self._node):
-            due = due_for_history(cluster, self._clock.wall())
-            more = await self._applier.shelve(due, self._clock.wall() - keep_for, history_room(keep))
-            if more or len(due) == SHELVED_AT_ONCE:
-                self._look_at_history = now + MORE_AFTER
-
-    async def _publish(self, cluster: Cluster) -> bool:
-        """How long recoveries took."""
+    async def tell_recoveries(self, cluster: Cluster) -> bool:
+        """Count and tell how long those took that are over now. Whether something changed by that."""
         changed = False
         for recovery in self._stopwatch.over(cluster.jobs):
             self._metrics.recovered(cluster.jobs[recovery.uid].name, recovery.cause, recovery.phases)
@@ -214,6 +195,10 @@ class Rounds:
             self._metrics.stepped(recovery.cause, recovery.phases)
             changed |= await self._applier.give_back(recovery)
         return changed
+
+    def _may_ask(self) -> bool:
+        """The store may be asked now: it answered when it was asked last, or that is long enough ago."""
+        return not self._pace.left(self._clock.now())
 
 
 class PodPlan:
@@ -249,12 +234,55 @@ class PodPlan:
         return self._actions
 
 
-class Turns:
-    """Decisions seen in the last look at all jobs, and when each was seen first. ``patience``: seconds for each agent
-    that goes before."""
+class EndedJobs:
+    """Keeps the records of ended jobs: for as long as all nodes keep them, then in the history."""
 
-    def __init__(self, node: str, patience: float) -> None:
-        self._node, self._patience = node, patience
+    def __init__(
+        self, shared: Shared, applier: Applier, turns: Turns, retention: Callable[[], RetentionConfig]
+    ) -> None:
+        self._node, self._clock = shared.node, shared.clock
+        self._applier, self._turns, self._retention = applier, turns, retention
+        self._remove_at = self._shelve_at = 0.0
+        """When (our clock) to look again which of them have been kept long enough, and which go to the history."""
+
+    @property
+    def due(self) -> float:
+        """When (our clock) there may be something to do, though nothing else changed."""
+        return min(self._remove_at, self._shelve_at)
+
+    async def remove(self, cluster: Cluster) -> bool:
+        """Those that have been kept long enough, a few at a time; whether one was removed."""
+        kept = self._retention()
+        self._remove_at = self._clock.now() + ENDED_EVERY
+        changed = False
+        for job in outlived(cluster, self._clock.wall(), kept.age, kept.jobs):
+            why = f"it has ended, and of such jobs {kept.jobs} are kept, for {kept.age:g} s"
+            taken, at = await self._turns.take(cluster, job, Decision(Remove(), (why,)))
+            changed |= taken
+            if at is not None:
+                self._remove_at = min(self._remove_at, at)
+        return changed
+
+    async def shelve(self, cluster: Cluster) -> None:
+        """Those that agents have had in their views for long enough go to the history, and old ones from it."""
+        now, kept = self._clock.now(), self._retention()
+        if now < self._shelve_at:
+            return
+        self._shelve_at = now + ENDED_EVERY
+        if keeps_history(cluster, self._node):
+            due = due_for_history(cluster, self._clock.wall())
+            more = await self._applier.shelve(due, self._clock.wall() - kept.age, history_room(kept.jobs))
+            if more or len(due) == SHELVED_AT_ONCE:
+                self._shelve_at = now + MORE_AFTER
+
+
+class Turns:
+    """Takes jobs' steps, when it is this agent's turn: decisions seen in the last look at all jobs, and when each was
+    seen first."""
+
+    def __init__(self, shared: Shared, applier: Applier) -> None:
+        self._node, self._clock, self._patience = shared.node, shared.clock, shared.timing.turn
+        self._applier = applier
         self._before: dict[tuple[object, ...], float] = {}
         self._seen: dict[tuple[object, ...], float] = {}
 
@@ -262,9 +290,13 @@ class Turns:
         """A look at all jobs is over: what was not seen in it has passed."""
         self._before, self._seen = self._seen, {}
 
-    def at(self, cluster: Cluster, job: JobRecord, decision: Decision, now: float) -> float:
-        """When (our clock) to take it."""
-        head = job.head
+    async def take(self, cluster: Cluster, job: JobRecord, decision: Decision) -> tuple[bool, float | None]:
+        """Whether the step was taken (by us), and when (our clock) to try, where it is another's turn before. Raises
+        StoreUnavailableError."""
+        head, now = job.head, self._clock.now()
         key = (job.uid, head.id if head else "", head.state if head else "", job.control.rev, type(decision.step))
         self._seen[key] = first = self._before.get(key, now)
-        return first + self._patience * turn(cluster, job, self._node)
+        at = first + self._patience * turn(cluster, job, self._node)
+        if now < at:
+            return False, at
+        return await self._applier.job(job, decision), None

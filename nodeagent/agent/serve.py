@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -19,29 +20,32 @@ from nodeagent import __version__
 from nodeagent.agent import shutdown
 from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis, preflight
-from nodeagent.agent.health import NodeHealth
+from nodeagent.agent.health import NodeHealth, PodWork
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.logs import setup_logging
-from nodeagent.agent.loop import Agent
-from nodeagent.agent.machine import find_address, node_facts
+from nodeagent.agent.loop import Agent, OnDisk, Trust
+from nodeagent.agent.machine import AttendedMachine, find_address, node_facts
 from nodeagent.agent.main import reload
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.notice import NoticeWatch
 from nodeagent.agent.published import Meter
 from nodeagent.agent.questions import UdpPeers
 from nodeagent.agent.retention import Retention
-from nodeagent.agent.savedview import FileDisk
+from nodeagent.agent.savedview import FileDisk, Writing
+from nodeagent.agent.shared import Shared
+from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.systemd import Notifier, comes_back, this_unit
 from nodeagent.hardware.discovery import find_gpus
 from nodeagent.lease.order import LeasePort
 from nodeagent.model.job import JobRecord
 from nodeagent.osutil.linux import boot_id
-from nodeagent.pods.host import ShimHost
+from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import AgentConfig, node_id
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
+from nodeagent.trust.seal import Seal
 
 if TYPE_CHECKING:  # its import is left for later
     from nodeagent.api.https import HttpsServer
@@ -62,7 +66,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         claim(config.dirs.logs)
         identity = Identity(config.dirs.run, boot_id())
         closing.callback(identity.release)
-        incarnation = identity.take()
+        identity.take()
         gpus, problem = await find_gpus(config, boot_id(), os.environ)
         if problem:
             structlog.get_logger("agent").bind(node=node).warning("GPUs", why=problem)
@@ -72,7 +76,9 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         unit = this_unit()
         door = LeasePort(address, config.ports.rendezvous, key.derive(f"peers {config.cluster}").hex())
         process = LocalLeaseProcess(config, node, store, unit, door)
-        host = _host(config, node, address, unit, process.wake)
+        host = ShimHost(
+            node, config.dirs, config.jobs, address, config.ports.rendezvous, ShimStart(unit=unit), granted=process.wake
+        )
         closing.push_async_callback(host.close)
         peers = UdpPeers(door)
         closing.callback(peers.close)
@@ -87,28 +93,22 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         facts = facts.model_copy(update={"figures": diagnosis.figures})
         if config.health is not None:
             node_health = NodeHealth(
-                config, config.health, facts, os.environ, clock, host.status, changed, node, metrics.repaired
+                config, node, facts, os.environ, clock, PodWork(host.status), changed=changed, counted=metrics.repaired
             )
             facts = facts.model_copy(update=node_health.facts())
-        agent = Agent(
-            config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
-            disk=FileDisk(config.dirs.state / "jobs.kept"), store=store, host=host, clock=clock, identity=identity,
-            incarnation=incarnation, metrics=metrics, peers=peers, process=process,
-            counts=config.dirs.state / "restarts.json",
-            progress=notifier.alive, meter=Meter().measure, node_health=node_health, diagnosis=diagnosis,
-            checked=preflight(config, node, diagnosis, clock),
+        shared = Shared(
+            node, config.timing, store, host, clock, random_id=lambda: secrets.token_hex(8), process=process,
+            snapshot=Snapshot(config.timing), metrics=metrics,
         )  # fmt: skip
+        trust = Trust(key, Seal(key, config.cluster), Writing(key, config.cluster))
+        state = config.dirs.state
+        disk = OnDisk(FileDisk(state / "jobs.kept"), FileLedger(state / "trust.json"), state / "restarts.json")
+        checks = preflight(config, node, diagnosis, clock)
+        machine = AttendedMachine(notifier, Meter(), diagnosis, checks, node_health)
+        agent = Agent(config, shared, identity, facts, trust=trust, disk=disk, peers=peers, machine=machine)
         _watch_reloads(agent, host, process, notifier, again)
         await _until_ended(agent, process, clock, notifier, metrics, address, unit)
     structlog.get_logger("agent").bind(node=node).info("ended")
-
-
-def _host(config: AgentConfig, node: str, address: str, unit: str, granted: Callable[[], None]) -> ShimHost:
-    logs, dirs = config.jobs.logs, config.dirs
-    return ShimHost(
-        node, dirs.run, dirs.state, dirs.logs, address, config.ports.rendezvous, logs.max_bytes, logs.keep,
-        config.jobs.allow_root, unit=unit, granted=granted,
-    )  # fmt: skip
 
 
 def _watch_reloads(

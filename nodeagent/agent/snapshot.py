@@ -317,6 +317,8 @@ class Snapshot:
             and last.partial == self._partial
         ):  # fmt: skip
             return last
+        if last is None or last.nodes is not nodes or last.jobs is not jobs:
+            self._notes.turn()
         self._view = Cluster(
             served=served,
             nodes=nodes,

@@ -1,1 +1,1 @@
-"""HTTP: what people and tools may ask of an agent, and who may do what. Never decides about gangs."""
+"""The HTTP API of an agent: its requests and answers, and the permissions of its callers. Never decides about gangs."""

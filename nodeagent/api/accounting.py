@@ -1,7 +1,7 @@
-"""Who used what (GET /v1/usage): sums by user, queue or job, over days.
+"""The use of the cluster (GET /v1/usage): sums by user, queue or job, over days.
 
-A caller sees what is his own, an operator everybody's. Made of the snapshot; of single jobs that are in the view no
-more the store's history is asked. Must never change anything.
+A caller sees their own use, an operator everybody's. The figures come from the snapshot; single jobs that were removed
+from the view come from the store's history. Must never change anything.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from nodeagent.store.base import StoreUnavailableError
 
 HOUR_MS = 3_600_000
 SINCE = "7d"
-"""Where the request does not say it."""
+"""Default of ``since``."""
 EPOCH = datetime.date(1970, 1, 1)
 _AGO = re.compile(r"(\d{1,4})d")
 
 
 class AccountingRoutes:
-    """The handler, over one agent's view."""
+    """The handler, for one agent's view."""
 
     def __init__(self, view: AgentView, names: UserDatabase = DATABASE) -> None:
         self.view, self._names = view, names
@@ -46,7 +46,7 @@ class AccountingRoutes:
         return [web.get("/v1/usage", self.usage)]
 
     async def usage(self, request: web.Request) -> web.Response:
-        """GET /v1/usage?by=user|queue|job&since&until: each a date (UTC) or ``7d``, both days included; who used most
+        """GET /v1/usage?by=user|queue|job&since&until: each a date (UTC) or ``7d``, both days included. The largest use
         comes first."""
         who = await auth.caller(request, self.view.config.jobs)
         by, now = request.query.get("by", "user"), time.time()
@@ -66,7 +66,7 @@ class AccountingRoutes:
             within = (line for line in found if first <= line.day <= last and _is_something(line))
             return [line for line in within if who.operator or line.owner == who.uid]
 
-        # In a thread: of many days and users it takes longer than the agent's loop should stand.
+        # # In a thread: for many days and users it takes longer than the agent's loop may be blocked.
         chosen = await asyncio.to_thread(lines)
         await self._names.learn({line.owner for line in chosen} - {OTHERS})
         about = {
@@ -81,7 +81,7 @@ class AccountingRoutes:
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def _past(self) -> list[JobRecord]:
-        """The whole history, which retention bounds; what of it can be had while the store is away is nothing."""
+        """The whole history, which retention bounds; empty if the store cannot be reached."""
         found, after = list[JobRecord](), ""
         with contextlib.suppress(StoreUnavailableError):
             while page := await self.view.store.history(after, 100):
@@ -91,7 +91,7 @@ class AccountingRoutes:
 
 
 def day_of(key: str, text: str, today: int) -> int:
-    """A date, or so many days ago. Raises ``ApiError``."""
+    """The day of a date, or of ``Nd`` days ago. Raises ``ApiError``."""
     if ago := _AGO.fullmatch(text):
         return max(0, today - int(ago[1]))
     try:
@@ -104,7 +104,7 @@ def day_of(key: str, text: str, today: int) -> int:
 
 
 def date_of(day: int) -> str:
-    """As ISO 8601 writes it."""
+    """The date in the form of ISO 8601."""
     return (EPOCH + datetime.timedelta(days=day)).isoformat()
 
 
@@ -113,7 +113,7 @@ def _is_something(line: UsageLine) -> bool:
 
 
 def usage_json(lines: Sequence[UsageLine], by: By, names: Names) -> Json:
-    """The answer: a row for each key, and all together."""
+    """The answer: a row for each key, and the total."""
     found = by_key(lines, by)
     rows = [_row(by, key, of, names) for key, of in found.items()]
     rows.sort(key=lambda row: (-row["gpu_hours"], -row["slot_hours"], row["name"]))
@@ -134,7 +134,7 @@ def _row(by: By, key: str, lines: Sequence[UsageLine], names: Names) -> Json:
 
 
 def total_json(found: Total) -> Json:
-    """Hours of devices; of ``lost`` and ``goodput`` parts of 1, None where nothing was used."""
+    """Hours of devices; ``lost`` and ``goodput`` as parts of 1, None if nothing was used."""
     use = found.use
     return {
         "gpu_hours": _hours(use.gpu_ms),
@@ -150,19 +150,19 @@ def total_json(found: Total) -> Json:
 
 
 def job_use(job: JobRecord, cluster: Cluster, now: float) -> Json:
-    """All that one job used, up to ``now`` (Unix time)."""
+    """The whole use of one job, up to ``now`` (Unix time)."""
     return total_json(total(of_job(job, cluster.served, int(now * 1000))))
 
 
 PICTURED = 14
-"""Days on the status page."""
+"""Days of use on the status page."""
 QUEUES = 6
-"""Queues there that are named; the others are one."""
+"""Queues that the status page names; the others are summed as one."""
 
 
 def shares_json(cluster: Cluster, now: float) -> Json | None:
-    """What queues used on each of the last days, of GPUs or, if none was used, of slots; None if of neither. The
-    largest queue first. ``capacity``: hours that the cluster as it is now has in one day."""
+    """The queues' use on each of the last days, the largest queue first: of GPUs; of slots if no GPU was used; None if
+    neither was used. ``capacity``: hours that the present cluster has in one day."""
     today = int(now // 86400)
     days = range(today - PICTURED + 1, today + 1)
     lines = [line for line in all_lines(cluster, int(now * 1000)) if line.day in days]
@@ -200,7 +200,7 @@ def shares_json(cluster: Cluster, now: float) -> Json | None:
 
 
 def _days(lines: Iterable[UsageLine]) -> list[Json]:
-    """The same by the day, for a picture."""
+    """The lines in the form for a picture, by day."""
     days: dict[int, list[UsageLine]] = {}
     for line in lines:
         days.setdefault(line.day, []).append(line)

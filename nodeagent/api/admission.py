@@ -1,8 +1,8 @@
-"""Which queue a job goes to as it is submitted, and why it may not. It judges by the view: a job that comes in the very
-moment in which its queue changes is judged by what the queue was. Of users' quotas the store says whether the view was
-new enough (``QuotaClaims``).
+"""Chooses the queue of a job at its submission, or gives the reason for a refusal. It judges by the view: a job that is
+submitted while its queue changes is judged by the old queue. For the quotas of users, the store checks that the view
+was new enough (``QuotaClaims``).
 
-Must never decide when a job starts: that is ``plan/``'s.
+``plan/`` decides when a job starts; this module must never do so.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ async def admitted(
     count: int = 1,
     beside: Sequence[tuple[JobSpec, int]] = (),
 ) -> JobSpec:
-    """The spec with the queue that it goes to, and the time limit that it has there. ``count``: so many jobs of it;
-    ``beside``: those of the same batch, each with the queue that it goes to, and how many of it. Raises ``ApiError``
-    where no queue takes it."""
+    """The spec with its queue, and with the time limit that applies there. ``count``: the number of such jobs;
+    ``beside``: the other jobs of the same batch, each with its queue and number. Raises ``ApiError`` if no queue
+    accepts it."""
     if not cluster.queues.queues and spec.queue in ("", DEFAULT_QUEUE):
         return spec.model_copy(update={"queue": ""})
     queue = await _chosen(cluster, who, spec, names)
@@ -46,7 +46,7 @@ async def admitted(
 
 
 def with_quotas(cluster: Cluster, who: Caller, specs: Iterable[JobSpec]) -> tuple[str, ...]:
-    """The queues of these jobs (as ``admitted`` returned them) that count what the caller has."""
+    """The queues of these jobs (as ``admitted`` returned them) that count the caller's jobs."""
     if who.operator:
         return ()
     tree = cluster.queues.by_name
@@ -93,7 +93,7 @@ async def _may_use(cluster: Cluster, queue: Queue, who: Caller, names: UserDatab
 
 
 async def _named(queue: Queue, who: Caller, names: UserDatabase) -> bool:
-    """The queue itself names the caller."""
+    """Returns whether the queue itself names the caller."""
     if who.name in queue.users:
         return True
     for group in queue.groups:
@@ -158,7 +158,7 @@ def _time_limit(queue: Queue, spec: JobSpec) -> float | None:
 
 
 def _within_quota(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> None:
-    """``new``: what is submitted, and how many of each."""
+    """Checks the caller's quota. ``new``: the submitted jobs, and the number of each."""
     quota, names = queue.user_quota, {spec.name for spec, _ in new}
     own = [job for job in live_jobs(cluster, queue.name) if job.owner == who.uid and job.name not in names]
     if quota.jobs is not None and len(own) + sum(count for _, count in new) > quota.jobs:

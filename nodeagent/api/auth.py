@@ -1,10 +1,9 @@
-"""Who asks, and what they may change. On the unix socket the kernel says who (SO_PEERCRED), over https a token, a
-ticket or a certificate. Users and groups are looked up in threads: their database may be a server that does not
-answer.
+"""Identifies callers and checks their permissions. On the unix socket the kernel identifies the caller (SO_PEERCRED);
+over https a token, a ticket or a certificate does. Users and groups are looked up in threads, because their database
+may be a server that does not answer.
 
-Owns the threads. Must never make the loop wait: it renews the lease.
-
-Owns every permission of the API. Must never trust a name or an id that came in a request's body.
+Owns these threads, and every permission of the API. Must never block the loop, which renews the lease, and never trust
+a name or an id from a request's body.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from nodeagent.spec.agentconfig import JobsConfig
 T = TypeVar("T")
 
 THREADS = 4
-"""Look-ups that are made at once; one that hangs holds one of them."""
+"""Look-ups that run at once; one that hangs blocks one of them."""
 WAITING = 256
-"""Most look-ups that wait for a thread."""
+"""The most look-ups that wait for a thread."""
 TIMEOUT = 5.0
-"""Seconds that somebody waits for who they are."""
+"""Seconds that a request waits for the identity of its caller."""
 PATIENCE = 2.0
-"""Seconds that an answer waits for the names in it; then it has numbers."""
+"""Seconds that an answer waits for the names in it; after that it shows numbers."""
 FRESH = 30.0
-"""Seconds for which an answer of the database is taken for true."""
+"""Seconds for which an answer of the database stays valid."""
 KEPT = 4096
-"""Most answers that are remembered; the oldest go first."""
+"""The most answers that are cached; the oldest are dropped first."""
 
 
 def name_of(uid: int) -> str:
-    """The user's name, or its number where it has none here. Blocks."""
+    """The user's name, or the number of a user without a name on this node. Blocks."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -60,7 +59,7 @@ class _Answer:
 
 
 class UserDatabase:
-    """``look`` gives a uid its name and may block; ``clock`` counts seconds."""
+    """Looks up users. ``look`` returns the name of a uid and may block; ``clock`` counts seconds."""
 
     def __init__(self, look: Callable[[int], str] = name_of, clock: Callable[[], float] = time.monotonic) -> None:
         self._look, self._clock = look, clock
@@ -70,20 +69,20 @@ class UserDatabase:
         self._threads = 0
 
     def shown(self, uid: int) -> str:
-        """The user's name as far as it is known, its number until then. Never blocks and looks up nothing."""
+        """The user's name if it is cached, else the number. Never blocks and looks up nothing."""
         answer = self._known.get(("name", uid))
         return str(uid) if answer is None else str(answer.value)
 
     async def learn(self, uids: Iterable[int]) -> None:
-        """Have ``shown`` know these names, if the database says them soon enough. Raises nothing."""
+        """Look up these names for ``shown``, if the database answers soon enough. Raises nothing."""
         wanted = [self._begin(("name", uid), lambda uid=uid: self._look(uid)) for uid in set(uids)]  # type: ignore[misc]
         pending = [asyncio.wrap_future(future) for future in wanted if future is not None and not future.done()]
         if pending:
             await asyncio.wait([asyncio.shield(one) for one in pending], timeout=PATIENCE)
 
     async def ask(self, key: Hashable, look: Callable[[], T], whom: str, timeout: float = TIMEOUT) -> T:
-        """What the database says, remembered by ``key``. Raises ``ApiError`` when it is stuck, and what ``look``
-        raises."""
+        """The database's answer, cached by ``key``. Raises ``ApiError`` if the database does not answer, and the errors
+        of ``look``."""
         known = self._fresh(key)
         if known is not None:
             return cast("T", known.value)
@@ -97,7 +96,7 @@ class UserDatabase:
         raise ApiError(
             "permission",
             f"the user database did not answer for {whom} within {timeout:.0f} s",
-            "see that `id` answers on this node, then ask again",
+            "check that `id` answers on this node, then try again",
         )
 
     def _fresh(self, key: Hashable) -> _Answer | None:
@@ -105,13 +104,13 @@ class UserDatabase:
         return known if known is not None and self._clock() < known.until else None
 
     def _begin(self, key: Hashable, look: Callable[[], object]) -> Future[Any] | None:
-        """The look-up that is under way for this key, or a new one; None if it cannot even wait its turn."""
+        """The look-up under way for this key, or a new one; None if too many already wait."""
         known = self._fresh(key)
         if known is not None:
             done: Future[Any] = Future()
             done.set_result(known.value)
             return done
-        asked = self._asked.get(key)  # in one step: a thread takes it out when it is answered
+        asked = self._asked.get(key)  # one step of the interpreter, since a thread removes it once it is answered
         if asked is not None:
             return asked
         if len(self._asked) >= WAITING:
@@ -121,13 +120,13 @@ class UserDatabase:
         future.add_done_callback(lambda done: self._take(key, done))
         if self._threads < min(THREADS, len(self._asked)):
             self._threads += 1
-            # A daemon: a look-up that hangs must not hold up the agent's end.
+            # # A daemon thread: a look-up that hangs must not delay the agent's end.
             threading.Thread(target=self._work, name=f"users-{self._threads}", daemon=True).start()
         self._queue.put((future, look))
         return future
 
     def _take(self, key: Hashable, done: Future[Any]) -> None:
-        """In a thread of ours: each statement is one step of the interpreter's."""
+        """Runs in a thread of this class: each statement is one step of the interpreter."""
         if done.exception() is None:
             while len(self._known) >= KEPT:
                 self._known.pop(next(iter(self._known)), None)
@@ -146,47 +145,47 @@ class UserDatabase:
                 LookupError,
                 ValueError,
                 ApiError,
-            ) as error:  # all that a look-up raises; its caller gets it
+            ) as error:  # every error of a look-up; its caller gets it
                 future.set_exception(error)
             else:
                 future.set_result(result)
 
 
 DATABASE = UserDatabase()
-"""This process's."""
+"""The database of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request."""
+    """The sender of a request."""
 
     uid: int
-    """``NOBODY`` where it is no user of this machine."""
+    """``NOBODY`` for a caller who is no user of this machine."""
     gid: int
     name: str
-    """User name, or the uid as text where it has none; of a token that acts as no user what it is called."""
+    """User name, or the uid as text if it has none; for a token without a user, the token's name."""
     operator: bool
     """Root, the agent's own user, or a member of the operators' group."""
     trusted: bool
-    """Root or the agent's own user, on the unix socket: may submit for others."""
+    """Root or the agent's own user, on the unix socket: may submit for other users."""
     reads_only: bool = False
-    """May change nothing at all."""
+    """The caller may change nothing."""
     remote: bool = False
-    """Came over https: the name that a job was written under elsewhere means nothing here."""
+    """The caller came over https: a user name in a job from another machine has no meaning here."""
 
 
 NOBODY = -1
-"""The uid of a caller who is no user; no job's owner has it."""
+"""The uid of a caller who is no user; no job's owner has this uid."""
 Names = Callable[[int], str]
-"""What a user is called, by uid."""
+"""Returns a user's name, by uid."""
 USERS = web.AppKey("nodeagent.users", UserDatabase)
-"""Where an application keeps its database of users."""
+"""The key under which an application stores its database of users."""
 CALLER = web.RequestKey("nodeagent.caller", Caller)
-"""Where ``remote.py`` leaves the caller with the request."""
+"""The key under which ``remote.py`` stores the caller in the request."""
 
 
 def user_id(name: str) -> int | None:
-    """The user's number, or None where this node does not know the name. May block on the user database."""
+    """The user's number, or None if this node does not know the name. May block on the user database."""
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -194,7 +193,7 @@ def user_id(name: str) -> int | None:
 
 
 def in_group(name: str, gid: int, group: str) -> bool:
-    """Whether the user, of this primary group, is a member. May block on the user database."""
+    """Returns whether the user, with this primary group, is a member. May block on the user database."""
     try:
         wanted = grp.getgrnam(group).gr_gid
         return wanted in os.getgrouplist(name, gid)
@@ -203,7 +202,7 @@ def in_group(name: str, gid: int, group: str) -> bool:
 
 
 def identify(uid: int, gid: int, jobs: JobsConfig, agent_uid: int) -> Caller:
-    """The caller behind a uid. May block on the user database."""
+    """The caller with this uid. May block on the user database."""
     trusted = uid in (0, agent_uid)
     name = name_of(uid)
     operator = trusted or (jobs.operators is not None and in_group(name, gid, jobs.operators))
@@ -211,7 +210,7 @@ def identify(uid: int, gid: int, jobs: JobsConfig, agent_uid: int) -> Caller:
 
 
 async def caller(request: web.Request, jobs: JobsConfig) -> Caller:
-    """Who sent this request. Raises ``ApiError`` when nobody says or the user database is stuck."""
+    """The sender of this request. Raises ``ApiError`` if the sender is unknown or the user database does not answer."""
     known: Caller | None = request.get(CALLER)
     if known is not None:
         return known
@@ -222,7 +221,7 @@ async def caller(request: web.Request, jobs: JobsConfig) -> Caller:
 
 
 def database(request: web.Request) -> UserDatabase:
-    """Of the application that serves the request."""
+    """The user database of the application that serves the request."""
     return request.app.get(USERS, DATABASE)
 
 
@@ -232,10 +231,10 @@ def peer(request: web.Request) -> tuple[int, int]:
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> tuple[int, int]:
-    """As ``peer``, of a connection."""
+    """The uid and gid at the other end of a connection; see ``peer``."""
     sock = None if transport is None else transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
-        raise ApiError("permission", "nobody says who asks", "ask on the unix socket, or over https with a token")
+        raise ApiError("permission", "the caller is unknown", "use the unix socket, or https with a token")
     size = struct.calcsize("3i")
     _pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return uid, gid
@@ -253,13 +252,13 @@ def may_change_job(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -
 
 
 def may_see(who: Caller, job: JobRecord) -> bool:
-    """Whether what the job was given (its ``env``) and what its workers wrote is for the caller's eyes."""
+    """Returns whether the caller may see the job's ``env`` and its workers' output."""
     runs_as = who.uid != NOBODY and who.name == job.spec.user
     return who.uid == job.owner or runs_as or who.operator
 
 
 def may_read_logs(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -> None:
-    """As ``may_change_job``."""
+    """Raises ``ApiError`` unless the caller owns the job or is an operator. ``names``: users by uid."""
     if not may_see(who, job):
         owner = names(job.owner)
         raise ApiError(

@@ -1,8 +1,8 @@
-"""Several jobs at once: those of one file, submitted all or none, and the members of an array, stopped or deleted
-together.
+"""Several jobs in one request: the jobs of one file, of which all or none are submitted, and the members of an array,
+which are stopped or deleted together.
 
-Owns the way from jobs as they were written to those that are submitted: arrays become their members, and the names of
-other jobs their uids. Must never do half of it: everything is looked up and checked before the store is asked once.
+Turns the jobs in a request into jobs to submit: an array becomes its members, and names of other jobs become their
+uids. Must never submit only a part: everything is looked up and checked before the one request to the store.
 """
 
 from __future__ import annotations
@@ -37,43 +37,43 @@ if TYPE_CHECKING:
     from nodeagent.api.jobs import JobRoutes
 
 _BATCH = "batch-"
-"""What the random part of a batch begins with, as the store remembers it."""
+"""Prefix of the random part of a batch, in the store's memory of requests."""
 SIGNED_AT_ONCE = 16
-"""Jobs that are signed without a pause: of a thousand the agent's loop would stand for a second."""
+"""Jobs that are signed without a pause: signing a thousand would block the agent's loop for a second."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """One of those that are about to be submitted, before each has its members."""
+    """A job or an array of the batch, before an array is expanded to its members."""
 
     spec: JobSpec
     after: Mapping[str, Need]
     indices: batchvalues.Indices | None
     uids: Sequence[str]
-    """Its own, or its members'."""
+    """The job's own uid, or the members' uids."""
     met: list[str] = field(default_factory=list)
     ends_of: tuple[After, ...] = ()
-    """What its ``after`` stands for."""
+    """The jobs that its ``after`` names."""
 
     @property
     def known_as(self) -> str:
-        """The uid, or the array's id, by which others come after it."""
+        """The uid, or the array's id, that other jobs' ``after`` uses."""
         return self.uids[0] if self.indices is None else f"array-{self.uids[0]}"
 
     def names(self) -> list[str]:
-        """Of the job, or of its members. Raises ``CheckError`` where one cannot be a job's."""
+        """Names of the job, or of its members. Raises ``CheckError`` if one is no valid name of a job."""
         if self.indices is None:
             return [self.spec.name]
         return [batchvalues.member_name(self.spec.name, i) for i in self.indices.numbers]
 
 
 def uids(base: str, count: int) -> list[str]:
-    """Of the jobs of one batch: the same for the same ``base``, which is random."""
+    """Uids for the jobs of one batch: the same for the same ``base``, which is random."""
     return [hashlib.sha256(f"{base}/{i}".encode()).hexdigest()[:32] for i in range(count)]
 
 
 def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> list[Submission]:
-    """The jobs in a body: {jobs: [{spec, after?: {NAME: ok|any}, array?: TEXT}], submitter}, where the specs lack the
+    """The jobs in a body: {jobs: [{spec, after?: {NAME: ok|any}, array?: TEXT}], submitter}, in which the specs have no
     submitter. Raises ``ApiError``."""
     jobs, submitter = asked.get("jobs"), asked.get("submitter")
     if not isinstance(jobs, list) or not 1 <= len(jobs) <= MOST_JOBS:
@@ -92,7 +92,8 @@ def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> li
 
 
 def laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
-    """With their uids. Raises ``ApiError``: names given twice, too many jobs, jobs that wait for each other."""
+    """The jobs with their uids. Raises ``ApiError`` for duplicate names, too many jobs, jobs that wait for each
+    other."""
     found: list[_Job] = []
     names: set[str] = set()
     made, count = uids(base, MOST_MEMBERS), 0
@@ -122,7 +123,7 @@ def laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
 
 
 def of_array(cluster: Cluster, name: str) -> list[JobRecord]:
-    """The members, by index, of the newest array of this name that is in the view."""
+    """The members, by index, of the newest array of this name in the view."""
     named = [j for j in cluster.jobs.values() if j.spec.array is not None and j.spec.array.name == name]
     if not named:
         return []
@@ -133,26 +134,26 @@ def of_array(cluster: Cluster, name: str) -> list[JobRecord]:
 
 
 def no_live_array(cluster: Cluster, name: str) -> None:
-    """Raises ``ApiError`` where one has this name: commands could not tell it from a job."""
+    """Raises ``ApiError`` if a live array has this name: commands could not tell it from a job."""
     if any(job.phase not in TERMINAL for job in of_array(cluster, name)):
         raise ApiError("state", f"an array named {name!r} has live jobs", "choose another name; nothing was submitted")
 
 
 def noted(cluster: Cluster, names: Collection[str]) -> None:
-    """Raises ``ApiError`` where a job of one of these names has ended, and another has yet to take note of that: the
-    new one would take its record's place."""
+    """Raises ``ApiError`` if a job of one of these names has ended and another job has yet to note that end: the new
+    job would replace its record."""
     for job in cluster.jobs.values():
         if job.name in names and job.phase in TERMINAL and is_awaited(cluster, job):
             raise ApiError(
                 "stopping",
-                f"another job comes after the job named {job.name} (uid {job.uid}, {job.phase}), and has yet to take "
-                "note of its end",
+                f"another job waits for the job named {job.name} (uid {job.uid}, {job.phase}), and has yet to note "
+                "its end",
                 "try again in a moment, or choose another name",
             )
 
 
 class Batches:
-    """Over one agent's view; ``jobs`` checks and changes single ones."""
+    """The handlers, for one agent's view; ``jobs`` checks and changes single jobs."""
 
     def __init__(self, view: AgentView, jobs: JobRoutes) -> None:
         self._view, self._jobs = view, jobs
@@ -166,11 +167,11 @@ class Batches:
         ]
 
     async def submit(self, who: auth.Caller, asked: dict[str, Any], submissions: list[Submission]) -> web.Response:
-        """All of them, or none. Raises ``ApiError``."""
+        """Submits all of them, or none. Raises ``ApiError``."""
         request, base = requests.request_id(asked), _BATCH + uuid.uuid4().hex
         jobs = laid_out(submissions, base)
         earlier = await self._view.store.request(request)
-        if earlier is not None and earlier.did:  # nothing that has changed since refuses what was accepted
+        if earlier is not None and earlier.did:  # a later change must not refuse a request that was accepted
             return await self._submitted(jobs, earlier.did, self._view.era)
         for job in jobs:
             if job.indices is not None:
@@ -205,7 +206,7 @@ class Batches:
         return await self._submitted(jobs, done, era)
 
     async def _submitted(self, jobs: Sequence[_Job], base: str, era: str) -> web.Response:
-        """``base``: of the first time, if this request came before."""
+        """``base``: that of the first attempt, if this request came before."""
         if not base.startswith(_BATCH):
             raise ApiError("usage", "the request id was used for another change", "send a new one; nothing was changed")
         names = [name for job in jobs for name in job.names()]
@@ -220,12 +221,12 @@ class Batches:
         return never(self._view.cluster(), job.spec)
 
     def _free(self, name: str) -> None:
-        """Raises ``ApiError`` where a job of an array's name is live: commands could not tell them apart."""
+        """Raises ``ApiError`` if a live job has an array's name: commands could not tell them apart."""
         if any(j.name == name and j.phase not in TERMINAL for j in self._view.cluster().jobs.values()):
             raise ApiError("state", f"a job named {name!r} is live", "choose another name; nothing was submitted")
 
     async def _after(self, job: _Job, name: str, need: Need, known: Mapping[str, _Job]) -> After:
-        """What a name stands for: a job of the same batch, one that is known, or an array. Raises ``ApiError``."""
+        """The job or array that a name stands for: in the same batch, or a known one. Raises ``ApiError``."""
         if (other := known.get(name)) is not None:
             array = 0 if other.indices is None else len(other.uids)
             return After(uid=other.known_as, name=name, need=need, array=array)
@@ -246,7 +247,7 @@ class Batches:
                     f"write {{{name}: any}}, or name jobs; nothing was submitted",
                 )
             return After(uid=array_of.id, name=name, need=need, array=array_of.count)
-        if found is None or name not in (found.name, found.uid):  # a name that is the beginning of somebody's uid
+        if found is None or name not in (found.name, found.uid):  # the name is the beginning of another job's uid
             raise unknown("job", name, (j.name for j in self._view.cluster().jobs.values()))
         if found.phase in TERMINAL:
             if need == "ok" and found.phase != "succeeded":
@@ -260,7 +261,7 @@ class Batches:
         return After(uid=found.uid, name=found.name, need=need)
 
     async def _signed(self, who: auth.Caller, jobs: Sequence[_Job], now: float) -> list[NewJob]:
-        """Every member, signed."""
+        """Every member, with its signatures."""
         new: list[NewJob] = []
         for job in jobs:
             for i, uid in enumerate(job.uids):
@@ -274,8 +275,8 @@ class Batches:
         return new
 
     async def _show(self, request: web.Request) -> web.Response:
-        """GET /v1/arrays/{array}: how many of its jobs are in which phase, of those that are listed, and how many of
-        the ended ones still stop workers. Costs little, however many they are."""
+        """GET /v1/arrays/{array}: the number of its listed jobs in each phase, and the number of ended ones that still
+        stop workers. The cost does not grow much with the number of members."""
         await auth.caller(request, self._view.config.jobs)
         members = self._members(request)
         array = members[0].spec.array
@@ -285,14 +286,14 @@ class Batches:
         return web.json_response(array.model_dump(exclude={"index"}) | {"phases": phases, "stopping": stopping})
 
     def _members(self, request: web.Request) -> list[JobRecord]:
-        """Of the array in the path. Raises ``ApiError``."""
+        """The members of the array in the path. Raises ``ApiError``."""
         name, cluster = request.match_info["array"], self._view.cluster()
         if members := of_array(cluster, name):
             return members
         raise unknown("array", name, {j.spec.array.name for j in cluster.jobs.values() if j.spec.array is not None})
 
     def _each(self, intent: intents.Intent) -> Callable[[web.Request], Any]:
-        """The same change of every member that it can still be made of."""
+        """A handler that makes the same change to every member that allows it."""
 
         async def handler(request: web.Request) -> web.Response:
             who = await auth.caller(request, self._view.config.jobs)
@@ -312,7 +313,7 @@ class Batches:
 
 
 def _member(job: _Job, i: int) -> JobSpec:
-    """The member at this place of an array."""
+    """The spec of the member with this index."""
     assert job.indices is not None
     numbers = job.indices.numbers
     array = Array(

@@ -1,7 +1,7 @@
-"""How many connections programs of this machine have to this agent. Each costs a descriptor, whether or not anything is
-asked on it, and an agent that has none left opens no file, reaches no store and starts no worker.
+"""Bounds the connections that programs of this machine have to this agent. Each connection costs a descriptor even if
+it is idle, and an agent without free descriptors opens no file, reaches no store and starts no worker.
 
-Owns the counts of the unix socket and of loopback HTTP (those of https are ``https.py``'s). Must never look up a name.
+Owns the counts for the unix socket and for loopback HTTP (``https.py`` counts its own). Must never look up a name.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.view import AgentView
 
 PER_REQUEST = 2
-"""Connections that a user may have for each request that may be under way."""
+"""Connections that a user may have for each request that the user may have under way."""
 OF_USERS = 256
-"""On the unix socket at once, of all users but root and the agent's own."""
+"""Connections on the unix socket at once, of all users but root and the agent's own."""
 LOOPBACK = 64
-"""On loopback HTTP at once."""
+"""Connections on loopback HTTP at once."""
 
 Server = Callable[[], asyncio.Protocol]
 
 
 class Guest(asyncio.Protocol):
-    """One connection on its way to aiohttp's handler: says when it comes and goes, changes nothing. ``came`` says
-    whether it may stay; if not, it has been answered, and ``went`` is not called."""
+    """One connection, passed on to aiohttp's handler: reports its begin and its end, changes nothing. ``came`` returns
+    whether the connection may stay; if not, it has been answered, and ``went`` is not called."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Guest(asyncio.Protocol):
 
     @property
     def here(self) -> bool:
-        """It has come (and will say when it goes)."""
+        """The connection is accepted (and its end will be reported)."""
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -75,8 +75,8 @@ class Guest(asyncio.Protocol):
 
 
 class SocketGuests:
-    """Those on the unix socket, where the kernel says who they are: each user has a share, and who is over it is
-    answered so and shown out. ``agent_uid``: the agent's own user, that of the process if not said."""
+    """Connections on the unix socket, where the kernel identifies the users: each user has a share; a connection beyond
+    the share is answered with an error and closed. ``agent_uid``: the agent's own user, by default the process's."""
 
     def __init__(self, view: AgentView, server: Server, agent_uid: int | None = None) -> None:
         self._view, self._server = view, server
@@ -84,7 +84,7 @@ class SocketGuests:
         self._users: Counter[int] = Counter()
 
     def __call__(self) -> asyncio.Protocol:
-        """The protocol of one more connection."""
+        """The protocol for one more connection."""
         return Guest(self._server(), self._came, self._went)
 
     def _came(self, transport: asyncio.WriteTransport) -> bool:
@@ -111,7 +111,7 @@ class SocketGuests:
                 "limit",
                 f"uid {uid} has {most} connections to {agent}, twice limits.concurrent in its config; nothing was "
                 "changed",
-                "close those on which nothing is asked, then ask again",
+                "close idle connections, then try again",
             )
         if sum(count for user, count in self._users.items() if user not in self._free) >= OF_USERS:
             return ApiError(
@@ -123,15 +123,15 @@ class SocketGuests:
 
 
 class LoopbackGuests:
-    """Those on loopback HTTP, where nobody says who they are: the oldest gives way. Nothing is asked there that takes
-    long."""
+    """Connections on loopback HTTP, where callers are not identified: a new connection closes the oldest. No request
+    there takes long."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._here: dict[asyncio.WriteTransport, None] = {}
 
     def __call__(self) -> asyncio.Protocol:
-        """The protocol of one more connection."""
+        """The protocol for one more connection."""
         return Guest(self._server(), self._came, self._went)
 
     def _came(self, transport: asyncio.WriteTransport) -> bool:
@@ -147,7 +147,7 @@ class LoopbackGuests:
 
 
 def _answer(error: ApiError) -> bytes:
-    """A whole response, to whatever is being asked."""
+    """A whole HTTP response with this error, independent of the request."""
     body = json.dumps(error.body()).encode()
     head = (
         f"HTTP/1.1 {error.status} Too Many Requests\r\nContent-Type: application/json; charset=utf-8\r\n"

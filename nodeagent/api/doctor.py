@@ -1,5 +1,5 @@
-"""``doctor`` over HTTP: what this agent finds wrong here, between nodes, in the cluster. Every look has its bound; what
-it needs is imported when somebody asks. Must never change anything.
+"""``doctor`` over HTTP: the problems that this agent finds on its node, between nodes, and in the cluster. Every check
+has a bound; modules for checks are imported at the first request. Must never change anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATH = "/v1/doctor"
 
 
 class DoctorRoutes:
-    """The handler, over one agent's view."""
+    """The handler, for one agent's view."""
 
     def __init__(self, view: AgentView, usage: Usage) -> None:
         self.view = view
@@ -43,7 +43,7 @@ class DoctorRoutes:
         return [web.get(PATH, self.doctor)]
 
     async def doctor(self, request: web.Request) -> web.Response:
-        """GET /v1/doctor?peers: findings as items, errors first. Answers before the agent has joined, too."""
+        """GET /v1/doctor?peers: findings as items, errors first. Answers even before the agent has joined."""
         await asyncio.to_thread(_load)
         from nodeagent.doctor.cluster import store_findings_in_thread
         from nodeagent.doctor.report import report
@@ -125,7 +125,7 @@ class DoctorRoutes:
 
 
 def _load() -> None:
-    """Import what a look needs: the first one would hold the loop for longer than a heartbeat may be late."""
+    """Imports the modules of a check: in the loop, the import would delay a heartbeat for too long."""
     import nodeagent.doctor.cluster
     import nodeagent.doctor.machine
     import nodeagent.doctor.report
@@ -134,7 +134,7 @@ def _load() -> None:
 
 
 def _judged(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> tuple[Placed, ...]:
-    """In a thread: of a thousand nodes it takes longer than the agent's loop should stand."""
+    """Runs in a thread: for a thousand nodes it takes longer than the agent's loop may be blocked."""
     from nodeagent.plan.clusterhealth import judge_cluster
 
     states = {name: node_state(node, cluster) for name, node in cluster.nodes.items()}

@@ -1,6 +1,6 @@
-"""How the API says no: one error type, one JSON shape, one table of HTTP codes.
+"""Refusals of the API: one error type, one JSON shape, one table of HTTP codes.
 
-Every refusal says what happened, where, and what to do next. Must never let an exception's traceback reach a caller.
+Every refusal says what happened, where, and what to do next. Must never send an exception's traceback to a caller.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ STATUS = {
     "not_joined": 503,
     "recovering": 503,
 }
-"""Code of an error to HTTP status; the tool maps the status on to its exit code."""
+"""Code of an error to HTTP status; the tool maps the status to its exit code."""
 
 
 class ApiError(Exception):
-    """A refusal: nothing was changed, unless ``code`` is ``store_away`` (then it says if that is not known)."""
+    """A refusal: nothing was changed. Only with ``code`` ``store_away`` a change may have been made; the text says
+    so."""
 
     def __init__(self, code: str, message: str, next_step: str = "", *, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -71,7 +72,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
 
 
 def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -> ApiError:
-    """The store does not answer: since when, and what became of the change that was asked for."""
+    """The store does not answer: since when, and what happened to the requested change."""
     since = view.health().store_away_since
     when = "" if since is None else f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
     ago = "" if since is None else f" ({max(0, round(time.time() - since))} s)"
@@ -99,12 +100,12 @@ _REFUSED = {
     "ended": ("state", "submit it again: nodeagentctl submit FILE"),
     "not_live": ("state", "see nodeagentctl nodes, then ask again"),
     "recovering": ("recovering", "running jobs go on undisturbed; ask again when that is over"),
-    "stale": ("state", "somebody else changed it at the same moment; look, then ask again: nodeagentctl get"),
+    "stale": ("state", "another request changed it at the same moment; look, then try again: nodeagentctl get"),
 }
 
 
 def not_joined(view: AgentView) -> ApiError:
-    """The agent knows nothing of the cluster (any more, or yet): it must not answer as if there were nothing."""
+    """The agent does not know the cluster (any more, or yet): it must not answer as if the cluster were empty."""
     health = view.health()
     if health.store_away_since is not None:
         why = health.reason or "the store does not answer, and it has started since it last did"
@@ -115,7 +116,7 @@ def not_joined(view: AgentView) -> ApiError:
 
 
 def from_refused(refused: StoreRefusedError) -> ApiError:
-    """What the store refused, as the caller sees it."""
+    """The store's refusal in the API's form."""
     code, step = _REFUSED.get(refused.code, ("state", "see nodeagentctl describe, then ask again"))
     return ApiError(code, str(refused), step)
 
@@ -125,7 +126,7 @@ UNJOINED = ("/v1/version", "/v1/doctor")
 
 
 def joined_middleware(view: AgentView) -> Middleware:
-    """Lets nothing but health, version and doctor through before the agent has joined."""
+    """Lets only health, version and doctor through before the agent has joined."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -137,14 +138,15 @@ def joined_middleware(view: AgentView) -> Middleware:
 
 
 def answering_middleware(view: AgentView) -> Middleware:
-    """Refuses changes while the store is away. They are not even sent: a store that only stood still would carry them
-    out when nobody expects it any more. Costs two timeouts of the store at most, and nothing while it answers."""
+    """Refuses changes while the store is unreachable. They are not even sent: a store that was only frozen would make
+    the change later, when the caller no longer expects it. Costs at most two timeouts of the store, and nothing while
+    it answers."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method != "GET" and view.health().store_away_since is not None:
             try:
-                with contextlib.suppress(StoreRefusedError):  # it answers: the handler finds out what is wrong
+                with contextlib.suppress(StoreRefusedError):  # the store answers: the handler reports the refusal
                     await view.refresh()
             except StoreUnavailableError:
                 raise store_away(view, "refused") from None

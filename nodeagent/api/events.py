@@ -18,18 +18,18 @@ from nodeagent.model.job import JobEvent
 from nodeagent.store.base import StoreUnavailableError
 
 POLL = 0.3
-"""Seconds between two looks while following."""
+"""Seconds between two polls while following."""
 ALIVE = 10.0
-"""Seconds of silence after which a sign of life is sent."""
+"""Seconds of silence after which an empty line is sent, so that the caller knows that the agent lives."""
 PAGE = 500
 DEFAULT = 100
-"""Events shown where neither ``after`` nor ``limit`` is given."""
+"""Events shown if neither ``after`` nor ``limit`` is given."""
 
 _ID = re.compile(r"\d{1,20}(-\d{1,20})?")
 
 
 class EventRoutes:
-    """The handler, over one agent's view."""
+    """The handler, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
@@ -45,8 +45,8 @@ class EventRoutes:
             raise ApiError("usage", f"after={after!r} is not an event's id", "take one from the events shown")
         job = request.query.get("job")
         uid = (await find_any_job(self.view, job)).uid if job else ""
-        # `after`: from there on; else the newest `limit` events. The first page is read before the answer starts, so
-        # that a store that is away is told by the status.
+        # # With `after`: events after it; else the newest `limit` events. The first page is read before the answer
+        # starts, so that the HTTP status can report an unreachable store.
         if after is not None:
             first = await self.view.store.events(after, PAGE)
         else:

@@ -1,10 +1,10 @@
-"""Asking another agent on somebody's behalf: over https, by the certificate that the cluster's key confirms and with a
-ticket for that person, or over its unix socket where it serves nothing else and is on this machine. Used for what only
-a node's own agent can do, and for its part of a job's output.
+"""Asks another agent on behalf of a caller: over https, verified by the certificate that the cluster's key confirms,
+with a ticket for that caller. If the other agent is on this machine and serves no https, over its unix socket. Used for
+work that only a node's own agent can do, and for its part of a job's output.
 
-The agent that is asked first looks whether the person may; the other one believes it, as it believes a ticket. Every
-wait is bounded. Must never pass a question on twice, send anything to a server that is not the agent that was meant, or
-wait for an agent that gives no sign of life.
+The asking agent first checks the caller's permission; the other agent relies on that, as it relies on a ticket. Every
+wait is bounded. Must never forward a request twice, send anything to a server that is not the intended agent, or wait
+for an agent that sends no sign of life.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ BUFFER = 2**16
 
 
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ApiError)
-"""What asking another agent may raise."""
+"""Errors that asking another agent may raise."""
 
 
 class PeerRefusedError(ConnectionError):
-    """It cannot be asked, or says no: asking again at once is of no use."""
+    """The agent cannot be asked, or refuses: an immediate second attempt is useless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def way_to(view: AgentView, node: NodeRecord) -> Way | str:
             f"node {node.id} is not asked: its certificate is not signed with this cluster's key (cluster_key must "
             f"hold the same on every node)"
         )
-    mine = me is not None and node.facts.api_socket == me.facts.api_socket  # in another container, at the same place
+    # else: another container has its socket at the same path
+    mine = me is not None and node.facts.api_socket == me.facts.api_socket
     if me is not None and node.facts.boot_id == me.facts.boot_id and node.facts.api_socket and not mine:
         return Way(node.id, "http://agent", socket=node.facts.api_socket)
     return (
@@ -83,7 +84,7 @@ def way_to(view: AgentView, node: NodeRecord) -> Way | str:
 async def asked(
     view: AgentView, way: Way, method: str, path: str, who: Caller, *, query: Mapping[str, str], json: Any = None
 ) -> AsyncGenerator[aiohttp.ClientResponse]:
-    """The other agent's answer to a question of ``who``. Raises one of ``FAILURES``; ``words`` says them."""
+    """The other agent's answer to a request of ``who``. Raises one of ``FAILURES``; ``words`` gives their text."""
     url = URL(way.url + path) % query
     timeout = aiohttp.ClientTimeout(total=None, connect=SILENCE, sock_connect=SILENCE, sock_read=SILENCE)
     connector = (
@@ -111,12 +112,12 @@ async def _ticket(session: aiohttp.ClientSession, view: AgentView, way: Way, met
 
 
 def words(error: BaseException) -> str:
-    """For people."""
+    """The error in words for people."""
     match error:
         case TimeoutError():
             return f"no answer within {SILENCE:g} s"
         case aiohttp.ServerFingerprintMismatch():
-            return "it showed another certificate than it published (just restarted, or it is somebody else)"
+            return "it showed another certificate than it published (it has just restarted, or it is another server)"
         case aiohttp.ClientConnectorError():
             at = f"{error.host}:{error.port}: " if error.port else ""
             return f"{at}{os.strerror(error.os_error.errno) if error.os_error.errno else error.os_error}"
@@ -124,13 +125,13 @@ def words(error: BaseException) -> str:
 
 
 OWN_ONLY = "local_only"
-"""Query flag: answer for this agent's own node, or not at all."""
+"""Query flag: answer only if this is the node's own agent."""
 
 
 async def elsewhere(
     view: AgentView, node: NodeRecord, request: web.Request, body: dict[str, Any] | None = None
 ) -> web.Response | None:
-    """The answer of the node's own agent; None where that is this one. Raises ``ApiError`` when it cannot be asked."""
+    """The answer of the node's own agent; None if this is that agent. Raises ``ApiError`` if it cannot be asked."""
     if node.id == view.node:
         return None
     if flag(request, OWN_ONLY):
@@ -161,11 +162,11 @@ Line = dict[str, Any]
 async def peer_lines(
     view: AgentView, way: Way, uid: str, query: Query, who: Callable[[], Awaitable[Caller]], *, follow: bool
 ) -> AsyncGenerator[Line, None]:
-    """What another agent has; an empty line is a sign of life. Raises one of ``ways.FAILURES``."""
+    """The log lines of another agent; an empty line is a sign of life. Raises one of ``FAILURES``."""
     params = query.params() | {"local_only": "1"} | ({"follow": "1"} if follow else {})
     async with asked(view, way, "GET", f"/v1/jobs/{uid}/logs", await who(), query=params) as response:
         if response.status == 404:
-            return  # it has not heard of the job yet, or not any more
+            return  # it does not know the job yet, or not any more
         if response.status != 200:
             raise PeerRefusedError(await _refusal(response))
         async for raw in response.content:

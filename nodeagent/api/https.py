@@ -1,5 +1,5 @@
-"""Serving others over https. Every connection is bounded: how many there are, how long the handshake may take, how
-long somebody may stay who has not said who he is. Must never serve plain HTTP.
+"""Serves other machines over https. Every connection is bounded: their number, the time of the handshake, and the time
+in which a caller must identify itself. Must never serve plain HTTP.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from nodeagent.trust.ticket import Gate
 
 @dataclass(frozen=True, slots=True)
 class ServerBounds:
-    """How much, and how long. Times are seconds."""
+    """Bounds on numbers and times. Times are seconds."""
 
     connections: int = 128
-    """At once, of all; more wait in the kernel's queue."""
+    """Connections at once, of all callers; more wait in the kernel's queue."""
     handshake: float = 5.0
     silent: float = 10.0
-    """From the handshake to a request that is let in."""
+    """From the handshake to an accepted request."""
     body: float = 15.0
-    """For a request's body to arrive."""
+    """Time for a request's body to arrive."""
     keepalive: float = 15.0
-    """Between two requests of one connection."""
+    """Time between two requests of one connection."""
     retry: float = 10.0
-    """Until the next try, where the address or the certificate could not be used."""
+    """Time until the next attempt if the address or the certificate could not be used."""
 
 
 BACKLOG = 128
 
 Notify = Callable[[str, str], None]
-"""Is told the url and the certificate's SHA-256, once others can connect."""
+"""Called with the url and the certificate's SHA-256, once others can connect."""
 
 
 class HttpsServer:
-    """The https side of one agent's API: ``run`` it. What keeps it from listening is logged and tried again: nothing
-    of it is worth stopping an agent whose workers run."""
+    """The https side of one agent's API; call ``run``. Errors that prevent it from listening are logged, and it tries
+    again: none of them may stop an agent whose workers run."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class HttpsServer:
         bounds: ServerBounds = ServerBounds(),
         usage: Usage | None = None,
     ) -> None:
-        """``address``: this node's, as others know it; ``usage``: as ``create_app``."""
+        """``address``: this node's address for other nodes; ``usage``: see ``create_app``."""
         self._usage = usage
         self._bounds = bounds
         self._view, self._metrics, self._notify = view, metrics, notify
@@ -69,7 +69,7 @@ class HttpsServer:
         self._log = structlog.get_logger("https").bind(node=view.node)
 
     async def run(self) -> None:
-        """Serve until cancelled; nothing, where nothing is to be served."""
+        """Serve until cancelled; returns at once if nothing is to be served."""
         answered = ""
         while serves(self._view.config.api.listen, self._address):
             try:
@@ -105,7 +105,7 @@ class HttpsServer:
 
 
 async def _listen(address: str, port: int) -> socket.socket:
-    """Raises ``OSError``."""
+    """Opens the listening socket. Raises ``OSError``."""
     found = await asyncio.get_running_loop().getaddrinfo(
         address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -123,7 +123,7 @@ async def _listen(address: str, port: int) -> socket.socket:
 
 
 class _Door:
-    """Lets connections in, so many at once, and shows those out that stay silent."""
+    """Accepts a bounded number of connections, and closes those that stay silent."""
 
     def __init__(self, context: ssl.SSLContext, bounds: ServerBounds) -> None:
         self._context, self._bounds = context, bounds
@@ -132,7 +132,7 @@ class _Door:
         self._here: set[asyncio.WriteTransport] = set()
 
     async def serve(self, listening: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
-        """Accept until cancelled. Raises ``OSError`` when it cannot any more."""
+        """Accept until cancelled. Raises ``OSError`` if accepting is impossible."""
         loop = asyncio.get_running_loop()
         opening: set[asyncio.Task[None]] = set()
         try:
@@ -153,7 +153,7 @@ class _Door:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: guest, connection, ssl=self._context, ssl_handshake_timeout=self._bounds.handshake
             )
-        except OSError:  # no TLS, a certificate of another CA, or too slow: nobody to tell
+        except OSError:  # no TLS, a certificate of another CA, or too slow: there is no one to answer
             connection.close()
         finally:
             if not guest.here:
@@ -165,12 +165,12 @@ class _Door:
         return True
 
     def hang_up(self) -> None:
-        """At once, on everybody: a browser would leave the end of TLS unanswered for as long as it likes."""
+        """Closes all connections at once: a browser may leave the end of TLS unanswered for long."""
         for transport in list(self._here):
             transport.abort()
 
     def passed(self, transport: asyncio.BaseTransport) -> None:
-        """Whoever is at the other end has said who he is."""
+        """The caller on this connection has been identified."""
         if (late := self._silent.pop(transport, None)) is not None:
             late.cancel()
 

@@ -1,8 +1,8 @@
-"""What an operator may want of a job: pure steps from its record to its next control, and what the same request gets
-when it comes again.
+"""Changes that an operator may request for a job: pure functions from the job's record to its next control, and the
+answer to a repeated request.
 
-Each intent refuses (``ApiError``), says that it is so already (None), or gives the change. Asked again for every
-repetition of a write, so it only ever acts on what is there. How a scale ends is ``plan/running.py``'s.
+Each function refuses (``ApiError``), returns None (the job is so already), or returns the change. It is called again
+for every repetition of a write, so it uses only the present record. ``plan/running.py`` decides how a scale ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nodeagent.store.messages import Answer
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Fields of the control to change, and the event that tells of it."""
+    """Fields of the control to change, and the event that reports the change."""
 
     change: dict[str, Any]
     event: str
@@ -33,8 +33,8 @@ class Change:
 
 
 def foundation(job: JobRecord, refusal: Refusal | None, *, ends: bool) -> JobRecord:
-    """The job as a new intent may build on it: of a control that nobody signed only the revision is kept. ``ends``: the
-    intent is for its end, which any record may be given. Raises ``ApiError`` (``state``)."""
+    """The job as the base of a new change: of a control that no agent signed, only the revision is kept. ``ends``: the
+    change ends the job, which is allowed for any record. Raises ``ApiError`` (``state``)."""
     if refusal is None:
         return job
     if refusal.kind != "control" and not ends:
@@ -59,7 +59,7 @@ def _alive(job: JobRecord, verb: str) -> None:
 
 
 def not_stopping(job: JobRecord, verb: str) -> None:
-    """Refuse for a job that has ended or is about to."""
+    """Refuses for a job that has ended or is being stopped."""
     _alive(job, verb)
     if job.control.desired == "stop":
         raise ApiError(
@@ -70,7 +70,7 @@ def not_stopping(job: JobRecord, verb: str) -> None:
 
 
 def pause(job: JobRecord) -> Change | None:
-    """Stop the workers gracefully, keep the job."""
+    """Stop the workers gracefully and keep the job."""
     not_stopping(job, "pause")
     if job.control.desired == "pause":
         return None
@@ -123,7 +123,7 @@ Verb = Literal["scale", "scaleout", "scalein"]
 OUT_TIMEOUT = 600.0
 """Seconds that a scale-out may take, unless the request says otherwise."""
 MOST_TIMEOUT = 86_400.0
-"""Longest timeout of any scale, and so the longest grace of a scale-in: a day."""
+"""The longest timeout of any scale, and so the longest grace of a scale-in: a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def goal(asked: Asked, job: JobRecord) -> int:
     if job.spec.segments and wanted % job.spec.segments:
         raise ApiError(
             "state",
-            f"job {job.name!r} consists of segments of {job.spec.segments} nodes, and {wanted} is no multiple of it",
+            f"job {job.name!r} consists of segments of {job.spec.segments} nodes, and {wanted} is no multiple of that",
             "choose a multiple; nothing was changed",
         )
     return wanted
@@ -247,7 +247,7 @@ def _goal_of_role(asked: Asked, job: JobRecord) -> int:
 
 
 def _growing(job: JobRecord) -> Scale | None:
-    """The scale-out that is not met; that the agents have yet to say so does not matter."""
+    """The scale-out that is not met, even if the agents have yet to record that."""
     growing, head = job.control.growing, job.head
     active = head is not None and head.state == "active"
     return None if growing is not None and active and scaled_size(growing, head) >= growing.want else growing
@@ -276,7 +276,7 @@ def _may_scale_in(asked: Asked, job: JobRecord) -> None:
 
 
 def scale(asked: Asked, job: JobRecord, served: int) -> Change | None:
-    """The change of the control; None if the target is that already."""
+    """The change of the control; None if that is the target already."""
     target, control = goal(asked, job), job.control
     role = asked.role if job.spec.several else ""
     sizes = {one.name: one.places for one in job.sized.roles}
@@ -303,14 +303,14 @@ def scale(asked: Asked, job: JobRecord, served: int) -> Change | None:
 
 
 def outcome(did: str, changed: bool) -> dict[str, object]:
-    """What the reply says of a request, from what the store remembers of it."""
+    """The part of the reply that comes from the text that the store kept."""
     reported = json.loads(did)
     return {"changed": changed, "previous_target": reported["from"], "asked_target": reported["to"]}
 
 
 def repeated(asked: Asked, job: JobRecord, earlier: Answer) -> dict[str, object]:
-    """The reply to a request that was carried out before. Raises ``ApiError`` (``state``) if its id was another
-    change's."""
+    """The reply to a request that was carried out before. Raises ``ApiError`` (``state``) if its id belongs to another
+    change."""
     reported = json.loads(earlier.did) if earlier.did.startswith("{") else {}
     if earlier.subject != job.uid or {k: reported.get(k) for k in asked.figures()} != asked.figures():
         raise ApiError(

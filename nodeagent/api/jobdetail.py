@@ -1,8 +1,8 @@
-"""What a job's detail has beside its record: its generations, and what it waits for.
+"""The parts of a job's detail beyond its record: its generations, and what it waits for.
 
-The record keeps what ended each generation; the audit log adds when things happened, as far back as its newest part
-reaches. That part is kept between requests: of each event one agent reads and parses the text once. It must never be
-taken for the whole log: it reaches back ``EVENTS`` events.
+The record keeps how each generation ended. The audit log adds times, as far back as its newest part reaches. An agent
+keeps that part between requests, so it reads and parses each event once. Must never treat it as the whole log: it holds
+the newest ``EVENTS`` events.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def event_ms(event_id: str) -> int:
 
 
 def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
-    """Oldest first. ``active`` is when it started (Unix time). ``downtime`` is from the first report of the fault
-    that ended the generation before (of a hang: from the last progress) to this one's start, in seconds; ``recovery``
-    says of what that was made; None where the audit log does not reach back."""
+    """The generations, oldest first. ``active`` is when one started (Unix time). ``downtime``: seconds from the first
+    report of the fault that ended the previous generation (for a hang: from the last progress) to this one's start;
+    ``recovery`` divides that time into parts. None if the audit log does not reach back."""
     formed: dict[int, JobEvent] = {}
     active: dict[int, int] = {}
     fault: dict[int, int] = {}
@@ -90,11 +90,11 @@ def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
 
 
 EVENTS = 2000
-"""How far back the audit log is read, in events of all jobs."""
+"""The newest events of all jobs that are read from the audit log."""
 
 
 class AuditTail:
-    """Over one agent's view."""
+    """The newest part of the audit log, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
         self._view = view
@@ -103,7 +103,7 @@ class AuditTail:
         self._events: deque[JobEvent] = deque(maxlen=EVENTS)
 
     async def read(self) -> Sequence[JobEvent] | None:
-        """The newest events, oldest first; None if the store does not answer (nobody waits for it twice)."""
+        """The newest events, oldest first; None if the store does not answer (then only the first caller waits)."""
         if self._view.health().store_away_since is not None:
             return None
         async with self._one:
@@ -121,7 +121,8 @@ class AuditTail:
 
 
 def waits(view: AgentView, job: JobRecord, cluster: Cluster) -> Json:
-    """A better ``reason``, or nothing; why a job is not run is better than any, and why none is decided on next."""
+    """A better ``reason``, or nothing: first why the job is not run, then why the store decides nothing, then the
+    plan's."""
     if refusal := cluster.refused.get(job.uid):
         return {"reason": refusal.text}
     if job.phase not in TERMINAL and (text := view.health().store_waits):
@@ -134,12 +135,12 @@ def waits(view: AgentView, job: JobRecord, cluster: Cluster) -> Json:
 
 
 def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
-    """Of a job in the queue: what could be done about its waiting. ``backoff``: seconds until it may start again;
-    ``needs``, ``fit``, ``pending``, ``live``: nodes that it needs at least, that could run it now, as soon as they are
-    ready, and that there are; ``cordoned``: the first few nodes that take no work because somebody said so, and would
-    do; ``unmet``: why no known nodes would do; ``held``: other jobs hold nodes; ``barred``: nodes have room, and its
-    queue may not use more; ``blocked``: it waits for other jobs; ``begins``: its time has not come; ``kept_for``: the
-    job before it for which nodes that it could use are kept, else empty. None of any other job."""
+    """For a job in the queue: how its waiting could be ended; None for any other job. ``backoff``: seconds until it may
+    start again. ``needs``, ``fit``, ``pending``, ``live``: the number of nodes that it needs at least, that could run
+    it now, that could run it once they are ready, and that are live. ``cordoned``: the first few suitable nodes that
+    are cordoned; ``unmet``: why no known nodes are suitable; ``held``: other jobs hold nodes; ``barred``: nodes have
+    room, but its queue may not use more; ``blocked``: it waits for other jobs; ``begins``: its start time has not come;
+    ``kept_for``: the job ahead for which suitable nodes are kept, else empty."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
@@ -175,8 +176,9 @@ def alone_json(job: JobRecord) -> list[Json]:
 
 
 def start_json(job: JobRecord, cluster: Cluster, wall: float) -> Json:
-    """``start_estimate``: when a job that waits has its nodes (Unix ms) if all others keep to their time limits;
-    ``starts_after``: the jobs that it waits for then. None where no limits say so. ``wall``: Unix time."""
+    """For a job that waits: ``start_estimate``, when it gets its nodes (Unix ms) if all others use their whole time
+    limits, and ``starts_after``, the jobs that it waits for until then. None if the time limits do not determine it.
+    ``wall``: Unix time."""
     found = start_estimate(cluster, job)
     if found is None:
         return {"start_estimate": None, "starts_after": []}

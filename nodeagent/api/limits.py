@@ -1,9 +1,9 @@
-"""What users may do: the site's rules about jobs (``limits`` and ``policy`` of the config), and how much each may
-ask of this agent at a time.
+"""The site's rules about jobs (``limits`` and ``policy`` of the config), and the number of requests that each user may
+make to this agent.
 
-Every refusal names the key of the config that says so. Root, the agent's own user and operators are bound by none.
+Every refusal names the key of the config behind it. Root, the agent's own user and operators have no limits.
 
-Owns the counts. Must never look up a name before a count says no: a flood costs nothing but this.
+Owns the counts. Must never look up a name before a count refuses: a request that is not refused costs only the count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.spec.sections import LimitsConfig
 
 RESTART_WINDOW = 3600.0
-"""Seconds that restarts are counted within at least, where the site limits them: a short window would be no limit."""
+"""The shortest window in which restarts are counted, if the site limits them: a shorter window would be no limit."""
 
 
 def may_submit_at_all(who: Caller, limits: LimitsConfig, node: str) -> None:
@@ -78,29 +78,29 @@ def within_policy(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str) -
         raise ApiError(
             "permission",
             f"job {spec.name!r} has priority {spec.priority}; priorities above 0 are for operators (the group of "
-            f"jobs.operators in the config of node {node}), and {who.name} is none",
+            f"jobs.operators in the config of node {node}), and {who.name} is not an operator",
             "leave out `priority:` or write 0 or less; nothing was submitted",
         )
 
 
 def quota(who: Caller, limits: LimitsConfig) -> Quota | None:
-    """What the store holds the caller's jobs to; None: to nothing."""
+    """The quota that the store enforces for the caller's jobs; None: no quota."""
     return None if who.operator else Quota(jobs=limits.jobs, bytes=limits.job_bytes)
 
 
 def limits_json(limits: LimitsConfig) -> Json:
-    """The values in force at one agent; None where there is no limit. Numbers are counts, bytes and (``requests``)
+    """The values in force at one agent; None if there is no limit. Numbers are counts, bytes and (``requests``)
     requests a second."""
     return limits.model_dump(mode="json")
 
 
 async def owner_json(view: AgentView, usage: Usage, names: UserDatabase, job: JobRecord) -> Json | None:
-    """The limits of the job's owner, and what of them is used; None of an owner who has none."""
+    """The limits of the job's owner, and how much of them is used; None for an owner without limits."""
     owner, config = job.owner, view.config
     if owner in (0, os.geteuid()) or await _operator(view, names, job):
         return None
     own = [j for j in view.cluster().jobs.values() if j.owner == owner]
-    # In a thread: at the limit these are megabytes of JSON, and the loop renews the lease.
+    # # In a thread: at the limit these are megabytes of JSON, and the loop renews the lease.
     size = await asyncio.to_thread(lambda: sum(len(j.spec.to_json().encode()) for j in own))
     under_way, following = usage.held(owner)
     live = sum(j.phase not in TERMINAL for j in own)
@@ -113,7 +113,7 @@ async def owner_json(view: AgentView, usage: Usage, names: UserDatabase, job: Jo
 
 
 async def _operator(view: AgentView, names: UserDatabase, job: JobRecord) -> bool:
-    """Whether the owner is an operator, as far as the user database says so in time."""
+    """Returns whether the owner is an operator, if the user database answers in time."""
     who, group = job.spec.submitter, view.config.jobs.operators
     if group is None or who.uid != job.owner:
         return False
@@ -126,42 +126,42 @@ async def _operator(view: AgentView, names: UserDatabase, job: JobRecord) -> boo
 
 
 USERS = 4096
-"""Most users that are counted at once; those who ask for nothing are forgotten first."""
+"""The most users that are counted at once; users without recent requests are forgotten first."""
 BURST = 2
-"""Seconds' worth of requests that may come at once."""
+"""Requests that may come at once, in seconds of the allowed rate."""
 REMEMBERED = 300.0
-"""Seconds for which ``doctor`` says that somebody was refused."""
+"""Seconds for which ``doctor`` reports that a user was refused."""
 
 Key = int | str
-"""A user's number; of a credential that acts as no user its name."""
+"""A user's number; for a credential without a user, its name."""
 
 
 @dataclass(slots=True)
 class _Asking:
-    """One user, now."""
+    """The present counts of one user."""
 
     tokens: float
     at: float
     under_way: int = 0
     following: int = 0
     refused: dict[str, float] = field(default_factory=dict)
-    """Key of the config to when it was the reason last."""
+    """Key of the config to the last time at which it was the reason of a refusal."""
 
 
 class Usage:
-    """``clock`` counts seconds and never goes back."""
+    """The requests of all users. ``clock`` counts seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._users: dict[Key, _Asking] = {}
 
     def __len__(self) -> int:
-        """Users that are counted."""
+        """The number of users that are counted."""
         return len(self._users)
 
     def begin(self, key: Key, limits: LimitsConfig, *, follows: bool) -> str:
-        """Count one more request of this user: empty, and ``end`` has to follow; or the key of ``limits`` that says
-        no (``users``: too many of them), and nothing was counted."""
+        """Count one more request of this user. Empty: it was counted, and ``end`` must follow. Otherwise the key of
+        ``limits`` that refuses (``users``: too many users), and nothing was counted."""
         now = self._clock()
         asking = self._users.get(key)
         if asking is None:
@@ -194,18 +194,18 @@ class Usage:
         asking.following -= follows
 
     def held(self, key: Key) -> tuple[int, int]:
-        """(requests under way, those of them that follow) of this user."""
+        """This user's requests under way, and how many of them follow."""
         asking = self._users.get(key)
         return (0, 0) if asking is None else (asking.under_way, asking.following)
 
     def refused(self) -> Mapping[Key, tuple[str, ...]]:
-        """Users that were refused lately, with the keys of ``limits`` that said so."""
+        """Users that were refused lately, with the keys of ``limits`` that refused."""
         since = self._clock() - REMEMBERED
         found = {key: tuple(k for k, at in a.refused.items() if at >= since) for key, a in self._users.items()}
         return {key: keys for key, keys in found.items() if keys}
 
     def _forget(self, now: float, limits: LimitsConfig) -> None:
-        """Those with nothing under way whose bucket is full by now."""
+        """Forget users without requests under way whose full rate is available again."""
         full = BURST * limits.requests
         for key, asking in list(self._users.items()):
             if not asking.under_way and asking.tokens + (now - asking.at) * limits.requests >= full:
@@ -213,13 +213,13 @@ class Usage:
 
 
 def usage_middleware(view: AgentView, usage: Usage, agent_uid: int | None = None) -> Middleware:
-    """Holds everybody but root, the agent's own user and operators to ``limits``. Behind the door's, where there is
-    one. ``agent_uid``: the agent's own user, that of the process if not said."""
+    """Applies ``limits`` to all callers but root, the agent's own user and operators. Runs after the https doorkeeper,
+    if there is one. ``agent_uid``: the agent's own user, by default the process's."""
     own = os.geteuid() if agent_uid is None else agent_uid
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in FILES:  # the page's own, for anybody: over https nobody says who asks for them
+        if request.path in FILES:  # the status page's files are for all: over https they need no credentials
             return await handler(request)
         known = request.get(CALLER)
         uid = auth.peer(request)[0] if known is None else known.uid
@@ -242,7 +242,7 @@ def usage_middleware(view: AgentView, usage: Usage, agent_uid: int | None = None
 
 
 def refusal(name: str, key: str, limits: LimitsConfig, node: str) -> ApiError:
-    """What a user is answered who is at this limit."""
+    """The answer to a user who has reached this limit."""
     if key == "users":
         busy = f"the agent of node {node} has requests of {USERS} users under way"
         return ApiError("limit", f"{busy}, and counts no more at once; nothing was changed", "ask again in a moment")

@@ -1,5 +1,5 @@
-"""What this node's files hold of a job's output, as the API's lines, and how many may read at a time. The files are
-read in a thread: a slow disk must never hold up the agent's loop."""
+"""The part of a job's output in this node's files, in the API's format, and a bound on concurrent readers. Files are
+read in a thread: a slow disk must never block the agent's loop."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from nodeagent.pods.logs import follow as follow_files
 Line = dict[str, Any]
 
 BATCH = 100
-"""Lines read in one go."""
+"""Lines that are read in one call."""
 READERS_PER_USER = 16
 """Readers of logs, followers or not, that a user may have on this node at a time."""
 READERS_MAX = 128
-"""The same, of all users."""
+"""Readers of all users together."""
 
 
 class Readers:
-    """Who reads logs here now; bounded, since each costs the agent time and memory."""
+    """The present readers of logs; bounded, since each costs the agent time and memory."""
 
     def __init__(self, per_user: int = READERS_PER_USER, most: int = READERS_MAX) -> None:
         self._per_user, self._most = per_user, most
@@ -37,8 +37,8 @@ class Readers:
 
     @contextmanager
     def admit(self, caller: Caller, per_user: int | None = None) -> Iterator[None]:
-        """One more, while the context lasts. ``per_user``: as the config has it by now. Raises ApiError where there are
-        too many."""
+        """Counts one more reader while the context is open. ``per_user``: the present value of the config. Raises
+        ApiError if there are too many."""
         most = self._per_user if per_user is None else per_user
         who = (caller.uid, caller.name)
         text = ""
@@ -47,7 +47,7 @@ class Readers:
         elif self._now.total() >= self._most:
             text = f"logs are read {self._most} times at once on this node already"
         if text:
-            raise ApiError("limit", text, "end one (a `nodeagentctl logs -f`, say), then ask again")
+            raise ApiError("limit", text, "end one (for example a `nodeagentctl logs -f`), then try again")
         self._now[who] += 1
         try:
             yield
@@ -59,18 +59,18 @@ class Readers:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What of the output is wanted."""
+    """The requested part of the output."""
 
     first: int = 1
     """Oldest generation."""
     last: int | None = None
-    """Newest generation; None for all that come."""
+    """Newest generation; None: all later ones too."""
     rank: int | None = None
     tail: int | None = None
-    """Only the last lines, of all ranks together."""
+    """Only this many last lines, of all ranks together."""
 
     def params(self) -> dict[str, str]:
-        """As another agent is asked for it."""
+        """The query as the parameters of a request to another agent."""
         wanted = {"first": self.first, "last": self.last, "rank": self.rank, "tail": self.tail}
         return {k: str(v) for k, v in wanted.items() if v is not None}
 
@@ -88,7 +88,7 @@ def _line(node: str, line: LogLine) -> Line:
 
 
 def _stored(folder: Path, query: Query, below: int | None = None) -> Iterator[LogLine]:
-    """Blocking. What is there, by generation and time; only generations older than ``below``, if given."""
+    """Blocking. The stored lines, by generation and time; only of generations older than ``below``, if given."""
     ranks = None if query.rank is None else {query.rank}
     for number in generations(folder):
         wanted = query.first <= number and (query.last is None or number <= query.last)
@@ -97,7 +97,7 @@ def _stored(folder: Path, query: Query, below: int | None = None) -> Iterator[Lo
 
 
 def _newest(folder: Path, query: Query, count: int) -> list[LogLine]:
-    """Blocking. The last lines of what is there."""
+    """Blocking. The last stored lines."""
     ranks = None if query.rank is None else {query.rank}
     found: list[LogLine] = []
     for number in reversed(generations(folder)):
@@ -115,7 +115,7 @@ async def _batches(lines: Iterator[LogLine]) -> AsyncGenerator[LogLine, None]:
 
 
 async def stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[Line, None]:
-    """All that is there."""
+    """All stored lines."""
     lines = _stored(folder, query)
     if query.tail is not None:
         lines = iter(await asyncio.to_thread(_newest, folder, query, query.tail))
@@ -127,7 +127,7 @@ async def stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[
 async def followed_lines(
     folder: Path, node: str, query: Query, ended: Callable[[], bool]
 ) -> AsyncGenerator[Line, None]:
-    """All that is there and all that comes, until ``ended()`` and nothing is left."""
+    """All stored lines and all new ones, until ``ended()`` and nothing is left."""
     newest = max(await asyncio.to_thread(generations, folder), default=0)
     if query.tail is None:
         async with contextlib.aclosing(_batches(_stored(folder, query, below=newest))) as older:
@@ -136,7 +136,7 @@ async def followed_lines(
         between = Query(first=max(newest, query.first), last=query.last, rank=query.rank)
         if (
             max(await asyncio.to_thread(generations, folder), default=0) > newest
-        ):  # formed while the older ones were read
+        ):  # generations that formed while the older ones were read
             async with contextlib.aclosing(followed_lines(folder, node, between, ended)) as rest:
                 async for line_so_far in rest:
                     yield line_so_far

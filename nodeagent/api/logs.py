@@ -1,7 +1,8 @@
-"""A job's output over HTTP: this node's files and those that other agents hold, merged line by line.
+"""A job's output over HTTP: this node's files and those of other agents, merged line by line.
 
-Nodes that cannot be asked are named in a ``notice`` line, the others go on. While following, new generations and nodes
-join; it ends when the job has ended and all is sent. Must never wait for a node that does not answer.
+A ``notice`` line names each node that cannot be asked; the other nodes' lines continue. While following, new
+generations and nodes join; the answer ends when the job has ended and all lines are sent. Must never wait for a node
+that does not answer.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from nodeagent.pods.logs import TAIL_MAX
 Line = dict[str, Any]
 
 POLL = 0.2
-"""Seconds between two looks for new nodes, new lines and the job's end."""
+"""Seconds between two polls for new nodes, new lines and the job's end."""
 REFUSED_POLL = 2.0
-"""Seconds until a node that refused, or cannot be asked, is asked again."""
+"""Seconds until a node that refused, or could not be asked, is asked again."""
 ALIVE_PEER, ALIVE_TOOL = 1.0, 10.0
 """Seconds of silence after which a sign of life is sent, to other agents and to the tool."""
 PATIENCE = 8.0
-"""Seconds that a node may give nothing while following before it is named (an agent's restart, or the loss of a node
-that is noticed as such, takes less)."""
+"""Seconds that a node may send nothing while following before a notice names it (the restart of an agent, and noticing
+the loss of a node, take less)."""
 QUEUE = 32
-"""Lines (16 KiB at most) that wait for a slow reader; then the files and the other agents wait too."""
+"""Lines (at most 16 KiB each) that wait for a slow reader; then the files and the other agents wait too."""
 
 
 def notice(node: str, text: str) -> Line:
@@ -64,7 +65,7 @@ def place_names(head: Head) -> dict[int, str]:
 
 
 class LogRoutes:
-    """The handler, over one agent's view."""
+    """The handler, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
@@ -77,8 +78,8 @@ class LogRoutes:
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/jobs/{job}/logs?follow&tail&rank&generation&previous&first&last&local_only: JSON lines.
 
-        Of the newest generation that ran, unless ``generation``, ``previous``, or ``first`` and ``last`` say otherwise;
-        ``follow`` goes on with newer ones.
+        Shows the newest generation that ran, unless ``generation``, ``previous``, or ``first`` and ``last`` choose
+        others; ``follow`` continues with newer ones.
         """
         job = await find_any_job(self.view, request.match_info["job"])
         who, names = await auth.caller(request, self.view.config.jobs), auth.database(request)
@@ -106,8 +107,8 @@ class LogRoutes:
                 return await send(request, lines)
 
     async def _placed(self, job: JobRecord, lines: AsyncGenerator[Line, None]) -> AsyncGenerator[Line, None]:
-        """With the ``place`` (``trainer.0``) of whoever wrote them, as far as it is known: the record has the members
-        of the newest generation only."""
+        """Adds to each line the ``place`` (``trainer.0``) of its worker, if it is known: the record has the members of
+        the newest generation only."""
         known: dict[int, dict[int, str]] = {}
         async with contextlib.aclosing(lines):
             async for line in lines:
@@ -119,7 +120,7 @@ class LogRoutes:
                 yield line | {"place": place} if place else line
 
     def _ended(self, uid: str) -> bool:
-        """Nothing will be written any more."""
+        """Returns whether no more output will be written."""
         cluster = self.view.cluster()
         job = cluster.jobs.get(uid)
         if job is None:
@@ -128,8 +129,8 @@ class LogRoutes:
         return job.phase in TERMINAL and all(cluster.gone(n, h.life) for n, h in holders.items())
 
     def _others(self, asked: _Asked) -> tuple[dict[str, Way], list[Line]]:
-        """(nodes whose agents can be asked and how, notices about those that cannot and had a part in the job). Of
-        other machines those that have a part are asked; all of them only for old generations."""
+        """(nodes whose agents can be asked, with the way to each; notices about those that cannot be asked and had a
+        part in the job). On other machines only nodes with a part are asked; for old generations all are."""
         cluster = self.view.cluster()
         part = _part(cluster.jobs.get(asked.uid, asked.job))
         ask: dict[str, Way] = {}
@@ -147,10 +148,10 @@ class LogRoutes:
                 notices.append(notice(node.id, gone if isinstance(way, Way) else way))
         return ask, notices
 
-    # --- all that there is ---
+    # # --- stored output ---
 
     async def _all(self, asked: _Asked) -> AsyncGenerator[Line, None]:
-        """Everything written so far, by generation and time."""
+        """All output written so far, by generation and time."""
         ways, notices = ({}, []) if asked.alone else self._others(asked)
         query, failed = asked.query, list[Line]()
         kept: deque[Line] | None = None if query.tail is None else deque(maxlen=query.tail)
@@ -179,7 +180,7 @@ class LogRoutes:
                     if line:
                         yield line
         except FAILURES as error:
-            failed.append(notice(node, f"node {node} did not give its part of the output: {words(error)}"))
+            failed.append(notice(node, f"node {node} did not send its part of the output: {words(error)}"))
 
     def _folder(self, job: JobRecord) -> Path:
         return log_folder(self.view.config.dirs.logs, job.name, job.uid)
@@ -230,7 +231,7 @@ class LogRoutes:
         await queue.put(None)
 
     async def _peer(self, node_id: str, asked: _Asked, queue: asyncio.Queue[Line | None]) -> None:
-        """One other agent's lines, over its restarts and its freezes, until the job has ended."""
+        """One other agent's lines, through its restarts and freezes, until the job has ended."""
         uid, query = asked.uid, asked.query
         marks, tail = Marks(), query.tail is not None
         loop = asyncio.get_running_loop()
@@ -258,24 +259,24 @@ class LogRoutes:
                 pause = REFUSED_POLL if isinstance(error, PeerRefusedError) else POLL
             if ended:
                 if failed:
-                    text = f"node {node_id} did not give the end of its part of the output: {failed}"
+                    text = f"node {node_id} did not send the end of its part of the output: {failed}"
                     await queue.put(notice(node_id, text))
                 return
             if failed and loop.time() > good + PATIENCE and self.view.cluster().live(node_id):
-                text = f"node {node_id} does not give its part of the output, and is asked again: {failed}"
+                text = f"node {node_id} does not send its part of the output, and will be asked again: {failed}"
                 await queue.put(notice(node_id, text))
-                good = math.inf  # said once, until it gives something
+                good = math.inf  # reported once, until the node sends something
             await asyncio.sleep(pause)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What somebody wants to read."""
+    """One request for output."""
 
     job: JobRecord
     query: Query
     alone: bool
-    """Only what this node has."""
+    """Only this node's output."""
     wide: bool
     """Older generations too: nodes that have no part in the job any more may have had one."""
     who: Callable[[], Awaitable[Caller]]
@@ -286,7 +287,7 @@ class _Asked:
 
 
 def _check_rank(job: JobRecord, query: Query) -> None:
-    """Raises ``ApiError`` for a rank that the generation asked for does not have, where its size is still known."""
+    """Raises ``ApiError`` for a rank that the requested generation does not have, if its size is still known."""
     head = job.head
     if query.rank is None or head is None or (query.first, query.last) != (head.number, head.number):
         return
@@ -300,7 +301,7 @@ def _check_rank(job: JobRecord, query: Query) -> None:
 
 
 def previous(job: JobRecord) -> int:
-    """The generation before the newest that ran. Raises ``ApiError`` if there was none."""
+    """Number of the generation before the newest that ran. Raises ``ApiError`` if there was none."""
     newest = job.active.number if job.active is not None else 0
     before = [int(n) for n in job.budget if int(n) < newest]
     if job.last_number and job.last_number < newest:
@@ -328,7 +329,7 @@ async def _pour(lines: AsyncGenerator[Line, None], queue: asyncio.Queue[Line | N
 async def _in_order(sources: list[AsyncGenerator[Line, None]]) -> AsyncIterator[Line]:
     """The sources' lines, by generation and time; each source is in that order already."""
     heap: list[tuple[int, str, int, Line]] = []
-    firsts = await asyncio.gather(*(anext(source, None) for source in sources))  # one that hangs holds up no other
+    firsts = await asyncio.gather(*(anext(source, None) for source in sources))  # one that hangs delays no other
     for number, first in enumerate(firsts):
         if first is not None:
             heapq.heappush(heap, (first["generation"], first["time"], number, first))

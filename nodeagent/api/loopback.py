@@ -1,10 +1,9 @@
-"""What loopback HTTP serves: health, readiness, metrics, and the status page's files. Must never ask the store, or
-a store that stands would make the agent look dead.
+"""The parts of the API on loopback HTTP: health, readiness, metrics, and the status page's files. Must never ask the
+store, or a frozen store would make the agent look dead.
 
-The files hold no data, and are read when somebody asks for them. A TCP connection has no SO_PEERCRED, but the kernel
-lists whose end of it is whose. Must never let in whom the unix socket's mode keeps out, nor answer a name that is not
-this machine's: a page from elsewhere could have a browser here read the answer, by a name that it has pointed at
-127.0.0.1.
+The files hold no data, and are read at a request. A TCP connection has no SO_PEERCRED, but the kernel lists the owner
+of each end. Must never admit a user that the unix socket's mode excludes. Must never answer to a host name that is not
+this machine's: a foreign web page could point a name of its own at 127.0.0.1, and have a browser here read the answer.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.view import AgentView
 
 PATHS = ("/healthz", "/readyz", "/metrics")
-"""For whoever can connect: probes and Prometheus say nothing of themselves, and use any name."""
+"""Paths for every caller: probes and Prometheus do not identify themselves, and use any host name."""
 MAX_LAG = 1.0
-"""Seconds the main loop may be late and still count as healthy."""
+"""Seconds by which the main loop may be late and still count as healthy."""
 
 
 class HealthRoutes:
-    """The handlers, over one agent's view."""
+    """The handlers, for one agent's view."""
 
     def __init__(self, view: AgentView, metrics: Metrics) -> None:
         self.view = view
@@ -45,8 +44,8 @@ class HealthRoutes:
         ]
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """200 while the agent's loop turns in time: that the store is away must not get an agent restarted, since a new
-        one would not know who lends its workers time."""
+        """200 while the agent's loop is on time. An unreachable store must not get an agent restarted, since the new
+        agent would not know which keepers lend its workers time."""
         health = self.view.health()
         reasons = []
         if health.loop_lag > MAX_LAG:
@@ -54,8 +53,8 @@ class HealthRoutes:
         return self._answer(reasons)
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """200 while this node has joined and the store answers: it can take work, and changes. What runs goes on
-        without that, while it is lent time."""
+        """200 while this node has joined and the store answers: it accepts work, and changes. Running work continues
+        without the store while it is lent time."""
         health = self.view.health()
         reasons = []
         if not health.joined:
@@ -104,7 +103,7 @@ FILES = {
     "/page/shares.js": ("shares.js", "text/javascript"),
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-"""Path to file and type."""
+"""Path to file and content type."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -128,11 +127,11 @@ async def _file(request: web.Request) -> web.FileResponse:
 
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""Of this process's network namespace; a dual-stack client's end is in the second."""
+"""TCP tables of this process's network namespace; the second lists the ends of dual-stack clients."""
 ESTABLISHED = "01"
 NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 UNNAMED = frozenset({"/healthz", "/readyz"})
-"""Answer to any name: a load balancer asks by one of its own, and they name nobody."""
+"""Paths that answer to any host name: a load balancer uses one of its own, and these answers name no user."""
 
 
 End = tuple[str, int]
@@ -142,8 +141,8 @@ End = tuple[str, int]
 def guest_middleware(
     free: Iterable[str], uid: int, owner: Callable[[End, End], int | None] | None = None
 ) -> Middleware:
-    """Lets only those who may read get beyond the ``free`` paths. ``uid``: the agent's own; ``owner``: who says whose
-    the client's end of a connection is, the kernel if nobody else."""
+    """Lets only permitted users beyond the ``free`` paths. ``uid``: the agent's own; ``owner``: returns the user of a
+    connection's other end, by default from the kernel."""
     whose = owner or end_owner
     open_to_all = frozenset(free)
 
@@ -154,21 +153,22 @@ def guest_middleware(
         if request.path not in open_to_all and uid != 0:  # root's socket is open to every user of the machine
             who = await asyncio.to_thread(whose, *_ends(request))
             if who not in (0, uid):
-                raise ApiError("permission", "this agent shows its jobs to its own user only", "ask as that user")
+                raise ApiError(
+                    "permission", "this agent shows its jobs to its own user only", "run the request as that user"
+                )
         return await handler(request)
 
     return middleware
 
 
 def _check_name(host: str) -> None:
-    """Raises ``ApiError``. The port may be any: it may be forwarded."""
+    """Checks the host name of a request. Raises ``ApiError``. Any port is allowed: it may be forwarded."""
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     if name.lower() not in NAMES:
         raise ApiError(
             "permission",
-            f"this is asked for as {host!r}, which is no name for loopback",
-            "ask as 127.0.0.1 or localhost (from elsewhere: ssh -L 9470:127.0.0.1:9470 NODE), or over https with a "
-            "token",
+            f"the request names the host {host!r}, which is not a name for loopback",
+            "use 127.0.0.1 or localhost (from elsewhere: ssh -L 9470:127.0.0.1:9470 NODE), or over https with a token",
         )
 
 
@@ -177,17 +177,17 @@ def _ends(request: web.Request) -> tuple[End, End]:
     transport = request.transport
     client, mine = (None, None) if transport is None else map(transport.get_extra_info, ("peername", "sockname"))
     if client is None or mine is None:
-        raise ApiError("permission", "nobody says who asks", "ask again")
+        raise ApiError("permission", "the caller is unknown", "try again")
     return client[:2], mine[:2]
 
 
 def end_owner(client: End, mine: End) -> int | None:
-    """The user of the process that holds the client's end; None: it is not on this machine, or gone."""
+    """The user of the process that holds the client's end; None: the process is on another machine, or gone."""
     ends = [(_hex(*client), _hex(*mine)), (_mapped(*client), _mapped(*mine))]
     for table, (there, here) in zip(TABLES, ends, strict=True):
         try:
             rows = table.read_text(encoding="ascii").splitlines()[1:]
-        except FileNotFoundError:  # no IPv6 here
+        except FileNotFoundError:  # IPv6 is off
             continue
         for row in rows:
             cells = row.split()
@@ -197,7 +197,7 @@ def end_owner(client: End, mine: End) -> int | None:
 
 
 def _hex(address: str, port: int) -> str:
-    """As the kernel prints it: words of the machine's byte order."""
+    """The address in the kernel's notation: words in the machine's byte order."""
     word = int.from_bytes(socket.inet_aton(address), sys.byteorder)
     return f"{word:08X}:{port:04X}"
 

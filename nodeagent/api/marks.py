@@ -1,6 +1,7 @@
-"""How far a stream of log lines was read, so that reading again from the start neither repeats nor drops a line.
+"""Remembers how far a stream of log lines was read, so that a second reading neither repeats nor drops a line.
 
-Standard library only: the tool uses it too. A source's lines come in the order of their times; several may share one.
+Standard library only, because the tool uses it too. A source's lines come in the order of their times; several lines
+may share one time.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ Source = tuple[str, int, int, str]
 
 
 def source_of(line: Line) -> Source:
-    """Whose line it is."""
+    """The source that wrote a line."""
     return line["node"], line["generation"], line["rank"], line["stream"]
 
 
 class Marks:
-    """The last time seen of each source, and how many lines had it."""
+    """The last time seen of each source, and the number of lines with that time."""
 
     def __init__(self) -> None:
         self._last: dict[Source, tuple[str, int]] = {}
@@ -31,31 +32,31 @@ class Marks:
 
     @property
     def any(self) -> bool:
-        """Whether any line was seen."""
+        """Returns whether any line was seen."""
         return bool(self._last)
 
     def seen(self, line: Line) -> None:
-        """This line was passed on."""
+        """Call for every line that is passed on."""
         source = source_of(line)
         self._began.setdefault(line["node"], line["time"])
         last, count = self._last.get(source, ("", 0))
         self._last[source] = (line["time"], count + 1 if line["time"] == last else 1)
 
     def again(self, tail: bool) -> Skipper:
-        """For reading the same sources anew from their start. ``tail``: the first reading was of the last lines only,
-        so that what is older than its first line of a node is not wanted either."""
+        """A filter for reading the same sources from the start. ``tail``: the first reading had only the last lines, so
+        lines older than the first one of a node are skipped too."""
         return Skipper(dict(self._last), dict(self._began) if tail else {})
 
 
 class Skipper:
-    """Says which lines of a second reading were passed on in the first."""
+    """Finds the lines of a second reading that were passed on in the first."""
 
     def __init__(self, marks: dict[Source, tuple[str, int]], began: dict[str, str]) -> None:
         self._left = marks
         self._began = began
 
     def skip(self, line: Line) -> bool:
-        """Ask once for each line, in order."""
+        """Returns whether to skip this line. Call it once for each line, in order."""
         source = source_of(line)
         if source not in self._left:
             return bool(line["time"] < self._began.get(line["node"], ""))

@@ -1,7 +1,7 @@
-"""The health of nodes over HTTP: the rules in force, an operator's word that something is repaired, drills, and
-checks by work.
+"""The health of nodes over HTTP: the rules in force, an operator's confirmation of a repair, drills, and checks by
+work.
 
-What changes a node's health is passed on to that node's own agent: nobody else keeps its memory. Must never judge.
+Changes of a node's health are forwarded to that node's own agent, which alone stores them. Must never judge.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_XID = 9999
 
 
 class CareRoutes:
-    """The handlers, over one agent's view."""
+    """The handlers, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
@@ -63,8 +63,8 @@ class CareRoutes:
         return web.json_response(items(rows, node=self.view.node))
 
     async def acknowledge(self, request: web.Request) -> web.Response:
-        """POST .../health/ack {gpu, rule, request_id}: it is repaired, so its probation begins. Without ``gpu``:
-        everything of the node."""
+        """POST .../health/ack {gpu, rule, request_id}: the fault is repaired, so its probation begins. Without ``gpu``:
+        all faults of the node."""
         node, _, asked = await self._may(request)
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
@@ -73,7 +73,7 @@ class CareRoutes:
         meant = [
             v for v in node_health.monitor.verdicts if (not gpu or v.device == gpu) and (not rule or v.rule == rule)
         ]  # fmt: skip
-        if gpu and not meant:  # one that is missing is no GPU of the node any more, but has a verdict
+        if gpu and not meant:  # a GPU that is no longer part of the node may still have a verdict
             known_gpu(node, gpu)
         if not meant:
             raise ApiError(
@@ -101,7 +101,7 @@ class CareRoutes:
         return web.json_response({"name": node.id, "gpu": device, "xid": code})
 
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller, dict[str, Any]]:
-        """The node, who may change it, and what is asked."""
+        """The node, the caller (who may change it), and the body."""
         asked = await requests.read(request)
         requests.request_id(asked)
         node = find_node(self.view.cluster(), request.match_info["node"])
@@ -113,21 +113,21 @@ class CareRoutes:
         if self.view.node_health is None:
             raise ApiError(
                 "state",
-                f"nobody looks after the health of node {node.id}",
+                f"the health of node {node.id} is not monitored",
                 "take `health: off` out of its agent's config",
             )
         return self.view.node_health
 
 
 def known_gpu(node: NodeRecord, uuid: str) -> str:
-    """The GPU, if the node has it."""
+    """The GPU's uuid; raises ``ApiError`` if the node does not have it."""
     if all(uuid != gpu.uuid for gpu in node.facts.gpus):
         raise unknown(f"GPU of node {node.id}", uuid, (gpu.uuid for gpu in node.facts.gpus))
     return uuid
 
 
 class DiagRoutes:
-    """The handlers, over one agent's view."""
+    """The handlers, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
@@ -138,7 +138,7 @@ class DiagRoutes:
         return [web.get(path, self.show), web.post(path, self.start)]
 
     async def show(self, request: web.Request) -> web.Response:
-        """GET /v1/nodes/{node}/diag: how far the newest run is, and its report once it has ended."""
+        """GET /v1/nodes/{node}/diag: the progress of the newest run, and its report once it has ended."""
         node = find_node(self.view.cluster(), request.match_info["node"])
         if (answer := await elsewhere(self.view, node, request)) is not None:
             return answer
@@ -157,7 +157,7 @@ class DiagRoutes:
         if diagnosis.request == name:
             return web.json_response(self._state())
         if diagnosis.running:
-            raise ApiError("state", f"node {node.id} is being checked already", "ask again when that has ended")
+            raise ApiError("state", f"node {node.id} is being checked already", "try again when that check has ended")
         cluster = self.view.cluster()
         gpus = [known_gpu(node, gpu)] if gpu else [one.uuid for one in node.facts.gpus]
         used = used_devices(booked(cluster), node.id, by_others_than="")
@@ -167,7 +167,7 @@ class DiagRoutes:
             raise ApiError(
                 "state",
                 f"node {node.id} is not checked: {what} in use by a job ({', '.join(taken[:4])})",
-                "drain it first, choose a GPU with --gpu, or check it all the same with --busy (it slows the job down)",
+                "drain it first, choose a GPU with --gpu, or check it nevertheless with --busy (it slows the job down)",
             )
         others = [record for record in cluster.nodes.values() if record.id != node.id]
         diagnosis.start(gpus, taken, "check" if busy else "refuse", others, name, whole=not gpu)

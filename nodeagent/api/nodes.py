@@ -24,7 +24,7 @@ from nodeagent.store.base import StoreUnavailableError
 
 
 class NodeRoutes:
-    """The handlers, over one agent's view."""
+    """The handlers, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
@@ -50,7 +50,7 @@ class NodeRoutes:
             rows = [node_json(cluster.nodes[n], cluster, now, work) for n in sorted(cluster.nodes)]
             return json.dumps(items(rows, store_away_since=away)).encode()
 
-        # In a thread: of a thousand nodes it takes longer than the agent's loop should stand.
+        # # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
         return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
 
     async def show(self, request: web.Request) -> web.Response:
@@ -69,7 +69,7 @@ class NodeRoutes:
         return web.json_response(node_json(node, cluster, now) | {"unreachable": lost, "store_away_since": away})
 
     async def cordon(self, request: web.Request) -> web.Response:
-        """POST .../cordon {reason, request_id}: no new work. A draining node stays cordoned only."""
+        """POST .../cordon {reason, request_id}: no new work. A draining node becomes only cordoned."""
         return await self._set(request, drain=False)
 
     async def drain(self, request: web.Request) -> web.Response:
@@ -77,7 +77,7 @@ class NodeRoutes:
         return await self._set(request, drain=True)
 
     async def uncordon(self, request: web.Request) -> web.Response:
-        """POST .../uncordon {request_id}: takes work again, once no maintenance window says otherwise."""
+        """POST .../uncordon {request_id}: the node takes work again, unless a maintenance window is open."""
         node = find_node(self.view.cluster(), request.match_info["node"])
         if node.reserved is not None and node.cordon is not None and node.cordon.by == WINDOW:
             raise ApiError(
@@ -88,8 +88,8 @@ class NodeRoutes:
         return await self._write(request, await requests.read(request), None)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """POST .../forget: its caller confirms that the node, whose lease has lapsed, is permanently down; the record
-        of one that left, or is lost already, is removed: ``removed``."""
+        """POST .../forget: the caller confirms that the node, whose lease has lapsed, is permanently down. If the node
+        left, or is already lost, its record is removed: ``removed``."""
         node, who = await self._may(request)
         era = self.view.era
         forgotten = await self.view.store.forget(node.id, who.name)
@@ -110,14 +110,15 @@ class NodeRoutes:
         return await self._written(await self.view.store.cordon(node.id, cordon, name), era)
 
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller]:
-        """The node that is meant, and who may change it."""
+        """The node in the path, and the caller, who may change it."""
         node = find_node(self.view.cluster(), request.match_info["node"])
         who = await auth.caller(request, self.view.config.jobs)
         auth.may_change_nodes(who, node.id)
         return node, who
 
     async def _written(self, record: NodeRecord, era: str, **more: bool) -> web.Response:
-        with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
+        # the change is written; the snapshot follows with the next beat
+        with contextlib.suppress(StoreUnavailableError):
             await self.view.refresh()
         kept = await saved(self.view, record.rev, era)
         return web.json_response(node_json(record, self.view.cluster(), time.time()) | kept | more)

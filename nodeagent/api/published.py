@@ -1,5 +1,5 @@
-"""What agents publish of their pods, as one agent reads it: from the store, or of its own pod alone while the store is
-away. With it, which members of a gang cannot reach each other.
+"""The pods that agents publish, as one agent reads them: from the store, or only its own pod while the store is
+unreachable. Also the members of a gang that cannot reach each other.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from nodeagent.plan.membership import asked
 from nodeagent.store.base import StoreUnavailableError
 
 MOST_JOBS = 200
-"""Jobs whose pods are asked for at once, the oldest first."""
+"""Jobs whose pods are read in one request, the oldest first."""
 
 
 def places(cluster: Cluster, job: JobRecord) -> frozenset[str]:
-    """Nodes that may have a pod of the job: those of its generation, and those that say how ready they are for it."""
+    """Nodes that may have a pod of the job: the nodes of its generation, and nodes that report their readiness for
+    it."""
     ready, head = asked(cluster).get(job.uid, {}), job.head
     return frozenset(ready) if head is None else frozenset((*ready, *head.members, *head.holders))
 
 
 async def published(view: AgentView, job: JobRecord, asking: bool = True) -> tuple[dict[str, PodState], bool]:
-    """(the pods that agents publish, whether the store answers): this node's own pod where it does not, or is not
-    to be asked again. None of an ended job."""
+    """(the published pods, whether the store answers). If the store does not answer, or ``asking`` is false: only this
+    node's own pod. An ended job has none."""
     found, asking = await published_of(view, (job,), asking)
     return found[job.uid], asking
 
@@ -35,7 +36,7 @@ async def published(view: AgentView, job: JobRecord, asking: bool = True) -> tup
 async def published_of(
     view: AgentView, jobs: Collection[JobRecord], asking: bool = True
 ) -> tuple[dict[str, dict[str, PodState]], bool]:
-    """The same of many jobs, by uid, with one question."""
+    """The published pods of many jobs, by uid, read with one request."""
     cluster = view.cluster()
     live = {j.uid: j for j in jobs if j.phase not in TERMINAL or (j.head and j.head.holders)}
     none: dict[str, dict[str, PodState]] = {job.uid: {} for job in jobs}
@@ -72,7 +73,7 @@ def _own(view: AgentView, job: JobRecord) -> dict[str, PodState]:
 
 
 def cuts_in(view: AgentView, job: JobRecord, pods: Mapping[str, PodState]) -> tuple[Cut, ...]:
-    """Members of the job's running gang that cannot reach each other. ``pods``: as ``published`` gives them."""
+    """Members of the job's running gang that cannot reach each other. ``pods``: the result of ``published``."""
     head = job.head
     if job.phase != "running" or head is None or head.state != "active":
         return ()
@@ -81,7 +82,8 @@ def cuts_in(view: AgentView, job: JobRecord, pods: Mapping[str, PodState]) -> tu
 
 
 async def cuts_of(view: AgentView, jobs: Iterable[JobRecord]) -> dict[str, tuple[Cut, ...]]:
-    """Job name to its cuts, of those of the first ``MOST_JOBS`` running gangs that have some. Raises nothing."""
+    """Job name to its cuts, for the first ``MOST_JOBS`` running gangs; gangs without cuts are left out. Raises
+    nothing."""
     gangs = [j for j in jobs if j.phase == "running" and j.head is not None and len(j.head.members) > 1]
     first = sorted(gangs, key=lambda j: j.order)[:MOST_JOBS]
     pods, _ = await published_of(view, first)

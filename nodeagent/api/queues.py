@@ -1,5 +1,5 @@
-"""Queues over HTTP: list, show, and what operators change of the tree. It is read, changed and written whole, under the
-revision that was read: of two changes at once one is made on top of the other.
+"""Queues over HTTP: list, show, and operators' changes of the tree. The whole tree is read, changed and written under
+the revision that was read: of two simultaneous changes, the second is made on top of the first.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from nodeagent.store.base import StoreUnavailableError
 _UNCHANGED = "nothing was changed"
 
 Change = Callable[[Cluster], tuple[Queues, str]]
-"""Of the view, the new tree, and a sentence for the event log."""
+"""From the view: the new tree, and a sentence for the event log."""
 
 
 class QueueRoutes:
-    """The handlers, over one agent's view."""
+    """The handlers, for one agent's view."""
 
     def __init__(self, view: AgentView, names: UserDatabase = DATABASE) -> None:
         self.view, self._names = view, names
@@ -63,7 +63,7 @@ class QueueRoutes:
         return web.json_response(items(rows, rev=cluster.queues.rev, store_away_since=away))
 
     async def show(self, request: web.Request) -> web.Response:
-        """GET /v1/queues/{queue}: with its jobs, in the order of the line, and its users."""
+        """GET /v1/queues/{queue}: with its jobs, in their order, and its users."""
         cluster = self.view.cluster()
         found = _find(cluster, request.match_info["queue"])
         jobs = live_jobs(cluster, found.name)
@@ -109,7 +109,7 @@ class QueueRoutes:
         return await self._write(request, asked, change)
 
     async def set(self, request: web.Request) -> web.Response:
-        """POST .../set {settings, request_id, dry_run?}: an empty value is the default."""
+        """POST .../set {settings, request_id, dry_run?}: an empty value restores the default."""
         name, asked = request.match_info["queue"], await requests.read(request)
         settings = _settings(asked)
         if not settings:
@@ -122,11 +122,11 @@ class QueueRoutes:
         return await self._write(request, asked, change)
 
     async def open(self, request: web.Request) -> web.Response:
-        """POST .../open {request_id}: takes jobs again."""
+        """POST .../open {request_id}: the queue takes jobs again."""
         return await self._turn(request, "state=open", "opened")
 
     async def close(self, request: web.Request) -> web.Response:
-        """POST .../close {request_id}: takes no new jobs; those that it has go on."""
+        """POST .../close {request_id}: the queue takes no new jobs; its jobs continue."""
         return await self._turn(request, "state=closed", "closed")
 
     async def _turn(self, request: web.Request, setting: str, done: str) -> web.Response:
@@ -139,7 +139,7 @@ class QueueRoutes:
         return await self._write(request, asked, change)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """DELETE /v1/queues/{queue} {request_id}: only of one without children and live jobs."""
+        """DELETE /v1/queues/{queue} {request_id}: only a queue without children and live jobs."""
         name, asked = request.match_info["queue"], await requests.read(request)
 
         def change(cluster: Cluster) -> tuple[Queues, str]:
@@ -159,12 +159,12 @@ class QueueRoutes:
         return await self._write(request, asked, change)
 
     async def apply(self, request: web.Request) -> web.Response:
-        """PUT /v1/queues {queues, request_id, dry_run?}: these and no others, all or nothing."""
+        """PUT /v1/queues {queues, request_id, dry_run?}: replaces the whole tree, all or nothing."""
         asked = await requests.read(request)
         queues = _read_queues(asked.get("queues"))
 
         def change(cluster: Cluster) -> tuple[Queues, str]:
-            return whole_tree(cluster.queues, queues), "the queues were replaced by a file's"
+            return whole_tree(cluster.queues, queues), "the queues were replaced by those of a file"
 
         return await self._write(request, asked, change)
 
@@ -192,14 +192,15 @@ class QueueRoutes:
         found: Json = {"changed": bool(changes), "changes": changes, "dry_run": dry_run}
         if rev is None:
             return web.json_response(found)
-        with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
+        # the change is written; the snapshot follows with the next beat
+        with contextlib.suppress(StoreUnavailableError):
             await self.view.refresh()
         return web.json_response(found | await saved(self.view, rev, era))
 
 
 def queue_json(cluster: Cluster, one: QueueShare) -> Json:
-    """One queue: its keys, and what it has now. ``share`` is the largest part of the cluster that it uses, of one
-    resource; ``entitled`` its part by weight if all want theirs; ``depth`` 0 is the top."""
+    """One queue: its keys, and its present use. ``share`` is the largest part of any one resource that it uses;
+    ``entitled`` its part by weight if all queues want theirs; ``depth`` 0 is the top."""
     queue = one.queue
     return queue.model_dump(mode="json") | {
         "used": one.use._asdict(),
@@ -230,7 +231,9 @@ def _changed(name: str, before: Queue | None, settings: Sequence[str]) -> Queue:
     try:
         return changed_queue(name, before, settings)
     except SpecError as error:
-        raise ApiError("spec", f"queue {name!r} cannot be so", _UNCHANGED, problems=str(error).splitlines()) from None
+        raise ApiError(
+            "spec", f"queue {name!r} cannot have these settings", _UNCHANGED, problems=str(error).splitlines()
+        ) from None
 
 
 def _read_queues(value: object) -> tuple[Queue, ...]:
@@ -244,7 +247,7 @@ def _read_queues(value: object) -> tuple[Queue, ...]:
 
 
 def _check(cluster: Cluster, after: Queues) -> None:
-    """Raises ``ApiError`` where the tree cannot be, or jobs would lose their queue."""
+    """Raises ``ApiError`` if the tree is not valid, or if jobs would lose their queue."""
     problems = [str(mistake) for mistake in tree_mistakes(after)]
     for name in cluster.queues.by_name:
         jobs = [job.name for job in live_jobs(cluster, name)]
@@ -255,11 +258,11 @@ def _check(cluster: Cluster, after: Queues) -> None:
             below = ", ".join(after.children[name])
             problems.append(f"queue {name}: it has live jobs ({some}), so it can have no children ({below})")
     if problems:
-        raise ApiError("state", "the tree of queues cannot be so", _UNCHANGED, problems=problems)
+        raise ApiError("state", "this tree of queues is not possible", _UNCHANGED, problems=problems)
 
 
 def _differences(before: Queues, after: Queues) -> list[Json]:
-    """Each queue that is not as it was, by name."""
+    """Each queue that changed, by name."""
     rows = []
     for name in sorted({*before.by_name, *after.by_name}):
         old, new = before.by_name.get(name), after.by_name.get(name)

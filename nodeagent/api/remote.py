@@ -1,8 +1,8 @@
-"""Who is let in over https: a token, another agent's ticket, or a client certificate of the configured CA.
+"""Identifies callers over https: a token, another agent's ticket, or a client certificate of the configured CA.
 
-Each request is looked at anew, and so is the file of tokens when it changes: one that cannot be used lets nobody in, as
-an edit that was meant to shut somebody out must not fail to. Must never say which part of a wrong secret was right, let
-anybody in without one, or repeat a token.
+Each request is checked anew, and the file of tokens is read again when it changes. If the file cannot be used, no token
+is accepted: an edit that was meant to exclude somebody must take effect. Must never reveal which part of a wrong secret
+was right, accept a caller without a secret, or repeat a token.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from nodeagent.trust.certificate import CertificateError, configured, trust
 from nodeagent.trust.ticket import SCHEME, Gate, TicketError, subject
 
 LARGEST = 1024 * 1024
-"""Bytes of a tokens file."""
+"""The most bytes of a tokens file."""
 
 Known = Mapping[str, tuple[str, TokenEntry]]
 """SHA-256 to (name, entry)."""
 
 
 def read_tokens(path: Path) -> Known:
-    """What the file says. Raises ``SpecError`` with every problem, also for a file that others than its owner can read
-    or change."""
+    """The tokens in the file. Raises ``SpecError`` with every problem, and for a file that users other than its owner
+    can read or change."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -71,7 +71,7 @@ def _refused(path: Path, what: str, right: str) -> SpecError:
 
 
 class TokenBook:
-    """One tokens file, as it is now. Blocks for a look at the file."""
+    """One tokens file in its present state. Checking the file blocks."""
 
     def __init__(self, path: Path | None, complain: Callable[[str], None]) -> None:
         self._path, self._complain = path, complain
@@ -83,7 +83,7 @@ class TokenBook:
         if self._path is None:
             return None
         version: tuple[int, ...] = (0,)
-        with contextlib.suppress(OSError):  # reading it will say what is wrong
+        with contextlib.suppress(OSError):  # reading the file reports the error
             now = self._path.stat()
             version = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode, now.st_uid)
         if version != self._version:
@@ -97,7 +97,7 @@ class TokenBook:
 
 CHALLENGE = "/v1/challenge"
 PASSED_ON = re.compile(r"/v1/nodes/[^/]+/(diag|health/ack|health/inject)")
-"""Changes that agents ask each other for: an operator's words on the asked node's own hardware."""
+"""Changes that agents request from each other: an operator's requests about the asked node's own hardware."""
 _HOW = (
     "send `Authorization: Bearer TOKEN` with a token of the agent's api.tokens file (nodeagentctl: --token-file), "
     "or a client certificate of its api.tls.client_ca"
@@ -105,7 +105,7 @@ _HOW = (
 
 
 class Doorkeeper:
-    """Knows who a request is from."""
+    """Identifies the sender of a request."""
 
     def __init__(self, gate: Gate, certificate: str, tokens: TokenBook, jobs: JobsConfig, body_timeout: float) -> None:
         self.body_timeout = body_timeout
@@ -113,11 +113,12 @@ class Doorkeeper:
         self._gate, self._certificate, self._tokens, self._jobs = gate, certificate, tokens, jobs
 
     def challenge(self) -> str:
-        """For the next ticket."""
+        """A challenge for the next ticket."""
         return self._gate.challenge()
 
     async def who(self, request: web.Request) -> Caller:
-        """Raises ``ApiError``: ``unknown_caller``, or ``permission`` for somebody known who may not."""
+        """The sender. Raises ``ApiError``: ``unknown_caller``, or ``permission`` for a known caller without the
+        right."""
         given = request.headers.get("Authorization", "")
         if given.startswith(f"{SCHEME} "):
             return self._by_ticket(request, given)
@@ -127,25 +128,27 @@ class Doorkeeper:
                 raise ApiError("unknown_caller", "this agent does not know the token", "see api.tokens in its config")
             return await self._by_token(request, *found)
         if given:
-            raise ApiError("unknown_caller", "this way to say who asks is not known here", _HOW)
+            raise ApiError("unknown_caller", "this kind of credential is not known here", _HOW)
         if name := _certificate_name(request):
             return Caller(
                 NOBODY, NOBODY, f"certificate {name}", operator=False, trusted=False, reads_only=True, remote=True
             )
-        raise ApiError("unknown_caller", "nobody says who asks", _HOW)
+        raise ApiError("unknown_caller", "the caller is unknown", _HOW)
 
     def _by_ticket(self, request: web.Request, given: str) -> Caller:
         reads = request.method == "GET"
         if not reads and not (request.method == "POST" and PASSED_ON.fullmatch(request.path)):
             raise ApiError(
                 "permission",
-                "agents ask each other to read, and about hardware, only",
+                "agents may ask each other only to read, and about hardware",
                 "ask the agent of your own node",
             )
         try:
             ticket = self._gate.take(given, subject(request.method, request.raw_path), self._certificate)
         except TicketError as wrong:
-            raise ApiError("unknown_caller", f"the other agent's ticket is not taken: {wrong}", "ask again") from None
+            raise ApiError(
+                "unknown_caller", f"the other agent's ticket is not accepted: {wrong}", "try again"
+            ) from None
         return Caller(
             ticket.uid, NOBODY, ticket.name, operator=ticket.operator, trusted=False, reads_only=reads, remote=True
         )
@@ -191,9 +194,9 @@ def _certificate_name(request: web.Request) -> str:
 
 
 def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport], None]) -> Middleware:
-    """Nothing gets by that the keeper does not know, but the question for a challenge and the status page's files,
-    which say nothing of the cluster. ``passed`` is told the connection of whoever got by. A body is read here, in
-    time."""
+    """Lets only requests of identified callers pass. Exceptions are the request for a challenge and the status page's
+    files, which say nothing about the cluster. ``passed`` is called with the connection of an identified caller. The
+    body is read here, within its bound."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -213,7 +216,7 @@ def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport]
                 await request.read()
         except TimeoutError:
             late = f"the request did not arrive within {keeper.body_timeout:g} s"
-            raise ApiError("usage", late, "ask again; nothing was changed") from None
+            raise ApiError("usage", late, "try again; nothing was changed") from None
         except web.HTTPRequestEntityTooLarge:
             raise ApiError(
                 "usage", f"the request is larger than {MAX_BODY} bytes", "keep large values in files"
@@ -225,7 +228,7 @@ def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport]
 
 
 def check_files(api: ApiConfig) -> list[str]:
-    """A line for each mistake."""
+    """A line for each mistake in the configured files."""
     found = []
     if api.tokens is not None:
         try:

@@ -1,5 +1,5 @@
-"""What the handlers share: reading a request (body, request id, query flags), the job or node that its path means,
-and answers that go on (one JSON object a line).
+"""Functions that the handlers share: reading a request (body, request id, query flags), finding the job or node in its
+path, and answers that stream one JSON object a line.
 
 Every mistake of the caller is a ``usage`` refusal that names the field. Must never guess between two jobs.
 """
@@ -33,7 +33,7 @@ async def read(request: web.Request) -> dict[str, Any]:
     try:
         raw = (await request.read()).decode()
         value = json.loads(raw or "{}")
-        if "\\u" in raw:  # half of a character is JSON, and can be neither stored nor shown
+        if "\\u" in raw:  # half of a surrogate pair is valid JSON, but cannot be stored or shown
             json.dumps(value, ensure_ascii=False).encode()
     except web.HTTPRequestEntityTooLarge:
         raise ApiError(
@@ -49,7 +49,7 @@ async def read(request: web.Request) -> dict[str, Any]:
 
 
 def request_id(body: dict[str, Any]) -> str:
-    """The caller's name for this one change, so that asking twice does it once."""
+    """The caller's id of this one change, so that a repeated request makes the change once."""
     value = body.get("request_id")
     if not isinstance(value, str) or not _REQUEST_ID.fullmatch(value):
         raise ApiError(
@@ -83,13 +83,13 @@ def number(request: web.Request, key: str) -> int | None:
 
 
 MIN_PREFIX = 4
-"""Fewest characters of a uid that stand for it."""
+"""The fewest characters of a uid that are accepted as its beginning."""
 
 
 def find_job(cluster: Cluster, ref: str) -> JobRecord:
-    """By name (the live one, else the one that ended last), by uid, or by a unique beginning of a uid.
+    """The job with this name (the live one, else the last to end), this uid, or this unique beginning of a uid.
 
-    Raises ``ApiError`` (``not_found``; ``usage`` if several uids begin so).
+    Raises ``ApiError`` (``not_found``; ``usage`` if several uids begin with the text).
     """
     if ref in cluster.jobs:
         return cluster.jobs[ref]
@@ -106,10 +106,10 @@ def find_job(cluster: Cluster, ref: str) -> JobRecord:
 
 
 async def find_any_job(view: AgentView, ref: str) -> JobRecord:
-    """As ``find_job``, and where the view has none of that uid or name in the store's history of ended jobs: there too
-    by uid, by name (the one that ended last), or by a unique beginning of a uid. While the store is away: in the view.
+    """Searches as ``find_job`` does, and then the store's history of ended jobs: by uid, by name (the last to end), or
+    by a unique beginning of a uid. While the store is unreachable, only the view is searched.
 
-    Raises ``ApiError`` as ``find_job``.
+    Raises the errors of ``find_job``.
     """
     found, none = None, None
     try:
@@ -146,7 +146,7 @@ def _several(ref: str, begins: Iterable[JobRecord]) -> ApiError:
 
 
 def find_node(cluster: Cluster, ref: str) -> NodeRecord:
-    """By id. Raises ``ApiError`` (``not_found``)."""
+    """The node with this id. Raises ``ApiError`` (``not_found``)."""
     if ref not in cluster.nodes:
         raise unknown("node", ref, cluster.nodes)
     return cluster.nodes[ref]
@@ -154,7 +154,7 @@ def find_node(cluster: Cluster, ref: str) -> NodeRecord:
 
 CONTENT_TYPE = "application/x-ndjson"
 SEND_TIMEOUT = 60.0
-"""Seconds a caller may leave a line unread before it is hung up on."""
+"""Seconds that a caller may leave a line unread before the connection is closed."""
 
 
 async def send(request: web.Request, lines: AsyncIterator[dict[str, object]]) -> web.StreamResponse:

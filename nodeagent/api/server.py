@@ -1,5 +1,5 @@
-"""Where the API listens, and which routes each place serves: everything on the unix socket and over https, only
-health, metrics and the status page on loopback HTTP.
+"""The API's listening sockets, and the routes of each: everything on the unix socket and over https; only health,
+metrics and the status page on loopback HTTP.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nodeagent.api.view import AgentView
 from nodeagent.api.windows import WindowRoutes
 
 Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
-"""Who lets others in, and who is told which connections they came by."""
+"""The doorkeeper, and a function that is called with each connection of an identified caller."""
 
 
 def create_app(
@@ -50,9 +50,9 @@ def create_app(
     usage: Usage | None = None,
     users: UserDatabase = DATABASE,
 ) -> web.Application:
-    """``local_socket``: the full API, for a unix socket (callers are known by SO_PEERCRED); ``door``: the full API for
-    those that it lets in; neither: health, metrics and the status page only. ``usage``: what users ask of this agent,
-    where other applications count with it."""
+    """``local_socket``: the full API, for a unix socket (SO_PEERCRED identifies callers); ``door``: the full API for
+    the callers that it identifies; neither: health, metrics and the status page only. ``usage``: the counts of users'
+    requests, if several applications share them."""
     usage = Usage() if usage is None else usage
     full = local_socket or door is not None
     middlewares = [error_middleware(view)]
@@ -91,21 +91,21 @@ def create_app(
 
 
 PROBE_TIMEOUT = 1.0
-"""Seconds to find out whether somebody listens on a socket that is already there."""
+"""Seconds to find out whether a program listens on an existing socket."""
 SHUTDOWN_TIMEOUT = 0.1
-"""Seconds that requests under way get (twice) when the agent ends; followers of logs are hung up on. Nobody renews the
-lease meanwhile: the next agent has to be there before the fence."""
+"""Seconds that requests under way get (twice) when the agent ends; connections that follow logs are closed. No process
+renews the lease in this time: the next agent must run before the fence."""
 BACKLOG = 128
-"""Connections that wait in the kernel to be taken."""
+"""Connections that wait in the kernel to be accepted."""
 LOOPBACK = "127.0.0.1"
 
 
 class ListenError(Exception):
-    """An address cannot be taken. ``str()`` says which, why, and what to do."""
+    """An address cannot be used. ``str()`` says which, why, and what to do."""
 
 
 class ApiServer:
-    """``async with ApiServer(view, metrics) as server``: listening inside, nothing left behind after."""
+    """``async with ApiServer(view, metrics) as server``: it listens inside, and leaves nothing behind after."""
 
     def __init__(
         self, view: AgentView, metrics: Metrics, usage: Usage | None = None, users: UserDatabase = DATABASE
@@ -113,7 +113,7 @@ class ApiServer:
         self._view = view
         self._metrics = metrics
         self.usage = Usage() if usage is None else usage
-        """What users ask of this agent."""
+        """Counts of the users' requests to this agent."""
         self._users = users
         self._runners: list[web.AppRunner] = []
         self._listening: dict[web.AppRunner, asyncio.Server] = {}
@@ -124,7 +124,7 @@ class ApiServer:
         """``http://127.0.0.1:PORT`` of health and metrics, known once it listens."""
 
     async def __aenter__(self) -> Self:
-        """Raises ``ListenError``."""
+        """Start listening. Raises ``ListenError``."""
         try:
             await self._listen_unix()
             await self._listen_http()
@@ -141,7 +141,7 @@ class ApiServer:
         path.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(_make_way, path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Bound under another name with its final mode and renamed: nobody ever meets it half made.
+        # # Bound under another name, given its final mode, then renamed: no client ever sees it unfinished.
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         try:
@@ -188,7 +188,7 @@ class ApiServer:
         """Stop listening; remove the socket if it is still ours."""
         while (
             self._runners
-        ):  # one after the other: a connection that was just taken needs a turn of the loop to be known
+        ):  # one after the other: a connection that was just accepted needs a turn of the loop to be counted
             runner = self._runners.pop()
             if (listening := self._listening.pop(runner, None)) is not None:
                 listening.close()
@@ -204,7 +204,7 @@ class ApiServer:
 
 
 def _make_way(path: Path) -> None:
-    """Remove a socket that nobody listens on. Raises ``ListenError`` if somebody does, or if it is no socket."""
+    """Remove a socket without a listener. Raises ``ListenError`` if a program listens on it, or if it is no socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -219,5 +219,5 @@ def _make_way(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError as error:
-            raise ListenError(f"somebody may listen on {path} ({error}); stop that agent first") from error
+            raise ListenError(f"another program may listen on {path} ({error}); stop that agent first") from error
     raise ListenError(f"another agent listens on {path} already; stop it, or give this one another dirs.run")

@@ -1,6 +1,6 @@
-"""The JSON of jobs, pods, workers and nodes, as the contract names it. Fields are added, never renamed.
+"""The JSON of jobs, pods, workers and nodes; the field names are a contract. Fields are added, never renamed.
 
-Pure: records in, plain values out; the wall clock comes in. Must never ask the store.
+Pure: records in, plain values out; the caller passes the wall clock. Must never ask the store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import borrowed
-from nodeagent.plan.faults import judged_when, spent
+from nodeagent.plan.faults import judged_cause, judged_when, spent
 from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
 from nodeagent.plan.queue import places
@@ -41,7 +41,7 @@ def _exit_code(ended: WorkerExit) -> int:
 
 
 def _place(member: Member | None, rank: int) -> str:
-    """``trainer.0``; empty in a job of one role."""
+    """Name of a rank's place (``trainer.0``); empty in a job of one role."""
     place = member.place_of(rank) if member is not None else None
     return place.name if place is not None else ""
 
@@ -60,7 +60,7 @@ def _worker(state: WorkerState, member: Member | None) -> Json:
 
 
 def _reported_workers(member: Member, report: PodReport | None, over: bool) -> list[Json]:
-    """Workers of a pod that publishes nothing (any more): from what its agent reported."""
+    """Workers of a pod that publishes nothing (any more): from its agent's last report."""
     ended = {e.local_rank: e for e in (report.exits if report else ())}
     out: list[Json] = []
     for local in range(member.workers):
@@ -128,8 +128,8 @@ def _pod(
 def pods_json(
     job: JobRecord, cluster: Cluster, published: Mapping[str, PodState], away: bool = False
 ) -> tuple[list[Json], list[Json]]:
-    """(pods of the gang, by rank, then those still stopping; spares that stand ready). ``away``: the store could not
-    be asked what is published."""
+    """(pods of the gang, by rank, then those that are still stopping; spares that are ready). ``away``: the store could
+    not be asked for published pods."""
     role, head = job.spec.role_names, job.head
     members = head.ordered() if head is not None else ()
     ended = job.phase in TERMINAL
@@ -152,7 +152,8 @@ def pods_json(
             gang.append(pod)
         elif cluster.live(node) and all(w["state"] == "exited" for w in pod["workers"]):
             spares.append(pod)
-        # else what a node said before it left the gang, kept by the store until its time is over: it runs nothing
+        # # Otherwise the node published it before it left the gang, and the store keeps it until it expires: nothing
+        # runs
     return gang, spares
 
 
@@ -164,7 +165,7 @@ def job_json(
     away: bool = False,
     names: Callable[[int], str] = DATABASE.shown,
 ) -> Json:
-    """One job, as in lists. ``now`` is Unix time; age and duration are seconds; ``away`` as in ``pods_json``;
+    """One job, in the form of lists. ``now`` is Unix time; age and duration are seconds; ``away``: see ``pods_json``;
     ``names``: users by uid."""
     size, head = job.sized.nodes, job.head
     gang, spares = pods_json(job, cluster, published, away)
@@ -196,7 +197,7 @@ def job_json(
         "control_rev": job.control.rev,
         "scale": _scale(job, cluster),
         "restart": {"asked": job.control.restart, "done": job.restart_done},
-        "cause": None if head is None else head.cause.model_dump(exclude_defaults=True) | {"kind": head.cause.kind},
+        "cause": None if cause is None else cause.model_dump(exclude_defaults=True) | {"kind": cause.kind},
         "outcome": None if job.outcome is None else job.outcome.model_dump(),
         "submitted": job.submitted,
         "started": job.started,
@@ -214,8 +215,8 @@ def job_json(
 
 
 def shown_to(row: Json, *, seen: bool) -> Json:
-    """A job as the caller may have it: unless it is for his eyes (``seen``), without the values of its environment and
-    without anything that its workers wrote."""
+    """A job in the form that the caller may see. Unless the caller may see everything (``seen``), the values of its
+    environment and all output of its workers are left out."""
     row = row | {"private": not seen}
     if seen:
         return row
@@ -246,28 +247,28 @@ def _roles(job: JobRecord) -> Json:
 
 
 def _queue(job: JobRecord, cluster: Cluster) -> Json | None:
-    """Where a job that waits stands: its place among ``of`` jobs; None of others."""
+    """The queue position of a job that waits: its place among ``of`` jobs; None for other jobs."""
     found = places(cluster)
     return {"place": found[job.uid], "of": len(found)} if job.uid in found else None
 
 
 def _checkpoint(job: JobRecord) -> Json | None:
-    """The one that was committed last."""
+    """The newest committed checkpoint."""
     found = job.checkpoint
     return None if found is None else {"name": found.name, "step": found.step, "generation": found.number}
 
 
 def _keepers(job: JobRecord, cluster: Cluster) -> list[Json]:
-    """The nodes that may lend the job's workers time while the store is away."""
+    """The nodes that may lend the job's workers time while the store is unreachable."""
     if job.phase in TERMINAL:
         return []
     return [{"node": node, "live": cluster.live(node)} for node in sorted(job.keepers, key=natural)]
 
 
 def lent_json(job: JobRecord, node: str, health: AgentHealth, pod: PodStatus | None) -> Json | None:
-    """On whose time the job's workers on this ``node`` run while the store is away: ``lent``, their node's own
-    ``lease``, neither for much longer (``refused``), they are ``stopped``, or are ``elsewhere``. None while the store
-    answers, and of a job that does not train."""
+    """On which time the job's workers on this ``node`` run while the store is unreachable: ``lent`` time, or their
+    node's own ``lease``. Or: they get none and stop soon (``refused``), they are ``stopped``, or they are
+    ``elsewhere``. None while the store answers, and for a job that does not train."""
     head = job.head
     if health.store_away_since is None or job.phase in TERMINAL or head is None or head.state != "active":
         return None
@@ -285,7 +286,7 @@ def lent_json(job: JobRecord, node: str, health: AgentHealth, pod: PodStatus | N
 
 
 def _scale(job: JobRecord, cluster: Cluster) -> Json | None:
-    """The newest scale, over or not; ``left`` is the seconds until it is rolled back."""
+    """The newest scale, over or not; ``left`` is the seconds until its rollback."""
     scale, growing = job.control.scale, job.control.growing
     if scale is None:
         return None
@@ -300,14 +301,15 @@ def _gpus(head: Head | None) -> int:
 
 
 def budget_json(job: JobRecord, cluster: Cluster) -> Json:
-    """What is left of the restart budget within its window."""
+    """The rest of the restart budget within its window."""
     used = spent(job, cluster.served)
     limits = job.spec.restarts
     return {"max": limits.max, "window": limits.window, "used": used, "left": max(0, limits.max - used)}
 
 
 def spend_json(number: int, spend: Spend, awaited: Collection[str] = ()) -> Json:
-    """What ended one generation. ``awaited``: who has not answered since, without whom it is not judged."""
+    """How one generation ended. ``awaited``: members that have not answered since; until then the fault is not
+    judged."""
     return {
         "generation": number,
         "kind": spend.kind,
@@ -323,7 +325,7 @@ def spend_json(number: int, spend: Spend, awaited: Collection[str] = ()) -> Json
 
 
 def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
-    """The node's state in one word, and why."""
+    """The node's state in one word, and the reason."""
     if node.left:
         return "left", "its agent was stopped in good order"
     if node.lost:
@@ -347,7 +349,7 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
 
 
 def verdict_json(verdict: Verdict, node: NodeRecord, now: float) -> Json:
-    """One verdict, with the GPU's index and what is to be done next; ``left`` is what is left of its probation."""
+    """One verdict, with the GPU's index and the next action; ``left`` is the rest of its probation."""
     index = next((g.index for g in node.facts.gpus if g.uuid == verdict.device), None)
     return verdict.model_dump() | {
         "gpu": index,
@@ -358,7 +360,7 @@ def verdict_json(verdict: Verdict, node: NodeRecord, now: float) -> Json:
 
 
 def condition(node: NodeRecord) -> str:
-    """The worst verdict's text; empty if there is none that anything follows from."""
+    """The worst verdict's text; empty if no verdict has a consequence."""
     worst = next((v for v in node.facts.health if v.severity in ("fatal", "degraded", "unknown")), None)
     if worst is None:
         return ""
@@ -368,11 +370,11 @@ def condition(node: NodeRecord) -> str:
 
 
 Work = tuple[dict[str, str], list[Json]]
-"""What a node has: device to the job that has booked it, and its pods."""
+"""The work on a node: device to the job that has booked it, and the node's pods."""
 
 
 def work_on(cluster: Cluster) -> dict[str, Work]:
-    """Node to what it has, of those that have something."""
+    """Node to its work; nodes without work are left out."""
     found: dict[str, Work] = {}
     for job in sorted(cluster.jobs.values(), key=lambda j: j.name):
         head = job.head
@@ -400,7 +402,7 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
 
 
 def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str, Work] | None = None) -> Json:
-    """One node. ``work``: what ``work_on`` says, where it was asked already."""
+    """One node. ``work``: the result of ``work_on``, if the caller has it."""
     state, reason = node_state(node, cluster)
     facts = node.facts
     booked, pods = (work_on(cluster) if work is None else work).get(node.id, ({}, []))

@@ -1,7 +1,7 @@
-"""The whole cluster in one answer, for the status page (GET /v1/status), and what uses it (``top``).
+"""The whole cluster in one answer, for the status page (GET /v1/status), and its use of resources (``top``).
 
-Made from the snapshot, at most once a second however many look. The audit log is read only when a generation has
-changed since it was read last. Must never cost anything while nobody looks.
+Computed from the snapshot, at most once a second for any number of viewers. The audit log is read only if a generation
+has changed since the last read. Must never cost anything while there is no viewer.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ from nodeagent.store.base import StoreUnavailableError
 
 PATH = "/v1/status"
 FRESH = 1.0
-"""Seconds that one answer serves all who ask."""
+"""Seconds for which one answer serves all callers."""
 MAX_LIVE, MAX_ENDED, MAX_GENERATIONS = 100, 10, 20
-"""Jobs and generations of a job that are shown: the oldest live ones, the newest of the others."""
+"""Jobs, and generations of a job, that are shown: the oldest live jobs, the newest of the others."""
 SETTLED = 5.0
-"""Seconds after a change in which more may be told of the same generation: how long its recovery took comes later."""
+"""Seconds after a change in which more may be known about the same generation: the length of its recovery comes
+later."""
 _OF_JOB = (
     "name", "uid", "phase", "reason", "generation", "generation_state", "restarts", "min", "max", "target", "chief",
     "gpus", "world_nodes", "world_size", "owner", "desired", "cause", "submitted", "started", "ended",
@@ -59,7 +60,7 @@ _OF_VERDICT = ("rule", "severity", "stage", "text", "gpu", "dry_run", "next")
 
 
 class StatusRoutes:
-    """The handler, over one agent's view, with the newest answer."""
+    """The handler, for one agent's view, with the newest answer."""
 
     def __init__(self, view: AgentView, names: UserDatabase) -> None:
         self._names = names
@@ -74,7 +75,7 @@ class StatusRoutes:
         return [web.get(PATH, self.status)]
 
     async def status(self, _request: web.Request) -> web.Response:
-        """Whatever is so now, or was within the last second."""
+        """GET /v1/status: the present state, or that of at most a second ago."""
         if self.view.me() is None:
             raise not_joined(self.view)
         async with self._one:
@@ -120,7 +121,7 @@ def _body(
 
 
 class Stories:
-    """Generations of jobs, as they were told last."""
+    """The generations of jobs, as last computed."""
 
     def __init__(self, view: AgentView) -> None:
         self._audit = AuditTail(view)
@@ -129,8 +130,9 @@ class Stories:
         self._rows: dict[str, list[Json]] = {}
 
     async def read(self, jobs: list[JobRecord], at: float) -> dict[str, list[Json]]:
-        """By uid; read anew if anything about them has changed. While the store is away: as they were told last, of a
-        job that has changed since what its record says. ``at``: of a clock that never goes back, in seconds."""
+        """Generations by uid, computed anew if anything about them has changed. While the store is unreachable: the
+        last result; for a job that has changed since, what its record says. ``at``: seconds of a clock that never goes
+        back."""
         marks: dict[str, object] = {job.uid: _mark(job) for job in jobs}
         if marks == self._marks and at - self._changed > SETTLED:
             return self._rows
@@ -148,13 +150,13 @@ class Stories:
 
 
 def _mark(job: JobRecord) -> tuple[object, ...]:
-    """Differs when another story is to be told of the job."""
+    """A value that changes whenever the job's generations must be computed anew."""
     head = job.head
     return (job.uid, job.phase, len(job.budget), job.restarts, *(() if head is None else (head.number, head.state)))
 
 
 def shown(cluster: Cluster) -> tuple[list[JobRecord], int]:
-    """(live jobs in the order of their submission, then ended ones, newest first; how many are left out)."""
+    """(live jobs in the order of their submission, then ended ones, newest first; the number that is left out)."""
     live = sorted((j for j in cluster.jobs.values() if j.phase not in TERMINAL), key=lambda j: (j.order, j.submitted))
     over = sorted((j for j in cluster.jobs.values() if j.phase in TERMINAL), key=lambda j: j.ended or 0.0, reverse=True)
     jobs = live[:MAX_LIVE] + over[:MAX_ENDED]
@@ -162,13 +164,13 @@ def shown(cluster: Cluster) -> tuple[list[JobRecord], int]:
 
 
 def nodes_json(cluster: Cluster, now: float) -> list[Json]:
-    """By name; less of each than ``node_json`` says, since there may be many."""
+    """Nodes by name, with fewer fields than in ``node_json``, since there may be many."""
     work = work_on(cluster)
     return [_node(cluster.nodes[name], cluster, *work.get(name, ({}, [])), now) for name in sorted(cluster.nodes)]
 
 
 def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: Names) -> Json:
-    """Times are Unix seconds, so that it stays the same while nothing happens."""
+    """One job. Times are Unix seconds, so the answer does not change while nothing happens."""
     row = job_json(job, cluster, {}, now, names=names) | why
     costs = [g["downtime"] for g in story if g["downtime"] is not None]
     ran = [g for g in story if g["state"] != "not formed"]
@@ -216,7 +218,7 @@ Pods = Mapping[str, Sequence[PodState]]
 
 
 class TopRoutes:
-    """The handler, over one agent's view."""
+    """The handler, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
@@ -228,7 +230,7 @@ class TopRoutes:
     async def top(self, _request: web.Request) -> web.Response:
         """GET /v1/top: nodes as items, by name, and the live jobs."""
         cluster, me = self.view.cluster(), self.view.me()
-        pods: Pods = {}  # what is used is then not known; who is where still is
+        pods: Pods = {}  # then the use is unknown, but places are known
         if self.view.health().store_away_since is None:
             with contextlib.suppress(StoreUnavailableError):
                 pods = await self.view.store.pods({job.uid: places(cluster, job) for job in live_jobs(cluster)})
@@ -238,7 +240,7 @@ class TopRoutes:
         def text() -> bytes:
             return json.dumps(top_json(cluster, pods, here, machine_usage()) | about).encode()
 
-        # In a thread: of a thousand nodes it takes longer than the agent's loop should stand.
+        # # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
         return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
 
 
@@ -249,7 +251,7 @@ def live_jobs(cluster: Cluster) -> list[JobRecord]:
 
 
 def top_json(cluster: Cluster, pods: Pods, here: str, machine: MachineUsage) -> Json:
-    """The answer. ``machine`` is that of all nodes whose boot id is ``here``. Pure."""
+    """The answer. ``machine`` is the machine of all nodes whose boot id is ``here``. Pure."""
     reported = [p for states in pods.values() for p in states if cluster.live(p.node)]
     of_node, of_job = defaultdict[str, list[PodState]](list), defaultdict[str, list[PodState]](list)
     for pod in reported:
@@ -290,7 +292,7 @@ def _job_use(job: JobRecord, pods: Sequence[PodState]) -> Json:
     members = head.ordered() if head is not None and head.state != "ended" else ()
     part = {m.node for m in members} | (set(head.holders) if head is not None else set())
     if job.phase == "paused" and head is not None:
-        part |= set(head.members)  # they keep its interpreters
+        part |= set(head.members)  # these nodes keep its interpreters
     mine = [p for p in pods if p.node in part]
     return {
         "name": job.name,
@@ -307,7 +309,7 @@ def _job_use(job: JobRecord, pods: Sequence[PodState]) -> Json:
 
 
 def _sums(pods: Sequence[PodState]) -> Json:
-    """Of those pods that were measured; None where none was."""
+    """Sums over the pods that were measured; None if none was."""
     known = [p.usage for p in pods if p.usage is not None]
     cpus = [u.cpu for u in known if u.cpu is not None]
     return {

@@ -1,4 +1,4 @@
-"""What the API may see of the agent it belongs to. The agent's core implements it; tests may implement it too."""
+"""The API's interface to its agent. The agent's core implements it; tests may implement it too."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentHealth:
-    """How the agent itself is doing. Times are seconds."""
+    """The state of the agent itself. Times are seconds."""
 
     joined: bool
-    """It holds its node's id (it may have been refused or lost)."""
+    """The agent holds its node's id (false if it was refused or lost)."""
     reason: str
-    """If not joined: why, for the person."""
+    """If not joined: the reason, for people."""
     lease_left: float
-    """Until its own fence; 0 when passed."""
+    """Time until its own fence; 0 when it has passed."""
     beat_age: float
-    """Since the last good renewal was sent."""
+    """Time since the last good renewal was sent."""
     store_away_since: float | None
     """Unix time of the first failure since the last good answer; None while the store answers."""
     loop_lag: float
     """How late the main loop's last timer was."""
     lent: Mapping[str, float]
-    """Jobs whose workers here run on failsafe time from their keepers, by uid: what is left of it."""
+    """Jobs whose workers here run on failsafe time from their keepers, by uid: the rest of that time."""
     not_lent: Mapping[str, str]
-    """Jobs with workers here that nobody lends time to, by uid: why."""
+    """Jobs with workers here that no keeper lends time to, by uid: the reason."""
     unsaved: str = ""
     """Why the last write of the jobs to this node's disk failed; empty if it did not."""
     store_unusable: str = ""
-    """Why the store counts as away although it answers (its version or timing was changed); empty if it does not."""
+    """Why the store counts as unreachable although it answers (its version or timing was changed); empty if it does
+    not."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Records in the store that cannot be read, by key: why."""
     store_waits: str = ""
-    """Whom a store that has lost writes waits for before anything is decided; empty if for nobody."""
+    """The nodes that a store which has lost writes waits for before it decides anything; empty if it waits for none."""
     unreachable: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Members of the jobs' gangs that this node cannot reach though they are alive: job uid to node to Unix time."""
 
@@ -70,7 +71,7 @@ class AgentView(Protocol):
 
     @property
     def seal(self) -> Seal:
-        """Signs what operators ask for."""
+        """Signs the requests of operators."""
         ...
 
     @property
@@ -83,7 +84,7 @@ class AgentView(Protocol):
 
     @property
     def node_health(self) -> NodeHealth | None:
-        """Looks after this node's health; None: nobody does."""
+        """Monitors this node's health; None: it is not monitored."""
         ...
 
     def cluster(self) -> Cluster:
@@ -95,12 +96,13 @@ class AgentView(Protocol):
         ...
 
     def why(self, uid: str) -> tuple[str, ...]:
-        """What the job waits for right now, one sentence each ("needs 4 nodes, 2 fit"); empty if for nothing."""
+        """What the job waits for right now, one sentence each ("needs 4 nodes, 2 fit"); empty if it waits for
+        nothing."""
         ...
 
     def explain(self, uid: str) -> tuple[str, ...]:
-        """The same in more words, for one job: what is wrong with which nodes, and who holds them. Costs as much as
-        there are nodes."""
+        """The same in more words, for one job: why which nodes are unsuitable, and which jobs hold them. The cost grows
+        with the number of nodes."""
         ...
 
     def pods(self) -> Mapping[str, PodStatus]:
@@ -111,7 +113,7 @@ class AgentView(Protocol):
 
     @property
     def era(self) -> str:
-        """The store's history that this agent has read: of whatever is written next."""
+        """The store's history that this agent has read; the era of its next write."""
         ...
 
     @property
@@ -124,5 +126,5 @@ class AgentView(Protocol):
         ...
 
     async def refresh(self) -> None:
-        """Read the store's changes now, so that what was just written is in ``cluster()``. Raises StoreError."""
+        """Read the store's changes now, so that a new write is in ``cluster()``. Raises StoreError."""
         ...

@@ -1,5 +1,5 @@
-"""Maintenance windows over HTTP: list, and what operators change. They are read, changed and written whole, under the
-revision that was read: of two changes at once one is made on top of the other.
+"""Maintenance windows over HTTP: list, and operators' changes. All windows are read, changed and written under the
+revision that was read: of two simultaneous changes, the second is made on top of the first.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from nodeagent.plan.windows import outdated
 from nodeagent.store.base import StoreUnavailableError
 
 LONGEST = 90 * 86_400.0
-"""Seconds that a window lasts at most."""
+"""The most seconds that a window lasts."""
 FARTHEST = 400 * 86_400.0
-"""Seconds until its end at most."""
+"""The most seconds from now to its end."""
 _UNCHANGED = "nothing was changed"
 
 Change = Callable[[Cluster, int], tuple[tuple[Window, ...], Window, str]]
-"""Of the view and the revision that is to be written, the new windows, the one that changed, and what became of it."""
+"""From the view and the next revision: the new windows, the one that changed, and a sentence about the change."""
 
 
 class WindowRoutes:
-    """The handlers, over one agent's view."""
+    """The handlers, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
@@ -52,7 +52,7 @@ class WindowRoutes:
         ]
 
     async def index(self, _request: web.Request) -> web.Response:
-        """GET /v1/windows: in the order in which they begin, those that were over a day ago left out."""
+        """GET /v1/windows: in the order of their beginnings, without those that ended more than a day ago."""
         cluster = self.view.cluster()
         kept = sorted(_kept(cluster), key=lambda w: (w.start, w.id))
         away = self.view.health().store_away_since
@@ -91,7 +91,7 @@ class WindowRoutes:
         return await self._write(who, asked, change)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """DELETE /v1/windows/{window} {request_id}: its nodes work as if it had never been."""
+        """DELETE /v1/windows/{window} {request_id}: its nodes work as if the window had never existed."""
         name, asked = request.match_info["window"], await requests.read(request)
         who = await auth.caller(request, self.view.config.jobs)
 
@@ -119,15 +119,16 @@ class WindowRoutes:
             return one, record.rev, era
 
         one, rev, era = await write_again(self.view, attempt)
-        with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
+        # the change is written; the snapshot follows with the next beat
+        with contextlib.suppress(StoreUnavailableError):
             await self.view.refresh()
         kept = await saved(self.view, rev, era)
         return web.json_response({"changed": True, "window": window_json(self.view.cluster(), one)} | kept)
 
 
 def window_json(cluster: Cluster, window: Window) -> Json:
-    """One window. ``state`` is ``ahead``, ``open`` (its nodes take no work) or ``over``; ``known`` are the nodes that
-    it means; ``begins``, ``closes`` the seconds until then, below zero once they have passed."""
+    """One window. ``state`` is ``ahead``, ``open`` (its nodes take no work) or ``over``; ``known`` are its nodes;
+    ``begins`` and ``closes`` are the seconds until then, below zero once they have passed."""
     begins, closes = (round((at - cluster.served) / 1000, 1) for at in (window.start, window.end))
     state = "over" if closes <= 0 else "open" if begins <= 0 else "ahead"
     known = [node for node in in_order(cluster) if window.names(node)]

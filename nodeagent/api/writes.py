@@ -1,5 +1,5 @@
-"""Writes of records under the revision that was read, tried again where somebody else wrote in between; and what an
-answer says of the disks that a write is on. Must never decide what is written.
+"""Writes records under the revision that was read, and tries again if another write came in between. Also reports which
+disks have a write. Must never decide what is written.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from nodeagent.store.base import StoreRefusedError
 Done = TypeVar("Done")
 
 WRITE_TRIES = 4
-"""A write and its repetitions when somebody else wrote in between."""
+"""The most attempts of one write, if others write in between."""
 
 
 async def write_again(view: AgentView, attempt: Callable[[], Awaitable[Done]]) -> Done:
-    """Decide by the view and write, and read and do so again where the store says ``stale``: of two changes at once one
-    is made on top of the other. Raises ``StoreError``, and what ``attempt`` raises."""
+    """Decides by the view and writes; if the store refuses as ``stale``, reads and does both again. So of two
+    simultaneous changes the second is made on top of the first. Raises ``StoreError``, and the errors of
+    ``attempt``."""
     for number in range(WRITE_TRIES):
         if number:
             await view.refresh()
@@ -32,8 +33,8 @@ async def write_again(view: AgentView, attempt: Callable[[], Awaitable[Done]]) -
 
 
 async def saved(view: AgentView, rev: int, era: str) -> Json:
-    """Wait, within the bound, until what was just written with this revision is on enough disks. ``era``: of the view
-    before it was written."""
+    """Waits, within a bound, until the write with this revision is on enough disks. ``era``: era of the view before the
+    write."""
     done = await view.acknowledged(rev, era)
     text = ""
     if not done.safe:

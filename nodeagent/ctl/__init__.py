@@ -1,1 +1,1 @@
-"""The tool: one file per noun, speaking to an agent's API only."""
+"""The command-line tool: one module per noun. It uses only the API of an agent."""

@@ -1,4 +1,4 @@
-"""An array as one: its line in ``get``, its jobs by its name, and its end."""
+"""Commands on a whole array: its line in ``get``, its jobs by its name, and its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def members(rows: list[Json], name: str) -> list[Json]:
-    """The jobs among these of the newest array of this name, by index."""
+    """The jobs of the newest array of this name in these rows, by index."""
     named = [row for row in rows if row["array"] is not None and row["array"]["name"] == name]
     if not named:
         return []
@@ -24,7 +24,7 @@ def members(rows: list[Json], name: str) -> list[Json]:
 
 
 def folded(rows: list[Json]) -> list[Json]:
-    """Rows of ``get`` with one for each array, where its first job stands."""
+    """Rows of ``get``, with one row for each array at the place of its first job."""
     arrays: dict[str, list[Json]] = {}
     for row in rows:
         if row["array"] is not None:
@@ -42,7 +42,7 @@ def _row(jobs: list[Json]) -> Json:
     first, array = jobs[0], jobs[0]["array"]
     counts = Counter(job["phase"] for job in jobs)
     phases = [f"{number} {phase}" for phase, number in counts.most_common()]
-    if len(jobs) < array["count"]:  # of the ended ones only the newest are listed
+    if len(jobs) < array["count"]:  # of the ended jobs only the newest are listed
         phases.append(f"{array['count'] - len(jobs)} ended before")
     running = [job for job in jobs if job["phase"] not in ENDED and job["pods"]]
     return first | {
@@ -57,8 +57,8 @@ def _row(jobs: list[Json]) -> Json:
 
 
 def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool, request_id: str | None) -> bool:
-    """``stop`` or ``delete`` every job of the array, and wait for it. False if there is no array of this name. Raises
-    ``CtlError``."""
+    """``stop`` or ``delete`` every job of the array, and wait for the end. False if there is no array of this name.
+    Raises ``CtlError``."""
     path = f"/v1/arrays/{name}"
     try:
         if verb == "delete":
@@ -78,7 +78,7 @@ def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool,
     client.endure(PATIENCE)
 
     def left() -> int:
-        """Jobs that are still there, or have not ended."""
+        """Jobs that still exist, or have not ended."""
         try:
             now = client.get(path)
         except CtlError as error:

@@ -1,9 +1,9 @@
-"""Finding an agent and talking to it: HTTP over its unix socket, or https where one is named so, with the standard
-library alone (so it starts fast).
+"""Finds an agent and sends it requests: HTTP over its unix socket, or https if the user named one so. Uses only the
+standard library, so it starts fast.
 
-An agent that restarts, or dies while others run on this machine, does not end a long command: with ``patience`` the
-client looks for any agent of the same cluster here. Must never send a change without a request id: a change is sent
-again when its answer was lost.
+The restart of an agent, or its end while other agents run on this machine, does not end a long command: with
+``patience`` the client looks for any agent of the same cluster here. Must never send a change without a request id: if
+the answer to a change was lost, the change is sent again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANSWER_TIMEOUT = 30.0
 """Seconds for one answer, and the longest silence of a stream (agents send a sign of life every 10 s)."""
 SYSTEM_SOCKET = "/run/nodeagent/api.sock"
 NOT_JOINED = "not_joined"
-"""The agent has only just started, or was refused: another may know more, or it may itself in a moment."""
+"""The agent has only just started, or was refused: another agent may be able to answer, or the same one in a moment."""
 HOW_TO_START = (
     "start one: `nodeagentctl local up --nodes 2` (here, for development) or `systemctl start nodeagent`; "
     f"or say where it is: --agent PATH|https://HOST:PORT or {ENV}"
@@ -51,14 +51,14 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def usual_sockets() -> list[str]:
-    """Where an agent of this machine, or of this user, listens."""
+    """The usual sockets of an agent of this machine, or of this user."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     own = f"{runtime}/nodeagent" if runtime.startswith("/") else f"/tmp/nodeagent-{os.getuid()}"
     return [SYSTEM_SOCKET, f"{own}/api.sock"]
 
 
 def local_sockets() -> list[str]:
-    """Agents of this user's running development clusters."""
+    """Sockets of this user's running development clusters."""
     from nodeagent.local.registry import find
 
     return [str(path) for path in find()]
@@ -75,7 +75,7 @@ def _listens(path: str) -> bool:
 
 
 def _strangers(path: str) -> str:
-    """Why this usual place is not to be believed: in /tmp somebody else may have made it; empty if it is fine."""
+    """Why this usual place is not trusted: another user may have made it in /tmp; empty if it is trusted."""
     folder = os.path.dirname(path)  # noqa: PTH120 (this module starts fast)
     try:
         owner = os.lstat(folder).st_uid
@@ -99,7 +99,7 @@ def _path_of(agent: str) -> str:
 
 
 def find(where: Where | str | None = None) -> Client:
-    """The agent that was named (options, environment), else the first that answers here.
+    """The agent that options or environment name, else the first that answers here.
 
     Raises ``NoAgentError``.
     """
@@ -126,30 +126,30 @@ def find(where: Where | str | None = None) -> Client:
 
 
 SAME_REQUEST = "the same request id"
-"""How agents say that it is not known whether a change was done."""
+"""The words with which agents report that a change may or may not have been done."""
 
 
 def new_request_id() -> str:
-    """One per change that a person asks for; repeated with every repetition of it."""
+    """A new id for one change that a person requests; every repetition of the change has the same id."""
     return uuid.uuid4().hex
 
 
 class Client:
-    """Speaks to one agent at a time, by unix socket, or to the one of another machine."""
+    """Sends requests to one agent at a time, over its unix socket, or to an agent of another machine."""
 
     def __init__(self, sockets: list[str], patience: float = 0.0, remote: Where | None = None) -> None:
         self.sockets = sockets
         self.patience = patience
         """Seconds to look for an agent that answers before giving up."""
         self.remote = remote
-        """The agent to ask over https; then there are no sockets."""
+        """The agent to ask over https; then no socket is used."""
 
     def twin(self) -> Client:
-        """Another one, for another thread."""
+        """A copy of this client, for another thread."""
         return Client(list(self.sockets), self.patience, self.remote)
 
     def endure(self, patience: float) -> None:
-        """From now on survive the loss of this agent, if another on this machine can take its place."""
+        """From now on survive the loss of this agent, if another agent on this machine can replace it."""
         self.patience = patience
         if self.remote is not None:
             return
@@ -157,12 +157,12 @@ class Client:
         self.sockets += [path for path in near if path not in self.sockets]
 
     def get(self, path: str, **query: object) -> Json:
-        """Raises ``CtlError`` for every answer that is not a success."""
+        """The answer to a GET. Raises ``CtlError`` for every answer that is not a success."""
         return self._call("GET", path + _query(query), None)
 
     def change(self, method: str, path: str, request_id: str | None = None, **body: object) -> Json:
-        """Send a change, at most once done however often sent. Where it is not known whether it was done, the error
-        names the request id to ask again with."""
+        """Sends a change, which is done at most once however often it is sent. If it is unknown whether the change was
+        done, the error names the request id for another attempt."""
         asked = request_id or new_request_id()
         try:
             return self._call(method, path, {"request_id": asked, **body})
@@ -226,7 +226,7 @@ class Client:
 
 
 def _is_near(node: Json) -> bool:
-    """Its agent's socket is on this machine."""
+    """Returns whether the socket of the node's agent is on this machine."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return bool(node["boot_id"] == boot and node["api_socket"])
 

@@ -1,4 +1,4 @@
-"""``pause``, ``resume``, ``restart``, ``stop``, ``delete``: ask, then wait until it is so."""
+"""``pause``, ``resume``, ``restart``, ``stop``, ``delete``: each requests a change and waits until it is done."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Json = dict[str, Any]
 
 
 def running(job: Json) -> bool:
-    """It trains."""
+    """Returns whether the job trains."""
     return bool(job["phase"] == "running" and job["generation_state"] == "active")
 
 
 def not_ended(job: Json, what: str) -> None:
-    """A job that ended while we waited will never be so."""
+    """Raises ``CtlError`` if the job has ended: the state that the command waits for will never come."""
     if job["phase"] in ENDED:
         raise CtlError(
             f"job {job['name']} ended before it {what}: {job['phase']}: {job['reason']}",

@@ -1,4 +1,5 @@
-"""``describe``: what a job or node does, and why. A node's words are made here, a job's in ``jobtext.py``."""
+"""``describe``: the state of a job or node, and the reasons. This module writes a node's text; ``jobtext.py`` a
+job's."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ NEXT = {
 
 
 def _verdict(verdict: Json) -> list[str]:
-    """What was found, by which rule, from what it was told, and what is to be done."""
+    """The fault, its rule, the value that triggered the rule, and the next action."""
     device = (
         "node" if not verdict["device"] else f"GPU {verdict['device'] if verdict['gpu'] is None else verdict['gpu']}"
     )
@@ -96,7 +97,7 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
     unfit = [f"  {uid}: {r['reason']}" for uid, r in sorted(node["readiness"].items()) if r["state"] == "unfit"]
     if unfit:
         lines += ["", "Cannot run:", *unfit]
-    cut_off = node.get("unreachable", ())  # lists of nodes do not say it
+    cut_off = node.get("unreachable", ())  # items of a list of nodes do not have this field
     if cut_off:
         lines += ["", "Cut off:", *(f"  {text}" for text in cut_off)]
     step = NEXT[node["state"]].format(name=node["name"])
@@ -107,15 +108,15 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
     return folded([*lines, "", field("Next", step)], width)
 
 
-@click.command(short_help="Say what a job or node does, and why.")
+@click.command(short_help="Show what a job or node does, and why.")
 @click.argument("name", required=False, metavar="[JOB|NODE]")
 @job_option
 @output_option
 @agent_option
 @click.pass_context
 def describe(ctx: click.Context, name: str | None, job_named: str | None, fmt: str) -> None:
-    """Say of JOB or NODE what state it is in and why, what it waits for, what went wrong and whose fault it was, what
-    each fault cost, and what to do next. `job/NAME` or `node/NAME` where both have the name.
+    """Show the state of JOB or NODE and the reason, what it waits for, what failed and which worker caused it, what
+    each fault cost, and what to do next. Write `job/NAME` or `node/NAME` if a job and a node have the same name.
     """
     client = connect(ctx)
     kind, found = _find(client, name, job_named)

@@ -1,4 +1,4 @@
-"""``doctor``: what is wrong here, between nodes and in the cluster, and the command that fixes it."""
+"""``doctor``: problems here, between nodes and in the cluster, and the command that fixes each."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ COLUMNS = (
 )
 
 
-@click.command(short_help="Say what is wrong, and what to do about it.")
-@click.option("--peers", is_flag=True, help="Also whether the agent's machine reaches every other node's address.")
+@click.command(short_help="Show what is wrong, and what to do about it.")
+@click.option("--peers", is_flag=True, help="Also check whether the agent's machine can reach every other node.")
 @output_option
 @agent_option
 @click.pass_context
 def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
-    """Say what is wrong on this node, between nodes and in the cluster, and what fixes it. The exit code is 1 if
-    anything is an error.
+    """Show what is wrong on this node, between nodes and in the cluster, and what fixes it. The exit code is 1 if there
+    is an error.
 
     Works without an agent too: then it checks this machine, its config and the store.
     """
@@ -41,7 +41,7 @@ def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
         found = client.get("/v1/doctor", peers=peers)
     except NoAgentError as nobody:
         if (ctx.obj or Where()).complete(os.environ).remote:
-            raise  # this machine was not asked about
+            raise  # the user asked about another machine
         found = _alone(nobody.message, peers)
     if fmt in ("json", "yaml"):
         dump(found, fmt)
@@ -71,7 +71,7 @@ def _alone(why: str, peers: bool) -> Json:
 
 
 def lines(findings: list[Json], colour: bool) -> list[str]:
-    """Each finding, and under it what to do."""
+    """Each finding, and below it the fix."""
     wide = max((len(f["where"]) for f in findings), default=0)
     out = []
     for f in findings:
@@ -85,7 +85,7 @@ def lines(findings: list[Json], colour: bool) -> list[str]:
 
 
 def limit_lines(found: Json, width: int | None = None) -> list[str]:
-    """What one user may have and ask for at the agent that was asked."""
+    """The limits of one user at the agent that was asked."""
     limits = found.get("limits")
     if not limits:
         return []
@@ -94,7 +94,7 @@ def limit_lines(found: Json, width: int | None = None) -> list[str]:
 
 
 def summary(found: Json) -> str:
-    """How much was found, by whom, and how many peers answered."""
+    """The number of findings, the node that was asked, and the number of peers that answered."""
     kinds = [f["severity"] for f in found["items"]]
     parts = [f"{kinds.count(k)} {k}{'s' if kinds.count(k) > 1 else ''}" for k in ("error", "warning") if k in kinds]
     text = ", ".join(parts) or "nothing is wrong"

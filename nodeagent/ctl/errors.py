@@ -1,4 +1,4 @@
-"""The tool's own failures: exit codes as the contract names them, and how a failure is told on stderr."""
+"""The tool's own failures: exit codes, which are a contract, and the text of a failure on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodeagent.ctl.terminal import echo
 
 
 class Exit(IntEnum):
-    """What the tool's exit code means."""
+    """The meaning of the tool's exit codes."""
 
     DONE = 0
     FAILED = 1
@@ -52,14 +52,14 @@ class CtlError(click.ClickException):
     def __init__(self, message: str, code: int, next_step: str = "", problems: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.code = code
-        """What the tool exits with."""
+        """The exit code of the tool."""
         self.next_step = next_step
         self.problems = tuple(problems)
         self.kind = ""
-        """The agent's word for a refusal."""
+        """The agent's code for a refusal."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Tell it on stderr."""
+        """Print the failure on stderr."""
         echo(f"nodeagentctl: {self.message}", err=True)
         for problem in self.problems:
             echo(f"  {problem}", err=True)

@@ -20,7 +20,7 @@ HEADING = f"{'TIME':<19}  {'KIND':<18}  ABOUT AND WHY"
 
 
 def event_line(event: Json, wide: bool = False) -> str:
-    """Time, kind, what it is about, and the sentence; ``wide``: its id first, as ``--after`` wants it."""
+    """Time, kind, subject, and the sentence; ``wide``: also its id first, for ``--after``."""
     seconds = int(event["id"].partition("-")[0]) / 1000
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     about = [event["job"] and f"job/{event['job']}", event["node"] and f"node/{event['node']}"]
@@ -30,9 +30,9 @@ def event_line(event: Json, wide: bool = False) -> str:
 
 
 @click.command(short_help="Print what happened in the cluster.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N only (default 100).")
-@click.option("--after", metavar="ID", help="Only what came after this event.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N (default 100).")
+@click.option("--after", metavar="ID", help="Only events after this one.")
 @job_option
 @output_option
 @agent_option
@@ -40,7 +40,7 @@ def event_line(event: Json, wide: bool = False) -> str:
 def events(
     ctx: click.Context, follow: bool, limit: int | None, after: str | None, job_named: str | None, fmt: str
 ) -> None:
-    """Print what happened, oldest first: jobs, generations, nodes, and who did it."""
+    """Print events, oldest first: about jobs, generations and nodes, with the user or node that caused them."""
     client = connect(ctx)
     if follow:
         client.endure(PATIENCE)
@@ -66,7 +66,7 @@ def events(
 
 
 def _text(event: Json, fmt: str) -> str:
-    """One event, while it is followed: a line, or a YAML document."""
+    """One event while following: a line, or a YAML document."""
     if fmt == "name":
         return f"event/{event['id']}"
     if fmt == "json":

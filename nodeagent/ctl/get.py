@@ -1,5 +1,5 @@
-"""``get``: jobs in a table, as arena shows them; ``hosts``: the nodes of a job's world, as other launchers want
-them.
+"""``get``: jobs in a table, in the form of arena's; ``hosts``: the nodes of a job's world, in the form that other
+launchers need.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _listed(client: Client, *, everything: bool) -> Json:
 
 
 def _one(client: Client, ref: str, fmt: str, *, everything: bool) -> None:
-    """A job, or those of an array."""
+    """Shows a job, or the jobs of an array."""
     try:
         show(client.get(job_path(ref)), fmt, "job", COLUMNS, single=True)
     except CtlError as error:
@@ -104,7 +104,7 @@ def get(ctx: click.Context, job: str | None, job_named: str | None, everything: 
 
 
 TRIES = 5
-"""Looks at a job whose world changes while it is looked at."""
+"""Attempts to read a job whose world changes in the meantime."""
 
 
 @click.command(short_help="Print the hosts of a job's world, for Horovod.")
@@ -115,7 +115,7 @@ TRIES = 5
     type=click.Choice(("horovod",)),
     default="horovod",
     show_default=True,
-    help="Lines of what.",
+    help="Format of the lines.",
 )
 @agent_option
 @click.pass_context
@@ -131,7 +131,7 @@ def hosts(ctx: click.Context, job: str | None, job_named: str | None, form: str)
 
 
 def world(client: Client, ref: str) -> dict[str, int]:
-    """Host to workers of the job's active generation, by rank. Raises ``CtlError``."""
+    """Host to number of workers of the job's active generation, by rank. Raises ``CtlError``."""
     for _ in range(TRIES):
         job = client.get(job_path(ref))
         if job["phase"] != "running" or job["generation_state"] != "active":
@@ -147,8 +147,8 @@ def world(client: Client, ref: str) -> dict[str, int]:
 
 
 def members(nodes: list[Json], job: Json) -> dict[str, int] | None:
-    """Host to workers; None if the nodes were seen in another generation than the job. Nodes that share an address (a
-    development cluster) are one host."""
+    """Host to number of workers; None if the nodes were read in another generation than the job. Nodes that share an
+    address (a development cluster) are one host."""
     pods = [
         (pod["ranks"], node)
         for node in nodes
@@ -159,7 +159,7 @@ def members(nodes: list[Json], job: Json) -> dict[str, int] | None:
         return None
     found: dict[str, int] = {}
     for ranks, node in sorted(pods, key=lambda pod: pod[0]):
-        # Horovod splits at the colon: an IPv6 address cannot be told to it.
+        # # Horovod splits at the colon, so it cannot use an IPv6 address.
         host = node["hostname"] if ":" in node["address"] else node["address"]
         found[host] = found.get(host, 0) + len(ranks)
     return found

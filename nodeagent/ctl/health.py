@@ -1,4 +1,4 @@
-"""``health``: the rules on sick hardware, an operator's word that it is repaired, and drills; ``diag``: checks by
+"""``health``: the rules for faulty hardware, an operator's confirmation of a repair, and drills; ``diag``: checks by
 work.
 """
 
@@ -29,10 +29,10 @@ RULES = (
 )
 
 
-@click.group(short_help="The rules on sick hardware; say that it is repaired; drills.")
+@click.group(short_help="The rules for faulty hardware; confirm a repair; drills.")
 def health() -> None:
-    """Sick hardware: what is looked for, and what people do about it. `nodes` and `describe node/NAME` show what was
-    found."""
+    """Faulty hardware: the rules that find it, and what people do about it. `nodes` and `describe node/NAME` show the
+    findings."""
 
 
 @health.command(short_help="List the rules in force.")
@@ -44,16 +44,16 @@ def rules(ctx: click.Context, fmt: str) -> None:
     show(connect(ctx).get("/v1/health/rules"), fmt, "rule", RULES)
 
 
-@health.command(short_help="Say that a node, or a GPU of it, is repaired.")
+@health.command(short_help="Confirm that a node, or one of its GPUs, is repaired.")
 @node_argument()
-@click.option("--gpu", metavar="UUID", default="", help="This GPU only.")
-@click.option("--rule", metavar="ID", default="", help="What this rule found only.")
+@click.option("--gpu", metavar="UUID", default="", help="Only this GPU.")
+@click.option("--rule", metavar="ID", default="", help="Only the findings of this rule.")
 @request_id_option
 @agent_option
 @click.pass_context
 def ack(ctx: click.Context, node: str, gpu: str, rule: str, request_id: str | None) -> None:
-    """Say that what was found on NODE is repaired: its probation begins, and after it NODE (or the GPU) gets work
-    again. What fires again meanwhile was not repaired. A GPU that is missing is not expected any more from now on."""
+    """Confirm that the faults of NODE are repaired: their probation begins, and after it NODE (or the GPU) gets work
+    again. A rule that fires again in this time was not repaired. A missing GPU is no longer expected from now on."""
     after = _change(connect(ctx), node, "ack", request_id, gpu=gpu, rule=rule)
     for verdict in after["verdicts"]:
         echo(f"node/{after['name']}: {verdict['rule']}: {verdict['stage']}")
@@ -69,8 +69,8 @@ def ack(ctx: click.Context, node: str, gpu: str, rule: str, request_id: str | No
 @agent_option
 @click.pass_context
 def inject(ctx: click.Context, node: str, xid: int, gpu: str, request_id: str | None) -> None:
-    """Have NODE judge an Xid that its driver did not report, with all that follows: running jobs lose the GPU if the
-    Xid is fatal. Take it back with `health ack`."""
+    """Make NODE judge an Xid that its driver did not report, with all consequences: running jobs lose the GPU if the
+    Xid is fatal. Undo it with `health ack`."""
     after = _change(connect(ctx), node, "inject", request_id, gpu=gpu, xid=xid)
     echo(f"node/{after['name']}: Xid {after['xid']} on {after['gpu']}")
 
@@ -90,8 +90,8 @@ COLUMNS = (
 
 @click.command(short_help="Have a node check its GPUs by work.")
 @node_argument(required=False)
-@click.option("--gpu", metavar="UUID", default="", help="This GPU only.")
-@click.option("--busy", is_flag=True, help="Check GPUs that are in use, too: who uses them is slowed down.")
+@click.option("--gpu", metavar="UUID", default="", help="Only this GPU.")
+@click.option("--busy", is_flag=True, help="Also check GPUs that are in use: this slows their jobs down.")
 @click.option("--timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION", help="Longest wait.")
 @output_option
 @request_id_option
@@ -100,8 +100,8 @@ COLUMNS = (
 def diag(
     ctx: click.Context, node: str | None, gpu: str, busy: bool, timeout: float, fmt: str, request_id: str | None
 ) -> None:
-    """Have NODE (without it: the node of the agent that answers) check its GPUs, or its CPU where it has none: matrix
-    product, memory, copies, a collective, each verified and held against the node's history and its peers.
+    """Make NODE (by default the node of the agent that answers) check its GPUs, or its CPU if it has no GPU: matrix
+    product, memory, copies, a collective. Each result is verified, and compared with the node's history and its peers.
 
     The exit code is 1 if a check failed, 6 if nothing could be checked.
     """
@@ -115,7 +115,7 @@ def diag(
     )  # fmt: skip
     report = found["report"]
     if report is None:
-        raise CtlError(f"the agent of {name} was started anew meanwhile", Exit.FAILED, "ask again")
+        raise CtlError(f"the agent of {name} was restarted in the meantime", Exit.FAILED, "try again")
     if report["problem"]:
         raise CtlError(f"node {name} could not be checked: {report['problem']}", Exit.REFUSED)
     if fmt in ("json", "yaml"):

@@ -15,11 +15,11 @@ from nodeagent.ctl.terminal import one_line
 Json = dict[str, Any]
 
 DEFAULT_QUEUE = "default"
-"""The one that is not worth a word."""
+"""The queue that is not worth mentioning."""
 
 
 def limits_text(limits: Json) -> str:
-    """The values of ``limits``."""
+    """The values of ``limits`` in words."""
     submit = limits["submit"]
     named = [*submit["users"], *(f"group {group}" for group in submit["groups"])]
     return (
@@ -31,7 +31,7 @@ def limits_text(limits: Json) -> str:
 
 
 def used_text(limits: Json) -> str:
-    """What the owner of a job uses of them."""
+    """How much of the limits a job's owner uses."""
     used, values = limits["used"], limits["values"]
     return (
         f"{limits['owner']} has {used['jobs']} of {values['jobs']} live jobs, {size(used['job_bytes'])}B of "
@@ -48,11 +48,11 @@ def _most(number: int | None) -> str:
 LAST_LINES = 20
 """Lines of a worker's error that are shown."""
 MOST_WORKERS = 16
-"""Workers that are listed; those that do not simply run come first."""
+"""Workers that are listed; those that are not simply running come first."""
 MOST_NAMES = 3
-"""Jobs that are named where there may be many."""
+"""Jobs that are named if there may be many."""
 TIMED = 3
-"""Newest recoveries whose phases are shown."""
+"""The number of newest recoveries whose phases are shown."""
 
 
 def exit_words(code: int | None) -> str:
@@ -87,7 +87,7 @@ def _indent(text: str, by: str) -> list[str]:
 
 
 def job_lines(job: Json, colour: bool = False, width: int | None = None) -> list[str]:
-    """Everything of use about one job, folded to a ``width``."""
+    """All useful facts about one job, folded to a ``width``."""
     lines = _head(job, colour)
     for block in (
         _waits(job),
@@ -105,7 +105,7 @@ def job_lines(job: Json, colour: bool = False, width: int | None = None) -> list
 
 
 def folded(lines: list[str], width: int | None) -> list[str]:
-    """Lines of ``describe`` within a width: a field goes on below its value, anything else below its own text."""
+    """Lines of ``describe`` within a width: a field continues below its value, other text below its own start."""
     out = []
     for line in map(one_line, lines):
         own = len(line) - len(line.lstrip())
@@ -160,7 +160,7 @@ def _head(job: Json, colour: bool) -> list[str]:
 
 
 def use_text(used: Json) -> str:
-    """Hours of devices, and what of them was lost."""
+    """Hours of devices, and how many of them were lost."""
     kinds = (("gpu", "GPU"), ("slot", "slot"))
     parts = [f"{hours(used[f'{key}_hours'])} {name} hours" for key, name in kinds if used[f"{key}_hours"]]
     lost = hours(used["lost_gpu_hours"] or used["lost_slot_hours"])
@@ -187,7 +187,7 @@ def _roles(job: Json) -> list[str]:
 
 
 def _queue(job: Json) -> list[str]:
-    """Its queue, where it is not the one that every job is in, and its place in line, while it waits for nodes."""
+    """The job's queue, unless it is the default one, and its place in the queue while it waits for nodes."""
     name, line = job.get("in_queue", DEFAULT_QUEUE), job.get("queue")
     parts = [] if name == DEFAULT_QUEUE else [name]
     if line is not None:
@@ -196,7 +196,7 @@ def _queue(job: Json) -> list[str]:
 
 
 def _start(job: Json) -> list[str]:
-    """When it starts at the latest, where time limits say so."""
+    """The latest start of the job, if time limits determine one."""
     at, after = job.get("start_estimate"), job.get("starts_after", [])
     if at is None:
         return []
@@ -207,7 +207,7 @@ def _start(job: Json) -> list[str]:
 
 
 def _time_limit(job: Json) -> list[str]:
-    """What is left of it."""
+    """The rest of the time limit."""
     left, limit = job["time_left"], job["spec"]["time_limit"]
     if limit is None:
         return []
@@ -215,7 +215,7 @@ def _time_limit(job: Json) -> list[str]:
 
 
 def _ties(job: Json) -> list[str]:
-    """To other jobs: those it comes after, and its array."""
+    """Links to other jobs: those that it comes after, and its array."""
     spec, lines = job["spec"], []
     if spec["after"]:
         lines.append(field("After", ", ".join(f"{one['name']} ({one['need']})" for one in spec["after"])))
@@ -256,7 +256,7 @@ def _world(job: Json) -> str:
 
 
 def _time(job: Json) -> list[str]:
-    """Whose time the workers run on while the store is away; while it answers, whose that would be."""
+    """The time on which the workers run while the store is unreachable; while it answers, the keepers of the job."""
     if job["lent"] is not None:
         return [field("Runs on", f"{runs_on(job)} (the store is away since {_clock(job['store_away_since'])})")]
     if job["phase"] != "running" or job["generation_state"] != "active":
@@ -275,7 +275,7 @@ def _clock(at: float) -> str:
 
 
 def runs_on(job: Json) -> str:
-    """Whose time the workers on the node that was asked run on, while the store is away."""
+    """The time on which the workers on the asked node run, while the store is unreachable."""
     lent = job["lent"]
     node, why = lent["node"], lent["why"]
     keepers = ", ".join(k["node"] for k in job["keepers"])
@@ -283,7 +283,7 @@ def runs_on(job: Json) -> str:
         case "lent":
             return f"failsafe time from {keepers}"
         case "lease":
-            return f"the lease of {node}, then " + (f"on failsafe time from {keepers}" if keepers else "on nobody's")
+            return f"the lease of {node}, then " + (f"on failsafe time from {keepers}" if keepers else "without any")
         case "refused":
             return f"what is left of its time on {node}: no keeper gives it failsafe time: {why}"
         case "stopped":
@@ -308,9 +308,9 @@ PROGRESS = (
     Column("STEP", lambda w: w["step"]),
     Column("DOING", lambda w: w["doing"], text=True),
 )
-"""Where workers tell it."""
+"""Only if workers report it."""
 PLACE = Column("PLACE", lambda w: w["place"])
-"""In a job of several roles."""
+"""Only for a job of several roles."""
 
 
 def _workers(job: Json, width: int | None) -> list[str]:
@@ -396,7 +396,7 @@ def _generations(job: Json, width: int | None) -> list[str]:
 
 
 def _farewell(job: Json) -> list[str]:
-    """What became of the last steps before a planned stop."""
+    """What the nodes reported about the last steps before a planned stop."""
     reported = {node: r["reason"] for node, r in job["reports"].items() if r["state"] == "left"}
     return (
         ["Last stopped as planned:", *(f"  {node}: {text}" for node, text in sorted(reported.items()))]
@@ -406,14 +406,14 @@ def _farewell(job: Json) -> list[str]:
 
 
 def blamed(job: Json) -> Json | None:
-    """What the newest generation that ended by a worker's fault ended with; None without any."""
+    """The end of the newest generation that a worker's fault ended; None if there is none."""
     ends = [g["ended_by"] for g in job["generations"] if g["ended_by"] is not None]
     faults = [e for e in ends if e["rank"] is not None or e["error"] or e["exit"] is not None]
     return faults[-1] if faults else None
 
 
 def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
-    """Who failed first, how, with which last words, and (if ``logs_stay``) where to read on."""
+    """The first worker that failed, how, its last lines, and (if ``logs_stay``) where its output is."""
     end = blamed(job)
     if end is None:
         return []
@@ -443,7 +443,7 @@ def _blame(job: Json) -> list[str]:
 
 
 def _wait_no_longer(way: Json | None, name: str) -> str:
-    """What ends the waiting of a job in the queue, if anything but time does."""
+    """The action that would end the waiting of a job in the queue, if there is one."""
     if way is None:
         return "look at the nodes: nodeagentctl nodes"
     if way["begins"]:

@@ -1,5 +1,5 @@
-"""``local``: a development cluster of real agents on this machine. Speaks to its supervisor, not to an agent: what is
-switched here is power, not work."""
+"""``local``: a development cluster of real agents on this machine. Uses its supervisor, not an agent: these commands
+switch power, not work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ name_option = click.option("--name", metavar="NAME", help="The cluster, where th
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """What a local cluster cannot do, told as every failure of the tool is."""
+    """Turns errors of a local cluster into failures of the tool."""
     from nodeagent.local.layout import LocalError
 
     try:

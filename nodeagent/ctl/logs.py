@@ -1,4 +1,4 @@
-"""``logs``: what a job's workers wrote, from any node, as it comes. Survives the loss of the agent it is read from."""
+"""``logs``: the output of a job's workers, from any node, as it comes. Survives the loss of the agent that is asked."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from nodeagent.ctl.waiting import PATIENCE
 Json = dict[str, Any]
 
 PREFIX = "[${role_name}${rank}]:"
-"""torchrun's, but with the rank in the local rank's place: one console shows all nodes."""
+"""torchrun's prefix, but with the rank in place of the local rank, since one console shows all nodes."""
 TERMINAL = "terminal"
 LONG = 4000
-"""Characters from which a piece without an end was cut for its length (and its rest follows at once), not shown early
-because its end did not come: long pieces are joined again."""
+"""Characters from which a piece without a line end was cut because of its length: its rest follows at once, so long
+pieces are joined. A shorter piece is shown early because its line end did not come."""
 
 
 class Printer:
-    """Writes lines as the contract shows them (``[3]<stdout>: text``), and remembers how far it came."""
+    """Writes lines in the contract's form (``[3]<stdout>: text``), and remembers how far it came."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None, outputs: Outputs | None = None) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._outputs = outputs
-        """None: all goes to the console."""
+        """None: everything goes to the console."""
         self.marks = Marks()
         self.lines = 0
-        """How many came."""
+        """The number of lines so far."""
         self._shown: set[str] = set()
         self._held: dict[Source, str] = {}
         self._places: dict[tuple[int, int], str] = {}
         """(generation, rank) to the name of the place, in a job of several roles."""
         self._within: dict[str, tuple[TextIO, Source | None]] = {}
-        """Who is in the middle of a line: of the terminal, or of a stream that is none."""
+        """The worker whose line is unfinished, for the terminal, or for a stream that is not a terminal."""
 
     def put(self, line: Json) -> None:
         """One worker's line to the stream it was written on, or one notice (each once) to stderr."""
@@ -68,7 +68,7 @@ class Printer:
             self._show(line, header if teed else "")
 
     def close(self) -> None:
-        """Write the beginnings of long lines whose end never came, and end the lines that were not ended."""
+        """Write the beginnings of long lines whose end never came, and end unfinished lines."""
         while self._held:
             source, text = self._held.popitem()
             self._write(source, text, ended=True)
@@ -78,7 +78,7 @@ class Printer:
         self._within.clear()
 
     def _header(self, line: Json, _local: int) -> str:
-        """What a teed line begins with."""
+        """The beginning of a teed line."""
         return self._prefix(source_of(line))
 
     def _show(self, line: Json, _header: str) -> None:
@@ -90,7 +90,7 @@ class Printer:
             self._write(source, whole, ended=not line["partial"])
 
     def _write(self, source: Source, text: str, *, ended: bool) -> None:
-        """A line that goes on stays open, until its next piece or another worker's line comes."""
+        """A line that continues stays open until its next piece, or until another worker's line comes."""
         to, begin = self._to(source[3]), self._prefix(source)
         console = TERMINAL if to.isatty() else source[3]
         before = self._within.pop(console, (to, None))[1]
@@ -111,8 +111,8 @@ class Printer:
 
 
 class PlainPrinter(Printer):
-    """Writes as torchrun does: what workers wrote, as they wrote it; teed lines begin with ``[role0]:``, or with what
-    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE says."""
+    """Writes in torchrun's form: workers' output unchanged; teed lines begin with ``[role0]:``, or with the value of
+    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class PlainPrinter(Printer):
         super().__init__(out, err, outputs)
         self._role, self._template = role, Template(template or PREFIX)
         self._unended: set[Source] = set()
-        """Who is in the middle of a line."""
+        """Workers whose line is unfinished."""
 
     def _header(self, line: Json, local: int) -> str:
         return self._template.safe_substitute(role_name=self._role, rank=line["rank"], local_rank=local)
@@ -150,9 +150,9 @@ def print_logs(
     enough: Callable[[], bool] = lambda: False,
     **query: object,
 ) -> None:
-    """Print until the job has ended and all is printed (``follow``), or all that there is, or it is ``enough``.
+    """Print until the job has ended and everything is printed (``follow``), or all stored output, or until ``enough``.
 
-    Raises ``NoAgentError`` when no agent answers any more (for ``client.patience``).
+    Raises ``NoAgentError`` if no agent answers for ``client.patience`` seconds.
     """
     tail = query.get("tail") is not None
     with closing(printer):
@@ -169,14 +169,14 @@ def print_logs(
             except NoAgentError:
                 if not follow or (client.patience <= 0 and printer.lines == before):
                     raise
-            if printer.marks.any:  # go on from there: not from the last lines, or the generation, of a later moment
+            if printer.marks.any:  # continue from there, not from the last lines, or the generation, of a later moment
                 query["tail"] = None
                 if "generation" not in query:
                     query["first"] = printer.marks.oldest
 
 
 def _of_array(client: Client, ref: str, follow: bool, query: dict[str, Any]) -> bool:
-    """What the jobs of an array wrote, one after the other; false if there is no array of this name. Raises
+    """The output of an array's jobs, one after the other; false if there is no array of this name. Raises
     ``CtlError``."""
     jobs = members(client.get("/v1/jobs")["items"], ref)
     if jobs and follow:
@@ -190,7 +190,7 @@ def _of_array(client: Client, ref: str, follow: bool, query: dict[str, Any]) -> 
 @click.command(short_help="Print what a job's workers wrote.")
 @job_argument
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on until the job has ended, over newer generations and all nodes."
+    "-f", "--follow", is_flag=True, help="Continue until the job has ended, with newer generations and all nodes."
 )
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines (with -f: of each node).")
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Only this rank.")
@@ -210,11 +210,11 @@ def logs(
     generation: int | None,
     previous: bool,
 ) -> None:
-    """Print what the workers of JOB wrote, as `[rank]<stdout>: text`; what they wrote to stderr goes to stderr.
+    """Print the output of the workers of JOB, as `[rank]<stdout>: text`; their stderr goes to stderr.
 
-    In a job of several roles: `[trainer.0]<stdout>: text`. Of an array: of one job after the other.
+    In a job of several roles: `[trainer.0]<stdout>: text`. For an array: one job after the other.
 
-    Nodes that cannot be asked are named on stderr, the others go on.
+    Nodes that cannot be asked are named on stderr; the output of the other nodes continues.
     """
     if previous and generation is not None:
         raise click.UsageError("--previous and --generation exclude each other")

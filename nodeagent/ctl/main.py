@@ -1,7 +1,7 @@
-"""``nodeagentctl``: the list of commands, and what every failure exits with.
+"""``nodeagentctl``: the list of commands, and the exit codes of failures.
 
-Commands are imported when they are used, so that ``--help`` and completion answer at once. Must never import anything
-but click and the standard library at the top.
+A command is imported when it is used, so that ``--help`` and completion answer at once. Must never import anything but
+click and the standard library at the top.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nodeagent.ctl.where import where_options
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run a command as a job, follow its output, exit with its code."),
     "submit": ("submit", "Submit a job file."),
-    "validate": ("submit", "Check a job file; tell every mistake."),
+    "validate": ("submit", "Check a job file; report every mistake."),
     "get": ("get", "List jobs, or one job."),
-    "describe": ("describe", "Say what a job or node does, and why."),
+    "describe": ("describe", "Show what a job or node does, and why."),
     "logs": ("logs", "Print what a job's workers wrote."),
     "events": ("events", "Print what happened in the cluster."),
     "top": ("top", "Show what uses the cluster."),
@@ -43,10 +43,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "forget": ("nodes", "Confirm that a node is permanently down; remove its record."),
     "reserve": ("reserve", "Maintenance windows: nodes that take no work for a time."),
     "queue": ("queue", "How teams share the cluster."),
-    "health": ("health", "The rules on sick hardware; say that it is repaired; drills."),
+    "health": ("health", "The rules for faulty hardware; confirm a repair; drills."),
     "diag": ("health", "Have a node check its GPUs by work."),
     "hosts": ("get", "Print the hosts of a job's world, for Horovod."),
-    "doctor": ("doctor", "Say what is wrong, and what to do about it."),
+    "doctor": ("doctor", "Show what is wrong, and what to do about it."),
     "local": ("local", "A development cluster of real agents on this machine."),
     "completion": ("options", "Print the completion script of a shell."),
 }
@@ -54,10 +54,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class Tool(click.Group):
-    """A group that loads commands on use, and exits as the contract says."""
+    """A group that loads commands at use, and exits with the contract's codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order people meet them."""
+        """The commands in the order in which users need them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -72,7 +72,7 @@ class Tool(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """With a suggestion for a misspelt command."""
+        """Adds a suggestion for a misspelt command."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -84,12 +84,12 @@ class Tool(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table, importing nothing."""
+        """Writes the list from the table, without importing a command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Never returns: exits with the contract's code."""
+        """Never returns: exits with one of the contract's codes."""
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         usage = RUN_CODES[Exit.USAGE] if _verb(words) == "run" else None
@@ -97,8 +97,8 @@ class Tool(click.Group):
 
 
 def end_as(call: Callable[[], Any], usage: int | None = None) -> NoReturn:
-    """End the process as the contract says for what the call returns or raises. ``usage``: the code for a wrong command
-    line, where it is not click's own."""
+    """End the process with the contract's code for the call's result or error. ``usage``: the code for a wrong command
+    line, if it is not click's own."""
     try:
         code = call()
     except CtlError as error:
@@ -111,7 +111,7 @@ def end_as(call: Callable[[], Any], usage: int | None = None) -> NoReturn:
         echo("nodeagentctl: interrupted", err=True)
         code = Exit.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; keep the interpreter from complaining when it flushes.
+        # # The reader of our output has gone; the interpreter must not complain when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = Exit.FAILED
     sys.exit(code if isinstance(code, int) else Exit.DONE)
@@ -143,7 +143,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
 def cli() -> None:
-    """Run and look after distributed training jobs.
+    """Run and manage distributed training jobs.
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 timed out, 5 agent or store unreachable, 6 refused, 130
     interrupted. `run` exits with the job's own code; its own failures are 120 to 125.
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def run_main() -> None:
-    """The console script ``nodeagent-run``: 2 for a wrong command line, as torchrun."""
+    """The console script ``nodeagent-run``: exits with 2 for a wrong command line, like torchrun."""
     from nodeagent.ctl.run import as_torchrun
 
     def call() -> Any:

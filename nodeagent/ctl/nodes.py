@@ -41,7 +41,7 @@ def _healthy(node: Json) -> str:
 
 
 def _left_out(node: Json) -> str:
-    """GPUs that are given to nobody, and why."""
+    """GPUs that are not used, and the reasons."""
     return "; ".join(f"GPU {gpu['index']}: {gpu['why']}" for gpu in node["gpus"] if not gpu["healthy"])
 
 
@@ -87,12 +87,12 @@ def nodes(ctx: click.Context, node: str | None, fmt: str) -> None:
 
 @click.command(short_help="Give a node no new work.")
 @node_argument()
-@click.option("--reason", required=True, help="Why; shown to everybody who asks.")
+@click.option("--reason", required=True, help="The reason; shown to all users.")
 @request_id_option
 @agent_option
 @click.pass_context
 def cordon(ctx: click.Context, node: str, reason: str, request_id: str | None) -> None:
-    """Give NODE no new work. What runs there goes on. A NODE that is being drained stops being drained."""
+    """Give NODE no new work. Its running work continues. A NODE that is being drained stops being drained."""
     after = connect(ctx).change("POST", node_path(node) + "/cordon", request_id, reason=reason)
     echo(f"node/{after['name']} cordoned")
     demand_saved(f"node/{after['name']} cordon", after)
@@ -112,7 +112,7 @@ def uncordon(ctx: click.Context, node: str, request_id: str | None) -> None:
 
 @click.command(short_help="Move a node's work away, and give it no more.")
 @node_argument()
-@click.option("--reason", required=True, help="Why; shown to everybody who asks.")
+@click.option("--reason", required=True, help="The reason; shown to all users.")
 @wait_options
 @request_id_option
 @agent_option
@@ -120,7 +120,7 @@ def uncordon(ctx: click.Context, node: str, request_id: str | None) -> None:
 def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: bool, request_id: str | None) -> None:
     """Move the work of NODE away gracefully, and give it no more; wait until nothing runs there.
 
-    When that takes too long, the drain is taken back, the cordon stays, and the exit code is 4.
+    If that takes too long, the drain is cancelled, the cordon stays, and the exit code is 4.
     """
     client = connect(ctx)
     after = client.change("POST", node_path(node) + "/drain", request_id, reason=reason)
@@ -143,13 +143,13 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
 @agent_option
 @click.pass_context
 def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
-    """Confirm that NODE, which is silent, is permanently down: its machine is switched off, or was started anew. Jobs
-    that wait for it, since it may keep them running without the store, then go on without it. Of a NODE that has left,
-    or is lost already, the record is removed, and its cordon: `nodes` no longer lists it.
+    """Confirm that NODE, which is silent, is permanently down: its machine is off, or was restarted. Jobs that wait
+    for it, because it may keep them running without the store, then continue without it. If NODE has left, or is lost
+    already, its record and its cordon are removed: `nodes` no longer lists it.
 
-    Never for a node that may only be cut off: workers may still train with its help, beside those that would take
-    their place. See that it is off before you say so. A node that holds its lease is refused (exit code 6). If it
-    comes back it joins with a new life.
+    Never use it for a node that may only be cut off: workers may still train with its help, beside the workers that
+    would replace them. Make sure that the machine is off first. A node that holds its lease is refused (exit code 6).
+    If the node comes back, it joins with a new life.
     """
     after = connect(ctx).change("POST", node_path(node) + "/forget")
     if fmt is None:

@@ -1,4 +1,4 @@
-"""What many commands share: the agent, the JOB argument, durations, output formats, waiting."""
+"""Parts that many commands share: the agent, the JOB argument, durations, output formats, waiting."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 FORMATS = ("table", "wide", "json", "yaml", "name")
 ENDED = ("succeeded", "failed", "stopped")
 DEFAULT_TIMEOUT = 600.0
-"""Seconds that waits take at most, unless told otherwise."""
+"""The most seconds of a wait, unless an option says otherwise."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
 
 class Duration(click.ParamType[float]):
-    """``90``, ``90s``, ``5m``, ``1h30m``: to seconds."""
+    """Converts ``90``, ``90s``, ``5m``, ``1h30m`` to seconds."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Fails with an example."""
+        """The seconds of a duration; fails with an example."""
         if isinstance(value, int | float):
             return float(value)
         text = str(value).strip()
@@ -60,49 +60,49 @@ def complete_nodes(ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 
 def agent_option(command: F) -> F:
-    """``--agent`` and its companions, after the verb too."""
+    """Adds ``--agent`` and its companions, which are accepted after the verb too."""
     return where_options(hidden=True)(command)
 
 
 def job_option(command: F) -> F:
-    """``--job``, for those who prefer an option to the argument."""
+    """Adds ``--job``, for users who prefer an option to the argument."""
     return click.option(
-        "--job", "job_named", metavar="JOB", shell_complete=_complete_jobs, help="The job (instead of the argument)."
+        "--job", "job_named", metavar="JOB", shell_complete=_complete_jobs, help="The job (in place of the argument)."
     )(command)
 
 
 def job_argument(command: F) -> F:
-    """JOB, which may be left out when exactly one job is live, and ``--job``."""
+    """Adds JOB, which may be left out if exactly one job is live, and ``--job``."""
     argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=_complete_jobs)
     return argument(job_option(command))
 
 
 def named_job_argument(command: F) -> F:
-    """JOB or ``--job``, for verbs that cannot be taken back: ``named_job`` reads them."""
+    """Adds JOB or ``--job``, for verbs that cannot be undone: ``named_job`` reads them."""
     argument = click.argument("job", required=False, metavar="JOB", shell_complete=_complete_jobs)
     return argument(job_option(command))
 
 
 def node_argument(required: bool = True) -> Callable[[F], F]:
-    """NODE."""
+    """Adds NODE."""
     metavar = "NODE" if required else "[NODE]"
     return click.argument("node", required=required, metavar=metavar, shell_complete=complete_nodes)
 
 
 def output_option(command: F) -> F:
-    """``-o``."""
+    """Adds ``-o``."""
     return click.option(
         "-o", "--output", "fmt", type=click.Choice(FORMATS), default="table", show_default=True, help="Output format."
     )(command)
 
 
 def no_wait_option(command: F) -> F:
-    """``--no-wait``."""
-    return click.option("--no-wait", is_flag=True, help="Return as soon as it is asked for.")(command)
+    """Adds ``--no-wait``."""
+    return click.option("--no-wait", is_flag=True, help="Return as soon as the request is accepted.")(command)
 
 
 def wait_options(command: F) -> F:
-    """``--timeout`` and ``--no-wait``."""
+    """Adds ``--timeout`` and ``--no-wait``."""
     timeout = click.option(
         "--timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION", help="Longest wait."
     )
@@ -110,19 +110,19 @@ def wait_options(command: F) -> F:
 
 
 def request_id_option(command: F) -> F:
-    """``--request-id``."""
+    """Adds ``--request-id``."""
     return click.option(
-        "--request-id", metavar="ID", help="Name of this change: asked again with the same, it does nothing new."
+        "--request-id", metavar="ID", help="Id of this change: a second request with the same id changes nothing."
     )(command)
 
 
 def connect(ctx: click.Context) -> Client:
-    """The agent this command asks. Raises ``UnreachableError``."""
+    """A client for the agent of this command. Raises ``UnreachableError``."""
     return agent_client.find(ctx.obj)
 
 
 def named_job(client: Client, verb: str, argument: str | None, named: str | None) -> str:
-    """The job that is meant, for verbs that cannot be taken back: it has to be said. Raises ``CtlError``."""
+    """The job for a verb that cannot be undone: the user must name it. Raises ``CtlError``."""
     if argument or named:
         return which_job(client, argument, named)
     live = [j["name"] for j in client.get("/v1/jobs")["items"] if j["phase"] not in ENDED]
@@ -131,7 +131,7 @@ def named_job(client: Client, verb: str, argument: str | None, named: str | None
 
 
 def which_job(client: Client, argument: str | None, named: str | None) -> str:
-    """The job that is meant: as said, else the only live one. Raises ``CtlError``."""
+    """The job that the user named, else the only live one. Raises ``CtlError``."""
     if argument and named and argument != named:
         raise CtlError(f"two jobs are named: {argument!r} and --job {named!r}", Exit.USAGE, "name one")
     given = argument or named

@@ -1,6 +1,7 @@
-"""How answers are shown: table, wide, json, yaml, name. Plain aligned columns; on a terminal in its width, in colours.
+"""Prints answers in a format: table, wide, json, yaml, name. Tables are plain aligned columns; on a terminal they fit
+its width and have colours.
 
-Must never cut a cell, nor break a word, and never print anything but data on stdout.
+Must never cut a cell or break a word, and never print anything but data on stdout.
 """
 
 from __future__ import annotations
@@ -39,33 +40,33 @@ STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A title and how to get the cell from an item."""
+    """The title of a column, and the function that makes a cell from an item."""
 
     title: str
     cell: Callable[[Json], object]
     wide: bool = False
     """Only in ``-o wide``."""
     text: bool = False
-    """A sentence or a list, of any length: it may be folded."""
+    """The cell is a sentence or a list of any length, and may be folded."""
 
 
 def on_terminal() -> bool:
-    """Whether stdout is a terminal."""
+    """Returns whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def coloured() -> bool:
-    """Whether colours are wanted: on a terminal, unless NO_COLOR is set."""
+    """Returns whether to use colours: on a terminal, unless NO_COLOR is set."""
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def text(value: object) -> str:
-    """A cell, in one line: nothing is ``-``."""
+    """A cell in one line; an empty value is ``-``."""
     return "-" if value is None or value == "" else printable(str(value)).replace("\n", "\\n")
 
 
 def span(seconds: float | None) -> str:
-    """A duration as kubectl shows it: 42s, 5m12s, 3h2m, 2d4h."""
+    """A duration in kubectl's form: 42s, 5m12s, 3h2m, 2d4h."""
     if seconds is None:
         return "-"
     total = int(seconds)
@@ -82,12 +83,12 @@ def span(seconds: float | None) -> str:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is; None off a terminal, where nothing is fitted to a width."""
+    """Columns of the terminal on stdout; None if stdout is no terminal, and nothing is fitted to a width."""
     return shutil.get_terminal_size().columns if on_terminal() else None
 
 
 def size(number: int | None) -> str:
-    """Bytes as people say them: 512Ki, 3.2Gi."""
+    """Bytes in readable form: 512Ki, 3.2Gi."""
     if number is None:
         return "-"
     value = float(number)
@@ -99,17 +100,17 @@ def size(number: int | None) -> str:
 
 
 def hours(value: float) -> str:
-    """Of devices; a tenth of an hour is as much as anybody reads, but what is there is never 0."""
+    """Hours of devices, to a tenth of an hour; a value above zero is never shown as 0."""
     return "-" if not value else f"{value:,.1f}" if value >= 0.05 else "<0.1"
 
 
 def part(value: float | None) -> str:
-    """Of 1, as a percentage; never rounded up to the whole."""
+    """A part of 1, as a percentage; never rounded up to 100 %."""
     return "-" if value is None else "100%" if value == 1 else f"{min(value, 0.999) * 100:.1f}%"
 
 
 def fold(line: str, width: int | None, indent: int) -> list[str]:
-    """The line, broken between words (and after commas) where it is wider than ``width``; the rest is indented."""
+    """The line, broken between words (and after commas) if it is wider than ``width``; the rest is indented."""
     if width is None or len(line) <= width:
         return [line]
     lines, rest = [], ""
@@ -128,10 +129,10 @@ def fold(line: str, width: int | None, indent: int) -> list[str]:
 def table_lines(
     columns: Sequence[Column], rows: Sequence[Json], width: int | None = None, colour: bool = False
 ) -> list[str]:
-    """Aligned columns, upper-case titles, three spaces apart, as kubectl's.
+    """Aligned columns with upper-case titles, three spaces apart, in kubectl's form.
 
     Within a ``width`` no word is broken and nothing is left out: the last column is folded if it is text and has the
-    room, other columns that do not fit stand below their row, with their titles.
+    room; other columns that do not fit are printed below their row, with their titles.
     """
     titles = [c.title for c in columns]
     cells = [[text(c.cell(row)) for c in columns] for row in rows]
@@ -173,7 +174,7 @@ def _row(cells: Sequence[str], inside: Sequence[int], widths: Sequence[int], gap
 
 
 def dump(value: object, fmt: str) -> None:
-    """As JSON or YAML."""
+    """Prints JSON or YAML."""
     if fmt == "yaml":
         import yaml
 
@@ -185,7 +186,7 @@ def dump(value: object, fmt: str) -> None:
 
 
 def notice(answer: Json, fmt: str) -> None:
-    """Say on stderr that the agent speaks of what it last knew, where that is so; JSON and YAML have it within."""
+    """Warn on stderr if the agent's answer is its last known state; JSON and YAML have this in the data."""
     since = answer.get("store_away_since")
     if since is not None and fmt not in ("json", "yaml"):
         ago = span(max(0.0, time.time() - since))
@@ -199,8 +200,8 @@ def notice(answer: Json, fmt: str) -> None:
 def show(
     answer: Json, fmt: str, kind: str, columns: Sequence[Column], *, single: bool = False, empty: str = ""
 ) -> None:
-    """Print a list (or, ``single``, one item) in the format asked for. ``empty`` is said on stderr when a table has no
-    rows."""
+    """Print a list (or, ``single``, one item) in the requested format. If a table has no rows, ``empty`` is printed on
+    stderr."""
     notice(answer, fmt)
     rows = [answer] if single else answer["items"]
     if fmt in ("json", "yaml"):

@@ -1,7 +1,7 @@
-"""Where a worker's output goes, as torchrun's options say it: to the console or not, and into which file.
+"""The destination of workers' output, by torchrun's options: the console or not, and which file.
 
-Owns the values of ``--redirects`` and ``--tee`` and the folders below ``--log-dir``. The files are written by the
-command that follows the job, so they stand where the line was given.
+Owns the values of ``--redirects`` and ``--tee`` and the folders below ``--log-dir``. The command that follows the job
+writes the files, so they are on the machine where the command was given.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Streams:
     """Some streams of some workers."""
 
     bits: int = 0
-    """Of each local rank."""
+    """For each local rank."""
     by_rank: Mapping[int, int] | None = None
-    """Of these local ranks only, and none of the others."""
+    """For these local ranks only; the other ranks have none."""
 
     @classmethod
     def read(cls, text: str) -> Streams:
@@ -46,51 +46,51 @@ class Streams:
 
     @property
     def any(self) -> bool:
-        """Whether it names any stream at all."""
+        """Returns whether it names any stream at all."""
         return bool(self.bits or any((self.by_rank or {}).values()))
 
     def has(self, local: int, stream: str) -> bool:
-        """Whether this stream of this local rank is one of them."""
+        """Returns whether this stream of this local rank is one of them."""
         bits = self.bits if self.by_rank is None else self.by_rank.get(local, 0)
         return bool(bits & BITS[stream])
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What was asked for on the command line."""
+    """The rules of the command line."""
 
     redirects: Streams = Streams()
-    """To files only."""
+    """Streams that go to files only."""
     tee: Streams = Streams()
-    """To files and to the console."""
+    """Streams that go to files and to the console."""
     local_ranks: frozenset[int] | None = None
-    """Those that the console shows; None: all."""
+    """Local ranks that the console shows; None: all."""
     duplicates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Stream to words: its teed lines with one of them go to a file more."""
+    """Stream to words: a teed line with one of these words also goes to another file."""
 
     @property
     def any(self) -> bool:
-        """Whether anything differs from a console that shows all."""
+        """Returns whether anything differs from a console that shows everything."""
         return self.files or self.local_ranks is not None
 
     @property
     def files(self) -> bool:
-        """Whether files are written."""
+        """Returns whether files are written."""
         return self.redirects.any or self.tee.any
 
     def shows(self, local: int, stream: str) -> bool:
-        """Whether the console shows this stream. What is both redirected and teed is shown."""
+        """Returns whether the console shows this stream. A stream that is both redirected and teed is shown."""
         if self.local_ranks is not None and local not in self.local_ranks:
             return False
         return self.tee.has(local, stream) or not self.redirects.has(local, stream)
 
     def keeps(self, local: int, stream: str) -> bool:
-        """Whether a file has it."""
+        """Returns whether a file has this stream."""
         return self.redirects.has(local, stream) or self.tee.has(local, stream)
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Words between commas; a comma that belongs to a word is written twice."""
+    """Words between commas; a comma inside a word is written twice."""
     return tuple(word.replace("\0", ",") for word in text.replace(",,", "\0").split(",") if word)
 
 
@@ -117,14 +117,14 @@ class LogFiles:
         self._stack.close()
 
     def attempt(self, node: str, generation: int) -> Path:
-        """The folder of one generation on one node; made if it is not there. Raises OSError."""
+        """The folder of one generation on one node; created if it is missing. Raises OSError."""
         if node not in self._folders:
             self._base.mkdir(parents=True, exist_ok=True)
             self._folders[node] = Path(tempfile.mkdtemp(prefix=f"{self._job}_{node}_", dir=self._base))
         return self._folders[node] / f"attempt_{generation - 1}"
 
     def write(self, path: Path, text: str) -> None:
-        """Append, so that readers see it at once. Raises OSError."""
+        """Append the text, so that readers see it at once. Raises OSError."""
         file = self._open.get(path)
         if file is None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ class LogFiles:
 
 @dataclass(frozen=True, slots=True)
 class Regular:
-    """Local ranks of a job with so many workers on each node."""
+    """Local ranks in a job with the same number of workers on each node."""
 
     each: int
 
@@ -146,14 +146,15 @@ class Regular:
 
 
 class Places:
-    """Local ranks of a job with as many workers as a node has GPUs: asked of the agent for each new generation."""
+    """Local ranks in a job with as many workers as a node has GPUs; reads them from the agent for each new
+    generation."""
 
     def __init__(self, client: Client, uid: str) -> None:
         self._client, self._uid = client, uid
         self._first: dict[tuple[str, int], int] = {}
 
     def local(self, line: Json) -> int:
-        """The local rank of a line's worker; as long as nobody answers, counted from the least rank seen there."""
+        """The local rank of a line's worker; until the agent answers, counted from the least rank seen there."""
         key, rank = (line["node"], line["generation"]), line["rank"]
         if key not in self._first:
             with suppress(CtlError):
@@ -167,17 +168,17 @@ class Places:
 
 
 class Outputs:
-    """Sends each line where the rules say."""
+    """Sends each line to the destination that the rules give."""
 
     def __init__(self, rules: Rules, local_of: Callable[[Json], int], files: LogFiles | None = None) -> None:
         self.rules = rules
         self.local_of = local_of
-        """A line to its worker's local rank."""
+        """Maps a line to its worker's local rank."""
         self._files = files
 
     def take(self, line: Json, local: int, header: str) -> tuple[bool, bool]:
         """Write a line to its files; (whether the console shows it, whether it is teed). ``header`` begins a line of a
-        duplicate. A disk that fails is told once; what follows is in the job's logs only."""
+        duplicate. A failing disk is reported once; after that the output is only in the job's logs."""
         stream = line["stream"]
         shown, teed = self.rules.shows(local, stream), self.rules.tee.has(local, stream)
         if self._files is not None and self.rules.keeps(local, stream):
@@ -196,13 +197,13 @@ class Outputs:
 
 
 def ended(line: Json) -> str:
-    """A line's text with its end, if that came with it."""
+    """A line's text, with its line end if there was one."""
     text: str = line["text"]
     return text if line["partial"] else text + "\n"
 
 
 def log_base(log_dir: str | None) -> Path | None:
-    """The folder that ``--log-dir`` means: a new one without it, None for /dev/null. Raises NotADirectoryError."""
+    """The folder for ``--log-dir``: a new one without the option, None for /dev/null. Raises NotADirectoryError."""
     if log_dir == os.devnull:
         return None
     if not log_dir:

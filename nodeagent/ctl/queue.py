@@ -22,17 +22,17 @@ Json = dict[str, Any]
 
 
 def amounts(of: Json) -> str:
-    """``gpus=8,nodes=2``; empty where nothing is said."""
+    """``gpus=8,nodes=2``; empty if no amount is stated."""
     return ",".join(f"{name}={value}" for name, value in of.items() if value is not None)
 
 
 def in_use(of: Json) -> str:
-    """What is not zero."""
+    """The amounts that are not zero."""
     return amounts({name: value or None for name, value in of.items()})
 
 
 def short(of: Json) -> str:
-    """The same in a column: ``8g,2n`` (GPUs, nodes, slots)."""
+    """The amounts in the form for a column: ``8g,2n`` (GPUs, nodes, slots)."""
     return ",".join(f"{value}{name[0]}" for name, value in of.items() if value is not None)
 
 
@@ -74,7 +74,7 @@ def queue_path(name: str) -> str:
 
 @click.group(short_help="How teams share the cluster.")
 def queue() -> None:
-    """Queues share the cluster: by weight what is contended, with guarantees and caps. Changes are for operators."""
+    """Queues share the cluster: contended devices by weight, with guarantees and caps. Only operators change them."""
 
 
 @queue.command(short_help="List queues, or one queue.")
@@ -92,13 +92,13 @@ def get(ctx: click.Context, name: str | None, fmt: str) -> None:
     show(client.get("/v1/queues"), fmt, "queue", COLUMNS)
 
 
-@queue.command(short_help="Say what a queue has, and who waits in it.")
+@queue.command(short_help="Show what a queue has, and which jobs wait in it.")
 @click.argument("name", metavar="QUEUE")
 @output_option
 @agent_option
 @click.pass_context
 def describe(ctx: click.Context, name: str, fmt: str) -> None:
-    """Say what QUEUE may have and has, who uses it, and which of its jobs wait for what."""
+    """Show what QUEUE may have and has, which users use it, and what its jobs wait for."""
     answer = connect(ctx).get(queue_path(name))
     if fmt != "table":
         show(answer, fmt, "queue", COLUMNS, single=True)
@@ -173,7 +173,7 @@ def open_(ctx: click.Context, name: str, request_id: str | None) -> None:
 @agent_option
 @click.pass_context
 def close(ctx: click.Context, name: str, request_id: str | None) -> None:
-    """Let QUEUE take no new jobs. Those that it has go on, and start as they would."""
+    """Let QUEUE take no new jobs. Its jobs continue, and start as before."""
     _change(connect(ctx), "POST", f"{queue_path(name)}/close", request_id)
 
 
@@ -187,14 +187,14 @@ def delete(ctx: click.Context, name: str, request_id: str | None) -> None:
     _change(connect(ctx), "DELETE", queue_path(name), request_id)
 
 
-@queue.command(short_help="Make the queues those of a file.")
+@queue.command(short_help="Replace the queues by those of a file.")
 @click.option("-f", "--file", "file", required=True, metavar="FILE|-", help="The file (`-`: standard input).")
-@click.option("--dry-run", is_flag=True, help="Check everything, and say what would change; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Check everything, and show what would change; change nothing.")
 @request_id_option
 @agent_option
 @click.pass_context
 def apply(ctx: click.Context, file: str, dry_run: bool, request_id: str | None) -> None:
-    """Make the queues those of FILE, and no others: all of it or nothing. Every mistake in it is told."""
+    """Replace all queues by those of FILE: all or nothing. Reports every mistake in it."""
     queues = [one.model_dump(mode="json") for one in read_queues(file)]
     _change(connect(ctx), "PUT", "/v1/queues", request_id, dry_run, queues=queues)
 

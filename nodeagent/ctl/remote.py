@@ -18,7 +18,7 @@ CONNECT_TIMEOUT = 5.0
 
 
 class TlsConnection(http.client.HTTPConnection):
-    """To the agent that was named. ``connect`` raises ``NoAgentError`` for one that is not to be trusted."""
+    """A connection to the named agent. ``connect`` raises ``NoAgentError`` for an agent that is not trusted."""
 
     def __init__(self, where: Where, timeout: float) -> None:
         self._host, self._port = where.place()
@@ -61,7 +61,7 @@ def _untrusted(what: str) -> NoAgentError:
 def _context(where: Where) -> ssl.SSLContext:
     if where.fingerprint is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the fingerprint is the stronger check
         return context
     try:
         return ssl.create_default_context(cafile=where.cacert)

@@ -42,21 +42,21 @@ COLUMNS = (
 
 @click.group(short_help="Maintenance windows: nodes that take no work for a time.")
 def reserve() -> None:
-    """Maintenance windows: nodes that take no work for a time. Changes are for operators."""
+    """Maintenance windows: nodes that take no work for a time. Only operators may change them."""
 
 
-@reserve.command(short_help="Have nodes free of work for a time.")
+@reserve.command(short_help="Keep nodes free of work for a time.")
 @click.argument("words", nargs=-1, required=True, metavar=_GRAMMAR)
-@click.option("--why", default="", help="What for; shown to everybody who asks.")
+@click.option("--why", default="", help="The purpose; shown to all users.")
 @request_id_option
 @agent_option
 @click.pass_context
 def nodes(ctx: click.Context, words: tuple[str, ...], why: str, request_id: str | None) -> None:
-    """Have nodes free of work for a time: n[1-8] from 2030-01-31T22:00 for 4h. A TIME is this machine's, unless it says
-    otherwise (2030-01-31T22:00+01:00), or from now on (+2h).
+    """Keep nodes free of work for a time: n[1-8] from 2030-01-31T22:00 for 4h. A TIME without an
+    offset is this machine's (with one: 2030-01-31T22:00+01:00); +2h counts from now.
 
-    Jobs that would not have ended by then start elsewhere; what runs on the nodes leaves in time, as for a drain, and
-    loses no step where it can save. Afterwards the nodes take work again.
+    Jobs that would not have ended by then start elsewhere. Work on the nodes leaves in time, as for a drain; a job
+    that can save loses no step. Afterwards the nodes take work again.
     """
     patterns, starts, seconds = parse(words)
     after = connect(ctx).change(
@@ -70,7 +70,7 @@ def nodes(ctx: click.Context, words: tuple[str, ...], why: str, request_id: str 
 @agent_option
 @click.pass_context
 def list_(ctx: click.Context, fmt: str) -> None:
-    """List the maintenance windows, in the order in which they begin; those that are over for another day."""
+    """List the maintenance windows, in the order in which they begin. An ended window is listed for one more day."""
     show(connect(ctx).get("/v1/windows"), fmt, "window", COLUMNS, empty="no node is reserved")
 
 

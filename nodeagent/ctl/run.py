@@ -1,4 +1,4 @@
-"""``run``: a command becomes a job; its output and its exit code come back as if it had run here."""
+"""``run``: turns a command into a job; its output and its exit code are the same as if the command had run here."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 PYTHON = r"python(3(\.\d+)?)?"
-"""The names of interpreters."""
+"""Pattern of the names of interpreters."""
 PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 DEFAULT_ROLE = "worker"
 SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 NODES_PER_CORE, LEAST_LOCAL = 4, 8
-"""Most local nodes for each core of this machine, and how many are allowed on any."""
+"""The most local nodes for each core of this machine, and the number that is allowed on any machine."""
 
 
 def _options(command: F) -> F:
-    """Those of ``run``, ours first."""
+    """Adds the options of ``run``, our own first."""
     for option in reversed(
         (
             click.option(
@@ -109,17 +109,17 @@ def as_torchrun(ctx: click.Context, /, **asked: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """What the two commands do not share."""
+    """The differences between the two commands."""
 
     nproc: str
     max_restarts: int | None
     role: str
     script: bool
-    """The first word is a Python script, whatever it looks like."""
+    """The first word is a Python script, whatever its name."""
     early: bool
-    """A failure right after the first start is worth a restart like any other."""
+    """A failure right after the first start is restarted like any other."""
     plain: bool
-    """The output has no prefix but of what is teed."""
+    """Only teed output has a prefix."""
 
 
 OURS = Manner(nproc="gpu", max_restarts=None, role=DEFAULT_ROLE, script=False, early=False, plain=False)
@@ -127,7 +127,7 @@ TORCHRUNS = Manner(nproc="1", max_restarts=0, role="default", script=True, early
 
 
 def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
-    """The exit code. Raises ``CtlError``."""
+    """Runs the job and returns the exit code. Raises ``CtlError``."""
     with _own_codes(), ExitStack() as stack:
         if line := unneeded_line(ctx):
             echo(f"nodeagentctl: {line}", err=True)
@@ -174,16 +174,16 @@ def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
 
 
 def _local(asked: Mapping[str, Any]) -> int | None:
-    """How many nodes are brought up for this command; None: those of a cluster."""
+    """The number of nodes to start for this command; None: use the nodes of a cluster."""
     local: int | None = asked["local"]
     if local is None and asked["standalone"]:
         most = str(asked["nodes"] or 1).rpartition(":")[2].strip()
-        return int(most) if most.isdigit() else 1  # what is no number is told where the job is made
+        return int(most) if most.isdigit() else 1  # a value that is no number is reported where the job is made
     return local
 
 
 def _rules(asked: Mapping[str, Any]) -> Rules:
-    """Where output goes. Raises ``CtlError``."""
+    """The rules for the output. Raises ``CtlError``."""
 
     def read(option: str, reader: Callable[[str], R]) -> R:
         try:
@@ -201,7 +201,7 @@ def _rules(asked: Mapping[str, Any]) -> Rules:
 
 
 def _signals(text: str | None) -> Collection[int]:
-    """Those that stop the job. Raises ``CtlError``."""
+    """Signals that stop the job. Raises ``CtlError``."""
     if text is None:
         return STOP_ON
     found = []
@@ -220,7 +220,7 @@ def _signals(text: str | None) -> Collection[int]:
 def _outputs(
     stack: ExitStack, rules: Rules, log_dir: str | None, spec: JobSpec, client: Client, uid: str
 ) -> Outputs | None:
-    """None where all goes to the console."""
+    """The outputs; None if everything goes to the console."""
     if not rules.any:
         return None
     try:
@@ -235,7 +235,7 @@ def _outputs(
 
 
 def _check_command(command: tuple[str, ...]) -> None:
-    """Refuse what no node could start, where the reason can be seen from here. Raises ``CtlError``."""
+    """Refuses a command that no node could start, if that can be seen here. Raises ``CtlError``."""
     if shutil.which(command[0]) is not None:
         return
     if len(command) == 1 and " " in command[0]:
@@ -247,7 +247,7 @@ def _check_command(command: tuple[str, ...]) -> None:
 
 
 def _check_local(local: int, spec: JobSpec) -> None:
-    """Refuse a local cluster that the job can never fit, or that this machine cannot carry. Raises ``CtlError``."""
+    """Refuses a local cluster that can never fit the job, or that this machine cannot carry. Raises ``CtlError``."""
     least, most = spec.nodes.min, max(LEAST_LOCAL, NODES_PER_CORE * (os.cpu_count() or 1))
     if least > local:
         raise CtlError(
@@ -266,7 +266,7 @@ def _check_local(local: int, spec: JobSpec) -> None:
 
 @contextmanager
 def _own_codes() -> Iterator[None]:
-    """This tool's failures as 120 to 125."""
+    """Maps this tool's failures to 120 to 125."""
     try:
         yield
     except CtlError as error:
@@ -275,7 +275,7 @@ def _own_codes() -> Iterator[None]:
 
 
 def _agent(ctx: click.Context, stack: ExitStack, local: int | None, spec: JobSpec, detach: bool) -> tuple[Client, bool]:
-    """The agent to ask, and whether it is one brought up for this command alone."""
+    """The agent to ask, and whether it was started for this command alone."""
     if local is not None:
         return _bring_up(stack, local, spec), True
     try:
@@ -293,8 +293,8 @@ def _agent(ctx: click.Context, stack: ExitStack, local: int | None, spec: JobSpe
 
 
 def _with_shell(spec: JobSpec) -> JobSpec:
-    """On nodes of this command's own, the workers see the shell's variables, as torchrun's do; --env wins. Elsewhere
-    only what a job names goes along: a shared store is no place for a shell's secrets."""
+    """On nodes of this command's own, the workers get the shell's variables, like torchrun's; --env wins. On a cluster
+    they get only variables that the job names: a shared store is no place for a shell's secrets."""
     from nodeagent.spec.errors import CheckError
     from nodeagent.spec.jobvalues import RECORDED, env_name
 
@@ -360,7 +360,7 @@ def _spec(
 
 
 def _restarts(asked: int | None) -> int | None:
-    """The budget as a job can have it: torchrun's has no limit, ours is one of the last hour."""
+    """The restart budget of the job: torchrun's has no limit, ours covers the last hour."""
     from nodeagent.model.jobspec import MOST_RESTARTS
 
     if asked is not None and asked > MOST_RESTARTS:
@@ -370,7 +370,7 @@ def _restarts(asked: int | None) -> int | None:
 
 
 def _see_gpus(ctx: click.Context, local: int | None) -> bool:
-    """Whether the nodes that the job will run on have GPUs."""
+    """Returns whether the nodes on which the job will run have GPUs."""
     from nodeagent.hardware.discovery import installed_gpus
 
     if local is None:
@@ -395,7 +395,7 @@ def script_of(command: tuple[str, ...]) -> Path | None:
 
 
 def module_of(command: tuple[str, ...]) -> Path | None:
-    """The file that ``python [-u] -m MODULE ...`` means, if it is in this folder, else where it would be."""
+    """The file of ``python [-u] -m MODULE ...``, if it is in this folder; else the path where it would be."""
     words = command[1:][command[1:2] == ("-u",) :]
     if words[:1] != ("-m",) or len(words) < 2 or not re.fullmatch(PYTHON, Path(command[0]).name):
         return None
@@ -404,7 +404,7 @@ def module_of(command: tuple[str, ...]) -> Path | None:
 
 
 def default_name(command: tuple[str, ...]) -> str:
-    """The script's (or the command's) name, as a job's name, with a few random characters: two runs do not clash."""
+    """A job name from the script's (or the command's) name, with a few random characters: two runs do not clash."""
     path = script_of(command) or module_of(command) or Path(command[0])
     path = path.parent if path.name == "__main__.py" else path
     stem = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:40].strip("-") or "job"
@@ -421,7 +421,7 @@ def guess_preload(command: tuple[str, ...]) -> tuple[str, ...]:
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return ()  # the worker will say it, better than we could
+        return ()  # the worker will report the error, in better words
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):

@@ -1,6 +1,6 @@
 """One ``run`` from its submission to its exit code: output, short status lines, signals, and blame at the end.
 
-Ctrl-C (or SIGTERM, or another signal that is to stop it) asks for a graceful stop and waits; the second does not wait.
+Ctrl-C (or SIGTERM, or another signal in ``stop_on``) requests a graceful stop and waits; the second one does not wait.
 A lost terminal (SIGHUP) leaves the job running.
 """
 
@@ -27,13 +27,13 @@ from nodeagent.ctl.waiting import PATIENCE
 Json = dict[str, Any]
 
 POLL = 0.3
-"""Seconds between two looks at the job's state."""
+"""Seconds between two polls of the job's state."""
 STOP_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
-"""Signals that ask for the job's end, unless told otherwise."""
+"""Signals that request the job's end, unless an option says otherwise."""
 LINGER = 2.0
-"""Seconds for which output is still printed after the job was asked to end, and has."""
+"""Seconds for which output is still printed after a requested end of the job."""
 SETTLE = 10.0
-"""Seconds for the job's record to say that it has ended after its output has."""
+"""Seconds for the job's record to show the end after its output has ended."""
 
 
 class _Leave(BaseException):
@@ -50,20 +50,20 @@ class Session:
     def __init__(self, client: Client, *, stays: bool, stop_on: Collection[int] = STOP_ON) -> None:
         self._client = client
         self._stop_on = stop_on
-        """Signals that ask for the job's end."""
+        """Signals that request the job's end."""
         self._stays = stays
-        """The job outlives this command (it does not where its nodes were brought up for it)."""
+        """The job outlives this command (it does not if its nodes were started for the command)."""
         self._job: Json | None = None
         self._printer = Printer()
         self._asked_to_end = 0
-        """The signal that asked us to stop the job; 0 for none."""
+        """The signal that requested the job's end; 0 for none."""
         self._stopped_at: float | None = None
-        """When (monotonic) the job was first seen to have ended as asked."""
+        """When (monotonic) the job was first seen to have ended on request."""
         self._over = threading.Event()
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Our handling of SIGHUP and of those that ask for the end, for the time of the block."""
+        """Handles SIGHUP and the signals that request the end while the context is open."""
         mine = dict.fromkeys(self._stop_on, self._end) | {int(signal.SIGHUP): self._hang_up}
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -93,7 +93,7 @@ class Session:
         self._job, self._printer = job, printer
 
     def follow(self) -> int:
-        """Print until the end; the exit code. Raises ``CtlError`` when it cannot be followed any more."""
+        """Print until the end; returns the exit code. Raises ``CtlError`` if the job cannot be followed any more."""
         assert self._job is not None
         uid, name = self._job["uid"], self._job["name"]
         watcher = threading.Thread(target=self._watch, args=(uid,), name="status", daemon=True)
@@ -112,7 +112,7 @@ class Session:
         return self._result(job)
 
     def _is_enough(self) -> bool:
-        """The job was asked to end, and has, and a flood of output is still to come."""
+        """Returns whether the job has ended on request while a flood of output is still to come."""
         if self._stopped_at is None or time.monotonic() < self._stopped_at + LINGER:
             return False
         assert self._job is not None
@@ -135,7 +135,7 @@ class Session:
             time.sleep(POLL)
 
     def _watch(self, uid: str) -> None:
-        """In a thread of its own: tells changes of state, and carries out a wish to stop."""
+        """Runs in a thread of its own: reports changes of state, and sends a requested stop."""
         client = self._client.twin()
         shown, stopped = "", False
         while not self._over.wait(POLL):
@@ -153,7 +153,7 @@ class Session:
                     _announce(error.message)
                 continue
             line = status_line(job)
-            if line != shown and job["phase"] not in ENDED:  # how it ended is told at the end
+            if line != shown and job["phase"] not in ENDED:  # the end is reported at the end
                 shown = line
                 _announce(line)
 
@@ -162,7 +162,7 @@ class Session:
         try:
             client.change("POST", f"{job_path(uid)}/stop")
         except CtlError as error:
-            if error.code != Exit.REFUSED:  # it has ended meanwhile
+            if error.code != Exit.REFUSED:  # the job has ended in the meantime
                 raise
 
     def _result(self, job: Json) -> int:
@@ -183,7 +183,7 @@ class Session:
 
 def status_line(job: Json) -> str:
     """A job's state in one short line; the same line while nothing changes."""
-    if job["lent"] is not None and job["lent"]["state"] != "lease":  # a store that is back soon is not worth a line
+    if job["lent"] is not None and job["lent"]["state"] != "lease":  # a short outage of the store is not worth a line
         return f"the store does not answer; {job['name']} runs on {runs_on(job)}"
     if job["phase"] == "running":
         size = f"{count(job['world_nodes'], 'node')}, {count(job['world_size'], 'worker')}"

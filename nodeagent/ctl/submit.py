@@ -1,4 +1,4 @@
-"""``submit`` and ``validate``: a job file becomes a job, or every mistake in it is told."""
+"""``submit`` and ``validate``: turn a job file into a job, or report every mistake in it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 STOPPING = "stopping"
-"""The agent's word for: the name is not free yet, because workers of the job that had it still stop."""
+"""The agent's code for a name that is not free yet, because workers of the job that had it still stop."""
 STOPPING_WAIT = 60.0
-"""Seconds that ``submit`` waits for them: the default grace, what follows it, and a lost node's lease."""
+"""Seconds that ``submit`` waits for these workers: the default grace, the steps after it, and a lost node's lease."""
 STOPPING_POLL = 0.2
-"""Seconds between two tries."""
+"""Seconds between two attempts."""
 
 
 def read_jobs(file: str) -> list[Submission]:
@@ -64,12 +64,12 @@ def read_jobs(file: str) -> list[Submission]:
 
 
 def send(client: Client, spec: JobSpec, request_id: str | None = None, **more: object) -> Json:
-    """Submit. While workers of an ended job of that name still stop, wait for them. Raises ``CtlError``."""
+    """Submit a job. While workers of an ended job of that name still stop, wait for them. Raises ``CtlError``."""
     return _send(client, spec.name, request_id, spec=spec.model_dump(mode="json"), **more)
 
 
 def send_all(client: Client, jobs: list[Submission], request_id: str | None = None, **more: object) -> Json:
-    """Submit all or none. Waits and raises as ``send``."""
+    """Submit all jobs or none. Waits and raises like ``send``."""
     rows = [
         {
             "spec": job.spec.model_dump(mode="json", exclude={"submitter"}),
@@ -98,7 +98,7 @@ def _send(client: Client, name: str, request_id: str | None, **body: object) -> 
 
 
 def _with_options(jobs: list[Submission], after: tuple[str, ...], array: str | None) -> list[Submission]:
-    """The jobs of a file, with what the command line adds. Raises ``CtlError``."""
+    """The jobs of a file, with the additions of the command line. Raises ``CtlError``."""
     from dataclasses import replace
 
     from nodeagent.spec import batchvalues
@@ -127,7 +127,7 @@ def _with_options(jobs: list[Submission], after: tuple[str, ...], array: str | N
 def submit(
     ctx: click.Context, file: str, array: str | None, after: tuple[str, ...], dry_run: bool, request_id: str | None
 ) -> None:
-    """Submit the job in FILE (`-`: standard input), or all jobs in it, which lines of `---` part, or none of them.
+    """Submit the job in FILE (`-`: standard input), or all jobs in it (separated by lines of `---`), or none of them.
     Prints each name; follow a job with `logs -f`.
     """
     jobs = _with_options(read_jobs(file), after, array)
@@ -146,8 +146,8 @@ def submit(
 
 
 def _say_unmet(jobs: Iterable[tuple[str, Json]]) -> None:
-    """Of jobs, by name, what the agent said of each: which of them no known nodes could run. Neighbours for which the
-    same is missing, as members of an array, are named once."""
+    """Prints which jobs no known node could run. ``jobs``: name and the agent's answer for each. Neighbours that lack
+    the same, such as members of an array, share one line."""
     for unmet, alike in groupby(jobs, key=lambda job: job[1].get("unmet", "")):
         names = [name for name, _ in alike]
         more = f" and {len(names) - 1} more wait" if len(names) > 1 else " waits"
@@ -169,10 +169,10 @@ def _submit_all(client: Client, jobs: list[Submission], request_id: str | None, 
     demand_saved("submit", done)
 
 
-@click.command(short_help="Check a job file; tell every mistake.")
+@click.command(short_help="Check a job file; report every mistake.")
 @click.argument("file", metavar="FILE|-")
 def validate(file: str) -> None:
-    """Check the jobs in FILE (`-`: standard input). Needs no agent. Tells every mistake with its line and column."""
+    """Check the jobs in FILE (`-`: standard input). Needs no agent. Reports every mistake with its line and column."""
     jobs = read_jobs(file)
     for job in jobs:
         echo(f"{file}: job/{job.spec.name} is a valid job file" if len(jobs) == 1 else f"{file}: job/{job.spec.name}")

@@ -15,11 +15,11 @@ from nodeagent.ctl.waiting import PATIENCE
 Json = dict[str, Any]
 
 INTERVAL = 2.0
-"""Seconds between two looks of ``--watch``; agents measure every 5 s."""
+"""Seconds between two updates of ``--watch``; agents measure every 5 s."""
 
 
 def percent(cores: float | None) -> str:
-    """Of one core, as top says it."""
+    """Percent of one core, like top's."""
     return "-" if cores is None else f"{cores * 100:.0f}%"
 
 
@@ -64,13 +64,13 @@ PODS = (
 
 
 @click.command(short_help="Show what uses the cluster.")
-@click.option("--watch", is_flag=True, help="Go on until interrupted, on a terminal.")
+@click.option("--watch", is_flag=True, help="Continue until interrupted, on a terminal.")
 @output_option
 @agent_option
 @click.pass_context
 def top(ctx: click.Context, watch: bool, fmt: str) -> None:
-    """Show what uses the cluster: of each node its machine's load and memory, the GPUs and CPU slots taken, and
-    what the pods there use; of each job the CPU (100% is one core) and resident memory of its processes.
+    """Show what uses the cluster. For each node: its machine's load and memory, the GPUs and CPU slots taken, and
+    the use by its pods. For each job: the CPU (100% is one core) and resident memory of its processes.
 
     Nodes measure every 5 s while they have pods. `-o wide` shows each pod.
     """

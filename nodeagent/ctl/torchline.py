@@ -1,4 +1,4 @@
-"""torchrun's command line: what each of its options means here, and how it is read in all of its spellings.
+"""torchrun's command line: the meaning of each of its options here, and parsing in all of their spellings.
 
 ``tests/unit/ctl/test_torchflags.py`` compares it with the parser of the torch that is installed.
 """
@@ -22,27 +22,27 @@ from nodeagent.ctl.errors import CtlError, Exit
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option of torchrun's."""
+    """One option of torchrun."""
 
     name: str
     """The long form, with ``-`` (``_`` in its place means the same)."""
     there: str
-    """What torchrun does with it."""
+    """What torchrun does with the option."""
     here: str
-    """What it means here; of one that is not needed, why."""
+    """What the option means here; for an option without effect, why it is not needed."""
     value: str = ""
-    """How its value is written; empty for an option without one."""
+    """The form of its value; empty for an option without a value."""
     short: str = ""
     needed: bool = True
-    """It changes something here; otherwise it is taken, and named."""
+    """The option has an effect here; otherwise it is accepted, and a message names it."""
     environ: bool = True
     """torchrun reads ``PET_NAME`` in its place."""
     also: tuple[str, ...] = ()
-    """Variables that it reads after that."""
+    """Variables that torchrun reads after that one."""
 
     @property
     def variable(self) -> str:
-        """The environment's word for it, which the command line beats."""
+        """The environment variable of the option; the command line wins over it."""
         return "PET_" + self.name.removeprefix("--").replace("-", "_").upper()
 
 
@@ -112,21 +112,21 @@ FLAGS: tuple[Flag, ...] = (
 F = TypeVar("F", bound=Callable[..., Any])
 
 UNNEEDED = "nodeagent.ctl.unneeded"
-"""The key of ``ctx.meta`` under which the options stand that were given and are not needed."""
+"""The key of ``ctx.meta`` for the options that were given without an effect."""
 _NUMBERS = ("--max-restarts", "--shutdown-timeout")
 _CHOICES = {"--numa-binding": click.Choice(("node", "socket", "exclusive", "core-complex"))}
 _ALSO = {"--nnodes": ("--nodes", "nodes"), "--nproc-per-node": ("nproc",), "--standalone": ("standalone",)}
-"""Other spellings and the parameter's name, where it is not the option's."""
+"""Other spellings, and the parameter's name if it is not the option's."""
 _NODES = "Nodes to train on [default: 1, or all N of --local]."
 _HELP = {"--nnodes": _NODES, "--nproc-per-node": "Workers per node.", "--max-restarts": "The restart budget."}
 
 
 class TorchLine(click.Command):
-    """A command that takes its options as torchrun does: with ``_`` for ``-``, and by any beginning that only one has.
-    Everything after the script is the script's."""
+    """A command that parses options like torchrun: with ``_`` for ``-``, and by any unique beginning. Everything after
+    the script belongs to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Raises click.NoSuchOption, with what was meant."""
+        """Raises click.NoSuchOption, with a suggestion."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         takes = {name: not (p.is_flag or p.count) for p in options for name in p.opts}
         return super().parse_args(ctx, spelled(args, takes, ctx))
@@ -155,7 +155,7 @@ def spelled(args: Sequence[str], takes: Mapping[str, bool], ctx: click.Context |
 
 
 def full_name(word: str, known: Collection[str], ctx: click.Context | None = None) -> str:
-    """The option that is meant. Raises click.NoSuchOption."""
+    """The option with this unique beginning. Raises click.NoSuchOption."""
     name = word.replace("_", "-")
     if name in known:
         return name
@@ -167,7 +167,7 @@ def full_name(word: str, known: Collection[str], ctx: click.Context | None = Non
 
 
 def torch_options(command: F) -> F:
-    """Every option of torchrun's; the parameters have its names (``nodes`` and ``nproc`` for the first two)."""
+    """Adds every option of torchrun; the parameters have its names (``nodes`` and ``nproc`` for the first two)."""
     for flag in reversed(FLAGS):
         command = _option(flag)(command)
     return command
@@ -206,8 +206,8 @@ def unneeded_line(ctx: click.Context) -> str:
 def command_of(
     words: tuple[str, ...], *, module: bool, no_python: bool, run_path: bool, always_script: bool
 ) -> tuple[str, ...]:
-    """The command that a script and its arguments stand for. ``always_script``: the first word is a script, whatever
-    it looks like; otherwise it is one only if it ends with .py and cannot be started. Raises ``CtlError``."""
+    """The command for a script and its arguments. ``always_script``: the first word is a script, whatever its name;
+    otherwise it is one only if it ends with .py and cannot be started. Raises ``CtlError``."""
     if run_path:
         return (interpreter(os.environ), "-u", *words)
     if module and no_python:
@@ -220,12 +220,14 @@ def command_of(
 
 
 def _is_script(word: str) -> bool:
-    """No program has this name; a whole line in quotes, which may end with .py too, is not meant."""
+    """Returns whether the word is a script's name; false for a whole command line in quotes, which may end with .py
+    too."""
     return word.endswith(".py") and shutil.which(word) is None and (" " not in word or Path(word).exists())
 
 
 def interpreter(environ: Mapping[str, str]) -> str:
-    """The Python of the workers: PYTHON_EXEC, else ours if it has torch (torchrun's always has), else the shell's."""
+    """The Python of the workers: PYTHON_EXEC, else ours if it has torch (torchrun's always has it), else the
+    shell's."""
     from importlib.util import find_spec
 
     if named := environ.get("PYTHON_EXEC"):
@@ -236,7 +238,7 @@ def interpreter(environ: Mapping[str, str]) -> str:
 
 
 def workers(text: str, with_gpus: Callable[[], bool]) -> str:
-    """``--nproc-per-node`` as a job has it: N or ``gpu``. ``auto`` asks whether there are GPUs; cores are those that
+    """``--nproc-per-node`` in a job's form: N or ``gpu``. ``auto`` checks whether there are GPUs; cores are those that
     this process may use. Raises ``CtlError``."""
     if text == "auto":
         text = "gpu" if with_gpus() else "cpu"

@@ -1,4 +1,4 @@
-"""``usage``: who used how many GPU hours, lost how many to faults, and waited how long."""
+"""``usage``: the GPU hours that each user used, lost to faults, and waited."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CSV = (
 
 
 def columns(by: str) -> tuple[Column, ...]:
-    """Of the table: 80 columns with a name of 16."""
+    """The table's columns: 80 characters wide with a name of 16."""
     return (
         Column(by.upper(), lambda row: row["name"]),
         Column("GPU-HOURS", lambda row: hours(row["gpu_hours"])),
@@ -38,7 +38,7 @@ def columns(by: str) -> tuple[Column, ...]:
     )
 
 
-@click.command(short_help="Say who used how many GPU hours.")
+@click.command(short_help="Show the GPU hours of each user.")
 @click.option(
     "--by", type=click.Choice(("user", "queue", "job")), default="user", show_default=True, help="One row for each."
 )
@@ -70,7 +70,7 @@ def usage(ctx: click.Context, by: str, since: str, until: str, fmt: str) -> None
 
 
 def _nothing(found: Json) -> str:
-    return f"nobody used anything from {found['since']} to {found['until']}"
+    return f"no devices were used from {found['since']} to {found['until']}"
 
 
 def as_csv(found: Json) -> str:

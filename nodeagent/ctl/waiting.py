@@ -1,5 +1,5 @@
-"""Waiting for something to become so, with a bound: a moving line on a terminal, one plain line per change off it;
-and what the tool makes of a command that is accepted, but not on enough disks yet.
+"""Waits for a state, with a bound: one changing line on a terminal, else one plain line for each change. Also handles
+commands that are accepted, but not yet on enough disks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 POLL = 0.2
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 PATIENCE = 30.0
-"""Seconds that an agent may be away while something waits (an agent's restart takes two)."""
+"""Seconds that an agent may be unreachable during a wait (an agent's restart takes two)."""
 
 
 class ProgressLine:
-    """Tells changes on stderr. Use as a context manager: leaves a clean line."""
+    """Reports changes on stderr. Use it as a context manager, which leaves a clean line."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -38,7 +38,7 @@ class ProgressLine:
             status_line("")
 
     def show(self, line: str) -> None:
-        """The state now. On a terminal it replaces the line before, with the time waited."""
+        """The present state. On a terminal it replaces the previous line, and shows the time waited."""
         if self._terminal:
             self._shown = line
             waited = span(time.monotonic() - self._began)
@@ -49,7 +49,7 @@ class ProgressLine:
 
 
 def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], str], timeout: float, what: str) -> T:
-    """Look until ``done``. ``done`` may raise to refuse. Raises ``WaitTimedOutError``, whose text has the last line."""
+    """Poll until ``done``. ``done`` may raise to refuse. Raises ``WaitTimedOutError``, whose text has the last line."""
     until = time.monotonic() + timeout
     with ProgressLine() as progress:
         while True:
@@ -72,13 +72,13 @@ NEXT = "ask again with the same --request-id: it happens once, and counts as don
 
 
 def demand_saved(what: str, after: dict[str, Any]) -> None:
-    """For a command that ends here: done means saved. Raises ``WaitTimedOutError``."""
+    """For a command that ends here, done means saved. Raises ``WaitTimedOutError``."""
     if text := _text(after):
         raise WaitTimedOutError(f"{what}: {text}", NEXT)
 
 
 def mention_unsaved(what: str, after: dict[str, Any]) -> None:
-    """For a command that waits for more: it goes on."""
+    """A command that waits for more only warns, and continues."""
     if text := _text(after):
         echo(f"nodeagentctl: warning: {what}: {text}", err=True)
 

@@ -1,5 +1,5 @@
-"""Which agent a command asks, and what makes it let the tool in: options over environment. Quick to import: the list
-of commands needs it.
+"""The agent that a command asks, and the credentials for it: options first, then environment. Quick to import, because
+the list of commands needs it.
 
 Must never read a token before it is needed, or repeat one in a message.
 """
@@ -25,13 +25,13 @@ ENV = "NODEAGENTCTL_AGENT"
 ENV_TOKEN, ENV_CACERT = "NODEAGENTCTL_TOKEN_FILE", "NODEAGENTCTL_CACERT"
 ENV_FINGERPRINT = "NODEAGENTCTL_FINGERPRINT"
 PORT = 9470
-"""Of a URL that names none."""
+"""Port for a URL without one."""
 LONGEST_TOKEN = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What was said about the agent; None for what was not."""
+    """The options about the agent; None for options that were not given."""
 
     agent: str | None = None
     """A socket's path, unix://PATH or https://HOST[:PORT]."""
@@ -41,7 +41,7 @@ class Where:
     """One or more, separated by commas or blanks."""
 
     def complete(self, environ: Mapping[str, str]) -> Where:
-        """With the environment's words for what was not said."""
+        """Fills in options that were not given from the environment."""
         return Where(
             self.agent or environ.get(ENV) or None,
             self.token_file or environ.get(ENV_TOKEN) or None,
@@ -65,7 +65,8 @@ class Where:
         return host, port
 
     def digests(self) -> tuple[bytes, ...]:
-        """The fingerprints of which the agent's certificate must have one; none: a CA vouches. Raises ``CtlError``."""
+        """The fingerprints of which the agent's certificate must have one; none: a CA verifies it. Raises
+        ``CtlError``."""
         found = []
         for text in re.split(r"[,\s]+", self.fingerprint.strip(", \t\n")) if self.fingerprint else ():
             digits = text.lower().removeprefix("sha256:").replace(":", "")
@@ -79,7 +80,7 @@ class Where:
         return tuple(found)
 
     def token(self) -> str:
-        """What the token file holds; empty without one. Raises ``CtlError``."""
+        """The content of the token file; empty without one. Raises ``CtlError``."""
         if self.token_file is None:
             return ""
         path = Path(self.token_file)
@@ -104,7 +105,7 @@ def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 
 def where_options(*, hidden: bool) -> Callable[[F], F]:
-    """The agent to ask, and what it is trusted and trusts by."""
+    """Adds the options for the agent to ask, its credentials, and ours."""
     given = (
         ("--agent", "PATH|URL", f"The agent to ask, by its socket or as https://HOST:PORT (else {ENV}, else the one "
          "found here).", False),

@@ -1,1 +1,2 @@
-"""Checks of the hardware by work: matrix products, memory, copies, a collective; and what their figures mean."""
+"""Checks of the hardware by real work: matrix products, memory, copies, a collective; and how their figures are
+judged."""

@@ -1,4 +1,4 @@
-"""``nodeagent diag``: the checks on this machine, as a person or the verification of a repair starts them."""
+"""``nodeagent diag``: the checks on this machine, started by a person or by the verification of a repair."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nodeagent.spec.healthconfig import HealthConfig
 
 
 def diag(config: AgentConfig, gpus: Sequence[str], busy: bool, verify: bool, as_json: bool) -> Code:
-    """Check, tell, and say how it ended."""
+    """Run the checks, print the report, and return the exit code."""
     order = make_order(config, gpus, "check" if busy else "skip" if verify else "refuse", peer_figures(config.dirs.run))
 
     def announce(step: str) -> None:
@@ -37,7 +37,7 @@ def diag(config: AgentConfig, gpus: Sequence[str], busy: bool, verify: bool, as_
 
 
 def make_order(config: AgentConfig, gpus: Sequence[str], busy: str, peers: Sequence[Figure]) -> CheckOrder:
-    """As the config has it; ``gpus``: these only."""
+    """The order that follows from the config; ``gpus``: only these GPUs."""
     health = config.health or HealthConfig()
     named = config.node.gpus if isinstance(config.node.gpus, tuple) else ()
     return CheckOrder.model_validate(
@@ -50,7 +50,7 @@ def make_order(config: AgentConfig, gpus: Sequence[str], busy: str, peers: Seque
 
 
 def peer_figures(run_folder: Path) -> tuple[Figure, ...]:
-    """What other nodes measured, from this node's agent; none where no agent answers."""
+    """Figures that other nodes measured, from this node's agent; none if no agent answers."""
     from nodeagent.ctl.client import Client
     from nodeagent.ctl.errors import CtlError
 
@@ -68,7 +68,7 @@ def _boot() -> str:
 
 
 def lines(found: Report) -> list[str]:
-    """For people: a line for each check, and the sum of it."""
+    """The report for people: a line for each check, and a summary."""
     if found["problem"]:
         return [f"could not check: {found['problem']}"]
     rows = [row(check) for check in found["checks"]]
@@ -80,6 +80,6 @@ def lines(found: Report) -> list[str]:
 
 
 def row(check: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Name, device, outcome, and the figure or what is wrong."""
+    """Name, device, outcome, and the figure or the fault."""
     figure = "" if check["value"] is None else f"{check['value']:g} {check['unit']}"
     return check["name"], check["gpu"] or "-", "passed" if check["passed"] else "FAILED", check["why"] or figure

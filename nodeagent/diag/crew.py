@@ -1,6 +1,7 @@
-"""The processes that do the checks, one for each device: started, told what to do, held to deadlines, killed.
+"""The processes that run the checks, one for each device: starts them, sends them checks, enforces deadlines, kills
+them.
 
-A check that hangs is a failure with a name, and its process is killed and not waited for. Must never judge a figure.
+A check that hangs is a failure with a name; its process is killed, and nothing waits for it. Must never judge a figure.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from nodeagent.hardware.probes.process import end
 
 WORKER = Path(__file__).with_name("worker.py")
 SLOW_START = 4.0
-"""How many bounds the start may take (importing torch from a file server), and how many (2) the collective: NCCL looks
-at the whole machine first."""
+"""The start may take this many bounds (importing torch from a file server), and the collective 2: NCCL first inspects
+the whole machine."""
 GPU_CHECKS = ("matmul", "memory_bandwidth", "host_to_device", "device_to_host")
 CPU_CHECKS = ("matmul", "memory_bandwidth")
 COLLECTIVE = "collective"
 CPU_CREW = 2
-"""Processes of the collective where there is no GPU: a check of the check."""
+"""Processes of the collective if there is no GPU; this only tests the check itself."""
 
 Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """One check of one device. Without ``value`` it did not come to a figure, and ``why`` says what happened."""
+    """One check of one device. Without ``value`` there is no figure, and ``why`` gives the reason."""
 
     name: str
     gpu: str
     """UUID; empty: the CPU, or all devices together."""
     kind: str = ""
-    """The device's name, as figures are compared by."""
+    """The device's name; figures are compared by it."""
     value: float | None = None
     unit: str = ""
     why: str = ""
@@ -58,7 +59,7 @@ class _Hand:
         self._errors: IO[bytes] | None = None
 
     async def start(self, command: Sequence[str], environ: Mapping[str, str], bound: float) -> CheckOutcome | None:
-        """Until it is ready; else what went wrong. Raises CannotRunError, OSError."""
+        """Waits until it is ready; otherwise returns what failed. Raises CannotRunError, OSError."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in end())
         self._process = await asyncio.create_subprocess_exec(
             *command, env=dict(environ), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -74,9 +75,9 @@ class _Hand:
         return None
 
     async def do(self, check: str, bound: float) -> CheckOutcome:
-        """One check."""
+        """Runs one check."""
         assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has died: its missing answer says so
+        with contextlib.suppress(ConnectionError):  # the process has died: the missing answer shows it
             self._process.stdin.write(f"{check}\n".encode())
             await self._process.stdin.drain()
         line, why = await self._line(bound)
@@ -106,10 +107,10 @@ class _Hand:
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 2000))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else "it wrote nothing"
 
     async def end(self) -> None:
-        """Kill it; one that is stuck in the driver is left to itself."""
+        """Kills the process; one that is stuck in the driver is left alone."""
         if self._process is not None:
             await end(self._process)
         if self._errors is not None:
@@ -119,8 +120,8 @@ class _Hand:
 async def work(
     python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], bound: float, announce: Announce
 ) -> tuple[list[CheckOutcome], list[str]]:
-    """Every check on each of the ``gpus`` (UUID and how people call it; none: the CPU), at the same time on all; and
-    notes on what was not checked. ``bound``: seconds of one check. Raises CannotRunError."""
+    """Runs every check on all ``gpus`` at the same time (UUID and display name; none: the CPU). Also returns notes on
+    what was not checked. ``bound``: seconds for one check. Raises CannotRunError."""
     workers = [_Hand(*gpu) for gpu in gpus] or [_Hand("", f"CPU process {i}") for i in range(CPU_CREW)]
     out: list[CheckOutcome] = []
     try:
@@ -161,7 +162,7 @@ async def _start(
 
 
 async def _together(workers: Sequence[_Hand], bound: float, announce: Announce) -> tuple[list[CheckOutcome], list[str]]:
-    """The collective: nothing of it can be told where one does not take part."""
+    """The collective; without one of the devices there is no result."""
     missing = [hand.name for hand in workers if hand.failed]
     if missing:
         return [], [f"no collective: {', '.join(missing)} takes no part in it"]

@@ -1,6 +1,6 @@
-"""Which GPUs there are to check, and who uses them now: one look through the probe of the driver, with a deadline.
+"""Lists the GPUs to check, and the users of each: one call of the driver's probe, with a deadline.
 
-Must never wait for a driver that hangs, and never take a GPU that could not be read for a free one.
+Must never wait for a driver that hangs, and never treat a GPU that could not be read as free.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LINE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU, by the driver's word."""
+    """One GPU, as the driver lists it."""
 
     uuid: str
     index: int
     used: str = ""
-    """By whom, for people; empty: by nobody."""
+    """Its users, for people; empty: none."""
 
     @property
     def name(self) -> str:
@@ -38,8 +38,8 @@ class Device:
 async def look(
     wanted: Sequence[str], environ: Mapping[str, str], bound: float
 ) -> tuple[list[Device], list[CheckOutcome]]:
-    """The GPUs (``wanted``: these only), and what is wrong with those that cannot be checked. ``bound``: seconds for
-    the driver's answer. Raises CannotRunError."""
+    """The GPUs (``wanted``: only these), and the faults of those that cannot be checked. ``bound``: seconds for the
+    driver's answer. Raises CannotRunError."""
     line, why = await _first_line(environ, bound)
     if why:
         return [], [CheckOutcome("driver", "", why=why)]
@@ -62,7 +62,7 @@ async def look(
 
 
 def used_by(gpu: Mapping[str, Any], ours: Collection[int] = ()) -> str:
-    """Who uses a GPU as the probe read it."""
+    """The users of a GPU, from the probe's data."""
     processes = gpu.get("processes")
     others = [pid for pid, _ in processes or () if pid not in ours]
     if others:
@@ -76,7 +76,7 @@ def used_by(gpu: Mapping[str, Any], ours: Collection[int] = ()) -> str:
 
 
 async def _first_line(environ: Mapping[str, str], bound: float) -> tuple[dict[str, Any], str]:
-    """What the probe tells first, or why it tells nothing."""
+    """The probe's first line, or why there is none."""
     process = await asyncio.create_subprocess_exec(
         *reader_command(sys.executable, NVIDIA, 60.0), env={**environ, "PYTHONPATH": packages()},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,

@@ -1,6 +1,6 @@
-"""A node's own results, on disk, and whether a new figure is good enough beside them and beside its peers.
+"""A node's own results, on disk, and the judgement of a new figure against them and against its peers.
 
-A single other figure proves nothing: then nobody knows which of the two is the odd one.
+A single deviating figure proves nothing: either of the two could be the wrong one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 VERSION = 1
 FILE = "diag.json"
-"""In the agent's ``state`` folder."""
+"""File in the agent's ``state`` folder."""
 MOST_VALUES = 64
-"""Results kept of each check and kind; the oldest go first."""
+"""Results kept for each check and kind; the oldest are dropped first."""
 MOST_REPORTED = 16
-"""Checks and kinds kept, and told to other nodes: a node whose GPUs were replaced has two kinds at most."""
+"""Checks and kinds that are kept, and published to other nodes: a node whose GPUs were replaced has at most two
+kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class PastResults:
 
 
 def load(path: Path) -> tuple[PastResults, ...]:
-    """What was kept; nothing if there is no file. Raises ValueError for one that cannot be understood, OSError."""
+    """The stored results; none if there is no file. Raises ValueError for a file that cannot be parsed, OSError."""
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
@@ -54,14 +55,14 @@ def load(path: Path) -> tuple[PastResults, ...]:
 
 
 def save(path: Path, past: Iterable[PastResults]) -> None:
-    """Raises OSError."""
+    """Writes the results. Raises OSError."""
     rows = [{"kind": p.kind, "check": p.check, "unit": p.unit, "values": p.values} for p in past]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps({"version": VERSION, "past": rows}), durable=False)
 
 
 def with_results(past: Sequence[PastResults], outcomes: Iterable[CheckOutcome]) -> tuple[PastResults, ...]:
-    """The past with these results in it; the kinds used last are kept."""
+    """The past results with the new ones added; the kinds that were used last are kept."""
     known = {(p.kind, p.check): p for p in past}
     for outcome in outcomes:
         if outcome.value is None:
@@ -73,13 +74,13 @@ def with_results(past: Sequence[PastResults], outcomes: Iterable[CheckOutcome]) 
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one. (The standard library's brings two megabytes along, and agents read this file.)"""
+    """The median. (The standard library's version takes two megabytes of memory, and agents read this file.)"""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def figures(past: Iterable[PastResults]) -> tuple[Figure, ...]:
-    """As other nodes hear of it: medians, to three digits, so that not each result is news."""
+    """The figures that are published to other nodes: medians, to three digits, so that not every result is a change."""
     return tuple(
         Figure(kind=p.kind, check=p.check, value=float(f"{median(p.values):.3g}"), unit=p.unit)
         for p in past
@@ -88,14 +89,14 @@ def figures(past: Iterable[PastResults]) -> tuple[Figure, ...]:
 
 
 FEWEST_OWN = 3
-"""Earlier figures of the node from which on they are a history."""
+"""Earlier figures of the node that are needed to compare with its history."""
 FEWEST_PEERS = 2
-"""Devices of the same kind, of this node or of others, from which on they are a standard."""
+"""Devices of the same kind, of this node or of others, that are needed to compare with peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One check as it is told."""
+    """One check with its judgement."""
 
     name: str
     gpu: str
@@ -111,8 +112,8 @@ def judge(
     peers: Iterable[Figure],
     slower: float,
 ) -> list[Result]:
-    """``own``: kind, check and values, oldest first; ``peers``: of other nodes; below ``slower`` times the median of
-    either, a figure is too low (0: none is)."""
+    """``own``: kind, check and values, oldest first; ``peers``: figures of other nodes. A figure is too low if it is
+    below ``slower`` times the median of either (0: never)."""
     past = {(kind, check): values for kind, check, values in own}
     others: dict[tuple[str, str], list[float]] = {}
     for figure in peers:

@@ -1,8 +1,8 @@
-"""One run of the checks, from what was asked to what is told. Used by ``nodeagent diag`` and, in a process of its own,
-by the agent: ``python -m nodeagent.diag.order`` reads its order, writes a line for each step, and the report as the
-last.
+"""One run of the checks, from the order to the report. ``nodeagent diag`` uses it, and so does the agent, in a process
+of its own: ``python -m nodeagent.diag.order`` reads its order, writes a line for each step, and the report as the last
+line.
 
-Must never work on a GPU that somebody uses, unless told to, and has a bound for every wait.
+Must never work on a GPU in use, unless the order allows it; every wait has a bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nodeagent.model.health import Figure
 Report = dict[str, Any]
 LOCK = "diag.lock"
 AGAIN = 0.5
-"""Seconds between two looks whether another run has ended."""
+"""Seconds between two checks whether another run has ended."""
 
 
 class Code(IntEnum):
@@ -41,18 +41,18 @@ class Code(IntEnum):
 
 
 class CheckOrder(Record):
-    """What is to be checked, and how."""
+    """What is checked, and how."""
 
     python: str
     """The Python that may have torch."""
     state: str
-    """The agent's folder of that name: the history is there."""
+    """The agent's ``state`` folder, which has the history."""
     driver: bool
-    """There is a driver to ask; without one the CPU is checked."""
+    """There is a driver to ask; without a driver the CPU is checked."""
     gpus: tuple[str, ...] = ()
     """UUIDs; empty: all that the driver lists."""
     busy: Literal["refuse", "skip", "check"] = "refuse"
-    """What becomes of GPUs that somebody uses."""
+    """What to do with GPUs that are in use."""
     bound: float = 30.0
     slower: float = 0.8
     peers: tuple[Figure, ...] = ()
@@ -65,7 +65,7 @@ class _Done:
 
 
 async def run(order: CheckOrder, environ: Mapping[str, str], announce: Announce) -> tuple[Report, Code]:
-    """Check, remember, tell. Never raises for what is wrong with the machine."""
+    """Runs the checks, stores and returns the results. Never raises for faults of the machine."""
     try:
         folder = Path(order.state)
         async with _alone(folder, order.bound, announce):
@@ -106,27 +106,27 @@ async def _checked(order: CheckOrder, environ: Mapping[str, str], file: Path, an
 
 
 def _free(devices: Sequence[Device], busy: str) -> tuple[list[Device], list[str]]:
-    """Those that may be worked on, and a note on each other."""
+    """The GPUs that may be checked, and a note on each other GPU."""
     used = [f"{device.name} is used by {device.used}" for device in devices if device.used]
     if not used or busy == "check":
         return list(devices), used
     if busy == "skip":
         return [device for device in devices if not device.used], [f"not checked: {one}" for one in used]
     raise CannotRunError(
-        "; ".join(used) + "; wait for its end, choose others with --gpu, or check them all the same with --busy"
+        "; ".join(used) + "; wait for its end, choose others with --gpu, or check them nevertheless with --busy"
     )
 
 
 @asynccontextmanager
 async def _alone(folder: Path, bound: float, announce: Announce) -> AsyncIterator[None]:
-    """The only run on this machine, for as long as it takes. Raises CannotRunError, OSError."""
+    """Makes this run the only one on this machine while the context is open. Raises CannotRunError, OSError."""
     fd = _lock_file(folder)
     try:
         loop = asyncio.get_running_loop()
         until = loop.time() + bound
         while not _locked(fd):
             if loop.time() >= until:
-                raise CannotRunError("another run of these checks goes on here; ask again when it has ended")
+                raise CannotRunError("another run of these checks is active here; try again when it has ended")
             announce("wait for another run to end")
             await asyncio.sleep(AGAIN)
         yield
@@ -148,7 +148,7 @@ def _locked(fd: int) -> bool:
 
 
 def report(results: Sequence[Result], notes: Sequence[str], problem: str = "") -> Report:
-    """As ``--json`` writes it."""
+    """The report that ``--json`` writes."""
     checks = [
         {"name": r.name, "gpu": r.gpu, "passed": r.passed, "value": r.value, "unit": r.unit, "why": r.why}
         for r in results
@@ -158,7 +158,7 @@ def report(results: Sequence[Result], notes: Sequence[str], problem: str = "") -
 
 
 def main() -> None:
-    """For the agent."""
+    """Entry point for the agent."""
 
     def note(line: Report) -> None:
         print(json.dumps(line), flush=True)

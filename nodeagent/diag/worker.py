@@ -1,11 +1,10 @@
-"""One device at work: a process of the configured Python that does one check after the other, as it is told to.
+"""The process for one device: a process of the configured Python that runs one requested check after the other.
 
-Run by path, by a Python that need not have nodeagent: standard library, and torch where there is one. Whoever started
-it holds it to deadlines and kills it. Must never judge a figure; that a result is wrong it does say.
+It is run by path, by a Python that need not have nodeagent: standard library, and torch if it is installed. The process
+that started it enforces deadlines and kills it. Must never judge a speed; it does report a wrong result.
 
     argument        {"index", "count", "gpu", "group"}: which device of how many; no gpu: the CPU; a file for the group
-    first line      {"kind", "torch"}, or {"problem"}: nothing can be checked
-    on its input    the name of a check, a line each
+    standard input  the name of a check, a line each
     a line each     {"value", "unit", "wrong"}; ``wrong`` is empty when the result was right
 """
 
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 SPAN = 0.5
-"""Seconds that a figure is measured over, in rounds; the best round counts: what else runs here only slows it."""
+"""Seconds for which a figure is measured, in rounds; the best round counts, because other programs only slow it
+down."""
 ROUNDS = 3
 GIB = float(1 << 30)
 Result = dict[str, Any]
@@ -34,7 +34,7 @@ def result(value: float, unit: str, right: bool, wrong: str) -> Result:
 
 
 def rate(work: Callable[[], object], settle: Callable[[], object]) -> float:
-    """How often a second ``work`` can be done: the best of the rounds. ``settle`` waits for what was only begun."""
+    """How many times a second ``work`` can be done: the best of the rounds. ``settle`` waits for asynchronous work."""
     work()
     settle()
     best, each = 0.0, 1
@@ -51,13 +51,13 @@ def rate(work: Callable[[], object], settle: Callable[[], object]) -> float:
 
 
 class Plain:
-    """The CPU without torch: a check of the check, and of the memory."""
+    """The CPU without torch: tests the checks themselves, and the memory."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.kind = cpu_kind()
 
     def matmul(self) -> Result:
-        """Whole numbers, so the product is known exactly."""
+        """Whole numbers, so the exact product is known."""
         size = 64
         left = [[(i * 7 + j * 3) % 11 - 5 for j in range(size)] for i in range(size)]
         right = [[(i * 5 + j * 2) % 13 - 6 for j in range(size)] for i in range(size)]
@@ -84,7 +84,7 @@ class Plain:
 
 
 class Torch:
-    """A GPU, or the CPU, by torch."""
+    """A GPU, or the CPU, through torch."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         import torch
@@ -105,7 +105,7 @@ class Torch:
 
     def matmul(self) -> Result:
         """Matrices of -1, 0 and 1: every sum is a whole number that half precision holds exactly, so one wrong bit
-        shows. The first product is held against sums made on the host, the others against the first."""
+        shows. The first product is compared with sums made on the host, the others with the first."""
         torch = self._torch
         size, scale, unit = (4096, 1e12, "TFLOP/s") if self._gpu else (512, 1e9, "GFLOP/s")
         kind = torch.float16 if self._gpu else torch.float32
@@ -124,7 +124,7 @@ class Torch:
         for _ in range(8):
             torch.mm(left, right, out=out)
             if not torch.equal(first, out):
-                return result(0.0, unit, False, "the same product came out differently")
+                return result(0.0, unit, False, "the same product gave another result")
         return result(speed * 2 * size**3 / scale, unit, True, "")
 
     def memory_bandwidth(self) -> Result:
@@ -137,11 +137,11 @@ class Torch:
         return result(2 * size * speed / GIB, "GiB/s", bool(torch.equal(source, target)), "the copy differs")
 
     def host_to_device(self) -> Result:
-        """From the host's pinned memory to the GPU."""
+        """Copies from the host's pinned memory to the GPU."""
         return self._copy(to_gpu=True)
 
     def device_to_host(self) -> Result:
-        """Back again."""
+        """Copies from the GPU to the host's pinned memory."""
         return self._copy(to_gpu=False)
 
     def _copy(self, to_gpu: bool) -> Result:
@@ -158,7 +158,7 @@ class Torch:
         return result(size * speed / GIB, "GiB/s", bool(torch.equal(there.cpu(), here)), "the copy differs")
 
     def collective(self) -> Result:
-        """All processes add up one large tensor; each knows what must come out."""
+        """All processes add up one large tensor; each knows the correct sum."""
         torch, given = self._torch, self._given
         from torch import distributed as dist
 
@@ -201,7 +201,7 @@ def cpu_kind() -> str:
 
 
 def make(given: dict[str, Any]) -> tuple[Plain | Torch | None, Result]:
-    """What can be used, and the first line."""
+    """The devices' implementation, or None; and the first line of output."""
     try:
         import torch
     except ImportError as error:
@@ -216,8 +216,8 @@ def make(given: dict[str, Any]) -> tuple[Plain | Torch | None, Result]:
 
 
 def main() -> None:
-    """Do what is asked, until nobody asks any more."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with whoever started it
+    """Runs the requested checks until standard input ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent process
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print must not break the lines
     device, line = make(json.loads(sys.argv[1]))
@@ -227,7 +227,7 @@ def main() -> None:
     for asked in sys.stdin:
         try:
             line = getattr(device, asked.strip())()
-        except RuntimeError as error:  # what torch raises for whatever the device does not do
+        except RuntimeError as error:  # torch raises it for everything that the device cannot do
             line = {"value": 0.0, "unit": "", "wrong": " ".join(str(error).split())[:300] or type(error).__name__}
         print(json.dumps(line), file=out, flush=True)
 

@@ -1,1 +1,1 @@
-"""Looking for what is wrong: this machine, the store, the peers. Judging is ``plan/``'s."""
+"""Looks for problems of this machine, the store and the peers. ``plan/`` judges what is found."""

@@ -1,4 +1,4 @@
-"""What can be said of this machine while no agent answers: how to start one, its config, its key, itself, the store."""
+"""Findings about this machine while no agent answers: how to start one, its config, its key, the machine, the store."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nodeagent.spec.errors import Problem, SpecError
 from nodeagent.trust.key import ClusterKey, KeyFileError
 
 SYSTEMD = Path("/run/systemd/system")
-"""Exists where systemd is the init system."""
+"""This folder exists if systemd is the init system."""
 UNITS = tuple(Path(folder, "nodeagent.service") for folder in ("/etc/systemd/system", "/usr/lib/systemd/system"))
 
 
 async def without_agent(why: str, file: Path | None, environ: Mapping[str, str], peers: bool) -> list[Placed]:
-    """Everything that is wrong here. ``why`` says how it is known that no agent answers; ``file`` is the config, if
-    there is one; ``peers``: they were asked for."""
+    """All problems of this machine. ``why``: how the caller knows that no agent answers; ``file``: the config, if there
+    is one; ``peers``: the user asked for the peers too."""
     config, problems = read_config(file, environ)
     found: list[Placed] = [("agent", Finding(severity="error", what=why, fix=how_to_start(file, SYSTEMD, UNITS)))]
     if peers:
@@ -44,7 +44,7 @@ async def without_agent(why: str, file: Path | None, environ: Mapping[str, str],
 
 
 def _key_findings(config: AgentConfig) -> list[Finding]:
-    """An agent without the cluster's key does not start."""
+    """Findings about the cluster's key: without it an agent does not start."""
     try:
         ClusterKey.load(config.cluster_key)
     except KeyFileError as error:
@@ -60,7 +60,7 @@ def config_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_config(file: Path | None, environ: Mapping[str, str]) -> tuple[AgentConfig | None, tuple[Problem, ...]]:
-    """The config as ``nodeagent run`` would take it, or every mistake in it."""
+    """The config that ``nodeagent run`` would use, or every mistake in it."""
     try:
         return load_config(file, environ), ()
     except SpecError as error:

@@ -1,8 +1,8 @@
-"""What ``doctor`` looks at beyond this machine, each within a bound: the store, and whether its peers are reached.
+"""What ``doctor`` checks beyond this machine, each check within a bound: the store, and whether peers can be reached.
 
-Agents listen on nothing beyond loopback, and rendezvous ports only while a gang forms. So the question is a TCP connect
-to a rendezvous port: that it is refused is an answer of the machine, and as good as accepted. A firewall that only
-drops is seen as no answer.
+Agents listen on nothing but loopback, and on rendezvous ports only while a gang forms. So the check is a TCP connect to
+a rendezvous port: a refused connection is an answer of the machine, as good as an accepted one. A firewall that drops
+packets is seen as no answer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.inspect import inspect
 
 PEER_BOUND = 2.0
-"""Seconds for one peer: a lost SYN is sent again after one."""
+"""Seconds for one peer: a lost SYN is sent again after one second."""
 ALL_BOUND = 10.0
-"""Seconds for all of them."""
+"""Seconds for all peers together."""
 AT_ONCE = 128
 
 
 async def ask_peers(addresses: Mapping[str, str], port: int, bound: float = PEER_BOUND) -> tuple[PeerAnswer, ...]:
-    """``addresses``: node to address. All in parallel; those that were not reached in time are unknown."""
+    """``addresses``: node to address. Asks all in parallel; a peer that did not answer in time is unknown."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(node: str, address: str) -> PeerAnswer:
@@ -48,7 +48,7 @@ async def ask_peers(addresses: Mapping[str, str], port: int, bound: float = PEER
 
 
 async def ask_peer(node: str, address: str, port: int, bound: float) -> PeerAnswer:
-    """One connect; never raises."""
+    """Connects once; never raises."""
 
     def answer(outcome: str, detail: str = "") -> PeerAnswer:
         return PeerAnswer.model_validate({"node": node, "address": address, "outcome": outcome, "detail": detail})
@@ -73,7 +73,7 @@ STORE_BOUND = 8.0
 
 
 OWN_LOOP_BOUND = STORE_BOUND + 2.0
-"""Seconds for them in a thread: its loop ends only when a name that it asks for is answered, or given up."""
+"""Seconds for these questions in a thread: its loop ends only when a name lookup is answered or times out."""
 UNANSWERED = Finding(
     severity="warning",
     what=f"unknown: the store did not answer all questions within {STORE_BOUND:g} s",
@@ -82,7 +82,7 @@ UNANSWERED = Finding(
 
 
 async def store_findings(config: AgentConfig) -> tuple[Finding, ...]:
-    """What is wrong with the store of this config."""
+    """Problems of the store of this config."""
     try:
         async with asyncio.timeout(STORE_BOUND):
             facts = await inspect(config.redis, config.timing.store_timeout)
@@ -92,8 +92,8 @@ async def store_findings(config: AgentConfig) -> tuple[Finding, ...]:
 
 
 async def store_findings_in_thread(config: AgentConfig) -> tuple[Finding, ...]:
-    """The same on a loop of its own: a hundred questions, and the certificates that TLS reads, are not for the loop
-    that renews the lease."""
+    """The same findings, made on an event loop of its own: a hundred questions, and reading TLS certificates, must not
+    block the loop that renews the lease."""
     try:
         async with asyncio.timeout(OWN_LOOP_BOUND):
             return await asyncio.to_thread(lambda: asyncio.run(store_findings(config)))

@@ -1,7 +1,8 @@
-"""Looks at this machine for ``doctor``: folders, disks, shared memory, limits, address, ports. Changes nothing, judges
-nothing (``plan/hosthealth.py`` does).
+"""Inspects this machine for ``doctor``: folders, disks, shared memory, limits, address, ports. Changes nothing;
+``plan/hosthealth.py`` judges the facts.
 
-A disk of a dead file server can hang a look for ever: it runs in a daemon thread, which keeps no process from ending.
+The disk of a dead file server can block an inspection for ever, so it runs in a daemon thread, which keeps no process
+from ending.
 """
 
 from __future__ import annotations
@@ -29,23 +30,24 @@ from nodeagent.spec.configfile import ephemeral_ports
 from nodeagent.spec.sections import OFF
 
 LOOK_BOUND = 5.0
-"""Seconds for one look at the machine."""
+"""Seconds for one inspection of the machine."""
 OPENSSL_BOUND = 3.0
 NEEDED = ("pydantic", "yaml", "redis", "hiredis", "psutil", "aiohttp", "structlog", "prometheus_client")
-"""What the agent imports; its reader of NVIDIA's driver imports ``pynvml``, where there is one."""
+"""Modules that the agent imports; its reader of NVIDIA's driver also imports ``pynvml``, if it is installed."""
 Look = Callable[[AgentConfig, str, str, int | None], HostFacts]
 PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))
 
 
 class Looker:
-    """One look at a time: one that hangs is told, and no other is begun meanwhile."""
+    """Makes one inspection at a time: if one hangs, this is reported, and no other one begins until it ends."""
 
     def __init__(self, look: Look | None = None, bound: float = LOOK_BOUND) -> None:
         self._look, self._bound = look or look_at, bound
         self._under_way: asyncio.Future[HostFacts] | None = None
 
     async def look(self, config: AgentConfig, node: str, address: str, gpus: int | None) -> HostFacts:
-        """``address`` and ``gpus`` (how many are offered) are the running agent's; without one "" and None."""
+        """``address`` and ``gpus`` (the number offered) come from the running agent; without one they are "" and
+        None."""
         if self._under_way is None or self._under_way.done():
             self._under_way = _in_thread(lambda: self._look(config, node, address, gpus))
         try:
@@ -53,7 +55,7 @@ class Looker:
                 return await asyncio.shield(self._under_way)
         except TimeoutError:
             dirs = ", ".join(str(path) for path in (config.dirs.run, config.dirs.state, config.dirs.logs))
-            what = f"this machine could not be looked at within {self._bound:g} s: does a disk hang ({dirs})?"
+            what = f"this machine could not be inspected within {self._bound:g} s: does a disk hang ({dirs})?"
             return HostFacts(node=node, root=os.geteuid() == 0, unknown=(what,))
 
 
@@ -73,9 +75,9 @@ def _in_thread(look: Callable[[], HostFacts]) -> asyncio.Future[HostFacts]:
         result: tuple[HostFacts | None, Exception | None]
         try:
             result = look(), None
-        except Exception as error:  # noqa: BLE001  # handed to whoever waits
+        except Exception as error:  # noqa: BLE001  # passed on to the waiting caller
             result = None, error
-        with suppress(RuntimeError):  # the loop has ended: nobody waits
+        with suppress(RuntimeError):  # the loop has ended: no caller waits
             loop.call_soon_threadsafe(report, *result)
 
     threading.Thread(target=work, daemon=True, name="doctor").start()
@@ -83,7 +85,7 @@ def _in_thread(look: Callable[[], HostFacts]) -> asyncio.Future[HostFacts]:
 
 
 def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> HostFacts:
-    """One look; may hang where a disk does."""
+    """One inspection; blocks if a disk does."""
     running, root, dirs = gpus is not None, os.geteuid() == 0, config.dirs
     shm = _disk(Path("/dev/shm"))
     certificate = config.api.tls.cert if config.api.listen != OFF else None
@@ -98,7 +100,7 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         ),
         shm_free=shm[0] if shm else None,
         shm_total=shm[1] if shm else None,
-        # A shell's limit says nothing of a unit's.
+        # # A shell's limit says nothing about a unit's limit.
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if running else None,
         pins_memory=any(path.exists() for path in PINNING),
         gpus_missed=gpus == 0 and config.node.gpus == "auto" and any(path.exists() for path in SIGNS),
@@ -125,7 +127,7 @@ def _needed() -> tuple[str, ...]:
 
 
 class _Timex(ctypes.Structure):
-    """``struct timex`` of Linux (adjtimex(2)), up to the last field that is read; the rest is room."""
+    """``struct timex`` of Linux (adjtimex(2)), up to the last field that is read; the rest is padding."""
 
     _fields_ = (
         ("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long), ("maxerror", ctypes.c_long),
@@ -137,7 +139,7 @@ class _Timex(ctypes.Structure):
 
 def clock_rate() -> float | None:
     """How much faster the kernel makes its clock run, as a fraction, by tick and frequency (a time service slews with
-    both); None where it does not say. Reads only: ``modes`` is 0."""
+    both); None if the kernel does not report it. Only reads: ``modes`` is 0."""
     found = _Timex()
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(found))
@@ -154,7 +156,7 @@ def rate_of(tick: int, freq: int) -> float:
 
 
 def certificate_left(file: Path) -> tuple[float | None, str]:
-    """(seconds until the certificate ends, "") or (None, why that is not known)."""
+    """(seconds until the certificate expires, "") or (None, why that is not known)."""
     command = ["openssl", "x509", "-enddate", "-noout", "-in", str(file)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=OPENSSL_BOUND, check=False)
@@ -177,7 +179,7 @@ def look_at_folder(key: str, path: Path) -> FolderFacts:
         if not stat.S_ISDIR(mode):
             problem = "is no folder"
         elif found.st_uid not in (0, os.geteuid()):
-            problem = f"belongs to somebody else (uid {found.st_uid})"
+            problem = f"belongs to another user (uid {found.st_uid})"
         elif not os.access(path, os.W_OK | os.X_OK):
             problem = "may not be written to"
     except FileNotFoundError:
@@ -185,7 +187,7 @@ def look_at_folder(key: str, path: Path) -> FolderFacts:
         if not os.access(there, os.W_OK | os.X_OK):
             problem = f"does not exist and cannot be made, since {there} may not be written to"
     except OSError as error:
-        problem = f"cannot be looked at: {error.strerror}"
+        problem = f"cannot be read: {error.strerror}"
     disk = None if problem else _disk(there)
     return FolderFacts(
         key=key,
@@ -200,7 +202,7 @@ def look_at_folder(key: str, path: Path) -> FolderFacts:
 
 
 def closed(path: Path) -> str:
-    """The first folder on the way to the path that other users cannot pass through; empty without any."""
+    """The first folder on the path that other users cannot enter; empty if there is none."""
     for folder in reversed((path / "x").parents):
         with suppress(OSError):
             mode = folder.stat().st_mode
@@ -210,7 +212,7 @@ def closed(path: Path) -> str:
 
 
 def _disk(path: Path) -> tuple[int, int, int | None] | None:
-    """(bytes free for us, bytes, files that there is room for)."""
+    """(bytes free for us, bytes, free inodes)."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -240,7 +242,7 @@ def _interface(name: str | None) -> str | None:
 
 
 def _taken(ports: tuple[int, int]) -> int | None:
-    """How many of the ports somebody listens on."""
+    """How many of the ports are in use by a listening program."""
     try:
         return len({port for port in _listening() if ports[0] <= port <= ports[1]})
     except OSError:

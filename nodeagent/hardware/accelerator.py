@@ -48,9 +48,22 @@ class Event:
         self.device, self.what, self.at, self.count, self.raw = device, what, at, count, raw
 
 
+class Persistence:
+    """How long, or how often, a rule must hold before it fires: ``after`` seconds without a break, or altogether within
+    ``window`` seconds; and beginning anew at least ``times`` times within those."""
+
+    __slots__ = ("after", "times", "window")
+
+    def __init__(self, after: float = 0.0, window: float = 0.0, times: int = 0) -> None:
+        self.after, self.window, self.times = after, window, times
+
+
+AT_ONCE = Persistence()
+
+
 class DeviceRule:
-    """A rule on one device. ``check`` gets the device as ``look`` returned it: true fires, false is fine, None is not
-    known. ``show`` says which value made it fire. Without a ``check`` it fires by events alone."""
+    """A rule on one device. ``check`` gets the device as ``look`` returned it: None is not known, false is fine, and
+    true or a text fires; the text says which value did it. Without a ``check`` it fires by events alone."""
 
     def __init__(
         self,
@@ -60,17 +73,13 @@ class DeviceRule:
         heals: Heals,
         text: str,
         source: str,
-        *,
-        check: Callable[[dict[str, Any]], bool | None] | None = None,
-        show: Callable[[dict[str, Any]], str] = lambda _device: "",
-        after: float = 0.0,
-        window: float = 0.0,
-        times: int = 0,
+        check: Callable[[dict[str, Any]], bool | str | None] | None = None,
+        persistence: Persistence = AT_ONCE,
     ) -> None:
-        self.check, self.show = check, show
+        self.check = check
         self.row: dict[str, Any] = {
             "id": id, "severity": severity, "action": action, "heals": heals, "text": text, "source": source,
-            "after": after, "window": window, "times": times,
+            "after": persistence.after, "window": persistence.window, "times": persistence.times,
         }  # fmt: skip
         """As ``judging.rules.Rule`` has it."""
 

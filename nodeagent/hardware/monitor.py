@@ -36,7 +36,7 @@ from nodeagent.hardware.judging.judge import (
 )
 from nodeagent.hardware.judging.rules import ACCELERATOR_MISSING, MISSING, OF_ONE_START, PORT, UNFIT, Rule, check_rule
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
-from nodeagent.hardware.probes.process import ROOT, Probe, packages, reader_command
+from nodeagent.hardware.probes.process import ROOT, Probe, ProbeLimits, packages, reader_command
 from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, Readings
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
@@ -95,6 +95,19 @@ class Machine:
     """The site's own."""
 
 
+class OwnWork:
+    """Which of the machine's processes are this node's own: none, here."""
+
+    @property
+    def working(self) -> bool:
+        """Some run, and nobody can tell their pids from others'."""
+        return False
+
+    def pids(self) -> frozenset[int]:
+        """Those of workers and of checks."""
+        return frozenset()
+
+
 class Monitor:
     """``verdicts`` and ``published`` are always there; ``changed`` is called when ``published`` differs, or a GPU is
     new."""
@@ -108,13 +121,12 @@ class Monitor:
         *,
         policy: JudgePolicy,
         changed: Callable[[], None],
-        ours: Callable[[], frozenset[int]],
+        own: OwnWork,
         checked: bool = False,
-        working: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``checked``: a device that was repaired is verified by work before its probation begins."""
         self._machine, self._file, self._clock, self._policy = machine, state / "health.json", clock, policy
-        self._working = working
-        self._changed, self._ours, self._checked = changed, ours, checked
+        self._changed, self._own, self._checked = changed, own, checked
         self._log = structlog.get_logger("health")
         kept = self._read()
         self._memory = kept.memory
@@ -151,16 +163,11 @@ class Monitor:
         path = {"PYTHONPATH": str(ROOT)}
         bare = {"PATH": environ.get("PATH", "")} | path
         self._host_probe = Probe(
-            "host",
-            self._host_command,
-            bare,
-            HOST_PACE,
-            self.take_host,
-            self._due.set,
+            "host", self._host_command, bare, ProbeLimits(HOST_PACE), self.take_host, self._due.set
         )
         self._gpu_probe = Probe(
             "nvml", lambda: reader_command(machine.python, NVIDIA, NVML_PACE), {**environ, "PYTHONPATH": packages()},
-            NVML_PACE, self.take_gpus, self._due.set,
+            ProbeLimits(NVML_PACE), self.take_gpus, self._due.set,
         )  # fmt: skip
         self._probes = (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
         """A driver that did not come up with this boot, where there were GPUs, is asked all the same."""
@@ -319,12 +326,12 @@ class Monitor:
         events = self._ready_events()
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
-            probes=tuple(probe.reading for probe in self._probes), working=self._working(),
+            probes=tuple(probe.reading for probe in self._probes), working=self._own.working,
             accelerators=tuple(vendor.reading() for vendor in self._vendors if not vendor.probe.absent),
             checks=self._checks.readings,
         )  # fmt: skip
         elapsed = now - self._before_at if self._before is not None else 0.0
-        self._our_pids = self._ours()
+        self._our_pids = self._own.pids()
         policy = replace(self._policy, declared=self.declared)
         memory = judge(self._memory, readings, self._before, at, elapsed, self._our_pids, policy)
         if self._before is None or readings.gpus is not self._before.gpus:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from nodeagent.hardware.judging.rules import Rule
-from nodeagent.hardware.probes.process import Probe, packages, reader_command
+from nodeagent.hardware.probes.process import Probe, ProbeLimits, packages, reader_command
 from nodeagent.hardware.readings import AcceleratorReading, DeviceEvent, GpuReading
 from nodeagent.model.node import Gpu
 
@@ -114,8 +114,8 @@ class Vendor:
         self._changed = changed
         self.probe = Probe(
             plugin.name, lambda: reader_command(python, plugin.target, PACE, plugin.packaged),
-            {**environ, "PYTHONPATH": _path(plugin, environ)}, PACE, self.receive, changed, DEADLINE,
-            optional=lambda: not self.expected, most_lines=MOST_LINES,
+            {**environ, "PYTHONPATH": _path(plugin, environ)}, ProbeLimits(PACE, DEADLINE, most_lines=MOST_LINES),
+            self.receive, changed, optional=lambda: not self.expected,
         )  # fmt: skip
 
     @property

@@ -1,1 +1,1 @@
-"""A development cluster of real agents on this machine, supervised as systemd would."""
+"""A development cluster of real agents on this machine, supervised in the way that systemd would."""

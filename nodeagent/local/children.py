@@ -1,6 +1,7 @@
-"""The supervisor's child processes: started so that they die with it, awaited without threads, and orphans reaped.
+"""The supervisor's child processes: starts them so that they die with it, waits for them without threads, reaps
+orphans.
 
-Owns starting, awaiting and reaping. Never decides what is to run.
+Owns starting, waiting and reaping. Never decides which programs run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class LocalChildren:
     """All children of this process, in the main thread of an event loop.
 
     This process adopts the orphans among its descendants (shims outlive their agent) and reaps them: in a container
-    nobody else might.
+    there may be no other process that does.
     """
 
     def __init__(self) -> None:
@@ -31,8 +32,8 @@ class LocalChildren:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a command that dies with this process, in a session of its own, as a service has; its output is
-        appended to ``log``."""
+        """Start a command that dies with this process, in a session of its own, like a service; its output is appended
+        to ``log``."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 tethered(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -42,11 +43,11 @@ class LocalChildren:
         return process
 
     def own(self, pid: int) -> None:
-        """Leave the reaping of this child to whoever started it."""
+        """The code that started this child will reap it."""
         self._own.add(pid)
 
     async def ended(self, pid: int) -> None:
-        """Return when this own child has ended; its starter reaps it."""
+        """Return when this own child has ended; the caller reaps it."""
         loop = asyncio.get_running_loop()
         handle = os.pidfd_open(pid)
         try:
@@ -60,7 +61,7 @@ class LocalChildren:
             os.close(handle)
 
     def reaped(self, pid: int) -> None:
-        """This own child was reaped: forget it, and look for orphans that had to wait behind it."""
+        """Call after reaping this own child: forgets it, and looks for orphans that had to wait behind it."""
         self._own.discard(pid)
         self._reap()
 
@@ -69,7 +70,7 @@ class LocalChildren:
             pass
 
     def _orphan_over(self) -> bool:
-        """Reap one orphan. An own child that is over hides those behind it until ``reaped``."""
+        """Reap one orphan. An own child that has ended hides those behind it until ``reaped``."""
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:

@@ -1,5 +1,5 @@
-"""Talking to a local cluster's supervisor: one JSON line to its socket, one back. Owns the form of request and reply
-and the client's side; what a request does is the supervisor's matter.
+"""Requests to a local cluster's supervisor: one JSON line to its socket, one line back. Owns the form of request and
+reply, and the client's side; the supervisor decides what a request does.
 
 Requests: ``{"do": "status"}``, ``add``, ``kill`` and ``start`` (with ``"node"``), ``restart`` (with ``"node"``
 and ``"away"``, seconds), ``down`` (with ``"keep_logs"``).
@@ -21,7 +21,7 @@ Reply = dict[str, Any]
 AGENT_TIMEOUT = 2.0
 """Seconds for an agent to answer."""
 AWAY = ("silent", "lost", "left")
-"""States of a node whose agent is not there."""
+"""States of a node without a running agent."""
 
 
 class NoSupervisorError(LocalError):
@@ -31,7 +31,7 @@ class NoSupervisorError(LocalError):
 
 
 class AnsweredError(LocalError):
-    """The supervisor refused; ``code`` is the reply's."""
+    """The supervisor refused; ``code`` comes from the reply."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -39,7 +39,8 @@ class AnsweredError(LocalError):
 
 
 def ask(control: Path, request: dict[str, object], timeout: float = 15.0) -> Reply:
-    """Send a request and return the reply. Raises LocalError as the reply says, UnreachableError, TimedOutError."""
+    """Send a request and return the reply. Raises the LocalError that the reply describes, UnreachableError,
+    TimedOutError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)
         try:
@@ -75,13 +76,14 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def agent_ready(api_socket: Path) -> tuple[bool, str]:
-    """Whether the agent behind this socket says that it has joined and can serve; else what it says instead."""
+    """Returns whether the agent behind this socket reports that it has joined and can serve; else its answer."""
     status, text = _get(api_socket, "/readyz")
     return status == 200, text
 
 
 def live_nodes(api_socket: Path) -> set[str] | None:
-    """The nodes that the agent behind this socket sees there, cordoned ones included; None if it does not answer."""
+    """The live nodes in the view of the agent behind this socket, cordoned ones included; None if it does not
+    answer."""
     status, text = _get(api_socket, "/v1/nodes")
     if status != 200:
         return None

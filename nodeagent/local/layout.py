@@ -1,8 +1,8 @@
-"""Where a local cluster's files lie. Owns paths and their length; never knows whether a process is alive.
+"""Where a local cluster's files are stored. Owns paths and their length; never knows whether a process is alive.
 
 ::
 
-    <runtime>/local/<name>/           what ends with the boot; short, since it holds sockets
+    <runtime>/local/<name>/           files that end with the boot; short, since it holds sockets
         cluster.json  lock  control.sock  cluster.key  redis/
         n1/ n2/ ...                   each node's run folder, emptied by a power cut
     <data>/                           redis.log and the nodes' disks
@@ -19,48 +19,48 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOME_VARIABLE = "NODEAGENT_LOCAL"
-"""Environment: a short folder to hold all local clusters, instead of the system's runtime and state folders."""
+"""Environment variable: a short folder for all local clusters, in place of the system's runtime and state folders."""
 LONGEST_BASE = 42
-"""Bytes of the folder that holds the clusters' run folders: leaves some 45 for an agent's sockets."""
+"""The most bytes of the folder that holds the clusters' run folders: this leaves about 45 for an agent's sockets."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,15}")
-"""A cluster's name: short, since it is part of every socket's path."""
+"""Pattern of a cluster's name: short, since it is part of every socket's path."""
 
 
 class LocalError(Exception):
-    """The local cluster cannot do what was asked. ``str()`` is for the person."""
+    """The local cluster cannot do what was requested. ``str()`` is a sentence for people."""
 
     code = 1
     """The tool's exit code."""
 
 
 class LocalRefusedError(LocalError):
-    """Not possible in the present state."""
+    """The request is not possible in the present state."""
 
     code = 6
 
 
 class NotFoundError(LocalError):
-    """No such cluster or node."""
+    """There is no such cluster or node."""
 
     code = 3
 
 
 class LocalTimedOutError(LocalError):
-    """Not done within its bound."""
+    """The request was not done within its bound."""
 
     code = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFolders:
-    """Where one user's local clusters live."""
+    """The folders of one user's local clusters."""
 
     run: Path
     data: Path
 
     @classmethod
     def of_user(cls) -> LocalFolders:
-        """This user's. Raises LocalError when no usable folder can be made."""
+        """The current user's folders. Raises LocalError if no usable folder can be made."""
         uid = os.geteuid()
         if home := os.environ.get(HOME_VARIABLE):
             base = Path(home).absolute()
@@ -111,12 +111,12 @@ class ClusterLayout:
 
     @property
     def info(self) -> Path:
-        """Who the cluster is (registry.py)."""
+        """The file that identifies the cluster (registry.py)."""
         return self.run / "cluster.json"
 
     @property
     def lock(self) -> Path:
-        """Locked for as long as its supervisor lives."""
+        """Locked while its supervisor lives."""
         return self.run / "lock"
 
     @property
@@ -142,7 +142,7 @@ class ClusterLayout:
 
 
 def folder_mode() -> int:
-    """Of folders that hold no secret themselves: root's may be passed through, since its jobs may run as others."""
+    """Mode of folders that hold no secret: root's may be entered by others, since its jobs may run as other users."""
     return 0o711 if os.geteuid() == 0 else 0o700
 
 
@@ -170,7 +170,7 @@ def _usable(path: Path) -> Path:
     for place, found in owners[:1] if path.parent == Path("/tmp") else owners:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise LocalError(
-                f"{place} is not a folder of yours that only you can write (somebody else made it): "
+                f"{place} is not a folder of yours that only you can write (another user made it): "
                 f"remove it, or set {HOME_VARIABLE} to a short folder of your own"
             )
     return path

@@ -1,8 +1,9 @@
-"""The power cord of a local node. Owns the mark that every process of a node carries in its environment, and the cut:
-all of them stop at one moment and none runs on. Must never touch a process without the mark or a marked ancestor.
+"""The power switch of a local node. Owns the mark that every process of a node carries in its environment, and the
+power cut: all processes of the node stop at one moment, and none continues. Must never touch a process without the mark
+or a marked ancestor.
 
-The supervisor puts the mark into each agent's environment; shims, standbys and workers inherit it. Workers are found
-by the environment they were started with, which the kernel keeps even when they change it.
+The supervisor puts the mark into each agent's environment; shims, standbys and workers inherit it. Workers are found by
+their initial environment, which the kernel keeps even if they change it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def mark(cluster_uid: str, node: str) -> str:
 
 
 def unmarked(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without a mark: a cluster started from inside a worker is not a part of that worker's node."""
+    """The environment without a mark: a cluster started from inside a worker is not part of that worker's node."""
     return {key: value for key, value in environ.items() if key != MARK}
 
 
@@ -40,7 +41,7 @@ def processes(cluster_uid: str, node: str | None = None) -> set[int]:
         if not entry.name.isdigit():
             continue
         pid = int(entry.name)
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's and so not ours
+        with contextlib.suppress(OSError):  # gone in the meantime, or another user's and so not ours
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             if state in "ZX":
                 continue
@@ -58,9 +59,10 @@ def processes(cluster_uid: str, node: str | None = None) -> set[int]:
 
 
 def cut(cluster_uid: str, node: str | None = None, *, bound: float = 5.0) -> int:
-    """Kill every process of a node (None: of the whole cluster) and return how many there were, when none is left.
+    """Kill every process of a node (None: of the whole cluster). Returns their number once none is left.
 
-    They are first stopped, until no new one turns up, and then killed: as in a power cut none sees another die. Raises
+    The processes are first stopped, until no new one appears, and then killed: as in a power cut, none sees another
+    die. Raises
     LocalError after ``bound`` seconds, naming the processes that even SIGKILL did not end.
     """
     deadline = time.monotonic() + bound
@@ -74,7 +76,7 @@ def cut(cluster_uid: str, node: str | None = None, *, bound: float = 5.0) -> int
                 break
         _signal(stopped, signal.SIGKILL)
         killed |= stopped
-        # What has lost its parent meanwhile, and has no mark of its own, is not found any more; it may not be gone yet.
+        # # A process that lost its parent and has no mark of its own cannot be found any more; it may still exist.
         left = processes(cluster_uid, node) | {pid for pid in killed if is_running(pid)}
         if not left:
             return len(killed)

@@ -1,5 +1,5 @@
-"""Which local clusters this user has. Owns each cluster's ``cluster.json`` and lock; a cluster lives exactly as long
-as its supervisor holds the lock, whatever the file says. Must never end a living cluster.
+"""The local clusters of this user. Owns each cluster's ``cluster.json`` and lock; a cluster lives exactly as long as
+its supervisor holds the lock, whatever the file says. Must never end a living cluster.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ TURN = 15.0
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """One local cluster, as its ``cluster.json`` says."""
+    """One local cluster, as described by its ``cluster.json``."""
 
     name: str
     uid: str
-    """Unlike any other cluster's; part of the power mark."""
+    """Unique among all clusters; part of the power mark."""
     run: Path
     data: Path
     created: float
     temporary: bool
-    """Lives as long as one command."""
+    """The cluster lives as long as one command."""
     ports: tuple[int, int]
     """Its rendezvous ports, FROM and TO."""
 
@@ -60,11 +60,11 @@ class LocalCluster:
 
 
 def find() -> list[Path]:
-    """The api sockets of all live nodes of this user's running clusters: clusters brought up by hand before those of
-    a single command, newer before older, n1 before n2. Clusters whose supervisor died are removed on the way."""
+    """The api sockets of all live nodes of this user's running clusters: clusters that ``up`` started before those of a
+    single command, newer before older, n1 before n2. Removes clusters whose supervisor died."""
     try:
         folders = LocalFolders.of_user()
-    except LocalError:  # no place for local clusters, so there are none; bringing one up says what is wrong
+    except LocalError:  # no folder for local clusters, so there are none; ``up`` reports the error
         return []
     return [
         socket_path
@@ -118,7 +118,7 @@ def sweep(folders: LocalFolders) -> None:
     """Remove what clusters without a supervisor left behind: processes, run folders, temporary data."""
     with _turn(folders):
         for path in folders.run.iterdir():
-            if path.name.startswith(_SETTLING):  # its maker died within `create`, whose turn it is not now
+            if path.name.startswith(_SETTLING):  # its creator died within `create`; no other process creates one now
                 shutil.rmtree(path, ignore_errors=True)
             elif path.is_dir() and not _held(path / "lock"):
                 if dead := load(path):
@@ -136,22 +136,22 @@ def remove(cluster: LocalCluster, *, keep_data: bool) -> None:
 
 
 def alive(cluster: LocalCluster) -> bool:
-    """Whether the cluster's supervisor lives."""
+    """Returns whether the cluster's supervisor lives."""
     return _held(cluster.layout.lock)
 
 
 def load(path: Path) -> LocalCluster | None:
-    """The cluster whose run folder this is; None if it holds none."""
+    """The cluster with this run folder; None if the folder holds none."""
     try:
         found = json.loads((path / "cluster.json").read_text())
         found |= {"run": path, "data": Path(found["data"]), "ports": tuple(found["ports"])}
         return LocalCluster(**found)
-    except (OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or no file of this version's
+    except (OSError, ValueError, KeyError, TypeError):  # removed in the meantime, or written by another version
         return None
 
 
 def _held(lock: Path) -> bool:
-    """Whether a supervisor holds the lock. Shared, so that two who look at once do not see each other."""
+    """Returns whether a supervisor holds the lock. Uses a shared lock, so two callers do not see each other's."""
     try:
         handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -178,7 +178,7 @@ def _listens(path: Path) -> bool:
 
 @contextmanager
 def _turn(folders: LocalFolders) -> Iterator[None]:
-    """One at a time creates or sweeps. Raises TimedOutError when another one's turn does not end."""
+    """One process at a time creates or sweeps. Raises TimedOutError if another process does not end its turn."""
     handle = os.open(folders.run / ".turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + TURN
     try:

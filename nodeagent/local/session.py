@@ -1,5 +1,5 @@
-"""Bringing a local cluster up, and down again. Owns the supervisor process from the outside: starting it, waiting until
-its nodes have joined, and making sure that nothing is left. Must never outlive its bounds."""
+"""Starts a local cluster and ends it. Owns the supervisor process from the outside: starts it, waits until its nodes
+have joined, and makes sure that nothing is left. Must never exceed its bounds."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from nodeagent.local.config import SLOTS, choose_ports, node_names
 from nodeagent.local.layout import NAME, LocalError, LocalFolders, LocalTimedOutError, folder_mode, temporary_data
 
 JOIN_TIMEOUT = 60.0
-"""Seconds for all nodes to join: two cores and many nodes importing at once take a while."""
+"""Seconds for all nodes to join: many nodes that import at once on two cores take a while."""
 END_TIMEOUT = 20.0
-"""Seconds for the supervisor to clear everything away: a power cut's bound, the Redis' and a margin."""
+"""Seconds for the supervisor to remove everything: the bound of a power cut, that of Redis, and a margin."""
 CRASHES = 3
-"""Ends of an agent that never joined, after which waiting for it is pointless."""
+"""After this many ends of an agent that never joined, waiting for it is pointless."""
 TAIL = 15
 """Lines of a log shown when something did not start."""
 
@@ -37,8 +37,8 @@ def local_session(
 ) -> Iterator[Path]:
     """A private cluster for the life of one command; yields the api socket of its first node.
 
-    ``nproc``: workers per node that are to run (None: one per GPU), which decides how GPUs are shared out. However
-    this process ends, kill -9 included, the cluster ends with it and leaves nothing. Raises LocalError.
+    ``nproc``: workers to run on each node (None: one per GPU); it decides how GPUs are divided. The cluster ends with
+    this process in every case, kill -9 included, and leaves nothing behind. Raises LocalError.
     """
     name = f"run-{secrets.token_hex(4)}"
     read_end, write_end = os.pipe()  # neither is inherited by other children
@@ -62,7 +62,7 @@ def local_session(
 def up(
     nodes: int, name: str, *, agent: Sequence[str] | None = None, timeout: float = JOIN_TIMEOUT
 ) -> registry.LocalCluster:
-    """Bring up a cluster that stays when this command ends. Raises LocalError; then nothing is left of it."""
+    """Start a cluster that stays when this command ends. Raises LocalError; then nothing is left of it."""
     if not NAME.fullmatch(name):
         raise LocalError(f"{name!r} cannot be a local cluster's name: use at most 16 of a-z, 0-9 and '-'")
     cluster, supervisor = _launch(name, nodes, None, agent, temporary=False, stdin=subprocess.DEVNULL)
@@ -72,13 +72,13 @@ def up(
         supervisor.terminate()
         _end(cluster, supervisor)
         raise
-    supervisor.returncode = 0  # it goes on without us: no warning that it still runs
+    supervisor.returncode = 0  # it continues without us: this avoids a warning that it still runs
     return cluster
 
 
 def down(cluster: registry.LocalCluster, *, keep_logs: bool) -> None:
-    """End a cluster: when this returns, no process, socket or folder of it is left (but the logs, if they are to be
-    kept). Raises LocalError."""
+    """End a cluster. When this returns, no process, socket or folder of it is left, except the logs if they are kept.
+    Raises LocalError."""
     pid = control.ask(cluster.layout.control, {"do": "status"})["pid"]
     handle = os.pidfd_open(pid)
     try:
@@ -102,7 +102,8 @@ def wait_joined(
     supervisor: subprocess.Popen[bytes] | None = None,
 ) -> None:
     """Return when the nodes with these names have joined and every agent that answers knows it. Raises LocalError with
-    the end of the log of one that has not. ``supervisor``: the cluster's, if it is a child of this process."""
+    the end of the log of a node that has not joined. ``supervisor``: the cluster's, if it is a child of this
+    process."""
     deadline = time.monotonic() + timeout
     while True:
         status = _status(cluster, supervisor) or {"nodes": []}
@@ -146,8 +147,8 @@ def _status(cluster: registry.LocalCluster, supervisor: subprocess.Popen[bytes] 
 
 
 def shares(uuids: Sequence[str], nodes: int, workers: int | None) -> list[tuple[str, ...]]:
-    """Each node's GPUs, neighbours together. If every node is to run ``workers`` workers and there are not enough
-    GPUs for all of them to have one, nobody gets any: the nodes of one gang should be alike."""
+    """Each node's GPUs, neighbours together. If every node is to run ``workers`` workers and there is not one GPU for
+    each worker, no node gets a GPU: the nodes of one gang should be alike."""
     if workers is not None and len(uuids) < nodes * workers:
         return [()] * nodes
     each, more = divmod(len(uuids), nodes)
@@ -168,7 +169,7 @@ def _launch(
     cluster, lock = registry.create(folders, name, data, ports, temporary=temporary)
     try:
         if not temporary:
-            shutil.rmtree(data, ignore_errors=True)  # an earlier cluster's of this name
+            shutil.rmtree(data, ignore_errors=True)  # of an earlier cluster of this name
             data.mkdir(mode=folder_mode(), parents=True)
         command = [
             *(sys.executable, "-m", "nodeagent.local.supervisor"),
@@ -197,7 +198,7 @@ def _launch(
 
 
 def _end(cluster: registry.LocalCluster, supervisor: subprocess.Popen[bytes]) -> None:
-    """The supervisor was asked to end: wait for it, and clear away what it could not."""
+    """The supervisor was asked to end: wait for it, and remove what it could not."""
     try:
         supervisor.wait(END_TIMEOUT)
     except subprocess.TimeoutExpired:

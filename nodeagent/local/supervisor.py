@@ -1,9 +1,9 @@
-"""The process that stands in for systemd and for the machines: it keeps a local cluster's Redis and agents running.
+"""The process that replaces systemd and the machines: it keeps a local cluster's Redis and agents running.
 
-An agent that ends is started again after 100 ms, without limit, unless its node was cut from power or it said that it
-is hopeless, as the systemd unit does. When it is told
-to, by the control socket, SIGTERM, or the end of its owner, everything ends and the cluster's folders go. Must never
-speak to an agent or know of jobs: it knows only processes.
+An agent that ends is restarted after 100 ms, without limit, unless its node has no power or the agent's exit code says
+that a restart is useless; the systemd unit does the same. On request of the control socket, on SIGTERM, or at the end
+of its owner, the supervisor ends everything and removes the cluster's folders. Must never speak to an agent or know of
+jobs: it knows only processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nodeagent.trust.key import KeyFileError, make
 RESTART_DELAY = 0.1
 """Seconds; the unit's RestartSec."""
 HOPELESS = 78
-"""The agent's exit code for what starting again cannot mend; the unit's RestartPreventExitStatus."""
+"""The agent's exit code for errors that a restart cannot repair; the unit's RestartPreventExitStatus."""
 REQUEST_TIMEOUT = 5.0
 """Seconds for a client to write its request."""
 AGENT = (sys.executable, "-m", "nodeagent.agent.main", "run")
@@ -57,11 +57,11 @@ class _Node:
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     crashes: int = 0
-    """How often its agent ended by an error since its power was last switched on."""
+    """How often its agent has ended with an error since its power was last switched on."""
     failed: bool = False
-    """Its agent said that starting it again would not help; until its power is switched."""
+    """Its agent ended with ``HOPELESS``; reset when its power is switched."""
     away: float = 0.0
-    """Seconds that the next start is to wait, after a restart that was asked for."""
+    """Seconds that the next start waits, after a requested restart."""
     last_end: str = ""
     """How its agent last ended by itself."""
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -83,10 +83,10 @@ class Supervisor:
         self._ending = asyncio.Event()
         self._keep_logs = False
         self._keep_data = True
-        """Unless asked to end: then the log says why it ended."""
+        """False only after a request to end; otherwise the log must stay and show why it ended."""
 
     async def run(self, owner: int | None) -> None:
-        """Until asked to end. ``owner``: a file descriptor whose end of file ends the cluster."""
+        """Runs until a request to end. ``owner``: a file descriptor whose end of file ends the cluster."""
         loop = asyncio.get_running_loop()
         self._children = LocalChildren()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -118,7 +118,7 @@ class Supervisor:
 
     def _clear_away(self) -> None:
         try:
-            power.cut(self._cluster.uid)  # nodes first, so that no agent sees its store go
+            power.cut(self._cluster.uid)  # nodes first, so that no agent sees its store disappear
         finally:
             self._redis.stop()
             remove(self._cluster, keep_data=self._keep_data)
@@ -126,7 +126,7 @@ class Supervisor:
     # Redis and the agents
 
     async def _start_redis(self) -> None:
-        self._redis.spawn()  # here, not in a thread: it dies with the thread that started it
+        self._redis.spawn()  # not in a thread: Redis dies with the thread that started it
         if (pid := self._redis.pid) is not None:
             self._children.own(pid)
         await asyncio.to_thread(self._redis.wait_ready)
@@ -177,7 +177,7 @@ class Supervisor:
         announce(f"{node.name}: agent {process.pid} started")
         return process
 
-    # What the control socket can ask for
+    # # Requests of the control socket
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._group.create_task(self._converse(reader, writer))
@@ -186,7 +186,7 @@ class Supervisor:
         with contextlib.closing(writer), contextlib.suppress(OSError, TimeoutError, ValueError):
             request = json.loads(await asyncio.wait_for(reader.readline(), REQUEST_TIMEOUT))
             if not isinstance(request, dict):
-                raise ValueError(f"{request!r} is no request")
+                raise ValueError(f"{request!r} is not a request")
             try:
                 reply = await self._answer(request) | {"ok": True}
             except LocalError as error:
@@ -223,8 +223,8 @@ class Supervisor:
         return node
 
     async def _cut(self, node: _Node) -> Reply:
-        """A power cut: the node is off first, so that nothing is started again; then all its processes go at once,
-        and its run folder, as /run does."""
+        """A power cut: the node is marked as off first, so that nothing is restarted; then all its processes are killed
+        at once, and its run folder is removed, as /run would be."""
         async with node.switching:
             was_on, node.on, node.failed = node.on, False, False
             killed = await asyncio.to_thread(power.cut, self._cluster.uid, node.name)
@@ -243,7 +243,7 @@ class Supervisor:
         return {"node": node.name, "changed": not was_on}
 
     def _restart(self, node: _Node, away: float) -> Reply:
-        """As `systemctl restart`: tell the agent to end; it is started again after so many seconds."""
+        """Does what `systemctl restart` does: asks the agent to end, and starts it again after this many seconds."""
         if node.process is None:
             raise LocalError(f"{node.name} has no agent to restart; switch it on first: nodeagentctl local start")
         node.away = away

@@ -1,8 +1,8 @@
-"""Run a command that ends with the process that started it, however that one ends.
+"""Run a command that always ends with the process that started it.
 
-Owns the few lines that stand between a supervisor and what it starts: ask the kernel for SIGKILL at the parent's
-death, then become the command. Run as a script by its path, so that it imports nothing of the package and the command
-starts a few hundredths of a second later. Must never stay between the two: the pid is the command's own.
+Owns the few lines between a supervisor and its child: request SIGKILL from the kernel at the parent's death, then
+become the command. Run as a script by its path, so that it imports nothing of the package and the command starts only a
+few hundredths of a second later. Must never stay between the two: the pid is the command's own.
 
 The kernel ties this to the *thread* that started the process: start tethered commands from the main thread.
 """
@@ -18,7 +18,7 @@ SIGKILL = 9
 
 
 def tethered(command: Sequence[str]) -> list[str]:
-    """The argument list that runs ``command`` as a child which dies with the calling process."""
+    """The argument list that runs ``command`` as a child that dies with the calling process."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"cannot tie {command[0]} to its parent: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:  # it ended before the request was made, so no signal will come
+    if os.getppid() != parent:  # the parent ended before the request, so no signal will come
         sys.exit(1)
     try:
         os.execvp(command[0], command)

@@ -1,1 +1,1 @@
-"""What agents exchange: job specs, nodes, worlds, events. Frozen, typed, versioned; no I/O, no decisions."""
+"""Records that agents exchange: job specs, nodes, worlds, events. Frozen, typed, versioned; no I/O, no decisions."""

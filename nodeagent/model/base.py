@@ -11,12 +11,12 @@ RECORD_VERSION = 1
 
 
 class Record(BaseModel):  # noqa: PLW1641 - pydantic gives frozen models their hash
-    """A frozen value. Unknown fields and wrong types are errors, never guessed away."""
+    """A frozen value. Unknown fields and wrong types are errors; nothing is guessed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
     def __eq__(self, other: object) -> bool:
-        """The very same object is asked for often, in views of many nodes: found out at once."""
+        """Compares identity first: views of many nodes often compare an object with itself."""
         return self is other or super().__eq__(other)
 
     def to_json(self) -> str:

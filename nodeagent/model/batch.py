@@ -1,5 +1,5 @@
-"""What ties jobs together: those that one comes after, and the array that one is a member of. And a job as it is
-submitted, before the jobs it names are known by their uids."""
+"""Links between jobs: the jobs that must end before a job starts, and the array that a job is a member of. Also a job
+as it is submitted, before the names of other jobs in it are resolved to uids."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec
 
 Need = Literal["ok", "any"]
-"""How the other job has to end: ``ok``, as succeeded; ``any``, however."""
+"""How the other job has to end: ``ok``: it has succeeded; ``any``: it has ended in any way."""
 MOST_AFTER = 64
-"""Jobs that one comes after at most."""
+"""The most jobs that one job can wait for."""
 MOST_MEMBERS = 1000
-"""Members of one array at most."""
+"""The most members of one array."""
 MOST_JOBS = 256
-"""Jobs of one file at most."""
+"""The most jobs in one file."""
 MOST_INDEX = 9_999_999
 
 
@@ -29,12 +29,12 @@ class After(Record):
     """A job, or a whole array, that has to end before this one starts."""
 
     uid: str = Field(pattern=r"^[0-9A-Za-z._-]{1,64}$")
-    """The job's, or the array's id: a later job of the same name does not count."""
+    """Uid of the job, or id of the array: a later job of the same name does not count."""
     name: str
-    """For people."""
+    """The name, for people."""
     need: Need = "ok"
     array: int = Field(default=0, ge=0, le=MOST_MEMBERS)
-    """Of an array how many members it has."""
+    """Number of members if this is an array; else 0."""
 
 
 class Array(Record):
@@ -43,17 +43,18 @@ class Array(Record):
     name: str
     id: str = Field(pattern=r"^[0-9A-Za-z._-]{1,64}$")
     index: int = Field(ge=0, le=MOST_INDEX)
-    """The member's own."""
+    """Index of this job in the array."""
     count: int = Field(ge=1, le=MOST_MEMBERS)
     first: int = Field(ge=0, le=MOST_INDEX)
     last: int = Field(ge=0, le=MOST_INDEX)
     at_once: int = Field(default=0, ge=0)
-    """So many members have nodes at a time; 0: any number."""
+    """The most members that may have nodes at a time; 0: any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as it is submitted: its spec, by name the jobs that it comes after, and its array as it was written."""
+    """A job as it is submitted: its spec, the jobs that it comes after (by name), and its array as the user wrote
+    it."""
 
     spec: JobSpec
     after: Mapping[str, Need] = field(default_factory=dict)

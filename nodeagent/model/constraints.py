@@ -1,7 +1,7 @@
-"""What a job asks of its nodes: labels they must have, must not have, or better have, and how they lie to each other.
+"""What a job asks of its nodes: labels that they must have, must not have, or should have, and how close together they
+must be.
 
-Owns the meaning of one term. How a person writes it is ``spec/placementfile.py``'s; which nodes are chosen is
-``plan/``'s.
+Defines what one term means. ``spec/placementfile.py`` parses what people write; ``plan/`` chooses the nodes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from nodeagent.model.base import Record
 NODE = "node"
 """The label that every node has: its own id. Its values may hold ranges: ``n[1-8,12]``."""
 MOST_TERMS, MOST_VALUES = 16, 256
-"""Of a job or of a role: a role has the job's terms too."""
+"""The most terms of a job or of a role (a role's terms include the job's), and the most values of a term."""
 MOST_RANGES = 16
-"""Values with ranges of one term; of all terms of a role twice as many."""
+"""The most values with ranges in one term; all terms of a role together may have twice as many."""
 MOST_TEXT = 128
-"""Most characters of a label, or of one of its values."""
+"""The most characters of a label, or of one of its values."""
 
 _RANGED = re.compile(r"([^\[\],]*)\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]([^\[\],]*)")
 
 
 class Match(Record):
-    """A label with one of these values; without values: with any."""
+    """A label with one of these values; without values: with any value."""
 
     label: str = Field(min_length=1, max_length=MOST_TEXT)
     values: tuple[str, ...] = Field(default=(), max_length=MOST_VALUES)
@@ -36,7 +36,7 @@ class Match(Record):
         return f"{self.label}={'|'.join(self.values)}" if self.values else self.label
 
     def holds(self, node: str, labels: Mapping[str, str]) -> bool:
-        """Whether this node is such a one."""
+        """Returns whether this node has such a label."""
         if self.label == NODE:
             return not self.values or named(self.values, node)
         value = labels.get(self.label)
@@ -44,31 +44,31 @@ class Match(Record):
 
 
 class Constraints(Record):
-    """What the places of one role ask of their nodes. All of ``require`` must hold and none of ``exclude``; of nodes
-    that may be had, those with more of ``prefer`` and less of ``avoid`` come first."""
+    """What a role asks of the nodes of its places. All of ``require`` must hold and none of ``exclude``. Of the nodes
+    that are allowed, those with more of ``prefer`` and less of ``avoid`` come first."""
 
     require: tuple[Match, ...] = Field(default=(), max_length=2 * MOST_TERMS)
     exclude: tuple[Match, ...] = Field(default=(), max_length=2 * MOST_TERMS)
     prefer: tuple[Match, ...] = Field(default=(), max_length=2 * MOST_TERMS)
     avoid: tuple[Match, ...] = Field(default=(), max_length=2 * MOST_TERMS)
     spread: str = Field(default="", max_length=MOST_TEXT)
-    """Places go to as many values of this label as there are; empty: no matter."""
+    """Places are spread over as many values of this label as possible; empty: not considered."""
     pack: str = Field(default="", max_length=MOST_TEXT)
-    """Places go to as few values of this label as will do; empty: no matter."""
+    """Places are packed into as few values of this label as possible; empty: not considered."""
 
     @property
     def hard(self) -> bool:
-        """Some nodes may not be used at all."""
+        """Returns whether some nodes may not be used at all."""
         return bool(self.require or self.exclude)
 
     @property
     def words(self) -> str:
-        """What may be used, as what follows "a node": ``with gpu=h100, without spot``."""
+        """The allowed nodes in words that follow "a node": ``with gpu=h100, without spot``."""
         has, lacks = " and ".join(map(str, self.require)), " or ".join(map(str, self.exclude))
         return ", ".join([f"with {has}"] * bool(has) + [f"without {lacks}"] * bool(lacks))
 
     def unmet(self, node: str, labels: Mapping[str, str]) -> str:
-        """Why this node may not be used, as what follows its name in a sentence; empty if it may."""
+        """Why this node may not be used, in words that follow its name in a sentence; empty if it may be used."""
         for term in self.require:
             if not term.holds(node, labels):
                 if term.label == NODE:
@@ -82,7 +82,7 @@ class Constraints(Record):
         return ""
 
     def score(self, node: str, labels: Mapping[str, str]) -> int:
-        """How welcome a node is: of two that may be used, the one with more is taken first."""
+        """How preferred a node is: of two allowed nodes, the one with the higher score is taken first."""
         wanted = sum(term.holds(node, labels) for term in self.prefer)
         return wanted - sum(term.holds(node, labels) for term in self.avoid)
 
@@ -93,7 +93,7 @@ def value_of(label: str, node: str, labels: Mapping[str, str]) -> str:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether this can name nodes: a name, or one with ranges in it whose ends are in order."""
+    """Returns whether this text can name nodes: a name, or a name with ranges whose ends are in order."""
     found = _RANGED.fullmatch(text)
     if found is None:
         return bool(text) and "[" not in text and "]" not in text
@@ -101,31 +101,31 @@ def is_pattern(text: str) -> bool:
 
 
 def named(patterns: tuple[str, ...], node: str) -> bool:
-    """Whether one of these names the node."""
+    """Returns whether one of these patterns names the node."""
     plain, ranged = _sorted(patterns)
     if node in plain:
         return True
-    for pattern in ranged:  # noqa: SIM110 - asked for each node and job: any() takes twice as long
+    for pattern in ranged:  # noqa: SIM110 - called for each node and job: any() takes twice as long
         if names(pattern, node):
             return True
     return False
 
 
 def has_ranges(pattern: str) -> bool:
-    """It may name several nodes."""
+    """Returns whether the pattern may name several nodes."""
     return _ranged(pattern) is not None
 
 
 @lru_cache(maxsize=1024)
 def _sorted(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Names, and those with ranges: of a long list most are names, which are found at once."""
+    """Plain names, and patterns with ranges: most of a long list are names, and a set finds a name at once."""
     ranged = tuple(pattern for pattern in patterns if has_ranges(pattern))
     return frozenset(patterns).difference(ranged), ranged
 
 
 def names(pattern: str, node: str) -> bool:
-    """Whether ``pattern`` (``n7``, ``n[1-8,12]``, ``gpu[01-16]-a``) names this node. A number that begins with 0 has as
-    many digits in the node's name."""
+    """Returns whether ``pattern`` (``n7``, ``n[1-8,12]``, ``gpu[01-16]-a``) names this node. If a range begins with 0,
+    numbers in the node's name must have as many digits."""
     ranged = _ranged(pattern)
     if ranged is None:
         return pattern == node
@@ -144,7 +144,7 @@ def names(pattern: str, node: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _ranged(pattern: str) -> tuple[str, str, list[tuple[int, int, int]]] | None:
-    """What is before and after the ranges, and the ranges; None of a plain name."""
+    """The text before and after the ranges, and the ranges; None for a plain name."""
     found = _RANGED.fullmatch(pattern)
     return None if found is None else (found[1], found[3], _spans(found[2]))
 

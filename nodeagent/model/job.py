@@ -21,12 +21,12 @@ class JobEvent(Record):
     """e.g. JobSubmitted, GenerationForming, GenerationActive, GenerationStarted, WorkerFailed, NodeLost,
     NodeJoined, JobScaled, NodeCordoned."""
     job: str = ""
-    """Job name."""
+    """Name of the job."""
     uid: str = ""
     node: str = ""
     generation: int = 0
     by: str = ""
-    """Node or user that caused it."""
+    """Node or user that caused the event."""
     text: str = ""
 
 
@@ -38,11 +38,11 @@ Desired = Literal["run", "pause", "stop"]
 
 
 ScaleState = Literal["pending", "met", "rolled_back", "set"]
-"""``set``: the job was paused, so nothing was waited for: the target counts when it runs again."""
+"""``set``: the job was paused, so the request waited for nothing: the target counts when the job runs again."""
 
 
 class Scale(Record):
-    """The newest change of the target, kept when it is over: for people, and for whoever waits for its end."""
+    """The newest change of the target. It is kept after its end, for people and for callers that wait for the end."""
 
     request: str
     """The request id that asked for it."""
@@ -52,21 +52,21 @@ class Scale(Record):
     role: str = ""
     """Of a job of several roles: whose places ``want`` and ``before`` count. Empty: nodes."""
     timeout: float = Field(default=0.0, ge=0)
-    """Scale-out: the seconds it was given, for people."""
+    """Scale-out: the seconds that it may take, for people."""
     deadline: int = 0
-    """Scale-out: served time (ms) at which it is rolled back unless met. 0: it has none."""
+    """Scale-out: served time (ms) at which it is rolled back unless met. 0: no deadline."""
     grace: float | None = Field(default=None, ge=0)
     """Scale-in: seconds from SIGTERM to SIGKILL; None is the job's grace."""
     leaving: tuple[str, ...] = ()
-    """Scale-in by name: these leave the gang, and are the last to be chosen until the next scale."""
+    """Scale-in by name: these nodes leave the gang, and are the last to be chosen until the next scale."""
     state: ScaleState = "pending"
     reason: str = ""
-    """How it ended, for the person."""
+    """How the scale ended, in a sentence for people."""
 
 
 class Control(Record):
-    """What operators want of a job. Every write raises ``rev``; agents act on it, and write it only to settle a
-    scale, and to note that a job has ended that this one comes after."""
+    """What operators want of a job. Every write raises ``rev``. Agents act on it; they write it only to settle a scale,
+    and to note that a job has ended that this one comes after."""
 
     rev: int = Field(ge=1)
     desired: Desired = "run"
@@ -77,14 +77,14 @@ class Control(Record):
     restart: int = 0
     """Raised by ``restart``: the gang is re-formed once for each value."""
     delete: bool = False
-    """The record is removed as soon as the job has ended and no node may still run its workers."""
+    """The record is to be removed as soon as the job has ended and no node may still run its workers."""
     by: str = ""
-    """Who wrote last."""
+    """The user or node that wrote last."""
     scale: Scale | None = None
     met: tuple[str, ...] = ()
-    """Of the jobs and arrays that it comes after, those (by uid and id) that have ended as they have to."""
+    """Jobs and arrays (uids and ids) that this job comes after, and that have ended as required."""
     signature: str = ""
-    """The cluster key's, of all this for this job: agents act on no other (``trust/seal.py``)."""
+    """The cluster key's signature of this whole control for this job: agents act on no other (``trust/seal.py``)."""
 
     @property
     def growing(self) -> Scale | None:
@@ -93,12 +93,12 @@ class Control(Record):
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Nodes that were scaled in by name, until the next scale."""
+        """Nodes that a scale-in named, until the next scale."""
         return frozenset(self.scale.leaving) if self.scale is not None else frozenset()
 
 
 def first_control(spec: JobSpec, by: str, signed: Control | None) -> Control:
-    """What is wanted of a job as it is submitted."""
+    """The control of a job at its submission."""
     return signed or Control(rev=1, target=spec.nodes.target, by=by)
 
 
@@ -112,7 +112,7 @@ class Spend(Record):
     """Unix time, for people only."""
     kind: str
     counts: bool
-    """Whether it spends the budget: faults of the job do, membership changes and hardware do not."""
+    """Whether the entry spends the budget: faults of the job do, membership changes and hardware do not."""
     node: str = ""
     rank: int | None = None
     text: str = ""
@@ -121,19 +121,19 @@ class Spend(Record):
     exit: int | None = None
     """The blamed worker's exit code, 128+n for signal n."""
     step: int | None = None
-    """Of a hang: the newest step that any worker told."""
+    """If it is a hang: the newest step that any worker reported."""
     progressed: bool = False
-    """Of a hang: the job had got further since the hang before, or had run for long."""
+    """If it is a hang: the job had advanced further since the previous hang, or had run for long."""
     stalled: float = Field(default=0.0, ge=0)
-    """Of a hang: seconds without progress until it was seen."""
+    """If it is a hang: seconds without progress until it was detected."""
     counted_by: str = ""
-    """Node of group rank 0 of the generation that ended: its agent has counted that generation's start, or will."""
+    """Node of group rank 0 of the generation that ended: its agent counts that generation's start."""
     room_for: tuple[str, ...] = ()
     """As the cause's: these jobs are first in line, for as long as they wait."""
     alone: tuple[int, ...] = ()
     """Served times (ms) at which workers of that generation were started again alone: each counts like an entry."""
     fails: str = ""
-    """Not empty: the job fails for this reason, once it is clear that no lost node was the cause."""
+    """Not empty: the job fails for this reason, once no lost node can have been the cause."""
 
 
 class Outcome(Record):
@@ -145,34 +145,34 @@ class Outcome(Record):
 
 
 class Admission(Record):
-    """The cluster key's word that this job was submitted through an agent, as its spec says (``trust/seal.py``).
-    Renewed while the job lives."""
+    """The cluster key's signature of this job's spec: it shows that the job was submitted through an agent
+    (``trust/seal.py``). Renewed while the job lives."""
 
     by: str
     """The node that signed it."""
     issued: int
     """Unix time."""
     expires: int
-    """Unix time after which it convinces nobody any more who has not seen the job before."""
+    """Unix time after which an agent that has not seen the job before rejects the admission."""
     signature: str
 
 
 LONGEST_NAME = 255
-"""Bytes of a folder's name."""
+"""The most bytes of a folder's name."""
 
 
 class Checkpoint(Record):
-    """The checkpoint that a job goes on from: the pointer, which only the newest active generation moves."""
+    """The checkpoint from which a job continues: the pointer, which only the newest active generation moves."""
 
     name: str
-    """Its folder's, in checkpoint_dir."""
+    """Name of its folder in checkpoint_dir."""
     step: int = Field(ge=0)
     number: int = Field(ge=0)
     """The generation that committed it."""
     order: int = Field(ge=0)
-    """Grows from commit to commit of one generation."""
+    """Grows with each commit of one generation."""
     signature: str = ""
-    """Of the agent that carried the commit: workers are led nowhere else."""
+    """Signature by the agent that carried the commit: workers are sent to no other checkpoint."""
 
     @field_validator("name")
     @classmethod
@@ -183,12 +183,12 @@ class Checkpoint(Record):
 
 
 class Quota(Record):
-    """What the jobs of one owner may come to (``limits`` in the agent's config)."""
+    """The most that the jobs of one owner may use (``limits`` in the agent's config)."""
 
     jobs: int = Field(ge=1)
-    """Jobs that have not ended."""
+    """The most jobs that have not ended."""
     bytes: int = Field(ge=1)
-    """The specs of all jobs that are kept, as JSON in UTF-8."""
+    """The most bytes of the specs of all stored jobs, as JSON in UTF-8."""
 
 
 class JobRecord(Record):
@@ -198,14 +198,14 @@ class JobRecord(Record):
     uid: str
     name: str
     owner: int
-    """uid of the submitter, as the agent saw it on its socket."""
+    """uid of the submitter, from the agent's socket."""
     spec: JobSpec
     admission: Admission | None = None
-    """None: nobody signed it, and no agent will run it."""
+    """None: no agent signed the job, and no agent will run it."""
     control: Control
     phase: Phase
     reason: str
-    """Why it is in this phase: one sentence, with the next step where there is one."""
+    """Why the job is in this phase: one sentence, with the next step if there is one."""
     submitted: float
     """Unix time, for people only."""
     ended: float | None = None
@@ -218,35 +218,36 @@ class JobRecord(Record):
     active: Token | None = None
     """The newest generation that was ever active."""
     keepers: dict[str, str] = {}
-    """Node to life: the keepers of ``active``. While the store is away they lend its members time, all of them
-    together; so nothing newer starts before one of them has let go. Empty: nobody can lend."""
+    """Node to life: the keepers of ``active``. While the store is unreachable they lend its members time, all of them
+    together, so nothing newer starts before one of them has let go. Empty: no node can lend."""
     first_active: int | None = None
     """Served time (ms) at which the first generation became active."""
     started: float | None = None
-    """Unix time of the same, for people only."""
+    """Unix time at which the first generation became active, for people only."""
     ran: int = 0
-    """What it had used of its time limit (ms of served time) when it entered its phase."""
+    """Time (ms of served time) that the job had used of its time limit when it entered its phase."""
     restart_done: int = 0
-    """The value of ``control.restart`` that the newest generation answers."""
+    """The value of ``control.restart`` that the newest generation satisfies."""
     not_before: int = 0
     """Served time (ms) before which no new generation is proposed (backoff)."""
     budget: dict[str, Spend] = {}
-    """Number (as text) of each ended generation to what ended it; 64 are kept, those that count the longest."""
+    """Number (as text) of each ended generation to how it ended. 64 entries are kept; those that count are kept
+    longest."""
     last_reports: dict[str, PodReport] = {}
-    """Node to report of the generation that ended last: for ``describe`` and late blame."""
+    """Node to its report about the generation that ended last: for ``describe`` and late blame."""
     last_number: int = 0
-    """Number of the generation ``last_reports`` belong to (0: none yet)."""
+    """Number of the generation of ``last_reports`` (0: none yet)."""
     silent: dict[str, str] = {}
-    """Node to life: of the generation ``last_number``, if a fault ended it that counts, those who have not answered
-    since. As long as there are some the fault is not judged: one of them that proves to be lost was the cause."""
+    """Node to life: members of generation ``last_number`` that have not answered since a fault that counts ended it.
+    The fault is not judged while there are some: if one of them proves to be lost, it was the cause."""
     restarts: int = 0
     """Generations that became active after the first."""
     outcome: Outcome | None = None
     checkpoint: Checkpoint | None = None
     held: Held | None = None
-    """None: it has not had a device yet."""
+    """None: the job has not held a device yet."""
     used: dict[str, UsedTime] = {}
-    """Day (since 1970-01-01, as text) to what it used then, up to ``held.at``."""
+    """Day (since 1970-01-01, as text) to the job's use on that day, up to ``held.at``."""
     rev: int = 0
 
     @property
@@ -263,8 +264,8 @@ class JobRecord(Record):
         return self.spec.of_sizes(self.control.sizes | {growing.role: growing.before})
 
     def time_used(self, served: int) -> int:
-        """Milliseconds, by this served time, in which the job had its nodes, from its first start on. While it waits
-        whole, or is paused, others may have the nodes."""
+        """Milliseconds, at this served time, in which the job had its nodes, since its first start. Waiting and paused
+        times do not count: other jobs may have the nodes then."""
         if self.first_active is None or self.phase not in USES_TIME:
             return self.ran
         return self.ran + max(0, served - max(self.since, self.first_active))
@@ -275,7 +276,7 @@ class JobRecord(Record):
         return None if limit is None else max(0.0, limit - self.time_used(served) / 1000)
 
     def concerns(self, node: str) -> bool:
-        """The node is, was or will be a member, holder or keeper: what happens to the job may be its to act on."""
+        """Returns whether the node is, was or will be a member, holder or keeper, and so may have to act on the job."""
         head = self.head
         named = head is not None and (node in head.members or node in head.holders or node in head.keepers)
         return named or node in self.keepers or node in self.silent

@@ -1,7 +1,7 @@
 """The job as submitted: what to run, where it may run, and what to do when it fails.
 
-Owns the meaning and the limits of each field. How a person writes it (YAML, positions, suggestions) is ``spec/``'s;
-who runs it where is ``plan/``'s. All durations are seconds (float); sizes are counts of nodes.
+Owns the meaning and the limits of each field. ``spec/`` parses what people write (YAML, positions, suggestions);
+``plan/`` decides which nodes run the job. All durations are seconds (float); sizes are counts of nodes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ActionName = Literal["RestartJob", "FailJob"]
 """What a policy can do: re-form the gang, or end the job as failed."""
 
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
-"""torchrun's words for it."""
+"""The values of torchrun's option."""
 
 DEFAULT_ROLE = "worker"
 MOST_NODES = 4096
 DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
-"""Seconds that workers have from the request to end until they are killed."""
+"""Seconds that workers have to end after they are asked to; then they are killed."""
 
 
 class Nodes(Record):
@@ -37,16 +37,16 @@ class Nodes(Record):
     max: int = Field(ge=1, le=MOST_NODES)
     target: int = Field(ge=1, le=MOST_NODES)
     auto: bool = False
-    """On top of the target it borrows idle nodes, up to ``max``, until a job that is entitled to them needs them."""
+    """The role borrows idle nodes beyond its target, up to ``max``, until a job that is entitled to them needs them."""
 
 
 class Ready(Record):
-    """When a place is ready: its port is listened on, or the command ends with 0. Exactly one of them."""
+    """When a place is ready: its port accepts connections, or the command exits with 0. Exactly one of them."""
 
     port: bool = False
     """The ``NODEAGENT_PORT`` of its first worker."""
     command: tuple[str, ...] = ()
-    """Run again and again on the place's node, in the environment of its first worker."""
+    """Run repeatedly on the place's node, in the environment of its first worker."""
 
 
 class Policy(Record):
@@ -64,13 +64,14 @@ class Role(Record):
     name: str = DEFAULT_ROLE
     command: tuple[str, ...] = Field(min_length=1)
     nodes: Nodes
-    """One place on each of so many nodes; with ``replicas`` how many nodes their places may be spread over."""
+    """The number of nodes, with one place on each; with ``replicas``, the number of nodes over which its places may be
+    spread."""
     replicas: int | None = Field(default=None, ge=1, le=MOST_NODES)
-    """So many places, several of them on one node where its devices allow it."""
+    """The number of places; several are on one node if its devices allow it."""
     env: dict[str, str] = {}
-    """Goes before the job's own."""
+    """Overrides the job's own environment."""
     after: tuple[str, ...] = ()
-    """Its workers start when all places of these roles are ready."""
+    """The workers start when all places of these roles are ready."""
     ready: Ready | None = None
     """None: a place is ready when its workers have been started."""
     restart: Literal["gang", "alone"] = "gang"
@@ -80,19 +81,19 @@ class Role(Record):
     workers_per_node: int | Literal["gpu"] = "gpu"
     """Workers of a pod; ``gpu`` is one per installed GPU (and one on a node without GPUs)."""
     gpus_per_worker: int | None = Field(default=None, ge=0, le=64)
-    """None: one where the node has GPUs, none where it has not."""
+    """None: one if the node has GPUs, else none."""
     uneven: bool = False
     """A node with fewer usable GPUs than its peers still takes part, with fewer workers."""
     virtual_local_rank: bool = False
-    """Each worker sees its own GPUs only and has LOCAL_RANK 0, as torchrun's option of this name does."""
+    """Each worker sees only its own GPUs and has LOCAL_RANK 0, as with torchrun's option of this name."""
     placement: Constraints | None = None
-    """What it asks of its nodes, the job's own constraints included; None: nothing."""
+    """What the role asks of its nodes, the job's own constraints included; None: nothing."""
     numa_binding: NumaBinding | None = None
-    """The cores that a worker is bound to: all near its GPU, or a part of them that no other GPU has."""
+    """The cores that a worker is bound to: all cores near its GPU, or a part of them that no other GPU has."""
 
     @property
     def places(self) -> int:
-        """How many places of it are wanted."""
+        """The number of places that the role wants."""
         return self.replicas or self.nodes.target
 
     def of_places(self, count: int) -> Role:
@@ -103,7 +104,7 @@ class Role(Record):
 
 
 MOST_RESTARTS = 60
-"""Largest budget: its entries live in the job's record, which keeps 64."""
+"""Largest budget: its entries are stored in the job's record, which keeps 64."""
 
 
 class RestartLimits(Record):
@@ -121,32 +122,33 @@ class Hooks(Record):
     """Commands run on each node, as the job's user, in the job's environment, once per pod and generation."""
 
     pre_start: tuple[str, ...] = ()
-    """Before the workers of a generation; a failure counts as a failure of the pod."""
+    """Runs before the workers of a generation; a failure counts as a failure of the pod."""
     post_stop: tuple[str, ...] = ()
-    """After the workers have stopped; its failure is logged only."""
+    """Runs after the workers have stopped; its failure is only logged."""
     timeout: float = Field(default=60.0, gt=0, le=3600)
 
 
 class Hang(Record):
-    """When a gang without progress is restarted."""
+    """When a gang that makes no progress is restarted."""
 
     progress: float | None = Field(default=None, gt=0)
     """Seconds without progress of any worker; None: learned from the job's own steps."""
     phases: float = Field(default=7200.0, gt=0)
-    """Seconds for a phase that a worker tells it is in (evaluate, checkpoint, ...), unless it tells them with it."""
+    """Seconds allowed for a phase that a worker reports (evaluate, checkpoint, ...), unless it reports its own
+    limit."""
 
 
 class Together(Record):
-    """How the nodes of a gang must lie to each other."""
+    """How close together the nodes of a gang must be."""
 
     within: str = Field(default="", max_length=MOST_TEXT)
-    """All of them have one value of this label; empty: they need not."""
+    """All nodes must have one value of this label; empty: no such rule."""
     segments: int = Field(default=0, ge=0, le=MOST_NODES)
-    """They are groups of so many, each within one of the topology's smallest domains; 0: they are not."""
+    """The nodes are groups of this size, each within one of the topology's smallest domains; 0: no groups."""
 
 
 class Submitter(Record):
-    """What was recorded where the job was submitted; nodeagent copies neither code nor environments."""
+    """The submitter's environment, recorded at submission; nodeagent copies neither code nor environments."""
 
     user: str
     uid: int
@@ -154,7 +156,7 @@ class Submitter(Record):
     host: str
     cwd: str
     environ: dict[str, str] = {}
-    """Only PATH, VIRTUAL_ENV, CONDA_PREFIX, LD_LIBRARY_PATH, PYTHONPATH, HOME, LANG and TERM-free basics."""
+    """Only PATH, VIRTUAL_ENV, CONDA_PREFIX, LD_LIBRARY_PATH, PYTHONPATH, HOME, LANG and other basics without TERM."""
 
 
 class JobSpec(Record):
@@ -162,12 +164,13 @@ class JobSpec(Record):
 
     name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
     roles: tuple[Role, ...] = Field(min_length=1)
-    """Several are one gang: they start together or not at all, each a world of its own."""
+    """Several roles are one gang: they start together or not at all, each as a world of its own."""
     completes: str = ""
-    """The job has ended well when all workers of this role have; the others are stopped. Empty: when all roles have."""
+    """The job succeeds when all workers of this role have succeeded; the others are then stopped. Empty: when the
+    workers of all roles have."""
     env: dict[str, str] = {}
     env_file: str | None = None
-    """A file on each node, read by the shim as the job's user; its content is never stored."""
+    """A file on each node, which the shim reads as the job's user; its content is never stored."""
     working_dir: str
     user: str
     checkpoint_dir: str | None = None
@@ -175,11 +178,12 @@ class JobSpec(Record):
     """rlimit name (``nofile``, ``memlock``, ``core``, ``stack``, ``nproc``) to soft = hard value."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     queue: str = Field(default="", max_length=63)
-    """As it is submitted: the queue that was asked for. In a record: the one that it is in; empty is ``default``."""
+    """At submission: the queue that the user asked for. In a record: the queue that the job is in; empty means
+    ``default``."""
     spot: bool = False
-    """It uses nodes that may be taken away at short notice also if it cannot go on with fewer."""
+    """The job uses nodes that may be taken away at short notice even if it cannot continue with fewer nodes."""
     placement: Together | None = None
-    """How the gang's nodes must lie to each other; None: anyhow. What they must be like is the roles'."""
+    """How close together the gang's nodes must be; None: no rule. Each role says which nodes it may use."""
     preload: tuple[str, ...] = ()
     """Modules imported ahead of time in the standby interpreter."""
     standby: bool = True
@@ -188,19 +192,19 @@ class JobSpec(Record):
     policies: tuple[Policy, ...] = ()
     hooks: Hooks = Hooks()
     hang: Hang | None = None
-    """None: hangs are not looked for."""
+    """None: hangs are not detected."""
     hold_timeout: float | None = Field(default=None, gt=0)
-    """Seconds a job may hold for want of nodes before it fails; None is for ever."""
+    """Seconds that a job may hold when nodes are missing before it fails; None: for ever."""
     time_limit: float | None = Field(default=None, gt=0)
-    """Seconds that it may have its nodes for, from its first start on; None is for ever."""
+    """Seconds for which the job may have its nodes, from its first start on; None: for ever."""
     begin: float | None = Field(default=None, ge=0, le=253_402_300_799)
-    """Unix time before which it is not started."""
+    """Unix time before which the job does not start."""
     ttl: float | None = Field(default=None, ge=0)
-    """Seconds after its end for which its record is kept at most; None: as long as others are."""
+    """The most seconds for which its record is kept after its end; None: as long as the records of other jobs."""
     after: tuple[After, ...] = Field(default=(), max_length=MOST_AFTER)
-    """It starts when these have ended."""
+    """The job starts when these jobs have ended."""
     array: Array | None = None
-    """None: it is a member of none."""
+    """None: the job is not a member of an array."""
     submitter: Submitter
 
     @property
@@ -210,22 +214,22 @@ class JobSpec(Record):
 
     @property
     def role_names(self) -> str:
-        """For people: those of several roles in one text."""
+        """The roles' names in one text, for people."""
         return ", ".join(role.name for role in self.roles)
 
     @property
     def ordered(self) -> bool:
-        """Some of its roles start after others."""
+        """Returns whether some of its roles start after others."""
         return any(role.after for role in self.roles)
 
     @property
     def several(self) -> bool:
-        """It has several roles: their places are placed one by one."""
+        """Returns whether the job has several roles: then each place is placed by itself."""
         return len(self.roles) > 1
 
     @property
     def elastic(self) -> bool:
-        """It can go on with fewer nodes than it has."""
+        """Returns whether the job can continue with fewer nodes than it has."""
         return not self.several and self.nodes.min < self.nodes.max
 
     def policies_of(self, role: str) -> tuple[Policy, ...]:
@@ -242,18 +246,18 @@ class JobSpec(Record):
 
     @property
     def within(self) -> str:
-        """Of ``Together``."""
+        """``Together.within``; empty without a rule."""
         return self.placement.within if self.placement is not None else ""
 
     @property
     def segments(self) -> int:
-        """Of ``Together``."""
+        """``Together.segments``; 0 without a rule."""
         return self.placement.segments if self.placement is not None else 0
 
     @property
     def nodes(self) -> Nodes:
-        """How many nodes it runs on. Several roles may share nodes: then it is as many as there are places at most,
-        and which number it is depends on the devices that are free."""
+        """The numbers of nodes that the job may run on. Several roles may share nodes: then the maximum is the number
+        of places, and the actual number depends on the devices that are free."""
         if not self.several:
             return self.role.nodes
         most = min(MOST_NODES, sum(role.places for role in self.roles))

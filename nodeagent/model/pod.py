@@ -1,6 +1,7 @@
-"""A pod as its agent publishes it, and what it says of a worker that makes no progress.
+"""A pod as its agent publishes it, and its report about workers that make no progress.
 
-A pod tells it when its workers have shown no progress for the job's limit, or when another pod of the gang did.
+A pod sends that report when its workers have made no progress for the job's limit, or when another pod of the gang sent
+one.
 """
 
 from __future__ import annotations
@@ -13,55 +14,56 @@ from nodeagent.model.base import Record
 from nodeagent.model.facts import PodUsage
 
 RankState = Literal["stopped", "blocked", "zombie", "busy", "idle"]
-"""``stopped``: by SIGSTOP. ``blocked``: uninterruptible (D), mostly on a disk or device. ``zombie``: its
-main thread has ended and others have not. All three for several looks in a row. Else ``busy`` (uses CPU), ``idle``."""
+"""``stopped``: by SIGSTOP. ``blocked``: uninterruptible (D), mostly on a disk or device. ``zombie``: its main thread
+has ended and others have not. Each of these three needs several equal samples in a row. Otherwise ``busy`` (uses CPU)
+or ``idle``."""
 
 Overdue = Literal["no", "yes", "long"]
 
 
 class RankFacts(Record):
-    """One worker, as seen when the facts were taken; ages are seconds up to then."""
+    """One worker when the facts were taken; ages are seconds up to that moment."""
 
     rank: int
     state: RankState
     step: int | None = None
-    """The newest it told; None: it told none (in this generation)."""
+    """The newest step that it reported; None: it reported none (in this generation)."""
     phase: str = ""
-    """The phase it told it is in, unless training."""
+    """The phase that it reported, unless it is training."""
     age: float = Field(default=0.0, ge=0)
-    """Since it told a step, or without that since it last wrote output, or started."""
+    """Seconds since it reported a step; without steps, since it last wrote output, or started."""
     overdue: Overdue | None = None
-    """Of one that tells its progress: past its limit, or (``auto`` only) past the longer one that holds while some
-    worker still computes. None: it tells none."""
+    """For a worker that reports its progress: past its limit, or (``auto`` only) past the longer limit that applies
+    while some worker still computes. None: it reports none."""
     silent: bool = False
-    """No output for the limit."""
+    """It wrote no output for the limit."""
     quiet: bool = False
-    """Next to no CPU time for the limit."""
+    """It used almost no CPU time for the limit."""
     frozen: bool = False
-    """``stopped``, ``blocked`` or ``zombie`` for the limit."""
+    """It was ``stopped``, ``blocked`` or ``zombie`` for the limit."""
     waits: bool | None = None
-    """Its stack waits for other workers (a collective); None: it could not be read."""
+    """Its stack waits for other workers (a collective); None: the stack could not be read."""
     site: str = ""
-    """Where its main thread is, as ``function (file:line)``."""
+    """The place of its main thread, as ``function (file:line)``."""
     stacks: str = ""
-    """The file on its node with all its stacks."""
+    """The file on its node that has all its stacks."""
 
 
 class Stall(Record):
     """The living workers of one pod."""
 
     limit: float = Field(gt=0)
-    """Seconds without progress that were allowed."""
+    """Seconds without progress that the job allows."""
     suspects: bool
-    """This pod has seen no progress for the limit; False: it only answers for others that do."""
+    """This pod saw no progress for the limit; False: it only answers another pod's suspicion."""
     ranks: tuple[RankFacts, ...]
 
 
 PodPhase = Literal[
     "unknown", "preparing", "ready", "unfit", "starting", "running", "stopping", "stuck", "exited", "gone"
 ]
-"""``unknown``: its shim lives, and the agent, just started, has not heard yet what it runs. ``ready``: standby warm,
-nothing started. ``exited``: every worker of its newest generation has ended. ``gone``: the shim died."""
+"""``unknown``: its shim lives, but the agent, which has just started, does not yet know what the shim runs. ``ready``:
+standby warm, nothing started. ``exited``: every worker of its newest generation has ended. ``gone``: the shim died."""
 
 
 class WorkerState(Record):
@@ -70,14 +72,14 @@ class WorkerState(Record):
     rank: int
     local_rank: int
     pid: Annotated[int, Field(gt=0)] | None
-    """None until it has one: 0 would be the reader's own process group to whoever signals it."""
+    """None until the worker has one: with 0, a program that signals it would signal its own process group."""
     state: Literal["starting", "running", "exited"]
     exit: int | None = None
     """Exit code, 128+n for signal n; None while it runs."""
     step: int | None = None
-    """The newest step it told, as seen some seconds ago; None: it told none (or the job has no ``hang``)."""
+    """The newest step that it reported some seconds ago; None: it reported none (or the job has no ``hang``)."""
     doing: str = ""
-    """The phase it told (train, evaluate, ...)."""
+    """The phase that it reported (train, evaluate, ...)."""
 
 
 class PodState(Record):
@@ -95,11 +97,11 @@ class PodState(Record):
     parked: int = 0
     """Workers forked ahead, waiting for the next start."""
     parked_memory: int = 0
-    """Bytes that they share with nobody."""
+    """Bytes that the parked workers do not share with others."""
     workers: tuple[WorkerState, ...] = ()
     snapshot_bytes: int = 0
-    """Memory that its shim keeps for snapshots."""
+    """Bytes of memory that its shim keeps for snapshots."""
     unreachable: dict[str, float] = {}
-    """Members of its gang that this node's agent cannot reach, though they hold their leases: node to Unix time."""
+    """Members of its gang that hold their leases but that this node's agent cannot reach: node to Unix time."""
     usage: PodUsage | None = None
-    """As last measured; a change of it alone is not told at once, but with the next refresh."""
+    """The last measurement. If only this changes, the agent publishes it with the next refresh, not at once."""

@@ -1,7 +1,7 @@
-"""Queues: how several teams share one cluster. All of them are one record, so that a tree is changed whole or not at
-all, and every agent reads the same one.
+"""Queues: how several teams share one cluster. All queues are one record, so an operator changes the whole tree or
+nothing, and every agent reads the same tree.
 
-Owns the meaning of each field. Whether a tree can be is ``spec/queuecheck.py``'s, what follows from it ``plan/``'s.
+Owns the meaning of each field. ``spec/queuecheck.py`` checks whether a tree is valid; ``plan/`` decides by it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from nodeagent.model.base import Record
 from nodeagent.model.jobspec import MOST_NODES
 
 DEFAULT_QUEUE = "default"
-"""The queue of jobs that name none. It always exists, also where none is stored."""
+"""The queue of jobs that name none. It always exists, even if none is stored."""
 MOST_QUEUES = 256
 MOST_DEVICES = 1_000_000
 QUEUE_NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
-"""As a job's name."""
+"""The same rule as for a job's name."""
 
 QueueState = Literal["open", "closed"]
-"""``closed``: takes no new jobs; those that it has go on."""
+"""``closed``: the queue takes no new jobs; its jobs continue."""
 
 
 class Amount(Record):
-    """An amount of what a cluster has. None: nothing is said of it."""
+    """An amount of a cluster's resources. None: no limit on that resource."""
 
     gpus: int | None = Field(default=None, ge=0, le=MOST_DEVICES)
     nodes: int | None = Field(default=None, ge=0, le=MOST_NODES)
-    """Pods: a node that two jobs of a queue share counts twice."""
+    """Number of pods: a node that two jobs of a queue share counts twice."""
     slots: int | None = Field(default=None, ge=0, le=MOST_DEVICES)
     """CPU slots."""
 
     @property
     def stated(self) -> dict[str, int]:
-        """What something is said of, by name, in the order of the fields."""
+        """The resources that the amount limits, by name, in the order of the fields."""
         return {name: value for name in RESOURCES if (value := getattr(self, name)) is not None}
 
 
@@ -45,49 +45,49 @@ RESOURCES = tuple(Amount.model_fields)
 
 
 class JobLimits(Record):
-    """What one job of a queue may ask for."""
+    """The most that one job of a queue may ask for."""
 
     max_nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
-    """Of its ``nodes.max``."""
+    """The most of its ``nodes.max``."""
     max_time_limit: float | None = Field(default=None, gt=0)
-    """Seconds; of its ``time_limit``. One without a limit gets the default, else this."""
+    """Seconds; the most of its ``time_limit``. A job without a time limit gets the default, else this."""
     default_time_limit: float | None = Field(default=None, gt=0)
     """Seconds; the ``time_limit`` of a job that states none."""
 
 
 class UserQuota(Record):
-    """What the jobs of one user in a queue that have not ended may come to."""
+    """The most that the jobs of one user in a queue may ask for; jobs that have ended do not count."""
 
     jobs: int | None = Field(default=None, ge=1)
     gpus: int | None = Field(default=None, ge=0, le=MOST_DEVICES)
-    """By what each of them asks for at least."""
+    """GPUs, counted by what each job asks for at least."""
 
 
 class Queue(Record):
-    """One queue. Jobs are in queues without children; a queue with children shares out among these."""
+    """One queue. Jobs are in queues without children; a queue with children divides its share among them."""
 
     name: str = Field(pattern=QUEUE_NAME)
     parent: str = ""
-    """Empty: it is at the top."""
+    """Name of the parent queue; empty: the queue is at the top."""
     weight: float = Field(default=1.0, gt=0, le=1_000_000)
-    """Its part of what is contended, against that of its siblings."""
+    """Its part of contended resources, relative to its siblings."""
     guarantee: Amount = Amount()
-    """Always its own, whatever others ask for."""
+    """Always available to this queue, whatever others ask for."""
     capability: Amount = Amount()
     """Its jobs never use more than this, however much is idle."""
     reclaimable: bool = True
-    """What it uses above its guarantee may be taken back for others."""
+    """Resources above its guarantee may be taken back for other queues."""
     priority: int = Field(default=0, ge=-1000, le=1000)
-    """Jobs of a queue with a higher one go first, whatever their own priority."""
+    """Jobs of a queue with a higher priority go first, whatever their own priority."""
     state: QueueState = "open"
     limits: JobLimits = JobLimits()
     users: tuple[str, ...] = Field(default=(), max_length=1000)
     groups: tuple[str, ...] = Field(default=(), max_length=1000)
-    """Who may submit: these users, and the members of these groups. Where neither names anybody, whoever may use its
-    parent; at the top everybody."""
+    """Users who may submit: ``users``, and the members of these groups. If both are empty: the users of the parent
+    queue; at the top, all users."""
     default: bool = False
-    """Jobs of those whom ``users`` and ``groups`` name go here if they name no queue. Of several such queues the first
-    by name."""
+    """Jobs of the users in ``users`` and ``groups`` go here if they name no queue. If several such queues fit: the
+    first by name."""
     user_quota: UserQuota = UserQuota()
 
 
@@ -95,16 +95,16 @@ _DEFAULT = Queue(name=DEFAULT_QUEUE)
 
 
 class Queues(Record):
-    """The whole tree, as an operator left it. Every write raises ``rev``."""
+    """The whole tree, as an operator wrote it. Every write raises ``rev``."""
 
     rev: int = Field(default=0, ge=0)
     """0: nothing is stored."""
     by: str = ""
-    """Who wrote last."""
+    """The user who wrote last."""
     queues: tuple[Queue, ...] = Field(default=(), max_length=MOST_QUEUES)
-    """In the order of their names. ``default`` may be missing: it is as ``Queue`` has it then."""
+    """In the order of their names. If ``default`` is missing, it has the defaults of ``Queue``."""
     signature: str = ""
-    """The cluster key's, of all this: agents act on no other (``trust/seal.py``)."""
+    """The cluster key's signature of the whole tree: agents act on no other (``trust/seal.py``)."""
 
     @cached_property
     def by_name(self) -> Mapping[str, Queue]:
@@ -114,8 +114,8 @@ class Queues(Record):
 
     @cached_property
     def children(self) -> Mapping[str, tuple[str, ...]]:
-        """Name to the names of its children, sorted; of ``""`` those at the top. A queue without children is not in
-        it."""
+        """Name to the names of its children, sorted; ``""`` to the queues at the top. A queue without children is no
+        key."""
         found: dict[str, list[str]] = {}
         for name, queue in sorted(self.by_name.items()):
             found.setdefault(queue.parent, []).append(name)
@@ -130,7 +130,7 @@ class Queues(Record):
             name = queue.parent
 
     def guaranteed(self, name: str, resource: str) -> int:
-        """What a queue has for itself: its own guarantee, or where it states none that of its children together."""
+        """The resources that a queue always has: its own guarantee; if it states none, the sum of its children's."""
         own: int | None = getattr(self.by_name[name].guarantee, resource)
         if own is not None:
             return own
@@ -138,17 +138,17 @@ class Queues(Record):
 
 
 class QueuesRecord(Record):
-    """The tree as the store has it."""
+    """The tree as the store keeps it."""
 
     tree: Queues
     rev: int = 0
-    """The store's revision, as of any record."""
+    """The store's revision of the record."""
 
 
 NO_QUEUES = Queues()
-"""A cluster that uses none: every job is in ``default``."""
+"""The tree of a cluster without queues: every job is in ``default``."""
 
 
 def queue_of(named: str) -> str:
-    """The queue of a job whose record names this one."""
+    """The queue of a job whose record has this name in it."""
     return named or DEFAULT_QUEUE

@@ -12,12 +12,12 @@ from __future__ import annotations
 from nodeagent.model.base import Record
 
 RELEASE = 1.05
-"""What may run on failsafe time counts as gone after so many times ``failsafe_limit``: that is measured by a node's
-clock, and this by the store's. The scripts say the same (``_clock.lua``)."""
+"""Work on failsafe time counts as gone after this many times ``failsafe_limit``: a node's clock measures the limit, and
+the store's clock measures this. The scripts have the same value (``_clock.lua``)."""
 
 
 class Timing(Record):
-    """All in seconds."""
+    """All values are in seconds."""
 
     heartbeat: float = 0.5
     store_timeout: float = 0.5
@@ -29,26 +29,26 @@ class Timing(Record):
     fence: float = 2.2
     """A shim stops its workers this long after the last good renewal was sent."""
     kill: float = 0.2
-    """From a shim's deadline to its workers being gone."""
+    """The longest time from a shim's deadline until its workers are gone."""
     stuck: float = 10.0
-    """After SIGKILL, how long until what has not gone is declared stuck."""
+    """After SIGKILL, the time until a process that still exists is declared stuck."""
     form_margin: float = 15.0
     """A forming generation's deadline is the job's grace (if planned) plus this."""
     cooldown: float = 30.0
-    """A job below its target grows again when its gang and the newcomer have both been steady for this long."""
+    """A job below its target grows again when its gang and the new node have both been steady for this long."""
     failsafe: float = 1.0
-    """After this long without a good renewal a node asks the keepers of its jobs for failsafe time."""
+    """After this time without a good renewal, a node requests failsafe time from the keepers of its jobs."""
     promise: float = 3.0
     """A keeper that gave failsafe time lets nothing newer start for this long."""
     failsafe_limit: float = 86400.0
     """The longest that workers run on failsafe time."""
     turn: float = 0.1
-    """Each next proposer waits this much longer than the one before."""
+    """Each next proposer waits this much longer than the previous one."""
     early: float = 30.0
     """A worker that exits with an error this soon after the job's first start fails the job at once."""
 
     def problems(self) -> list[str]:
-        """Every broken inequality, as a sentence with the numbers; empty when all hold."""
+        """Every inequality that does not hold, as a sentence with the numbers; empty if all hold."""
         out = []
         gone = self.fence * 1.02 + self.credit + self.kill
         if gone > self.lease + 1e-9:

@@ -1,7 +1,7 @@
-"""Maintenance windows: times at which nodes take no work, known in advance. All of them are one record, like the
+"""Maintenance windows: times, known in advance, at which nodes take no work. All windows are one record, like the
 queues.
 
-Owns the meaning of each field. What follows from a window is ``plan/windows.py``'s.
+Owns the meaning of each field. ``plan/windows.py`` decides by the windows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from nodeagent.model.constraints import named
 
 MOST_WINDOWS = 256
 MOST_PATTERNS = 64
-"""Names, or names with ranges, of one window."""
+"""The most names, or names with ranges, in one window."""
 MOST_WHY = 1000
-"""Characters."""
+"""The most characters of a reason."""
 
 
 class Window(Record):
@@ -23,57 +23,58 @@ class Window(Record):
 
     id: str = Field(pattern=r"^w[0-9]{1,16}$")
     nodes: tuple[str, ...] = Field(min_length=1, max_length=MOST_PATTERNS)
-    """Names, or names with ranges (``n[1-8]``). A node that joins later is meant as well."""
+    """Names, or names with ranges (``n[1-8]``). A node that joins later is included."""
     start: int
-    """Served time (ms): while the store is away it stands still."""
+    """Served time (ms); served time stands still while the store is unreachable."""
     end: int
-    """Likewise."""
+    """Served time (ms), like ``start``."""
     starts: float
-    """Unix time of ``start`` as it was asked for, for people only."""
+    """Unix time of ``start`` as the operator requested it, for people only."""
     ends: float
-    """Likewise."""
+    """Unix time of ``end`` as the operator requested it, for people only."""
     why: str = Field(default="", max_length=MOST_WHY)
     by: str
     text: str
-    """All of this in words, for whoever asks about one of its nodes: as what follows "is", or by itself."""
+    """The whole window in words, for people who ask about one of its nodes: words that follow "is", or by
+    themselves."""
 
     def names(self, node: str) -> bool:
-        """Whether this node is one of them."""
+        """Returns whether this node is in the window."""
         return named(self.nodes, node)
 
 
 class Windows(Record):
-    """All windows, as an operator left them. Every write raises ``rev``."""
+    """All windows, as an operator wrote them. Every write raises ``rev``."""
 
     rev: int = Field(default=0, ge=0)
     """0: nothing is stored."""
     by: str = ""
-    """Who wrote last."""
+    """The user who wrote last."""
     windows: tuple[Window, ...] = Field(default=(), max_length=MOST_WINDOWS)
-    """In the order in which they were made."""
+    """In the order in which they were created."""
     signature: str = ""
-    """The cluster key's, of all this: agents act on no other (``trust/seal.py``)."""
+    """The cluster key's signature of all windows: agents act on no other (``trust/seal.py``)."""
 
 
 class WindowsRecord(Record):
-    """They as the store has them."""
+    """The windows as the store keeps them."""
 
     windows: Windows
     rev: int = 0
-    """The store's revision, as of any record."""
+    """The store's revision of the record."""
 
 
 NO_WINDOWS = Windows()
 
 
 class ReservedNode(Record):
-    """What a window means for one of its nodes now. Never stored: ``plan/windows.py`` works it out for each view."""
+    """What a window means for one of its nodes now. Never stored: ``plan/windows.py`` computes it for each view."""
 
     window: str
-    """Its id."""
+    """Id of the window."""
     text: str
-    """For people: from when to when, why, and who says so."""
+    """For people: from when to when, why, and by which operator."""
     leaves: bool
-    """Whatever runs there goes, and nothing starts."""
+    """All work leaves the node, and nothing starts."""
     left: int = 0
-    """Before that: milliseconds that a job may take which starts there now; rounded down."""
+    """Before the node leaves: milliseconds that a job may take that starts there now; rounded down."""

@@ -1,7 +1,7 @@
-"""A generation of a gang: who is in it, who must still stop, who has acknowledged, and how its workers ended.
+"""A generation of a gang: its members, the nodes that must still stop, the acknowledgements, and how its workers ended.
 
-The head of a job is its newest generation. Its (number, id) is the fencing token. Maps are keyed by node id, never
-lists, because the store's Lua cannot tell an empty list from an empty map.
+The head of a job is its newest generation. Its (number, id) is the fencing token. Maps are keyed by node id, and are
+never lists, because the store's Lua cannot tell an empty list from an empty map.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ CauseKind = Literal[
     "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced",
     "scale", "join", "share", "drain", "hardware", "resume", "restart",
 ]  # fmt: skip
-"""Why a generation was formed. ``collective``: only victims of a broken collective seen so far, the culprit still
-unknown. ``hang``: the gang made no progress. ``reform``: a worker asked for it (exit 101). ``fenced``: a node stopped
-its own workers because it could not renew its lease. ``hardware``: a node or GPU that was used is unfit. ``share``:
-idle nodes were borrowed, or borrowed ones given back."""
+"""Why a generation was formed. ``collective``: only victims of a broken collective were seen so far, the culprit is
+still unknown. ``hang``: the gang made no progress. ``reform``: a worker requested it (exit 101). ``fenced``: a node
+stopped its own workers because it could not renew its lease. ``hardware``: a node or GPU in use is unfit. ``share``:
+idle nodes were borrowed, or borrowed ones returned."""
 
 
 class Token(Record):
-    """(number, id): numbers only grow per job name; the random id tells two histories apart."""
+    """(number, id): numbers only grow for each job name; the random id distinguishes two histories."""
 
     number: int = Field(ge=0)
     id: str
 
 
 class Place(Record):
-    """One replica of a role, on the node of a member: so many workers of that role."""
+    """One replica of a role, on the node of a member, with its workers of that role."""
 
     role: str
     index: int = Field(ge=0)
-    """Within its role."""
+    """Index within its role."""
     workers: int = Field(ge=1)
     devices: tuple[str, ...] = Field(min_length=1)
-    """In local-rank order, as a member's."""
+    """Devices in local-rank order, a part of the member's devices."""
 
     @property
     def name(self) -> str:
-        """``trainer.0``."""
+        """The place's name: ``trainer.0``."""
         return f"{self.role}.{self.index}"
 
     @staticmethod
@@ -57,8 +57,8 @@ class Place(Record):
 
     @property
     def ports(self) -> int:
-        """Ports that its node keeps for it: one for each worker, and where the role's rank 0 is, one for the role's
-        rendezvous."""
+        """Number of ports that its node keeps for it: one for each worker, and on the place of the role's rank 0 one
+        more for the role's rendezvous."""
         return self.workers + (self.index == 0)
 
 
@@ -73,21 +73,21 @@ class Member(Record):
     devices: tuple[str, ...] = Field(min_length=1)
     """Devices in local-rank order: gpus_per_worker GPUs per worker, or one cpu slot per worker."""
     places: tuple[Place, ...] = ()
-    """Of a job of several roles: whose its workers and devices are, in their order. Ranks of roles are in the workers'
-    environment only."""
+    """In a job of several roles: the places that its workers and devices belong to, in their order. Only the workers'
+    environment has ranks within roles."""
 
     @property
     def ports(self) -> int:
-        """Ports that its node keeps for its places."""
+        """Number of ports that its node keeps for its places."""
         return sum(place.ports for place in self.places)
 
     @property
     def role_names(self) -> str:
-        """For people: whose places it holds; empty in a job of one role."""
+        """For people: the roles whose places it holds; empty in a job of one role."""
         return ", ".join(dict.fromkeys(place.role for place in self.places))
 
     def ranks_of(self, role: str) -> frozenset[int]:
-        """Of its workers of this role."""
+        """The ranks of its workers of this role."""
         first, found = self.first_rank, set[int]()
         for place in self.places:
             if place.role == role:
@@ -106,36 +106,36 @@ class Member(Record):
 
 
 class Ack(Record):
-    """A member or holder has no worker of an older generation left, and will start none. The store keeps of it what the
-    others need, for all members together (``Head``)."""
+    """A member or holder has no worker of an older generation left, and will start none. The store keeps the parts that
+    other agents need, for all members together (``Head``)."""
 
     life: str
     ended: bool = False
-    """It answers the generation's end, not its forming: one that comes late must not speak for what ran in between."""
+    """The ack answers the generation's end, not its forming: a late ack must not cover workers that ran in between."""
     address: str = ""
-    """From the node of group rank 0: host:port of the rendezvous it holds for this generation."""
+    """From the node of group rank 0: host:port of the rendezvous that it holds for this generation."""
     store_hosted: bool = False
-    """The address is served by our store process (workers connect as clients), not by rank 0."""
+    """Our store process serves the address (workers connect as clients), not rank 0."""
     stuck: bool = False
-    """SIGKILL was sent and something still has not gone (D state): its devices are not reused before a reboot."""
+    """SIGKILL was sent and some process still exists (D state): its devices are not reused before a reboot."""
     lends: bool = False
-    """A promise of this keeper may still lend time to workers of an older generation: it does not let go yet."""
+    """A promise of this keeper may still lend time to workers of an older generation: it has not let go yet."""
     host: str = ""
     """The node's own address, as its agent knows it."""
     ports: tuple[int, ...] = ()
-    """That it keeps for the places it holds, in the order of ``Place.ports``: those of the workers, then the
+    """Ports that the node keeps for its places, in the order of ``Place.ports``: those of the workers, then the
     rendezvous'."""
     signature: str = ""
-    """The cluster key's, of life and addresses for this node and generation: workers are sent to no address that no
-    agent named (``trust/seal.py``)."""
+    """The cluster key's signature of life and addresses for this node and generation: workers are sent only to an
+    address that an agent named (``trust/seal.py``)."""
     stopped: float = 0.0
-    """Seconds from this node's learning of the generation until nothing older ran here. For people."""
+    """Seconds from when this node received the generation until nothing older ran here. For people."""
     ready: float = 0.0
     """Seconds from then to this acknowledgement. For people."""
 
 
 BRIEF = 400
-"""Most characters of a worker's last lines where there are many."""
+"""The most characters of a worker's last lines if there are many workers."""
 
 
 class WorkerExit(Record):
@@ -148,25 +148,25 @@ class WorkerExit(Record):
     signal: int | None = None
     """Exactly one of code and signal is set."""
     stopped: bool = False
-    """We stopped it (re-forming, stopping): it is never a cause."""
+    """The agent stopped it (re-forming, stopping): it is never a cause."""
     order: int = 0
-    """0 was the first to end on its node, then 1, 2, ..."""
+    """0 for the first worker to end on its node, then 1, 2, ..."""
     at: float = 0.0
     """Unix time on its node, for people only; never compared between nodes."""
     error: str = ""
-    """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters. In a report only of
-    the worker that counts on its node; of a victim the end, at most ``BRIEF``."""
+    """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters. A report has it only
+    for the worker that counts on its node; for a victim it has the end, at most ``BRIEF`` characters."""
     left_at: int | None = None
-    """The step after which it left by itself when it was asked to."""
+    """The step after which it left by itself when it was asked to leave."""
     saved_in: float | None = None
-    """Seconds that saving its state took then; None if nothing was kept."""
+    """Seconds that it took to save its state then; None if nothing was saved."""
     overdue: float | None = None
     """The grace, in seconds, that ran out before it had ended: then it was killed."""
     place: str = ""
     """Of a job of several roles: the name of its place."""
     missed: bool = False
-    """It was to leave with the others, and died before it had begun to save; or it was killed since it waited for one
-    that had."""
+    """It was to leave with the others and died before it began to save; or it was killed because it waited for a worker
+    that did so."""
 
 
 MOST_ALONE = 64
@@ -190,42 +190,43 @@ class AloneRestart(Record):
 
 
 class PodReport(Record):
-    """What a member says of its pod in one generation. A later report of the same pod replaces the earlier one."""
+    """What a member reports about its pod in one generation. A later report of the same pod replaces the earlier
+    one."""
 
     state: Literal["running", "succeeded", "failed", "lost", "fenced", "refused", "left"]
-    """``lost``: the shim died. ``fenced``: the shim stopped the workers since nobody granted it time. ``refused``:
-    could not start. ``left``: stopped as planned; ``reason`` says what became of its last steps."""
+    """``lost``: the shim died. ``fenced``: the shim stopped the workers because no agent granted it time. ``refused``:
+    the workers could not start. ``left``: stopped as planned; ``reason`` says whether the last steps were saved."""
     exits: tuple[WorkerExit, ...] = ()
     reason: str = ""
     stall: Stall | None = None
-    """While ``running``: what its workers do, when the gang may hang."""
+    """While ``running`` and if the gang may hang: what its workers do."""
     ready: tuple[str, ...] = ()
-    """Names of its places that are ready, in a job whose roles start one after another."""
+    """Names of its ready places, in a job whose roles start one after another."""
     completed: bool = False
     """Its workers of the role that completes the job have all ended well."""
     alone: tuple[AloneRestart, ...] = ()
     """Its workers that were started again alone in this generation, in the order they ended."""
     unreachable: dict[str, str] = {}
-    """Members that its agent could not reach when it reported: node to the ``host:port`` asked. For people."""
+    """Members that its agent could not reach when it reported: node to the ``host:port`` that it tried. For people."""
     detected: float = 0.0
-    """Failed: seconds from the first worker's end to this report. For people."""
+    """If failed: seconds from the first worker's end to this report. For people."""
     started: float = 0.0
-    """``running``, of group rank 0 after a fault: seconds since its workers' first step, or since they run where they
-    tell no steps."""
+    """If ``running``, from group rank 0 after a fault: seconds since its workers' first step; if they report no steps,
+    since they run."""
     seq: int = 0
-    """Order of arrival at the store among this generation's reports (set by the store): the first fault has the
+    """Order of arrival at the store among this generation's reports (the store sets it): the first fault has the
     lowest."""
 
 
 class Cause(Record):
-    """Why the gang was (re-)formed, stopped or held, as shown to the person."""
+    """Why the gang was (re-)formed, stopped or held, as people see it."""
 
     kind: CauseKind
     text: str
     node: str = ""
     rank: int | None = None
     room_for: tuple[str, ...] = ()
-    """Jobs (uids) that are to have the nodes that were given up."""
+    """Jobs (uids) that the freed nodes are meant for."""
 
 
 class Head(Record):
@@ -236,12 +237,13 @@ class Head(Record):
     state: HeadState
     members: dict[str, Member]
     holders: dict[str, Member] = {}
-    """Nodes that may still run an older generation, each as it was a member of that: nothing new starts before they
-    acknowledged or lapsed."""
+    """Nodes that may still run an older generation, each with its member entry of that generation: nothing new starts
+    before they acknowledged or lapsed."""
     missing: dict[str, str] = {}
-    """Node to life: members that have yet to acknowledge it."""
+    """Node to life: members that have yet to acknowledge this generation."""
     hosts: dict[str, str] = {}
-    """Node to its own address, as the members acknowledged it; of the others as they did before."""
+    """Node to its own address, from the members' acknowledgements; of members that have not acknowledged, the address
+    from before."""
     ports: dict[str, tuple[int, ...]] = {}
     """Node to the ports that it keeps for its places (``Ack.ports``)."""
     reports: dict[str, PodReport] = {}
@@ -249,28 +251,28 @@ class Head(Record):
     planned: bool = False
     """Older workers may take their grace (SIGTERM first); otherwise SIGKILL at once."""
     grace: float | None = None
-    """If planned: that grace in seconds, where a scale-in set its own; None is the job's."""
+    """If planned: that grace in seconds, if a scale-in set its own; None: the job's grace."""
     address: str = ""
-    """Rendezvous host:port, by group rank 0's acknowledgement."""
+    """Rendezvous host:port, from group rank 0's acknowledgement."""
     store_hosted: bool = False
     seal: str = ""
     """The sum of the signatures of all acknowledgements so far, in eight parts of 32 bits (``trust/seal.py``)."""
     released: bool = False
-    """Forming only: one of the job's keepers has acknowledged it, and lends no more."""
+    """Forming only: one of the job's keepers has acknowledged this generation, and lends no more."""
     stopped: float = 0.0
     """The longest ``Ack.stopped`` of a member so far. For people."""
     ready: float = 0.0
-    """Likewise of ``Ack.ready``."""
+    """The longest ``Ack.ready`` of a member so far. For people."""
     since: int
     """Served time (ms) of entering the present state."""
     deadline: int = 0
-    """Forming only: served time (ms) after which it is proposed again without those who did not acknowledge."""
+    """Forming only: served time (ms) after which it is proposed again without the nodes that did not acknowledge."""
     control_rev: int = 0
-    """The control revision it was proposed under: a newer one means that an operator asked for something since."""
+    """The control revision it was proposed under: a newer one means that an operator has requested something since."""
     keepers: dict[str, str] = {}
-    """Node to life: those who keep this generation once it is active (``JobRecord.keepers``)."""
+    """Node to life: the nodes that keep this generation once it is active (``JobRecord.keepers``)."""
     outside: dict[str, str] = {}
-    """Nodes that could have been members and are not: node to why (NODEAGENT_FAULTY)."""
+    """Nodes that could have been members and are not: node to reason (NODEAGENT_FAULTY)."""
 
     @property
     def sizes(self) -> Counter[str]:
@@ -295,5 +297,5 @@ _group_rank = attrgetter("group_rank")
 
 @lru_cache(maxsize=1024)
 def _token(number: int, name: str) -> Token:
-    """Asked for in every look at a job: the same one each time, which is compared in no time."""
+    """The token, cached: every view of a job needs it, and comparing the same object is fast."""
     return Token(number=number, id=name)

@@ -1,1 +1,1 @@
-"""What the operating system's files and sockets ask of whoever uses them with more rights than their owner."""
+"""Access to files and sockets of the operating system for a process that has more rights than their owner."""

@@ -1,7 +1,7 @@
-"""Linux primitives that both the shim and its host use: process identity, marks, death signals, socket paths,
-small reads of /proc, a log that ends no program.
+"""Linux primitives that the shim and its host share: process identity, marks, death signals, socket paths, small reads
+of /proc, a log that never ends its program.
 
-Standard library only: the shim imports it. Must never hold a policy (when to kill is the caller's decision).
+Standard library only, because the shim imports it. Must never hold a policy (the caller decides when to kill).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 MARK = "NODEAGENT_SHIM"
 """Environment variable that every process of a pod carries; its value is unique to one shim."""
 POWER = "NODEAGENT_POWER"
-"""Environment variable of all that runs on one node of a local cluster: what a power cut (``local/power.py``) ends."""
+"""Environment variable of every process on one node of a local cluster: a power cut (``local/power.py``) kills these
+processes."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61
 _TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
@@ -30,10 +31,10 @@ _SUN_PATH = 107
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 ENVIRON_MAX = 8 << 20
-"""Bytes of a process's environment that are looked at: more than exec takes (a process may later declare any of its
-memory to be that)."""
+"""The most bytes of a process's environment that are read: more than exec accepts (a process may later declare any of
+its memory as its environment)."""
 PREFERRED = -10
-"""Niceness of what must be on time for workers to live: agents and shims."""
+"""Niceness of processes on whose speed the workers depend: agents and shims."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,7 +45,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def prefer() -> None:
-    """Have this process, and what it forks, served before others where cores are short; root may, nobody else."""
+    """Schedules this process and its later children before others if cores are short; only root may."""
     if os.getpriority(os.PRIO_PROCESS, 0) > PREFERRED:
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, PREFERRED)
@@ -52,57 +53,57 @@ def prefer() -> None:
 
 
 def prefer_session(leader: int) -> None:
-    """The same for the session of this process, if it leads one: where the kernel shares out time among sessions first
-    (autogroup), niceness counts only inside of each."""
-    with contextlib.suppress(OSError):  # it has ended, we may not, or the kernel has no such groups
+    """Does the same for the session that this process leads: if the kernel first divides time among sessions
+    (autogroup), niceness counts only within a session."""
+    with contextlib.suppress(OSError):  # it has ended, we lack the right, or the kernel has no such groups
         if os.getsid(leader) == leader:
             Path(f"/proc/{leader}/autogroup").write_text(str(PREFERRED))
 
 
 def prefer_no_more() -> None:
-    """Undo what ``prefer`` did in a process above: for whatever is not ours."""
+    """Reverts a parent's ``prefer`` in this process, which is about to run a program that is not nodeagent's."""
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def boottime() -> float:
-    """Seconds of CLOCK_BOOTTIME: grows while the machine is suspended, never steps."""
+    """Seconds of CLOCK_BOOTTIME: they advance while the machine is suspended, and never step."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def power_mark() -> dict[str, str]:
-    """This process's own power mark, for the environment of what it starts; empty on a real node."""
+    """This process's own power mark, for the environment of its children; empty on a real node."""
     return {POWER: os.environ[POWER]} if POWER in os.environ else {}
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot, or what a container has in its place: as its init sees it, since a sandbox may hide
-    that. Only root can look from there, and nobody else is in a sandbox."""
+    """The kernel's id of this boot, or a container's replacement of it. Read through init's root, since a sandbox may
+    hide the replacement. Only root can read it there; other users are in no sandbox."""
     with contextlib.suppress(OSError):
         return Path("/proc/1/root", _BOOT_ID).read_text().strip()
     return Path("/", _BOOT_ID).read_text().strip()
 
 
 def die_with_parent(parent: int) -> None:
-    """Arm SIGKILL for the parent's death; a parent that died before this call counts too."""
+    """Request SIGKILL at the parent's death; a parent that died before this call counts too."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def allow_tracer(pid: int) -> None:
-    """Where Yama is on, only ancestors may look into a process, or whom it names: this process and its children. Kept
-    over exec, and refused, without harm, where Yama is off."""
+    """If Yama is active, only ancestors may trace a process, or a process that it names: it names ``pid`` and its
+    children. The permission survives exec; without Yama the call fails without harm."""
     _libc.prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children."""
+    """Makes orphans below this process its children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def boottime_timer() -> int:
-    """A timerfd on CLOCK_BOOTTIME, not armed."""
+    """A timerfd on CLOCK_BOOTTIME that is not armed."""
     fd: int = _libc.timerfd_create(_CLOCK_BOOTTIME, _TFD_CLOEXEC)
     if fd < 0:
         raise OSError(ctypes.get_errno(), "timerfd_create")
@@ -110,8 +111,7 @@ def boottime_timer() -> int:
 
 
 def arm_timer(fd: int, at: float) -> None:
-    """Have ``fd`` readable once CLOCK_BOOTTIME reaches ``at`` (at once if it has passed); replaces an earlier
-    time."""
+    """Makes ``fd`` readable once CLOCK_BOOTTIME reaches ``at`` (at once if it has passed); replaces an earlier time."""
     nanoseconds = max(1, int(at * 1e9))
     spec = struct.pack("qqqq", 0, 0, nanoseconds // 10**9, nanoseconds % 10**9)
     if _libc.timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None):
@@ -119,8 +119,8 @@ def arm_timer(fd: int, at: float) -> None:
 
 
 def read_proc(path: str) -> bytes:
-    """A small file of /proc; empty where the process has ended, or the kernel does not tell. A third of what pathlib
-    takes."""
+    """A small file of /proc; empty if the process has ended, or if the kernel refuses. Takes a third of pathlib's
+    time."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -134,12 +134,12 @@ def read_proc(path: str) -> bytes:
 
 
 def proc_stat(path: str) -> list[bytes]:
-    """Fields of a ``stat`` file from the state on; none if there is no such process."""
+    """Fields of a ``stat`` file from the state on; empty if there is no such process."""
     return read_proc(path).rpartition(b")")[2].split()
 
 
 def family(roots: Iterable[int], most: int) -> list[int]:
-    """The roots and what their main threads started, and so on: each once, at most ``most``."""
+    """The roots and, recursively, the children of their main threads: each once, at most ``most``."""
     found: dict[int, None] = {}
     waiting = list(roots)
     while waiting and len(found) < most:
@@ -167,7 +167,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """The process exists and is not a zombie."""
+    """Returns whether the process exists and is not a zombie."""
     fields = stat_fields(pid)
     return fields is not None and fields[0] not in "ZX"
 
@@ -185,7 +185,7 @@ def own_children() -> list[int]:
 
 
 def pids() -> Iterator[int]:
-    """Every process of this machine that /proc shows."""
+    """Every process of this machine that /proc lists."""
     with os.scandir("/proc") as entries:
         for entry in entries:
             if entry.name.isdigit():
@@ -193,8 +193,8 @@ def pids() -> Iterator[int]:
 
 
 def has_mark(pid: int, mark: str, owner: int) -> bool:
-    """This user's process, started with this pod's mark in its environment. (A user can write any mark into his own
-    processes and files, so the mark alone would let him name another user's.)"""
+    """Returns whether this is the user's process, started with this pod's mark in its environment. (A user can write
+    any mark into their own processes and files, so the mark alone would let them name another user's.)"""
     try:
         if os.stat(f"/proc/{pid}").st_uid not in (owner, 0):  # noqa: PTH116 (0: also of who may not be looked into)
             return False
@@ -204,24 +204,24 @@ def has_mark(pid: int, mark: str, owner: int) -> bool:
             return False
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123
             environ = file.read(ENVIRON_MAX)
-    except OSError:  # gone, or another user's
+    except OSError:  # the process is gone, or belongs to another user
         return False
     return f"{MARK}={mark}".encode() in environ.split(b"\0")
 
 
 def marked(mark: str, owner: int) -> list[int]:
-    """Processes (not zombies, not the caller) of this user that carry the mark."""
+    """Processes (no zombies, not the caller) of this user that carry the mark."""
     return [pid for pid in pids() if pid != os.getpid() and has_mark(pid, mark, owner) and is_running(pid)]
 
 
 def kill_marked(mark: str, owner: int) -> list[int]:
-    """SIGKILL every process of this user that carries the mark; returns those found alive."""
+    """SIGKILL every process of this user that carries the mark; returns those that were alive."""
     found = marked(mark, owner)
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             fd = os.pidfd_open(pid)
             try:
-                if has_mark(pid, mark, owner):  # the number may have been reused before the pidfd pinned it
+                if has_mark(pid, mark, owner):  # the pid may have been reused before the pidfd pinned it
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
             finally:
                 os.close(fd)
@@ -229,15 +229,15 @@ def kill_marked(mark: str, owner: int) -> list[int]:
 
 
 def pidfd_ended(pidfd: int) -> bool:
-    """The process behind the pidfd has ended (reaped or not)."""
+    """Returns whether the process behind the pidfd has ended (reaped or not)."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def kill_group(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
-    """Signal the group that this process leads; the process alone if it has not made its session yet, and also for
-    SIGKILL. The leader must not have been reaped: only it pins the group's number."""
+    """Signal the group that this process leads. If it has made no session yet, signal only the process; SIGKILL is
+    always sent to the process too. The leader must not have been reaped: only it pins the group's number."""
     grouped = False
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
@@ -248,8 +248,8 @@ def kill_group(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
 
 
 def saves_itself(pid: int) -> bool:
-    """A Python that handles SIGTERM: it may save, and needs its own helpers (a DataLoader's workers) for that. Others,
-    such as shells, do not pass the signal on."""
+    """Returns whether this is a Python that handles SIGTERM: it may save, and needs its own helpers (a DataLoader's
+    workers) for that. Other programs, such as shells, do not pass the signal on."""
     try:
         program = Path(f"/proc/{pid}/exe").readlink().name
         status = Path(f"/proc/{pid}/status").read_text()
@@ -261,7 +261,7 @@ def saves_itself(pid: int) -> bool:
 
 @contextlib.contextmanager
 def socket_path(path: Path) -> Iterator[str]:
-    """The path as unix sockets can take it (their limit is 107 bytes): through an open folder when it is longer."""
+    """The path in a form that unix sockets accept (at most 107 bytes): through an open folder if it is longer."""
     if len(os.fsencode(path)) <= _SUN_PATH:
         yield str(path)
         return
@@ -276,7 +276,7 @@ def socket_path(path: Path) -> Iterator[str]:
 
 
 def bind_private(link: socket.socket, path: Path) -> None:
-    """Bind a unix socket that only this user can reach; what had the name goes. Raises OSError."""
+    """Bind a unix socket that only this user can reach; a file with that name is removed. Raises OSError."""
     path.unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
@@ -287,13 +287,13 @@ def bind_private(link: socket.socket, path: Path) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o600) -> None:
-    """Replace the file as a whole; ``durable`` also waits until file and name are on the disk. Raises OSError, and then
-    the file is as it was."""
+    """Replace the whole file; ``durable`` also waits until file and name are on the disk. Raises OSError; then the file
+    is unchanged."""
     left = memoryview(content.encode() if isinstance(content, str) else content)
     draft = path.with_name(path.name + ".new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
-        while left:  # a disk that becomes full takes a part first, and then refuses
+        while left:  # a disk that becomes full writes a part first, and then refuses
             left = left[os.write(fd, left) :]
         if durable:
             os.fsync(fd)
@@ -312,16 +312,16 @@ def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o
 
 
 class _Lossy(io.FileIO):
-    """What there is no room for is lost."""
+    """A file that drops output for which there is no room."""
 
     def write(self, data: object, /) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]
-        except OSError:  # a full disk: a note is not worth the workers
+        except OSError:  # a full disk must not end the program
             return len(memoryview(data))  # type: ignore[arg-type]
 
 
 def lossy_stderr() -> io.TextIOWrapper:
-    """For ``sys.stderr``: a log on a disk that is full ends no program. It never raises, and leaves nothing to be
-    flushed at the end."""
+    """A stream for ``sys.stderr``, so that a full disk never ends the program. Writing never raises, and nothing
+    remains to be flushed at the end."""
     return io.TextIOWrapper(_Lossy(2, "w", closefd=False), errors="backslashreplace", write_through=True)

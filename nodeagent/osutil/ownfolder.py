@@ -1,6 +1,7 @@
-"""Folders that are to be this process's own: made, or found as such, before anything in them is believed.
+"""Folders that must belong to this process's user: made, or checked, before anything in them is trusted.
 
-Where everybody may write (/tmp), somebody else may have been there first. Must never make a stranger's folder ours.
+In a folder that every user may write to (/tmp), another user may have created the path first. Must never take over a
+folder of another user.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from pathlib import Path
 
 
 class NotOurFolderError(Exception):
-    """Somebody else could read or change what would be kept there; ``str()`` says what to do."""
+    """Another user could read or change files there; ``str()`` says what to do."""
 
 
 def own(path: Path) -> None:
-    """Make the folder where it is missing. Raises NotOurFolderError where it is not this user's, or leads through what
-    a stranger has put into a folder that everybody may write to; OSError where it cannot be made."""
+    """Make the folder if it is missing. Raises NotOurFolderError if another user owns it, or if its path leads through
+    an entry that another user put into a folder that every user may write to; OSError if it cannot be made."""
     check(path)
     path.mkdir(parents=True, exist_ok=True)
-    check(path)  # a stranger may have been faster
+    check(path)  # another user may have been faster
     _whose(path, path.stat(), {os.geteuid()})
 
 
 def check(path: Path) -> None:
-    """As far as the folder is there, nobody but this user or root has put it there. Raises NotOurFolderError."""
+    """Checks that only this user or root made the existing part of the path. Raises NotOurFolderError."""
     here = Path(path.anchor)
     for name in path.parts[1:]:
         open_to_all = here.stat().st_mode & stat.S_IWOTH

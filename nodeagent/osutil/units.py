@@ -1,8 +1,8 @@
-"""Shims and the lease process as services of systemd, each in a unit of its own, made for it and gone with it: whatever
-happens to the agent's unit does not touch it.
+"""Shims and the lease process as services of systemd. Each has a transient unit of its own, so changes of the agent's
+unit do not affect it.
 
-A shim is in the slice of all jobs; it has the job's user, groups and a login's rights, and nothing of the agent's
-sandbox. Knows how such a unit is started; must never decide what runs in it.
+A shim is in the slice of all jobs. It has the job's user, groups and the rights of a login, and no part of the agent's
+sandbox. This module knows how such a unit is started; it must never decide what runs in it.
 """
 
 from __future__ import annotations
@@ -22,59 +22,60 @@ LIMITS = {
     "CORE": resource.RLIMIT_CORE, "STACK": resource.RLIMIT_STACK, "AS": resource.RLIMIT_AS,
     "FSIZE": resource.RLIMIT_FSIZE,
 }  # fmt: skip
-"""What a unit's Limit... settings can be of what a job may ask for: the agent's own are the most that jobs may have."""
+"""A unit's Limit... settings for the limits that a job may ask for: the agent's own limits are the most that jobs may
+have."""
 OWN = (
     "Type=exec", "CollectMode=inactive-or-failed", "TasksMax=infinity",
     "KillSignal=SIGKILL",  # nothing of a pod outlives its shim
-    "OOMPolicy=continue",  # a worker that the kernel kills is the job's affair
+    "OOMPolicy=continue",  # a worker that the kernel kills does not stop the unit
     "UMask=0022",
 )  # fmt: skip
 
 
 KEPT = (
     "Type=exec", "CollectMode=inactive-or-failed", "OOMPolicy=continue", "OOMScoreAdjust=-900", "UMask=0077",
-    # By systemd itself, whether there is an agent or not; an exit in order is one for good.
+    # # systemd restarts it, even without an agent; after an exit with success it stays ended.
     "Restart=always", "RestartPreventExitStatus=0", "RestartSec=50ms", "StartLimitIntervalSec=0",
-    # What the shims answer is their users' alone, and the store's socket may be its user's; and it has to see the same
-    # id of the boot as the agent (``linux.boot_id``).
+    # # Only the shims' users may read the shims' answers, and perhaps only its user the store's socket. The lease
+    # process must also see the same boot id as the agent (``linux.boot_id``).
     "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_SYS_PTRACE",
     "NoNewPrivileges=yes", "ProtectSystem=full", "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6",
     "RestrictNamespaces=yes", "RestrictRealtime=yes", "RestrictSUIDSGID=yes", "LockPersonality=yes",
     "SystemCallArchitectures=native", "SystemCallFilter=@system-service", "SystemCallErrorNumber=EPERM",
 )  # fmt: skip
-"""The lease process's."""
+"""Settings of the lease process's unit."""
 
 
 class UnitError(Exception):
-    """The unit did not start; ``str()`` is what systemd said."""
+    """The unit did not start; ``str()`` is systemd's message."""
 
 
 def unit_name(folder: str) -> str:
-    """Of the shim with this run folder; never used twice."""
+    """Name for the unit of the shim with this run folder; never used twice."""
     return f"nodeagent-pod-{folder}-{secrets.token_hex(4)}.service"
 
 
 def start_command(
     unit: str, agent: str, job: str, user: str, environ: Mapping[str, str], command: Sequence[str]
 ) -> list[str]:
-    """The command that has systemd run ``command``. ``agent`` is a unit."""
+    """The command that makes systemd run ``command``. ``agent`` is a unit."""
     settings = [*OWN, f"User={user}"]
     settings += [f"Limit{name}={_span(*resource.getrlimit(number))}" for name, number in LIMITS.items()]
     return _command(unit, agent, f"job {job}", settings, environ, command, f"--slice={SLICE}")
 
 
 def lease_unit(agent: str) -> str:
-    """Of the lease process beside this agent, a unit."""
+    """Name of the unit of the lease process beside this agent, which is a unit."""
     return f"nodeagent-lease{agent.removeprefix('nodeagent')}" if agent.startswith("nodeagent") else f"lease-of-{agent}"
 
 
 def lease_command(agent: str, environ: Mapping[str, str], command: Sequence[str]) -> list[str]:
-    """The command that has systemd run the lease process, and keep it running."""
+    """The command that makes systemd run the lease process, and restart it."""
     return _command(lease_unit(agent), agent, "the node's lease", KEPT, environ, command)
 
 
 def stop_command(unit: str) -> list[str]:
-    """The command that has systemd end it and forget it."""
+    """The command that makes systemd stop the unit and forget it."""
     return ["systemctl", "--quiet", "--no-ask-password", "stop", unit]
 
 
@@ -82,7 +83,7 @@ def _command(
     unit: str, agent: str, what: str, settings: Sequence[str], environ: Mapping[str, str], command: Sequence[str],
     *options: str,
 ) -> list[str]:  # fmt: skip
-    """At shutdown ``agent`` ends first: it drains the node."""
+    """At shutdown ``agent`` stops first, because it drains the node."""
     settings = [*settings, f"Before={agent}", f"Nice={os.getpriority(os.PRIO_PROCESS, 0)}"]
     return [
         "systemd-run", "--quiet", "--no-ask-password", f"--unit={unit}", f"--description=nodeagent: {what}", *options,
@@ -99,7 +100,7 @@ def _span(soft: int, hard: int) -> str:
 async def start(command: Sequence[str]) -> None:
     """Run one of these commands; returns when systemd has done it. Raises UnitError.
 
-    No child watcher of asyncio: those that wait in threads are lost when the agent's process is copied.
+    Uses no child watcher of asyncio: watchers that wait in threads are lost when the agent's process is copied.
     """
     try:
         process = subprocess.Popen(  # noqa: ASYNC220 (it returns when the program has begun)
@@ -121,7 +122,7 @@ async def start(command: Sequence[str]) -> None:
         loop.remove_reader(handle)
         os.close(handle)
         if not ended.is_set():
-            process.kill()  # its request may still be carried out: the mark finds what comes of it
+            process.kill()  # systemd may still run its request: the mark finds the processes
         with process.stderr as complaints:
             code = process.wait()
             text = complaints.read(4000).decode(errors="replace").strip()

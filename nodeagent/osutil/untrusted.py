@@ -1,11 +1,10 @@
-"""The one way in which root's processes touch files, folders and sockets that another user may write.
+"""The only way in which root's processes access files, folders and sockets that another user may write.
 
-Such a folder may hold anything: links, pipes, devices, file systems of the user's own making, files without end, trees
-without bottom, what changes while it is read. So everything is reached by the descriptor of a folder, never through a
-link or into another mount, and looked at before it is opened: only plain files of the expected owner are, without
-waiting. All reads, lists and walks are bounded. Whatever is not as it must be is an ``UntrustedError``, and nothing
-else is raised: to the caller it means that there is nothing. What may take long is done ``aside``. Must never know what
-a file means.
+Such a folder may hold anything: links, pipes, devices, the user's own file systems, endless files, endless trees, files
+that change while they are read. So every entry is reached by the descriptor of its folder, never through a link or into
+another mount. It is checked before it is opened: only plain files of the expected owner are opened, without blocking.
+All reads, lists and walks are bounded. Every violation raises ``UntrustedError``, and nothing else is raised: to the
+caller it means that there is no such file. Calls that may take long run ``aside``. Must never know what a file means.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ from typing import Any, BinaryIO, Self, TypeVar
 T = TypeVar("T")
 
 JSON_MAX = 1 << 16
-"""Bytes of a JSON file."""
+"""The most bytes of a JSON file."""
 DEPTH_MAX = 32
-"""Objects and arrays inside of each other in a JSON file."""
+"""The most nested objects and arrays in a JSON file."""
 NAMES_MAX = 10_000
-"""Entries of a folder that are looked at."""
+"""The most entries of a folder that are read."""
 REMOVE_MAX = 1_000_000
-"""Entries that are removed with a tree; the rest of a larger one stays."""
+"""The most entries that are removed with a tree; the rest of a larger tree stays."""
 ASIDE_MAX = 64
-"""Threads at a time that do such work; as many may hang until no more of it is done."""
+"""The most threads that do such work at a time; if so many hang, no more work is started."""
 ASIDE_SECONDS = 5.0
-"""Until work that does not end is given up, unless said otherwise; its thread goes on alone."""
+"""Seconds until the caller stops waiting for such work; its thread continues alone."""
 
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREDENTIALS = struct.Struct("3i")
 
 
 class UntrustedError(Exception):
-    """What lies there is missing, or not what it should be; ``str()`` is a phrase for the log."""
+    """A file is missing, or not what it should be; ``str()`` is a phrase for the log."""
 
 
 class UntrustedFolder:
-    """An open folder that belongs to ``owner`` (None: whoever has it). Use it with ``with``.
+    """An open folder that belongs to ``owner`` (None: to any user). Use it with ``with``.
 
-    ``trusted`` is a path in which only root (or this process's own user) can write; ``names`` lead from there.
+    ``trusted`` is a path in which only root (or this process's own user) can write; ``names`` is the path from there.
     Raises UntrustedError.
     """
 
@@ -83,7 +82,7 @@ class UntrustedFolder:
             self.fd = -1
 
     def names(self, most: int = NAMES_MAX) -> list[str]:
-        """What is in it, at most so many, in no order."""
+        """Names of its entries, at most this many, in no order."""
         with _naming(self.path), os.scandir(self.fd) as entries:
             return [entry.name for entry, _ in zip(entries, range(most), strict=False)]
 
@@ -93,7 +92,7 @@ class UntrustedFolder:
         return os.fstat(self.fd).st_mtime
 
     def facts(self, name: str) -> os.stat_result:
-        """Of a plain file of the folder's owner."""
+        """The stat of a plain file of the folder's owner."""
         with _naming(self.path / name):
             at = _pinned(self.fd, name, stat.S_ISREG, {self.owner})
         try:
@@ -102,14 +101,14 @@ class UntrustedFolder:
             os.close(at)
 
     def open(self, name: str, *, also: int | None = None) -> BinaryIO:
-        """A plain file of the folder's owner (or of ``also``), to be read."""
+        """Opens a plain file of the folder's owner (or of ``also``) for reading."""
         with _naming(self.path / name):
             fd = _opened(self.fd, name, stat.S_ISREG, os.O_RDONLY, {self.owner, also})
         return os.fdopen(fd, "rb", buffering=0)
 
     def append(self, name: str, mode: int, *, also: int) -> BinaryIO:
-        """A plain file, to be added to: made for the folder's owner, or there and his (or of ``also``) under this name
-        only."""
+        """Opens a plain file for appending. It is created for the folder's owner, or it exists, belongs to the owner
+        (or to ``also``) and has no other name."""
         with _naming(self.path / name):
             try:
                 fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, mode, dir_fd=self.fd)
@@ -120,7 +119,7 @@ class UntrustedFolder:
         return os.fdopen(fd, "ab", buffering=0)
 
     def read(self, name: str, most: int) -> bytes:
-        """A whole file of at most so many bytes."""
+        """The content of a file of at most this many bytes."""
         with self.open(name) as file, _naming(self.path / name):
             content = _read(file, most + 1)
         if len(content) > most:
@@ -128,7 +127,7 @@ class UntrustedFolder:
         return content
 
     def read_object(self, name: str) -> dict[str, Any]:
-        """A JSON file that holds an object."""
+        """The object in a JSON file."""
         content = self.read(name, JSON_MAX)
         try:
             return object_of(content)
@@ -136,14 +135,14 @@ class UntrustedFolder:
             raise UntrustedError(f"{self.path / name}: {error}") from error
 
     def end_of(self, name: str, most: int, *, also: int | None = None) -> bytes:
-        """The last bytes of a file, at most so many."""
+        """The last bytes of a file, at most this many."""
         with self.open(name, also=also) as file, _naming(self.path / name):
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             return _read(file, most)
 
     def connect(self, name: str) -> tuple[socket.socket, int]:
-        """A connection, which does not block, to the owner's socket of this name; and the pid of who listens there. Not
-        waited for: where too many wait already it is an error."""
+        """A non-blocking connection to the owner's socket of this name, and the pid of the process that listens there.
+        Does not wait: if too many connections already wait, it raises."""
         path = self.path / name
         with _naming(path):
             at = _pinned(self.fd, name, stat.S_ISSOCK, {self.owner})
@@ -171,10 +170,10 @@ def _pinned(
     *,
     alone: bool = False,
 ) -> int:
-    """A descriptor that holds on to what has this name without having opened it. Raises UntrustedError, OSError."""
+    """A descriptor that pins the entry of this name without opening it. Raises UntrustedError, OSError."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     wrong = ""
-    if _mount(fd) != _mount(folder):  # before all else: even to look at it would ask a file system of the user's
+    if _mount(fd) != _mount(folder):  # first of all, since even stat would call a user's file system
         wrong = "is another mount"
     else:
         facts = os.fstat(fd)
@@ -207,7 +206,7 @@ def _opened(
 
 
 def _mount(fd: int) -> bytes:
-    """Which mount this is on; the file system itself is not asked."""
+    """The id of the mount that this is on; the file system itself is not called."""
     info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         lines = os.read(info, 4096).split(b"\n")
@@ -232,20 +231,20 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def peer(link: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of who is at the other end of a unix socket, as the kernel says."""
+    """(pid, uid) of the process at the other end of a unix socket, according to the kernel."""
     pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 
 
 def object_of(content: bytes) -> dict[str, Any]:
-    """A JSON object that can be written again as UTF-8 and is not deeper than DEPTH_MAX. Raises UntrustedError."""
+    """A JSON object that can be encoded as UTF-8 and is not deeper than DEPTH_MAX. Raises UntrustedError."""
     try:
         value = json.loads(content.decode(), parse_constant=_no_constant)
         if not isinstance(value, dict):
             raise UntrustedError("not a JSON object")
         if _deeper(value):
             raise UntrustedError(f"JSON of more than {DEPTH_MAX} levels")
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair ends here
+        json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except ValueError as error:
         raise UntrustedError(f"not JSON: {error}") from error
     except RecursionError as error:
@@ -272,9 +271,9 @@ def _no_constant(name: str) -> None:
 
 
 def remove_tree(trusted: Path, name: str) -> None:
-    """Remove what has this name in a folder in which only this process's user writes; no link is followed, and a mount
-    ends it. Constant in memory and descriptors, however deep: what lies deeper is moved up and removed there. Raises
-    UntrustedError where something is left."""
+    """Remove the entry of this name, in a folder in which only this process's user writes. Follows no link and stops at
+    a mount. Needs constant memory and descriptors at any depth: deeper entries are moved up and removed there. Raises
+    UntrustedError if something is left."""
     path = trusted / name
     with _naming(path):
         try:
@@ -300,7 +299,7 @@ def remove_tree(trusted: Path, name: str) -> None:
 
 
 def _remove_entry(top: int, name: str) -> None:
-    """An entry of the folder; one that is a folder with something in it has its entries moved up first."""
+    """Removes an entry of the folder; if it is a folder that is not empty, its entries are moved up first."""
     try:
         os.unlink(name, dir_fd=top)
         return
@@ -320,7 +319,7 @@ def _remove_entry(top: int, name: str) -> None:
                 os.rename(entry, f".{secrets.token_hex(8)}", src_dir_fd=fd, dst_dir_fd=top)
     finally:
         os.close(fd)
-    with suppress(OSError):  # more than NAMES_MAX: the next look goes on
+    with suppress(OSError):  # more than NAMES_MAX: the next round continues
         os.rmdir(name, dir_fd=top)
 
 
@@ -328,8 +327,8 @@ _aside: set[threading.Thread] = set()
 
 
 async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
-    """What ``work`` returns or raises, done in a thread of its own that nobody waits for longer than this. Raises
-    UntrustedError where it does not end, or where too many others have not."""
+    """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises UntrustedError if it
+    does not end within ``seconds``, or if too many earlier calls have not ended."""
     _aside.difference_update([thread for thread in _aside if not thread.is_alive()])
     if len(_aside) >= ASIDE_MAX:
         raise UntrustedError(f"{ASIDE_MAX} looks at users' files have not come back")
@@ -337,7 +336,7 @@ async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
     done: asyncio.Future[T] = loop.create_future()
 
     def settle(value: T | None, error: Exception | None) -> None:
-        _aside.discard(thread)  # it has come back, though it may take a moment to end
+        _aside.discard(thread)  # its result is here, though the thread may take a moment to end
         if done.done():
             return
         if error is not None:
@@ -349,9 +348,9 @@ async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
         value, error = None, None
         try:
             value = work()
-        except Exception as problem:  # noqa: BLE001 - the caller's to handle
+        except Exception as problem:  # noqa: BLE001 - the caller handles it
             error = problem
-        with suppress(RuntimeError):  # the loop has been closed meanwhile
+        with suppress(RuntimeError):  # the loop was closed in the meantime
             loop.call_soon_threadsafe(settle, value, error)
 
     thread = threading.Thread(target=run, name="untrusted", daemon=True)

@@ -26,34 +26,64 @@ ROOM = 50_000
 """Entries kept, all results together: of many jobs that wait, each has a result as long as the list of nodes."""
 SMALL = 10
 """A result counts as so many entries at least."""
+VIEWS_KEPT = 64
+"""A result that nobody asks for in so many views is dropped: it keeps a view alive that is long past. Of each job that
+comes and goes there are about ten."""
+
+
+@dataclass(slots=True)
+class _Note:
+    """One result."""
+
+    of: tuple[object, ...]
+    result: object
+    size: int
+    view: int
+    """The last one in which it was asked for."""
 
 
 class Notes:
-    """Results by what they are, the oldest dropped first."""
+    """Results by what they are. Dropped are those that nobody asks for any more, and the oldest where there is no
+    room."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[tuple[object, ...], object, int]] = {}
+        self._kept: dict[str, _Note] = {}
         self._size = 0
+        self._view = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def turn(self) -> None:
+        """The view has changed: nodes or jobs are others."""
+        self._view += 1
+        if self._view % VIEWS_KEPT == 0:
+            for what, note in [*self._kept.items()]:
+                if self._view - note.view > VIEWS_KEPT:
+                    self._drop(what)
 
     def once(self, what: str, of: tuple[object, ...], work: Callable[[T | None], T], size: int = 1) -> T:
         """``work(before)``, done once for this ``what`` of these very objects (they are compared by identity).
         ``before`` is the result of other ones, if there is one: most of it may still be right. ``size``: how many
         entries the result has."""
         kept = self._kept.get(what)
-        if kept is not None and all(map(is_, kept[0], of)):
-            return cast("T", kept[1])
+        if kept is not None and all(map(is_, kept.of, of)):
+            kept.view = self._view
+            return cast("T", kept.result)
         before = None
         if kept is not None:
-            before = cast("T", kept[1])
-            del self._kept[what]
-            self._size -= kept[2]
+            before = cast("T", kept.result)
+            self._drop(what)
         made = work(before)  # it may keep others meanwhile
         size = max(SMALL, size)
         while self._kept and self._size + size > ROOM:
-            self._size -= self._kept.pop(next(iter(self._kept)))[2]
-        self._kept[what] = (of, made, size)
+            self._drop(next(iter(self._kept)))
+        self._kept[what] = _Note(of, made, size, self._view)
         self._size += size
         return made
+
+    def _drop(self, what: str) -> None:
+        self._size -= self._kept.pop(what).size
 
 
 RefusalKind = Literal[

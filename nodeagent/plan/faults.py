@@ -12,6 +12,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from nodeagent.model.backoff import backoff
 from nodeagent.model.job import JobRecord, Outcome, Spend
@@ -183,6 +184,16 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     if fault.fail:
         return fault if differs or not entry.fails or not fault.awaits else None
     return fault if entry.fails else None
+
+
+def judged_cause(job: JobRecord) -> Cause | None:
+    """Why the newest generation was formed, as is known by now. Its own ``cause`` is what was known when it was
+    proposed; a fault may be judged later (``late_fault``). None if there is no generation."""
+    head, entry = job.head, job.budget.get(str(job.last_number))
+    if head is None or entry is None or job.last_number >= head.number or head.cause.kind not in COUNTS:
+        return None if head is None else head.cause
+    kind: CauseKind = next((kind for kind in get_args(CauseKind) if kind == entry.kind), head.cause.kind)
+    return Cause(kind=kind, text=entry.text, node=entry.node, rank=entry.rank)
 
 
 def _again(cluster: Cluster, job: JobRecord, entry: Spend) -> Fault:

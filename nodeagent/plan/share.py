@@ -1,12 +1,12 @@
 """How queues share a cluster: what each of them uses, whose turn it is, and what no queue may exceed. Pure: the same
 view gives the same order on every node. Chooses no nodes, and starts nothing.
 
-The order of jobs that wait: those within what their queues are guaranteed; then by the queue's priority, and the
-job's; then, from the top of the tree down, queues that have
-less than they are entitled to before the others; then who would have the smaller share, the job included, and used less
-before; within a queue the same by user; then age. A share is a dominant one: of GPUs, nodes and CPU slots the largest
-part of the cluster that is in use, by the weight. Each job that is put in line counts as if it ran, so that the line is
-the order in which they would start; one that there is no room for counts for nothing.
+The order of jobs that wait: those within what their queues are guaranteed; then by the queue's priority, and the job's.
+Then, from the top of the tree down, queues that stay within their part with their next job, then those that have less
+than it, then the others; of these the queue that would have the smaller share with its next job, and used less before.
+Within a queue the same by user; then age. A share is a dominant one: of GPUs, nodes and CPU slots the largest part of
+the cluster that is in use, by the weight. Each job that is put in line counts as if it ran, so that the line is the
+order in which they would start; one that there is no room for counts for nothing.
 """
 
 from __future__ import annotations
@@ -243,8 +243,9 @@ def within(guarantee: Mapping[str, int], use: Resources) -> bool:
     return bool(guarantee) and all(getattr(use, resource) <= amount for resource, amount in guarantee.items())
 
 
-_Entry = tuple[bool, float, int, str]
-"""Has all that it is entitled to; share and past; the oldest job; the branch's name."""
+_Entry = tuple[int, float, int, str]
+"""How far it has its part: 0, it is within it with its next job; 1, only without that one; 2, it has it. Then its share
+and past, the oldest job, and the branch's name."""
 
 
 @dataclass(slots=True)
@@ -310,13 +311,16 @@ class _Turns:
     def _entry(self, name: str) -> _Entry:
         """By the share that it would have with its next job; of equal ones the one with the older job goes first."""
         branch = self._branches[name]
-        share = dominant(branch.use.and_(self._next_use(name)), self._total) / branch.weight + branch.past
+        then = dominant(branch.use.and_(self._next_use(name)), self._total)
         oldest = branch.jobs[-1].order if branch.jobs else branch.below[0][2]
-        return self._has_all(branch), share, oldest, name
+        return self._has_part(branch, then), then / branch.weight + branch.past, oldest, name
 
-    def _has_all(self, branch: _Branch) -> bool:
-        """The queue has its part; else it has the right to have more, and what was used before does not count."""
-        return dominant(branch.use, self._total) > branch.entitled - ROUNDING
+    def _has_part(self, branch: _Branch, then: float) -> int:
+        """How far the queue has its part; ``then``: what it has with its next job, as a part of the cluster. Who is
+        within its part goes before others, whatever it used before."""
+        if dominant(branch.use, self._total) > branch.entitled - ROUNDING:
+            return 2
+        return 0 if then <= branch.entitled + ROUNDING else 1
 
     def _next_use(self, name: str) -> Resources:
         while heap := self._branches[name].below:

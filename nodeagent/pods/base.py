@@ -119,7 +119,7 @@ class PodHost(Protocol):
     """All pods of one node."""
 
     changed: asyncio.Event
-    """Set at each change of any status; the core clears it."""
+    """Set at each change of any status; the core clears it, and sets it itself where it wants another look."""
 
     def status(self) -> Mapping[str, PodStatus]:
         """Every pod that has a shim (or whose shim is gone and not retired yet), by job uid."""

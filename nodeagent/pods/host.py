@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ from nodeagent.pods.folder import (
     state_folder,
 )
 from nodeagent.pods.login import Login, Logins, Look, UserError, find_login
-from nodeagent.pods.pod import LOOK_AGAIN, NotStartedError, PodHandle, connect
-from nodeagent.spec.agentconfig import JobsConfig
+from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, NotStartedError, PodHandle, connect
+from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 
 log = logging.getLogger(__name__)
 
@@ -61,35 +62,38 @@ CLOSE_LIMIT = 1.0
 """Seconds that an agent's end waits for such removals; the next agent goes on with them."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShimStart:
+    """How a shim is started."""
+
+    python: str = sys.executable
+    """Its interpreter: each job's user must be able to run it."""
+    unit: str = ""
+    """The agent's own one, where systemd starts the shims as services; empty where they are the agent's children."""
+
+
 class ShimHost:
-    """See base.PodHost. ``python`` is the interpreter of the shims: each job's user must be able to run it. ``unit``:
-    the agent's own one, where systemd starts the shims as services; empty where they are its children."""
+    """See base.PodHost."""
 
     def __init__(
         self,
         node: str,
-        run_dir: Path,
-        state_dir: Path,
-        logs_dir: Path,
+        dirs: DirsConfig,
+        jobs: JobsConfig,
         address: str,
         ports: tuple[int, int],
-        log_max_bytes: int,
-        log_keep: int,
-        allow_root: bool,
-        python: str = sys.executable,
-        unit: str = "",
+        how: ShimStart,
         look: Look = find_login,
         granted: Callable[[], None] = lambda: None,
     ) -> None:
-        """``look``: who says whom a job's user is; it may block. ``granted``: called when a new pod has a grant record,
-        in which no time is granted yet."""
+        """``ports``: the first and the last one that the pods use at ``address``. ``look``: who says whom a job's user
+        is; it may block. ``granted``: called when a new pod has a grant record, in which no time is granted yet."""
         self.changed = asyncio.Event()
-        self._node, self._run, self._state, self._logs = node, run_dir, state_dir, logs_dir
+        self._node, self._jobs, self._how = node, jobs, how
+        self._run, self._state, self._logs = dirs.run, dirs.state, dirs.logs
         self._address, self._ports = address, ports
-        self._log_max_bytes, self._log_keep = log_max_bytes, log_keep
-        self._allow_root, self._python, self._unit = allow_root, python, unit
         self._pods: dict[str, PodHandle] = {}
-        self._records = PodRecords(run_dir)
+        self._records = PodRecords(dirs.run)
         self._clearing: set[asyncio.Task[None]] = set()
         self._unfit: dict[str, tuple[float, PodStatus]] = {}
         self._logins, self._granted = Logins(node, look), granted
@@ -155,7 +159,7 @@ class ShimHost:
             return
         if uid in self._looking or (uid in self._unfit and time.monotonic() < self._unfit[uid][0]):
             return
-        login = self._logins.known(spec.user, self._allow_root)
+        login = self._logins.known(spec.user, self._jobs.allow_root)
         if login is not None:
             self._start_as(uid, spec, login)
             return
@@ -165,7 +169,7 @@ class ShimHost:
 
     async def _look_up(self, uid: str, spec: JobSpec) -> None:
         try:
-            login = await self._logins.find(spec.user, self._allow_root)
+            login = await self._logins.find(spec.user, self._jobs.allow_root)
         except (UserError, OSError) as error:
             self._cannot_start(uid, error)
         else:
@@ -240,7 +244,7 @@ class ShimHost:
 
     def reconfigure(self, jobs: JobsConfig) -> None:
         """For shims that start from now on."""
-        self._log_max_bytes, self._log_keep, self._allow_root = jobs.logs.max_bytes, jobs.logs.keep, jobs.allow_root
+        self._jobs = jobs
 
     async def close(self) -> None:
         for looking in self._looking.values():
@@ -258,15 +262,8 @@ class ShimHost:
 
     def _handle(self, record: PodRecord, folder: Path, phase: PodPhase) -> PodHandle:
         handle = PodHandle(
-            record.uid,
-            folder,
-            record.logs / "shim.log",
-            record.mark,
-            record.owner,
-            self.changed.set,
-            lambda: self._remove_grant(folder.name),
-            self._ended,
-            phase,
+            record, folder, phase, changed=self.changed.set, swept=lambda: self._remove_grant(folder.name),
+            ended=self._ended,
         )  # fmt: skip
         self._pods[record.uid] = handle
         return handle
@@ -305,7 +302,7 @@ class ShimHost:
         grants = grants_folder(self._run)
         content = pod_file(
             uid, spec, login.name == spec.submitter.user, state, logs, grants / folder.name, self._address, self._ports,
-            self._log_max_bytes, self._log_keep,
+            self._jobs.logs.max_bytes, self._jobs.logs.keep,
         )  # fmt: skip
         record = PodRecord(uid, login.uid, content["mark"], logs)
         if (before := make_run_folder(folder, content, login.uid, login.gid)) is not None:
@@ -315,10 +312,10 @@ class ShimHost:
         self._granted()
         env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8", MARK: content["mark"]}
         env |= power_mark()
-        command = [self._python, "-sP", "-m", "nodeagent.shim", str(folder)]
-        if self._unit:
+        command = [self._how.python, "-sP", "-m", "nodeagent.shim", str(folder)]
+        if self._how.unit:
             unit = units.unit_name(folder.name)
-            whole = units.start_command(unit, self._unit, spec.name, login.name, env, command)
+            whole = units.start_command(unit, self._how.unit, spec.name, login.name, env, command)
             handle = self._handle(record, folder, "preparing")
             handle.starts(_started_as(unit, whole, folder, record))
         else:
@@ -332,7 +329,7 @@ class ShimHost:
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """A child of ours, and a connection to it."""
         with UntrustedFolder(logs.parent, logs.name, owner=login.uid) as folder:
-            log_file = folder.append("shim.log", 0o640, also=os.geteuid())
+            log_file = folder.append(SHIM_LOG, 0o640, also=os.geteuid())
         ours, theirs = socket.socketpair()
         switch: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -345,10 +342,10 @@ class ShimHost:
                 )  # fmt: skip
             except OSError as error:
                 ours.close()
-                if isinstance(error, PermissionError) and error.filename == self._python:
+                if isinstance(error, PermissionError) and error.filename == self._how.python:
                     raise UserError(
-                        f"user {login.name} may not run the agent's Python, {self._python}: install nodeagent where "
-                        f"every user can read it"
+                        f"user {login.name} may not run the agent's Python, {self._how.python}: install nodeagent "
+                        f"where every user can read it"
                     ) from error
                 raise
         prefer_session(process.pid)  # the job's user may not

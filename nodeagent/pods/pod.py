@@ -26,6 +26,7 @@ from nodeagent.osutil.linux import kill_marked, read_proc
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.cgroup import PodCgroup
+from nodeagent.pods.folder import PodRecord
 from nodeagent.shim.peers import VERSION
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ LATE = 0.5
 """A look at a silent shim that comes later than this is put off once: it was this process that did not run."""
 STUCK_AFTER = 10.0
 """Seconds until what a dead shim left behind is told as stuck."""
+SHIM_LOG = "shim.log"
+"""In the pod's log folder: what the shim itself writes."""
 LAST_LINE_MAX = 1000
 """Characters of a shim's words in the agent's log."""
 _ESCAPE = re.compile(
@@ -82,17 +85,16 @@ class PodHandle:
 
     def __init__(
         self,
-        uid: str,
+        record: PodRecord,
         folder: Path,
-        log: Path,
-        mark: str,
-        owner: int,
+        phase: PodPhase,
+        *,
         changed: Callable[[], None],
         swept: Callable[[], None],
         ended: Callable[[PodHandle], None],
-        phase: PodPhase,
     ) -> None:
-        self.uid, self.folder, self._log, self._mark, self._owner = uid, folder, log, mark, owner
+        """``folder``: its run folder."""
+        self.uid, self.folder, self._record = record.uid, folder, record
         self._changed, self._swept, self._ended = changed, swept, ended
         self._loop = asyncio.get_running_loop()
         self._link: socket.socket | None = None
@@ -115,7 +117,7 @@ class PodHandle:
         self.retiring = False
         self.retry_at = 0.0
         """Loop time before which a shim that could not even start is not started again."""
-        self.status = PodStatus(uid=uid, phase=phase)
+        self.status = PodStatus(uid=record.uid, phase=phase)
 
     # -- the shim process
 
@@ -182,7 +184,7 @@ class PodHandle:
     def _sweep(self, wait: float) -> None:
         self._timer = None
         left = self._cgroup.kill() if self._cgroup is not None else []
-        left = left or kill_marked(self._mark, self._owner)
+        left = left or kill_marked(self._record.mark, self._record.owner)
         if not left:
             if self._cgroup is not None:
                 self._cgroup.remove()
@@ -192,7 +194,7 @@ class PodHandle:
                 self._ended(self)
             elif self._started_here and not self._spoke:
                 self.retry_at = self._loop.time() + LOOK_AGAIN
-                why = self.status.reason or last_line(self._log, self._owner)
+                why = self.status.reason or last_line(self._record.logs / SHIM_LOG, self._record.owner)
                 self._set(phase="unfit", reason=f"the shim could not start: {why}")
             else:
                 why = self._why_killed or "the shim died"
@@ -266,7 +268,7 @@ class PodHandle:
         if self.gone or self._link is not None:
             return
         try:
-            link = connect(self.folder, self._owner, self._pidfd)
+            link = connect(self.folder, self._record.owner, self._pidfd)
         except UntrustedError:
             self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
             return

@@ -24,8 +24,8 @@ from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_at
 from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
-from nodeagent.shim.hook import Hook
-from nodeagent.shim.loop import Delay, Loop
+from nodeagent.shim.hook import Hook, Program, Supervision
+from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
 from nodeagent.shim.processes import ShimChildren, kill_session, own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
@@ -88,13 +88,10 @@ REAP_BOUND = 5.0
 """Seconds until a standby that does not reap is killed, so that the shim can."""
 
 
-@dataclass(slots=True)
-class Parts:
+@dataclass(frozen=True, slots=True)
+class Parts(Supervision):
     """What every generation of one pod shares."""
 
-    loop: Loop
-    guard: ProcessGuard
-    children: ShimChildren
     standby: Standby
     pod: Mapping[str, Any]
     state: Path
@@ -109,9 +106,8 @@ class Parts:
     """A worker of this place is started again: the place is not ready before it is looked at again."""
 
 
-@dataclass(slots=True)
 class RunningGang:
-    """One generation, from its order to its end."""
+    """One generation, from its order to its end. ``places``: of a job of several roles the name of each worker's."""
 
     parts: Parts
     token: dict[str, Any]
@@ -576,10 +572,8 @@ class RunningGang:
             return False
         log = self.parts.file(self.parts.logs / "pod.log")
         pod = self.parts.pod
-        self._hook = Hook(
-            f"hook {name}", argv, self.environments[0], pod["working_dir"], pod["hooks"]["timeout"],
-            log, self.parts.loop, self.parts.guard, self.parts.children, done, limits=own_limits(pod["limits"]),
-        )  # fmt: skip
+        program = Program(argv, self.environments[0], pod["working_dir"], limits=own_limits(pod["limits"]))
+        self._hook = Hook(f"hook {name}", program, pod["hooks"]["timeout"], log, self.parts, done)
         return True
 
     def _after_post_stop(self, problem: str) -> None:

@@ -8,11 +8,36 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.output import Capture, RotatingFile
 from nodeagent.shim.processes import ShimChildren, reap, start_program
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """Who looks after a process that the shim starts."""
+
+    loop: Loop
+    guard: ProcessGuard
+    """Kills it when the pod's time is over."""
+    children: ShimChildren
+    """Says that it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run, and how."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    working_dir: str
+    keep: Sequence[int] = ()
+    """Descriptors it inherits."""
+    limits: Sequence[tuple[int, int]] = ()
+    """Of its resources."""
 
 
 class Hook:
@@ -21,26 +46,22 @@ class Hook:
     def __init__(
         self,
         name: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
+        program: Program,
         timeout: float,
         log: RotatingFile,
-        loop: Loop,
-        guard: ProcessGuard,
-        children: ShimChildren,
+        supervision: Supervision,
         done: Callable[[str], None],
-        keep: Sequence[int] = (),
-        limits: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """``name``: how it is called when something goes wrong. ``keep``: descriptors it inherits. ``limits``: of
-        its resources."""
+        """``name``: how it is called when something goes wrong. ``timeout``: seconds until it is killed."""
+        loop, guard, children = supervision.loop, supervision.guard, supervision.children
         self._name, self._timeout = name, timeout
         self._guard, self._children, self._done = guard, children, done
         self._why, self._log = "", log
         self._captures = [Capture(loop, log, stream) for stream in ("stdout", "stderr")]
         out, err = self._captures
-        self._pid = start_program(argv, env, cwd, out.write_end, err.write_end, keep, limits)
+        self._pid = start_program(
+            program.argv, program.env, program.working_dir, out.write_end, err.write_end, program.keep, program.limits
+        )
         for capture in self._captures:
             capture.started()
         children.expect(self._pid, self._ended)

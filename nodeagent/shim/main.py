@@ -24,6 +24,7 @@ from nodeagent.osutil.linux import become_subreaper, boottime, lossy_stderr, wri
 from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.gang import Parts, RunningGang, note
 from nodeagent.shim.hang.watch import HangWatch
+from nodeagent.shim.hook import Supervision
 from nodeagent.shim.link import OPS, FirstSteps, LeavingWorkers, PendingCommits, WorkerLink
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to
@@ -277,7 +278,8 @@ class Shim:
 
     def _write_out(self, changed: Callable[[], None]) -> WriteOut:
         log = self._file(self.logs / "pod.log")
-        return WriteOut(self.loop, self.guard, self.children, self.snapshots, self.commits, log, changed)
+        supervision = Supervision(self.loop, self.guard, self.children)
+        return WriteOut(supervision, self.snapshots, self.commits, log, changed)
 
     def _do_retire(self, command: Command) -> None:
         self.retiring = True

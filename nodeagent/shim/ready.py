@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.shim.gang import Parts, RunningGang, Worker, note
-from nodeagent.shim.hook import Hook
+from nodeagent.shim.hook import Hook, Program
 from nodeagent.shim.processes import own_limits
 
 EACH = 0.25

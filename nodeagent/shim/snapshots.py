@@ -19,13 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent.shim.fence import ProcessGuard
-from nodeagent.shim.hook import Hook
+from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.link import Asker, Call, PendingCommits, WorkerLink
-from nodeagent.shim.loop import Loop
 from nodeagent.shim.output import RotatingFile
 from nodeagent.shim.peers import VERSION, Command, Peer
-from nodeagent.shim.processes import ShimChildren
 
 BUFFERS = 2
 """Memories of each local rank: one whole, one being written."""
@@ -100,15 +97,13 @@ class WriteOut:
 
     def __init__(
         self,
-        loop: Loop,
-        guard: ProcessGuard,
-        children: ShimChildren,
+        supervision: Supervision,
         snapshots: KeptSnapshots,
         commits: PendingCommits,
         log: RotatingFile,
         changed: Callable[[], None],
     ) -> None:
-        self._loop, self._guard, self._children, self._log = loop, guard, children, log
+        self._supervision, self._log = supervision, log
         self._snapshots, self._commits, self._changed = snapshots, commits, changed
         self._hook: Hook | None = None
         self._peer: Peer | None = None
@@ -148,7 +143,7 @@ class WriteOut:
                 "memories": memories, "since": since, "stays": given_up["stays"], "until": until,
             }  # fmt: skip
             left = until - time.monotonic()
-            self._loop.after(left - min(LAST_CALL_MAX, LAST_CALL * left), self.workers_ended)
+            self._supervision.loop.after(left - min(LAST_CALL_MAX, LAST_CALL * left), self.workers_ended)
             try:
                 self._start(order, left)
             except OSError as error:
@@ -159,11 +154,9 @@ class WriteOut:
         with theirs:
             argv = [*PROGRAM, json.dumps({"line": theirs.fileno(), "order": order})]
             keep = [theirs.fileno(), *(fd for _, _, fd in order["memories"])]
-            self._peer = Peer(self._loop, ours, self._received, lambda _: None)
-            self._hook = Hook(
-                "the helper", argv, dict(os.environ), "/", bound, self._log,
-                self._loop, self._guard, self._children, self._ended, keep,
-            )  # fmt: skip
+            self._peer = Peer(self._supervision.loop, ours, self._received, lambda _: None)
+            program = Program(argv, dict(os.environ), "/", keep)
+            self._hook = Hook("the helper", program, bound, self._log, self._supervision, self._ended)
 
     def asked_again(self, given_up: Mapping[str, Any]) -> None:
         """The gang that goes on may have become another one since it was begun: formed anew without a node that was

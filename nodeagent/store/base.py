@@ -1,9 +1,9 @@
 """What agents may ask of the store: the contract that the Lua steps keep.
 
-Each call is one atomic step: it checks, then writes, or changes nothing. A call whose reply was lost may be sent
-again: all of them are idempotent. Owns the meaning of each step; holds no implementation.
+Each call is one atomic step: it checks, then writes, or changes nothing. All steps are idempotent, so a caller that
+lost the reply may send the call again. This module defines the meaning of each step; it holds no implementation.
 
-Every step first advances the **served clock**, the only clock that leases are judged by::
+Every step first advances the **served clock**, the only clock that decides whether a lease has ended::
 
     enter(run_id, TIME):                       # run_id: identity of the server process behind this connection
         d = TIME - last
@@ -12,29 +12,29 @@ Every step first advances the **served clock**, the only clock that leases are j
         served += clamp(d, 0, credit); last = TIME
     lapsed(n) = left(n) or lost(n) or (lease_end(n) <= served and served >= amnesty, recovery)
 
-A run id that differs (a restart, a fail-over, other data) also opens a **recovery**: its server may have lost writes.
-Until it ends, together with that amnesty, agents may offer what they know (``restore``), and every step that decides
-something of a job (all but join, beat, restore and the reads) is refused (``recovering``). It lasts until half of the
-nodes that were live were heard, and where an offer shows that writes were lost, all of them, within a bound
-(``StoreCopy``). Each recovery begins
-a new **era**, a text that names it; an agent's view of the store is known by its era and its revision. Revisions only
-grow from era to era, so that of two versions of a record the one with the higher revision is always the newer.
+A new run id (a restart, a fail-over, other data) also opens a **recovery**, because that server may have lost writes. A
+recovery ends together with that amnesty. Until then, agents may offer what they know (``restore``), and the store
+refuses (``recovering``) every step that decides something about a job: all but join, beat, restore and the reads. The
+recovery lasts until half of the nodes that were live have called. If an offer shows that writes were lost, it lasts
+until all of them have called, within a bound (``StoreCopy``). Each recovery begins a new **era**, a text that names it;
+an era and a revision identify an agent's view of the store. Revisions only grow from era to era, so of two versions of
+a record the one with the higher revision is always the newer.
 
-All served times are integer milliseconds since the cluster's record began; the clock stands at 0 until the first join
-has written the timing.
+All served times are integer milliseconds since the cluster's record began; the clock is 0 until the first join has
+written the timing.
 
-A **holder** is a life that may still run workers of an older generation. A member of an active head becomes one when
-the next head forms or the head ends. It stops being one by its ack, or when its life ends: it left, was declared
-lost, or another life took its node. A life that has ended is taken out of the holders of every job at once, its
-devices are free, and a job ``pausing`` without holders becomes ``paused`` (event JobPaused). A life that was replaced
-never comes back (``lost``).
+A **holder** is a life that may still run workers of an older generation. A member of an active head becomes a holder
+when the next head forms or the head ends. It is a holder until it acknowledges, or until its life ends: the node left,
+the life was declared lost, or another life took the node. The step that ends a life removes it from the holders of
+every job and frees its devices; a job that is ``pausing`` and has no holders left becomes ``paused`` (event JobPaused).
+A life that was replaced never comes back (``lost``).
 
-What a job **uses** is counted in the step that books its devices or frees them: devices x served time, in its record
-by day (``JobRecord.used``). A step that removes the record, or moves it into the history, adds that to the day's sums
-(``UsageDay``); these are records of the view.
+The step that books or frees a job's devices also counts what the job **uses**: devices x served time, by day, in the
+job's record (``JobRecord.used``). A step that removes the record, or moves it into the history, adds this use to the
+day's sums (``UsageDay``); these sums are records of the view.
 
-A **keeper** is a node that may lend the members of the active generation time while the store is away; all keepers
-must, or none does. So the store lets nothing newer start before one keeper has let go: by an ack that does not say
+A **keeper** is a node that may lend the members of the active generation time while the store is unreachable. Either
+all keepers lend, or none does. So the store starts nothing newer before one keeper has let go: it acknowledges without
 ``lends``. A job that has ended is *kept* until then, unless all its keepers have been silent for ``failsafe_limit``.
 """
 
@@ -81,15 +81,16 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreRefusedError(StoreError):
-    """A check failed; nothing was changed. ``str()`` is a sentence for the person.
+    """A check failed; nothing was changed. ``str()`` is a sentence for people.
 
     ``code`` is one of: ``lost`` (this life was declared lost), ``not_current`` (another incarnation holds the node's
     id), ``lease_held`` (another life's lease has not lapsed), ``timing`` (values differ from the store's), ``stale``
-    (head, state, control or spec revision changed: read again), ``not_live``, ``busy`` (a device is another job's, or
-    as many of its array run as may at once), ``unsupported`` (exits do not support the outcome, or a size out of
+    (head, state, control or spec revision changed: read again), ``not_live``, ``busy`` (another job has a device, or as
+    many jobs of the array run as may run at once), ``unsupported`` (exits do not support the outcome, or a size out of
     min..max), ``name_taken``, ``stopping`` (workers of the job that had the name still stop), ``not_found``, ``ended``,
-    ``version``, ``recovering`` (nothing is decided until every agent had time to say what it knows), ``behind`` (the
-    store may lack what this agent knows: restore, then join again), ``foreign`` (it is another cluster's).
+    ``version``, ``recovering`` (the store decides nothing until every agent had time to offer what it knows),
+    ``behind`` (the store may lack what this agent knows: restore, then join again), ``foreign`` (the store belongs to
+    another cluster).
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -101,7 +102,7 @@ class Store(Protocol):
     """One connection's view of the store. Every method raises StoreUnavailableError or StoreRefusedError, nothing
     else.
 
-    Methods that return a JobRecord return it as it is after the step (also when the step had been done before).
+    A method that returns a JobRecord returns it as it is after the step, even if the step had been done before.
     """
 
     async def join(
@@ -112,26 +113,26 @@ class Store(Protocol):
         names both addresses), sheltered by an amnesty or in a recovery (``recovering``), the same life with a lower
         start (``not_current``), timing that differs (``timing``; the first agent ever writes it). Effect: record
         (cordon is kept, readiness cleared for a new life), lease = served + lease; event NodeJoined for a new life;
-        ``joined`` only changes with the life. Nodes whose lease ended a day of served time ago are forgotten, but for
-        their cordon. ``regroup``, in ms: for how long the store, when it is started anew, waits beyond a lease for half
-        of those that are live then; 0: for nobody."""
+        ``joined`` only changes with the life. A node whose lease ended a day of served time ago is forgotten, but its
+        cordon stays. ``regroup``, in ms: how long a restarted store waits beyond a lease for half of the nodes that are
+        live then; 0: it waits for none."""
         ...
 
     async def beat(self, beat: Beat) -> BeatReply:
-        """Renew. Refused when the view sent is not one of this store's (``behind``: of another era and not the one that
-        this era continues with ``rev`` within it, or beyond the store's revision) or the node has no record
-        (``behind``). Refused unless the whole incarnation is current (``not_current``), not lost or left (``lost``),
-        seq newer (``stale``). A lapsed but not lost life is renewed. Unchanged facts or readiness raise no revision;
-        what is saved never does."""
+        """Renew. Refused (``behind``) if the view that the agent sent is not one of this store's, or if the node has no
+        record. A view is not this store's if its revision is beyond the store's, or if its era is neither this era nor
+        the one that this era continues (up to ``rev``). Refused unless the whole incarnation is current
+        (``not_current``), not lost or left (``lost``), seq newer (``stale``). A life that lapsed but is not lost is
+        renewed. Unchanged facts or readiness raise no revision; ``saved`` never raises one."""
         ...
 
     async def restore(self, offer: StoreCopy) -> Restored:
-        """See Offer. Without records it only asks."""
+        """See StoreCopy. An offer without records only asks what the store has (``Restored``)."""
         ...
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
-        """The node has stopped all its workers and goes: lease ended now, ``left``; it is removed from all holders.
-        Event NodeLeft. The same life may join again."""
+        """The node has stopped all its workers and leaves: its lease ends now, it is marked ``left`` and is removed
+        from all holders. Event NodeLeft. The same life may join again."""
         ...
 
     async def propose(self, proposal: Proposal) -> JobRecord:
@@ -141,15 +142,15 @@ class Store(Protocol):
     async def ack(
         self, uid: str, token: Token, node: str, incarnation: Incarnation, ack: Ack, last: PodReport | None
     ) -> JobRecord:
-        """A member or holder has stopped everything older. Head must have this token (``stale``), the incarnation must
-        be current. A node that is neither, nor a keeper, changes nothing; nor does an ack that answers the forming of a
-        head which has ended since. Effect: removed from holders and ``silent``; devices trimmed to the member's (none
-        for a non-member). A member of a forming head is missing no more, its host is kept, its signature added to the
-        seal, and of group rank 0 the address is the head's; only its first ack counts so, and of group rank 0 only one
-        with an address. A keeper that does not lend releases a forming head; an ended one forgets all keepers then.
-        ``last`` (the final report of generation ``last_number``) replaces that node's entry in ``last_reports``; then,
-        if forming, ``activate``'s checks are tried at once; a head in ``pausing`` whose holders are empty makes the job
-        ``paused``."""
+        """A member or holder has stopped everything older. Refused (``stale``) unless the head has this token; the
+        incarnation must be current. An ack changes nothing if the node is no member, holder or keeper, or if it answers
+        the forming of a head that has ended since. Effect: the node is removed from holders and ``silent``; its devices
+        are trimmed to the member's (none for a non-member). A member of a forming head is missing no more: its host is
+        kept and its signature is added to the seal; the address of group rank 0 becomes the head's. Only the first ack
+        of a member counts so, and of group rank 0 only one with an address. A keeper that does not lend releases a
+        forming head; an ended head then forgets all its keepers. ``last`` (the final report of generation
+        ``last_number``) replaces that node's entry in ``last_reports``. Then, if the head is forming, the checks of
+        ``activate`` are tried at once; if it is in ``pausing`` and has no holders, the job becomes ``paused``."""
         ...
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
@@ -160,10 +161,10 @@ class Store(Protocol):
         ...
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
-        """A member's report of the active generation (token must be the head's and active: ``stale``). seq is set on
-        the first failure-like state of that node (failed, lost, fenced, refused) in order of arrival from 1, else 0.
-        Event WorkerFailed or PodFailed for those, and GenerationStarted for a first report that it runs (``reason``
-        says how long it took)."""
+        """A member's report about the active generation (token must be the head's and active: ``stale``). ``seq``
+        numbers the first failure-like report of each node (failed, lost, fenced, refused) from 1 in order of arrival;
+        it is 0 for others. Event WorkerFailed or PodFailed for a failure-like report; GenerationStarted for a node's
+        first report that its workers run (``reason`` says how long the start took)."""
         ...
 
     async def commit(
@@ -178,9 +179,9 @@ class Store(Protocol):
         signature: str = "",
     ) -> JobRecord:
         """Move the job's checkpoint pointer. The token must be that of the newest generation that was ever active
-        (``stale``; whether a newer one is forming does not matter), the incarnation current and a member or holder in
-        that life, and the new pointer later than the present one by (generation, order). The same name again returns
-        the job. No event: nobody has to act on it."""
+        (``stale``; it may be superseded by one that is forming), the incarnation current and a member or holder in that
+        life, and the new pointer later than the present one by (generation, order). A call with the present name again
+        returns the job. No event, because no agent has to act on it."""
         ...
 
     async def end(self, ending: Ending) -> JobRecord:
@@ -201,12 +202,12 @@ class Store(Protocol):
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
     ) -> JobRecord:
-        """A new job, queued, with this control (None: run on the spec's target; unsigned, as without an admission) of
-        rev 1, not to start before its ``begin`` as seen at ``wall``. Refused when a job of that name is live
-        (``name_taken``) or an ended one still has holders that have not lapsed, or is kept (``stopping``); both name
-        its uid and phase. An ended one of that name is removed. Refused when the owner's jobs with it, without the
-        one it replaces, exceed ``quota`` (``limit``), and where ``claims`` are old (``stale``). The same ``request``
-        or uid again returns the first reply's job. Event JobSubmitted."""
+        """A new job, queued, with this control of rev 1. None: run at the spec's target (unsigned, for a cluster
+        without admission). The job does not start before its ``begin`` as seen at ``wall``. Refused if a live job has
+        that name (``name_taken``), or if an ended one still has holders that have not lapsed or is kept (``stopping``);
+        both refusals name its uid and phase. An ended job of that name is removed. Refused if the owner's jobs with
+        this one, without the one that it replaces, exceed ``quota`` (``limit``), and if ``claims`` are old (``stale``).
+        The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
         ...
 
     async def submit_all(
@@ -221,9 +222,9 @@ class Store(Protocol):
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
     ) -> str:
-        """Several jobs in one step: all of them as ``submit`` makes one, or, where one is refused, none. Their names
-        differ. ``base`` (without spaces) is what the request is remembered with: the reply is that of the first call
-        with this ``request``; empty, where that was for something else."""
+        """Several jobs in one step: makes each of them as ``submit`` does, or none if one is refused. Their names
+        differ. ``base`` (without spaces) is stored with the request. Returns what the first call with this ``request``
+        returned; empty if that request was for something else."""
         ...
 
     async def control(
@@ -231,8 +232,8 @@ class Store(Protocol):
     ) -> JobRecord:
         """Replace the control (its rev becomes expect_rev + 1, or stays its own if that is higher). Refused: ended job
         (``ended``) unless only ``delete`` is being set, rev changed (``stale``). The same ``request`` again returns
-        the job and changes nothing. ``event`` is the event's kind, ``text`` its sentence, ``did`` what ``request()``
-        tells of it. None: it is so already, and only the request is remembered."""
+        the job and changes nothing. ``event`` is the event's kind, ``text`` its sentence; ``did`` is what ``request()``
+        later returns. ``control`` None: the control is so already, and only the request is remembered."""
         ...
 
     async def request(self, request: str) -> Answer | None:
@@ -261,38 +262,38 @@ class Store(Protocol):
         expect: Mapping[str, str],
         keepers: Mapping[str, str],
     ) -> JobRecord:
-        """Replace the keepers of the active generation. Only by one of them that does not lend (the caller's to know),
-        or by a member where there are none; ``stale`` if the head is not this one and active, or the keepers are not
-        ``expect``. From then on that node lends nothing under the old keepers."""
+        """Replace the keepers of the active generation. Only a keeper that does not lend may do this (the caller
+        ensures it), or a member if there are no keepers. ``stale`` if the head is not this one and active, or the
+        keepers are not ``expect``. From then on that node lends nothing under the old keepers."""
         ...
 
     async def forget(self, node: str, by: str) -> Forgotten:
-        """An operator confirms that a lapsed node is permanently down: its life is lost, and it is no keeper any more:
-        where it was one the job has none until the next. Event NodeForgotten. Of a node that left, or is lost already,
-        the record is removed, and its cordon: whoever joins under that name begins anew. Event NodeRemoved. Refused:
-        ``not_found``, ``not_live`` if its lease has not lapsed."""
+        """An operator confirms that a lapsed node is permanently down: its life is lost, and it is a keeper no more. A
+        job that it was a keeper of has no keepers until its next generation. Event NodeForgotten. If the node had left,
+        or was already lost, its record and its cordon are removed, and a node that joins under that name begins anew;
+        event NodeRemoved. Refused: ``not_found``, ``not_live`` if its lease has not lapsed."""
         ...
 
     async def remove(self, uid: str) -> None:
-        """Remove an ended job without holders that have not lapsed, and not kept (``stale`` otherwise), or one of the
-        history; unknown is fine. The name's highest number stays for ever. Event JobDeleted."""
+        """Remove an ended job without holders that have not lapsed, and not kept (``stale`` otherwise), or a job of the
+        history. An unknown uid is no error. The name's highest number stays for ever. Event JobDeleted."""
         ...
 
     async def shelve(self, uids: Collection[str], before: float, most: int) -> bool:
-        """Move these ended jobs into the history, which no beat brings: as they are, those without holders that have
-        not lapsed, and not kept (others are left as they are). Remove from the history what ended before that Unix
-        time, and the oldest of more than ``most``, a few at once: true if there may be more. Event JobDeleted for each.
-        What is in the history only ``past``, ``history`` and ``remove`` know: its name is free."""
+        """Move these ended jobs, unchanged, into the history, which no beat brings. A job that is kept, or that has
+        holders which have not lapsed, is left out. Also remove a few jobs from the history: those that ended before
+        that Unix time, and the oldest of more than ``most``. Returns true if there may be more to remove. Event
+        JobDeleted for each. Only ``past``, ``history`` and ``remove`` find a job of the history: its name is free."""
         ...
 
     async def past(self, ref: str) -> tuple[JobRecord, ...]:
-        """Of the history: the job with this uid; else the one of this name that ended last; else a few whose uids
-        begin so."""
+        """Finds a job of the history: the job with this uid, else the last to end of this name, else a few jobs whose
+        uids begin with ``ref``."""
         ...
 
     async def history(self, after: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
-        """Jobs of the history, the oldest end first, each with its place in it: those behind this place (empty: from
-        the beginning)."""
+        """A page of the history, by time of end, oldest first: jobs after this place (empty: from the beginning), each
+        with its own place."""
         ...
 
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
@@ -302,16 +303,17 @@ class Store(Protocol):
 
     async def queues(self, expect_rev: int, tree: Queues, request: str, text: str) -> QueuesRecord:
         """Replace the tree of queues (its rev becomes ``expect_rev`` + 1, or stays its own if that is higher). Refused
-        when its rev is another by now (``stale``; 0: there is none). The same ``request`` again returns the record and
-        changes nothing. Event QueueChanged."""
+        (``stale``) if the stored rev is another one (0: there is no tree). The same ``request`` again returns the
+        record and changes nothing. Event QueueChanged."""
         ...
 
     async def windows(self, expect_rev: int, windows: Windows, request: str, text: str) -> WindowsRecord:
-        """Replace the maintenance windows, as ``queues`` does the tree. Event WindowsChanged."""
+        """Replace the maintenance windows; checks and replies are those of ``queues``. Event WindowsChanged."""
         ...
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:
-        """The pods that these nodes publish of these jobs (uids), by node; each job is in it, and no other."""
+        """The pods that these nodes publish, by job. ``wanted``: nodes to uids of jobs. Each of these jobs is a key,
+        and no other."""
         ...
 
     async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
@@ -321,15 +323,15 @@ class Store(Protocol):
 
     async def wait(self, after: str, timeout: float, node: str = "", jobs: Collection[str] = ()) -> str:
         """Return an event's id as soon as one after ``after`` exists, or ``after`` when ``timeout`` seconds have
-        passed. For a ``node``: only one that concerns all, this node, or the members, holders and keepers of these
-        ``jobs`` (uids), the newest of them. Uses its own connection."""
+        passed. For a ``node``, only an event counts that concerns all nodes, this node, or the members, holders and
+        keepers of these ``jobs`` (uids); the newest such id is returned. Uses its own connection."""
         ...
 
     async def saved(self, after: str, timeout: float) -> Saves:
-        """What each node has told of its disk: as soon as one told on after ``after`` (empty: at once), or when
-        ``timeout`` seconds have passed. Uses the connections of ``wait``."""
+        """What each node has reported as saved on its disk. Returns as soon as one of them has reported after ``after``
+        (empty: at once), or when ``timeout`` seconds have passed. Uses the connections of ``wait``."""
         ...
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         ...

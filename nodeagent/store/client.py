@@ -145,6 +145,7 @@ class RedisStore:
                     raise ValueError("its name is not UTF-8")
                 if not flat:
                     gone.append(key)
+                    self._decoder.forget(key.removeprefix("job:"))
                 elif key.startswith("node:"):
                     nodes.append(self._decoder.node(flat, cordon))
                 elif key == QUEUES:

@@ -123,6 +123,11 @@ class Decoder:
         """A node's record, decoded as ``codec.decode_node`` does."""
         return decode_node(flat, cordon)
 
+    def forget(self, uid: str) -> None:
+        """The job is in the view no more."""
+        read = self._read.pop(uid, None)
+        self._size -= 0 if read is None else len(read.fields)
+
     def _apply(self, read: _Read, changes: Mapping[str, str | None]) -> None:
         self._size -= len(read.fields)
         for name, text in changes.items():

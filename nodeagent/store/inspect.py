@@ -1,5 +1,5 @@
-"""Looks at the store's server and its sentinels, for ``nodeagentctl doctor`` and for start-up. Asks only; changes
-nothing and judges nothing (``nodeagent/plan/storehealth.py`` does).
+"""Inspects the store's server and its sentinels, for ``nodeagentctl doctor`` and for start-up. This module only asks;
+``nodeagent/plan/storehealth.py`` judges the facts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from nodeagent.store.wire import ReplyError
 
 PINGS = 100
 PING_SECONDS = 2.0
-"""All PINGs together; over a slow network there are fewer of them."""
+"""Seconds for all PINGs together; on a slow network fewer are sent."""
 
 
 async def inspect(config: RedisConfig, timeout: float) -> StoreFacts:
-    """One look, with the agent's own user and password; each question is bounded by ``timeout`` seconds. What is wrong
-    is in the facts, never raised."""
+    """Asks the server once, as the agent's own user; each question is bounded by ``timeout`` seconds. Every failure is
+    part of the facts, never raised."""
     facts = StoreFacts(
         address=str(config.place), tls=config.place.tls, replicas_wanted=config.replicas_wanted
     )  # fmt: skip
@@ -79,7 +79,7 @@ async def _ask(link: StoreLink, timeout: float, *command: str) -> Any:
 
 
 async def _asked(link: StoreLink, timeout: float, *command: str) -> Any:
-    """None where this user may not ask, or the server (a managed one) does not know the command."""
+    """The reply; None if this user may not ask, or if the server (a managed one) does not know the command."""
     try:
         return await _ask(link, timeout, *command)
     except ReplyError:
@@ -87,13 +87,13 @@ async def _asked(link: StoreLink, timeout: float, *command: str) -> Any:
 
 
 async def _setting(link: StoreLink, timeout: float, name: str) -> str | None:
-    """One value of the server's config; None where this user may not ask."""
+    """One value of the server's config; None if this user may not ask."""
     pairs = await _asked(link, timeout, "CONFIG", "GET", name)
     return str(pairs[1]) if pairs else None
 
 
 async def _time(link: StoreLink, timeout: float) -> tuple[float, float, float]:
-    """Our monotonic and wall clock, taken in the middle of the question, and the server's."""
+    """Our monotonic and wall clock, both at the middle of the question, and the server's clock."""
     asked = time.monotonic()
     seconds, micros = await _ask(link, timeout, "TIME")
     half = (time.monotonic() - asked) / 2
@@ -130,7 +130,7 @@ async def _sentinels(door: StoreDoor, timeout: float) -> SentinelFacts:
 
 
 async def _one_sentinel(door: StoreDoor, host: Host, timeout: float) -> dict[str, str] | None:
-    """What it knows of the service; None if it does not answer or knows no such service."""
+    """What the sentinel knows of the service; None if the sentinel does not answer or knows no such service."""
     try:
         async with asyncio.timeout(timeout):
             flat = await ask_sentinel(door, host, "MASTER", door.place.service)

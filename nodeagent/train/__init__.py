@@ -1,7 +1,7 @@
-"""Help for worker scripts, optional: what nodeagent knows of this worker, and checkpoints that lose nothing.
+"""Optional help for worker scripts: what nodeagent knows of this worker, and checkpoints that lose nothing.
 
-Runs in the job's own Python and imports nothing of the rest of nodeagent; torch only where a file needs it. Works
-under plain torchrun as well: there it is just less. Must never be imported by the agent.
+Runs in the job's own Python and imports nothing else of nodeagent; torch only if a module needs it. Works under plain
+torchrun too, with fewer functions. Must never be imported by the agent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WITH_TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first used."""
+    """Import modules that need torch at their first use."""
     if name not in _WITH_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

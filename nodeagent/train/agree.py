@@ -1,17 +1,17 @@
-"""The step after which all ranks leave: agreed upon once, at no cost before.
+"""The step after which all ranks leave: the ranks agree on it once, and until then it costs nothing.
 
-Each rank learns by itself that it is to leave (each node stops its own workers), at any moment, also while its main
-thread sits in a collective. From then on it begins no step until all have said how many steps they have begun; the
-highest number is the last step.
+Each rank learns by itself that it must leave (each node stops its own workers), at any moment, even while its main
+thread is in a collective. From then on it begins no step until all ranks have published how many steps they have begun;
+the highest number is the last step.
 
-**Why every rank leaves after the same step, and none waits for ever.** ``at`` and ``stop`` share a lock, so a rank says
-the number of steps it had begun at one moment, b_r, and begins no other before S = max(b_r) is known. So no rank ever
-begins a step beyond S, and each ends at the first ``at`` with S or more steps done: after step S. A rank that said less
-than S goes on up to S; so each step up to S is begun by every rank, and no collective in it waits for a rank that will
-not come. A rank that is inside step k has said b_r >= k from another thread, so S does not wait for that step to end.
-Nothing here needs the ranks to be in step: a CUDA host thread may run many steps ahead of its device.
+**Why every rank leaves after the same step, and none waits for ever.** ``at`` and ``stop`` share a lock. So a rank
+publishes the number of steps that it has begun at one moment, b_r, and begins no other step before S = max(b_r) is
+known. So no rank ever begins a step beyond S, and each rank ends at the first ``at`` with S or more steps done: after
+step S. A rank with a number below S continues up to S; so every rank begins each step up to S, and no collective in it
+waits for a rank that will not come. A rank that is inside step k has published b_r >= k from another thread, so S does
+not wait for that step to end. The ranks need not be in step: a CUDA host thread may run many steps ahead of its device.
 
-Standard library only. Must never begin to wait for others before it has said its own number.
+Standard library only. Must never begin to wait for others before it has published its own number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Protocol
 
 
 class TorchStore(Protocol):
-    """What is used of a torch.distributed store."""
+    """The methods of a torch.distributed store that are used here."""
 
     def add(self, key: str, amount: int, /) -> int: ...
     def set(self, key: str, value: str, /) -> None: ...
@@ -33,14 +33,14 @@ class TorchStore(Protocol):
 
 
 class AgreementError(RuntimeError):
-    """The ranks could not agree; ``str()`` says why."""
+    """The ranks could not agree; ``str()`` gives the reason."""
 
 
 class LastStep:
-    """One rank's part. ``at`` is the main thread's, ``stop`` any other's."""
+    """One rank's part. The main thread calls ``at``, another thread ``stop``."""
 
     def __init__(self, highest: Callable[[int], int], bound: float) -> None:
-        """``highest(mine)`` says the number to all ranks and waits for the highest."""
+        """``highest(mine)`` publishes the number to all ranks and waits for the highest."""
         self._highest, self._bound = highest, bound
         self._changed = threading.Condition()
         self._begun: int | None = None
@@ -49,14 +49,14 @@ class LastStep:
         self._failed = ""
 
     def at(self, done: int) -> bool:
-        """Before each step: True when so many steps are all that will be done. Raises AgreementError."""
+        """Call before each step. True if ``done`` is the last step. Raises AgreementError."""
         with self._changed:
             if self._stopping:
                 if self._begun is None:
                     self._begun = done
                     self._changed.notify_all()
                 if not self._changed.wait_for(lambda: self._last is not None or self._failed, self._bound):
-                    self._failed = f"the other ranks did not say within {self._bound:g} s where they are"
+                    self._failed = f"the other ranks did not report their step within {self._bound:g} s"
                 if self._last is None:
                     raise AgreementError(f"asked to leave, but without agreement on the last step: {self._failed}")
                 if done >= self._last:
@@ -65,19 +65,19 @@ class LastStep:
             return False
 
     def stop(self) -> None:
-        """This rank is to leave. Returns when the last step is known, or cannot be."""
+        """This rank must leave. Returns when the last step is known, or cannot be known."""
         with self._changed:
             if self._stopping:
                 return
             self._stopping = True
-            # The script may not have come to its first step yet.
+            # # The script may not have reached its first step yet.
             if not self._changed.wait_for(lambda: self._begun is not None, self._bound) or self._begun is None:
                 return
             begun = self._begun
         last, failed = None, ""
         try:
             last = self._highest(begun)
-        except Exception as error:  # noqa: BLE001 - told by the main thread, which waits for an answer of any kind
+        except Exception as error:  # noqa: BLE001 - the main thread raises it; it waits for an answer of any kind
             failed = f"{type(error).__name__}: {error}"
         with self._changed:
             self._last, self._failed = last, failed
@@ -85,7 +85,7 @@ class LastStep:
 
 
 def highest_of_all(store: TorchStore, world: int, mine: int, bound: float) -> int:
-    """The highest number that any rank says; each of ``world`` ranks calls it once."""
+    """The highest number that any rank publishes; each of ``world`` ranks calls it once."""
     known = store.compare_set("highest", "", str(mine)).decode()
     while int(known) < mine:
         known = store.compare_set("highest", known, str(mine)).decode()
@@ -95,11 +95,11 @@ def highest_of_all(store: TorchStore, world: int, mine: int, bound: float) -> in
 
 
 def come(store: TorchStore, name: str, world: int) -> None:
-    """Say that this rank has come here."""
+    """Announce that this rank has reached this point."""
     if store.add(f"{name}/count", 1) == world:
         store.set(f"{name}/all", "1")
 
 
 def wait_for(store: TorchStore, name: str, bound: float) -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has reached this point."""
     store.wait([f"{name}/all"], timedelta(seconds=bound))

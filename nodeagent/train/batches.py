@@ -1,9 +1,9 @@
-"""Exact data: which samples a step uses, and how they are shared out, from numbers alone.
+"""Exact data: which samples a step uses, and how they are divided among processes, computed from numbers alone.
 
-Pure and standard library only. The whole state of a pass is one number, ``consumed``: samples used since training
-began. Nothing here may depend on how many processes there are but ``share``, and ``share`` only cuts up what was
-chosen without it. So a checkpoint holds that number, and after any faults and changes of size each sample of a pass is
-used exactly once, in the same global batches.
+Pure and standard library only. The whole state of a pass is one number, ``consumed``: the samples used since training
+began. Only ``share`` may depend on the number of processes, and it only divides a batch that was chosen without it. So
+a checkpoint holds that one number, and after any faults and changes of size each sample of a pass is used exactly once,
+in the same global batches.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from typing import Literal
 _U64 = (1 << 64) - 1
 _ROUNDS = 8
 _SMALLEST = 6
-"""Bits: with fewer, too few orders of a small data set could come out."""
+"""In bits: with fewer bits, a small data set could have too few different orders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One global batch: what one step uses over all processes together."""
+    """One global batch: the samples that one step uses in all processes together."""
 
     epoch: int
     start: int
     """Position of its first sample in the pass."""
     size: int
-    """The last one of a pass may be smaller than the others; none reaches into the next pass."""
+    """The last batch of a pass may be smaller than the others; no batch reaches into the next pass."""
     after: int
-    """``consumed`` once it has been used."""
+    """``consumed`` after this batch was used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """What one process computes at once."""
+    """The samples that one process computes at once."""
 
     indices: tuple[int, ...]
     """Never empty: each process has to take part in each collective."""
     weight: float
-    """Multiply the mean loss over ``indices`` by this before ``backward()``; the gradients, summed over the process's
-    micro-batches and averaged over the processes (DDP, FSDP), are then those of the mean over the global batch."""
+    """Multiply the mean loss over ``indices`` by this before ``backward()``. The gradients, summed over the process's
+    micro-batches and averaged over the processes (DDP, FSDP), are then the gradients of the mean over the global
+    batch."""
     of_sum: float
-    """The same for the sum of the losses."""
+    """The factor for the sum of the losses, in place of their mean."""
     used: bool = True
-    """False: a filler of weight 0, for a process that has nothing to do in a small batch. It counts for nothing."""
+    """False: a filler of weight 0, for a process that has no sample in a small batch. It has no effect on the
+    gradients."""
     last: bool = False
-    """The last one of its step: gradients are exchanged after it (``no_sync()`` for the others), then the optimizer
+    """The last one of its step: gradients are exchanged after it (``no_sync()`` for the others), and then the optimizer
     steps."""
 
 
@@ -69,17 +71,17 @@ class Plan:
         return -(-self.length // self.global_batch)
 
     def consumed_at(self, step: int) -> int:
-        """``consumed`` after so many steps since the beginning, all of them with this plan."""
+        """``consumed`` after this many steps from the beginning, all of them with this plan."""
         epoch, batch = divmod(step, self.steps_per_pass)
         return epoch * self.length + batch * self.global_batch
 
     def steps_to(self, consumed: int) -> int:
-        """Steps that it takes to use so many samples, all of them with this plan."""
+        """The steps that it takes to use this many samples, all of them with this plan."""
         epoch, start = divmod(consumed, self.length)
         return epoch * self.steps_per_pass + -(-start // self.global_batch)
 
     def batch(self, consumed: int) -> Batch:
-        """The batch that comes next. ``consumed`` may be any number: earlier batches may have had another size."""
+        """The next batch. ``consumed`` may be any number: earlier batches may have had another size."""
         if consumed < 0:
             raise ValueError(f"consumed is {consumed}, it must be 0 or more")
         epoch, start = divmod(consumed, self.length)
@@ -91,10 +93,10 @@ class Plan:
         return self._sliced(batch, 0, batch.size)
 
     def share(self, batch: Batch, rank: int, world: int, micro_batch: int | None = None) -> tuple[Micro, ...]:
-        """What this rank does in the step: its part of the batch, at most ``micro_batch`` samples at once (None: all).
+        """This rank's part of the batch, at most ``micro_batch`` samples at once (None: all).
 
-        Parts differ by one sample at most. Every rank gets the same number of micro-batches, so that collectives in
-        forward or backward (FSDP) meet; which is why some may be fillers.
+        Parts differ by at most one sample. Every rank gets the same number of micro-batches, so that collectives in
+        forward or backward (FSDP) match; therefore some may be fillers.
         """
         if not 0 <= rank < world:
             raise ValueError(f"rank is {rank}, it must be 0 to {world - 1}")
@@ -124,9 +126,9 @@ class Plan:
 def shuffled(position: int, length: int, seed: int, epoch: int) -> int:
     """The index at a position of a pass: a permutation of ``range(length)`` for each seed and epoch.
 
-    A keyed Feistel network over the next power of two, walked until the value is in range: it needs no list, so that a
-    pass over 10^10 samples costs no memory and can be entered anywhere. The same on every machine and in every version
-    of Python.
+    A keyed Feistel network over the next power of two, applied until the value is in range. It needs no list, so a pass
+    over 10^10 samples costs no memory and can start anywhere. The result is the same on every machine and in every
+    version of Python.
     """
     if not 0 <= position < length:
         raise ValueError(f"position is {position}, it must be 0 to {length - 1}")  # the walk might never end
@@ -136,7 +138,7 @@ def shuffled(position: int, length: int, seed: int, epoch: int) -> int:
     value = position
     while True:
         left, right = value >> low, value & ((1 << low) - 1)
-        for key, drop in rounds:  # the halves change places, and with them their widths, an even number of times
+        for key, drop in rounds:  # the halves and their widths change places, an even number of times
             mixed = (right + 1) * key & _U64
             left, right = right, left ^ ((mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _U64) >> drop
         value = left << low | right
@@ -146,7 +148,7 @@ def shuffled(position: int, length: int, seed: int, epoch: int) -> int:
 
 @lru_cache(maxsize=8)
 def _rounds(seed: int, epoch: int, high: int, low: int) -> tuple[tuple[int, int], ...]:
-    """A key for each round, and how far to shift its 64 bits down to the width of the half that it changes."""
+    """A key for each round, and the shift of its 64 bits down to the width of the half that it changes."""
     digest = blake2b(f"{seed} {epoch}".encode(), digest_size=8 * _ROUNDS).digest()
     keys = (int.from_bytes(digest[i : i + 8], "big") | 1 for i in range(0, len(digest), 8))
     return tuple((key, 64 - (low if n % 2 else high)) for n, key in enumerate(keys))
@@ -158,13 +160,13 @@ class Scaled:
 
     global_batch: int
     lr_factor: float
-    """Multiply the learning rate that belongs to the reference by this."""
+    """Multiply the reference's learning rate by this."""
 
 
 def scale_with_world(
     global_batch: int, reference_world: int, world: int, rule: Literal["linear", "sqrt"] = "linear"
 ) -> Scaled:
-    """For scripts that keep the samples per process instead of the global batch: ``global_batch`` was meant for
+    """For scripts that keep the samples per process constant, not the global batch: ``global_batch`` was chosen for
     ``reference_world`` processes. The losses then depend on the sizes that the job had; each sample is still used once.
     """
     batch = max(1, round(global_batch * world / reference_world))

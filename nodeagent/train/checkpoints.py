@@ -1,8 +1,9 @@
-"""Checkpoints on disk: written in the background, committed through the store, whole or not loaded.
+"""Checkpoints on disk: written in the background, committed through the store, loaded whole or not at all.
 
-The files are ``torch.distributed.checkpoint``'s, so that another number of ranks can load them. ``save`` copies the
-state and returns; a thread writes it, and when all ranks have, rank 0 asks the shim to commit it: the store takes it
-from the newest generation only. Under torchrun a marker in the folder is the commit. All functions are collectives.
+The files are those of ``torch.distributed.checkpoint``, so another number of ranks can load them. ``save`` copies the
+state and returns; a thread writes it. When all ranks have written, rank 0 asks the shim to commit it: the store accepts
+a commit only from the newest generation. Under torchrun a marker in the folder is the commit. All functions are
+collectives.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from nodeagent.train.link import Link, LinkError
 from nodeagent.train.snapshots import announce, own_snapshots
 
 COMMIT_BOUND = 60.0
-"""Seconds to wait for the store to take a checkpoint that is on the disk."""
+"""Seconds to wait until the store has accepted a checkpoint that is on the disk."""
 WRITE_BOUND = timedelta(hours=1)
-"""For the slowest rank to have written its part."""
+"""The most time in which the slowest rank must have written its part."""
 
 
 class Checkpoints:
-    """Those of one training. Made on all ranks at once, after ``init_process_group``.
+    """The checkpoints of one training. All ranks create it at the same point, after ``init_process_group``.
 
-    ``folder``: by default the job's checkpoint_dir, else ``ckpt``. ``keep``: this many stay."""
+    ``folder``: by default the job's checkpoint_dir, else ``ckpt``. ``keep``: the number of checkpoints that stay."""
 
     def __init__(self, folder: Path | None = None, keep: int = 3) -> None:
         place = context()
@@ -51,19 +52,20 @@ class Checkpoints:
         there = dist.is_initialized()
         self._world: int = dist.get_world_size() if there else 1
         self._rank: int = dist.get_rank() if there else 0
-        # Its own, one for each thread, so that nobody's talk mixes with another's; and DCP wants one for the CPU.
+        # # One group for each thread, so that messages do not mix; and DCP needs one for the CPU.
         self._talk = dist.new_group(backend="gloo", timeout=WRITE_BOUND) if there else None
         self._group = dist.new_group(backend="gloo", timeout=WRITE_BOUND) if there else None
         self._thread: threading.Thread | None = None
         self._committed = True
         self._damaged: set[CheckpointEntry] = set()
-        """What ``load`` passed over: not what is kept in case of need."""
+        """Checkpoints that ``load`` skipped: they do not count among those that are kept."""
 
     # -- saving
 
     def save(self, state: State, step: int) -> bool:
-        """Begin to write the state as of ``step``; it may be changed as soon as this returns. False: it is left out,
-        since the one before is still being written or waits for the store (``save_now`` where it must not be)."""
+        """Begin to write the state of ``step``; the state may be changed as soon as this returns. False: the checkpoint
+        is left out, since the previous one is still being written or waits for the store (use ``save_now`` if it must
+        not be)."""
         if self._agreed(self._thread is not None and self._thread.is_alive()):
             if self._rank == 0:
                 announce(f"no checkpoint of step {step}: the one before is not finished")
@@ -71,7 +73,7 @@ class Checkpoints:
         self.wait()
         order = files.next_order(self.folder) if self._rank == 0 else 0
         entry = CheckpointEntry(self._agreed(order), step, self._place.generation)
-        # it makes the folder itself, in its thread: a disk that is full is no reason to end the training
+        # # DCP makes the folder itself, in its thread: a full disk is no reason to end the training
         writing = dcp.async_save(_taken(state), checkpoint_id=self.folder / entry.name, process_group=self._group)
         self._committed = False
         self._thread = threading.Thread(target=self._finish, args=(entry, writing), name="checkpoint")
@@ -79,21 +81,22 @@ class Checkpoints:
         return True
 
     def save_now(self, state: State, step: int) -> bool:
-        """Save, and wait for it; whether it was committed. Never left out: for leaving, and for the end."""
+        """Save, and wait; returns whether the checkpoint was committed. Never leaves it out: for leaving, and for the
+        end."""
         self.wait()
         self.save(state, step)
         return self.wait()
 
     def wait(self) -> bool:
-        """Until the last one is finished; whether it was committed."""
+        """Wait until the last checkpoint is finished; returns whether it was committed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         return self._committed
 
     def close(self) -> bool:
-        """Wait, and let go of the group. Call it before ``destroy_process_group``: a group that something still holds
-        when Python ends can abort the process."""
+        """Wait, and release the group. Call it before ``destroy_process_group``: a group that is still in use when
+        Python ends can abort the process."""
         committed = self.wait()
         self._group = self._talk = None
         return committed
@@ -105,9 +108,9 @@ class Checkpoints:
         try:
             writing.result()
             mine = files.described(path, self._own_files(path))
-        except CheckpointException as error:  # which is no Exception; all ranks get it
+        except CheckpointException as error:  # it is no Exception; all ranks get it
             problem = _first_failure(error)
-        except Exception as error:  # noqa: BLE001 (whatever it was: the others must hear of it, and training goes on)
+        except Exception as error:  # noqa: BLE001 (the other ranks must learn of any error, and training continues)
             problem = _described(self._rank, error)
         gathered = self._gathered((mine, problem), self._group)
         problem = next((p for _, p in gathered if p), "")
@@ -125,7 +128,7 @@ class Checkpoints:
         return [*names, ".metadata"] if self._rank == 0 else names
 
     def _commit(self, entry: CheckpointEntry, named: Mapping[str, list[int]]) -> str:
-        """Rank 0's; why it was not committed, or ""."""
+        """Called on rank 0; returns why it was not committed, or ""."""
         path = self.folder / entry.name
         try:
             files.write_manifest(path, named)
@@ -142,14 +145,14 @@ class Checkpoints:
         return ""
 
     def _given_up(self, entry: CheckpointEntry, problem: str) -> str:
-        """Rank 0's, once no rank writes any more, and before anybody was asked to commit it. What is there of it goes:
-        on a disk that is full nobody else could use that room. The problem, with the room that there is then."""
+        """Called on rank 0 once no rank writes any more, and before a commit was requested. Removes the files: on a
+        full disk they take room that other users need. Returns the problem, with the room that is then free."""
         files.drop(self.folder, entry)
         return f"{problem}; {files.room(self.folder)}"
 
     def _tidy(self, entry: CheckpointEntry) -> None:
-        """While nothing can be committed, only the newest of what waits for it stays; and what was committed after
-        this worker had given up waiting."""
+        """If no commit succeeds, only the newest uncommitted checkpoint stays. Also removes what was committed after
+        this worker had stopped waiting."""
         try:
             last = self._link.ask("commit.last")["name"] if self._link is not None else ""
             files.drop_uncommitted(self.folder, entry, {last, self._place.checkpoint})
@@ -159,13 +162,13 @@ class Checkpoints:
     # -- loading
 
     def newest(self) -> CheckpointEntry | None:
-        """The one that ``load`` would try first."""
+        """The checkpoint that ``load`` would try first."""
         found = self._candidates()
         return found[0] if found else None
 
     def load(self, state: State) -> int | None:
-        """Load the newest that is committed and whole into ``state``; its step, or None. Damaged ones are named and
-        passed over."""
+        """Load the newest committed and whole checkpoint into ``state``; returns its step, or None. Damaged ones are
+        named and skipped."""
         for entry in self._candidates():
             path = self.folder / entry.name
             if entry.snapshot:
@@ -190,7 +193,7 @@ class Checkpoints:
         return agreed
 
     def _damage(self, path: Path) -> str:
-        """Of this rank's share of the files."""
+        """Damage in this rank's share of the files."""
         try:
             named = files.read_manifest(path)
         except ValueError as error:
@@ -200,7 +203,7 @@ class Checkpoints:
     # -- all ranks
 
     def _agreed(self, mine: Any, group: Any = None) -> Any:
-        """Rank 0's. ``group``: by default the main thread's."""
+        """Rank 0's value, on all ranks. ``group``: by default the main thread's."""
         group = group or self._talk
         if group is None:
             return mine
@@ -218,8 +221,8 @@ class Checkpoints:
 
 
 def resume(state: State, checkpoints: Checkpoints) -> int:
-    """Load the newest state there is: from memory, else from disk. The step that it is of; 0 if there is none, and then
-    nothing was changed. Every rank calls it once, before its first step."""
+    """Load the newest state: from memory, else from disk. Returns its step; 0 if there is none, and then nothing was
+    changed. Every rank calls it once, before its first step."""
     newest = checkpoints.newest() if context().checkpoint else None
     since = (newest.generation, newest.step) if newest is not None else (0, 0)
     found = own_snapshots().load(state, since)
@@ -233,13 +236,13 @@ def _described(rank: int, error: BaseException) -> str:
 
 
 def _first_failure(error: CheckpointException) -> str:
-    """In one line. DCP wraps what each rank has met, with its stack."""
+    """The failure in one line. DCP wraps each rank's error together with its stack."""
     rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
     return _described(rank, cause)
 
 
 def _taken(state: State) -> dict[str, Any]:
-    """What DCP saves, and what it loads into: names that do not depend on how the model is wrapped or spread."""
+    """The parts that DCP saves and loads: their names do not depend on how the model is wrapped or sharded."""
     taken: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, torch.nn.Module):

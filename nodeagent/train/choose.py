@@ -1,7 +1,7 @@
-"""Which snapshot a new generation goes on from: the newest that every rank can have.
+"""Chooses the snapshot from which a new generation continues: the newest that every rank can get.
 
-Pure. Newest is the highest generation first, then the step: what a newer generation kept is the history that was gone
-on with, and an older one's later step a branch that was left.
+Pure. Newest means the highest generation first, then the highest step: the newer generation's snapshots are the history
+that training continued; a later step of an older generation belongs to an abandoned branch.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ class SnapshotOffer(NamedTuple):
     """One sealed snapshot in the memory of some rank's node."""
 
     slot: int
-    """Local rank whose buffers it lies in."""
+    """Local rank whose buffers hold it."""
     half: int
-    """Which of them."""
+    """Which of the two buffers."""
     generation: int
     step: int
     rank: int
-    """Whose state it is."""
+    """The rank whose state it is."""
     world: int
     replicated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What all ranks load."""
+    """The snapshot that all ranks load."""
 
     generation: int
     step: int
     local: Mapping[int, SnapshotOffer]
-    """Rank to the snapshot on its own node that it loads. Ranks that are missing here get it from ``giver``."""
+    """Rank to the snapshot on its own node that it loads. A rank that is missing here gets it from ``giver``."""
     giver: int
     """The lowest rank that has it."""
 
 
 def choose(offers: Sequence[Sequence[SnapshotOffer]], since: tuple[int, int] = (0, 0)) -> Choice | None:
-    """``offers[r]`` are those on the node of rank r of the new generation. What is older than ``since``
-    (generation, step) does not count. The same result on every rank."""
+    """``offers[r]`` are the snapshots on the node of rank r of the new generation. Snapshots older than ``since``
+    (generation, step) do not count. The result is the same on every rank."""
     for generation, step in sorted({(o.generation, o.step) for found in offers for o in found}, reverse=True):
         if (generation, step) < since:
             return None
@@ -55,7 +55,7 @@ def choose(offers: Sequence[Sequence[SnapshotOffer]], since: tuple[int, int] = (
 
 
 def _own_offer(found: Sequence[SnapshotOffer], rank: int, world: int) -> SnapshotOffer | None:
-    """The state that this very rank kept in a gang of the same size."""
+    """The state that this rank itself kept in a gang of the same size."""
     return next((o for o in sorted(found) if o.rank == rank and o.world == world), None)
 
 

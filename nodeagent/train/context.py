@@ -1,6 +1,7 @@
-"""What a worker's environment says of its place: job, node, generation, ranks, why it was started.
+"""A worker's place, from its environment: job, node, generation, ranks, why it was started.
 
-Standard library only; the same values under plain torchrun, as far as it has them. Must never ask anybody.
+Standard library only. Under plain torchrun the values are the same, as far as it sets them. Must never ask another
+process.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class Context:
     """One worker of one generation."""
 
     job: str = ""
-    """Empty when nodeagent did not start this process."""
+    """Empty if nodeagent did not start this process."""
     uid: str = ""
-    """The job's id: another one for each submit. Under torchrun its run id."""
+    """The job's id, a new one for each submit. Under torchrun its run id."""
     node: str = ""
     generation: int = 0
     """0 without nodeagent."""
@@ -28,7 +29,7 @@ class Context:
     reason: str = ""
     """Why this generation was formed, in words."""
     faulty: Mapping[str, Any] = field(default_factory=dict)
-    """``nodes`` and ``devices`` that were left out, and why."""
+    """``nodes`` and ``devices`` that were left out, and the reasons."""
     rank: int = 0
     local_rank: int = 0
     group_rank: int = 0
@@ -36,19 +37,19 @@ class Context:
     local_world_size: int = 1
     checkpoint_dir: Path | None = None
     checkpoint: str = ""
-    """Name of the one that was committed last, when this generation was formed."""
+    """Name of the newest committed checkpoint when this generation was formed."""
 
     time_left: float | None = None
     """Seconds of the job's time limit that were left when this generation started; None without a limit."""
 
     @property
     def managed(self) -> bool:
-        """Started by nodeagent."""
+        """Returns whether nodeagent started this process."""
         return bool(self.job)
 
 
 def context(environ: Mapping[str, str] = os.environ) -> Context:
-    """As the environment has it now. Raises ValueError for one that is broken."""
+    """The context from the present environment. Raises ValueError if a variable is broken."""
     folder = environ.get("NODEAGENT_CHECKPOINT_DIR")
 
     def number(name: str, missing: int = 0) -> int:

@@ -1,7 +1,7 @@
-"""A training's state as one run of bytes and a small rest, and back.
+"""Converts a training's state into one run of bytes and a small rest, and back.
 
-The tensors' bytes lie one after the other, aligned; everything else is one pickle that names them. Must never be given
-a pickle that another user could have written.
+The tensors' bytes follow one another, aligned; one pickle holds everything else and names the tensors. Must never be
+given a pickle that another user could have written.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import torch
 ALIGN = 64
 
 State = MutableMapping[str, Any]
-"""Names to what is kept: modules, optimizers, whatever has ``state_dict`` and ``load_state_dict``; or values."""
+"""Names to parts of the state: modules, optimizers, any object with ``state_dict`` and ``load_state_dict``; or
+values."""
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor's bytes lie."""
+    """Where a tensor's bytes are stored."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -29,7 +30,7 @@ class TensorPlace(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """A state taken apart; the tensors are still the state's own."""
+    """A state in parts; the tensors are still the state's own."""
 
     rest: bytes
     tensors: list[torch.Tensor]
@@ -46,13 +47,13 @@ def take_apart(state: Mapping[str, Any]) -> Flat:
 
 
 def put_together(rest: bytes, data: torch.Tensor) -> dict[str, Any]:
-    """The inverse; every tensor is a copy, on the CPU."""
+    """The inverse of ``take_apart``; every tensor is a copy, on the CPU."""
     found: dict[str, Any] = _Unpickler(io.BytesIO(rest), data).load()
     return found
 
 
 def put_back(state: State, found: Mapping[str, Any]) -> None:
-    """Load what was kept into the state. Raises KeyError if it lacks a part."""
+    """Load the stored parts into the state. Raises KeyError if a part is missing."""
     missing = sorted(set(state) - set(found))
     if missing:
         raise KeyError(f"the snapshot has no {', '.join(missing)}: it was taken of another state")
@@ -72,12 +73,12 @@ def cut(data: torch.Tensor, place: TensorPlace) -> torch.Tensor:
 
 
 def total(data: torch.Tensor) -> int:
-    """The sum of the bytes (a multiple of 8) as 64-bit words: one changed bit changes it. As fast as memory."""
+    """The sum of the bytes (a multiple of 8) as 64-bit words: one changed bit changes the sum. As fast as memory."""
     return int(data.view(torch.int64).sum()) % (1 << 64)
 
 
 def copy_into(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Copy the tensors, from wherever they are; done when this returns."""
+    """Copy the tensors from any device; the copies are complete when this returns."""
     for target, source in zip(views, tensors, strict=True):
         target.copy_(source)
 

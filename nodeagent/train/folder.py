@@ -1,7 +1,8 @@
-"""The folder of checkpoints: their names, what says that one is whole and that it counts, and which are removed.
+"""The folder of checkpoints: names, manifests, markers, and removal.
 
-Standard library only. A checkpoint is a folder; its manifest, written last, names each file with size and checksum; its
-marker says that it was committed. Must never remove the newest that is committed.
+Standard library only. A checkpoint is a folder. Its manifest is written last, and names each file with size and
+checksum: so the checkpoint is whole. Its marker shows that it was committed. Must never remove the newest committed
+checkpoint.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _PIECE = 1 << 20
 
 
 class CheckpointEntry(NamedTuple):
-    """One checkpoint, by its name. ``order`` counts the checkpoints of the folder, whoever wrote them."""
+    """One checkpoint, by its name. ``order`` counts all checkpoints of the folder, in every generation."""
 
     order: int
     step: int
     generation: int
     snapshot: bool = False
-    """Written out of memory when a node was given up (``writeout.py``), not with torch.distributed.checkpoint."""
+    """Written from memory when a node was given up (``writeout.py``), not with torch.distributed.checkpoint."""
 
     @property
     def name(self) -> str:
@@ -43,7 +44,7 @@ def entry_of(name: str) -> CheckpointEntry | None:
 
 
 def entries(folder: Path) -> list[CheckpointEntry]:
-    """All, whole or not, the newest first. A folder that is not there has none."""
+    """All checkpoints, whole or not, the newest first. A missing folder has none."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -56,8 +57,8 @@ def next_order(folder: Path) -> int:
 
 
 def candidates(folder: Path, pointer: str) -> list[CheckpointEntry]:
-    """Those that may be loaded, the best first: the one that the store says was committed last, then older committed
-    ones. Without a pointer: all that have a marker."""
+    """Checkpoints that may be loaded, the best first: the one that the store's pointer names, then older committed
+    ones. Without a pointer: all with a marker."""
     committed = [e for e in entries(folder) if (folder / e.name / MARKER).exists()]
     first = entry_of(pointer)
     if first is None:
@@ -74,18 +75,18 @@ def checksum(path: Path) -> int:
 
 
 def described(folder: Path, names: Sequence[str]) -> dict[str, list[int]]:
-    """Size and checksum of these files, as a manifest has them."""
+    """Size and checksum of these files, in the form of a manifest."""
     return {name: [(folder / name).stat().st_size, checksum(folder / name)] for name in names}
 
 
 def write_manifest(folder: Path, files: Mapping[str, Sequence[int]]) -> None:
-    """The last file of a checkpoint; it is on the disk when this returns."""
+    """Writes the last file of a checkpoint; the file is on the disk when this returns."""
     text = json.dumps({"version": 1, "files": files}, indent=1)
     _write(folder / MANIFEST, json.dumps({"crc": zlib.crc32(text.encode()), "content": text}))
 
 
 def read_manifest(folder: Path) -> dict[str, list[int]]:
-    """Raises ValueError, saying what is wrong."""
+    """The files that the manifest names. Raises ValueError with the problem."""
     try:
         record = json.loads((folder / MANIFEST).read_text())
         text = record["content"]
@@ -100,7 +101,7 @@ def read_manifest(folder: Path) -> dict[str, list[int]]:
 
 
 def damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str:
-    """What is wrong with these files; "" if nothing is."""
+    """The problem with these files; "" if there is none."""
     for name, (size, crc) in sorted(files.items()):
         try:
             found = (folder / name).stat().st_size
@@ -118,8 +119,9 @@ def mark_committed(folder: Path) -> None:
 
 
 def prune(folder: Path, newest: CheckpointEntry, keep: int, damaged: Collection[CheckpointEntry] = ()) -> None:
-    """After ``newest`` was committed: keep that many committed ones that are whole as far as is known, and nothing else
-    that is older. What was written out of memory is not counted: another number of ranks may not be able to load it."""
+    """Call after ``newest`` was committed: keeps ``keep`` committed checkpoints that are whole as far as known, and
+    removes all others that are older. Checkpoints written from memory are not counted: another number of ranks may not
+    be able to load them."""
     older = [e for e in entries(folder) if e.order < newest.order]
     committed = [e for e in older if not e.snapshot and e not in damaged and (folder / e.name / MARKER).exists()]
     for entry in set(older) - set(committed[: keep - 1]):
@@ -127,8 +129,8 @@ def prune(folder: Path, newest: CheckpointEntry, keep: int, damaged: Collection[
 
 
 def prune_snapshots(folder: Path, newest: CheckpointEntry) -> None:
-    """After ``newest`` was written out and committed: of those before it the last stays, and what older generations
-    talked over is removed. Checkpoints are left alone."""
+    """Call after ``newest`` was written from memory and committed: of the earlier ones the last stays. Also removes the
+    message files of older generations. Does not touch other checkpoints."""
     older = [e for e in entries(folder) if e.snapshot and e.order < newest.order]
     committed = [e for e in older if (folder / e.name / MARKER).exists()]
     for entry in set(older) - set(committed[:1]):
@@ -140,22 +142,22 @@ def prune_snapshots(folder: Path, newest: CheckpointEntry) -> None:
 
 
 def part_name(rank: int) -> str:
-    """The file with this rank's state in what was written out of memory: a snapshot as it lay there (``memory.py``)."""
+    """Name of the file with this rank's state in a checkpoint from memory: an unchanged snapshot (``memory.py``)."""
     return f"rank-{rank:05d}.snapshot"
 
 
 def talk_folder(folder: Path, generation: int, token: str) -> Path:
-    """Where the nodes of a generation talk over what they write out."""
+    """The folder for the messages between a generation's nodes about what they write from memory."""
     return folder / f".writeout-g{generation}-{token}"
 
 
 def drop(folder: Path, entry: CheckpointEntry) -> None:
-    """Remove one that was never finished."""
+    """Remove a checkpoint that was never finished."""
     shutil.rmtree(folder / entry.name, ignore_errors=True)
 
 
 def room(folder: Path) -> str:
-    """In words, for somebody whose file could not be written."""
+    """The free room in words, for a person whose file could not be written."""
     try:
         found = shutil.disk_usage(folder)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What all ranks of a generation tell each other, over the script's own process group.
+"""Exchanges data between all ranks of a generation, over the script's own process group.
 
-Every function is a collective: each rank must call it. With one rank none needs a group.
+Every function is a collective: each rank must call it. With one rank no function needs a group.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 PIECE = 64 << 20
-"""Bytes sent at a time."""
+"""Bytes sent in one message."""
 
 
 def gather(mine: T, world: int) -> list[T]:
-    """Every rank's, by rank. Raises RuntimeError before the group is there."""
+    """The values of all ranks, by rank. Raises RuntimeError before the group exists."""
     if world == 1:
         return [mine]
     if not dist.is_initialized():
@@ -27,7 +27,8 @@ def gather(mine: T, world: int) -> list[T]:
 
 
 def hand_out(giver: int, given: tuple[bytes, torch.Tensor] | None, wanted: bool) -> tuple[bytes, torch.Tensor] | None:
-    """What the giver gives (None on all others) to those who want it; the others go along and get None."""
+    """Sends the giver's value (None on all others) to the ranks that want it; the other ranks take part and get
+    None."""
     shared: list[Any] = [(given[0], len(given[1]))] if given is not None else [None]
     dist.broadcast_object_list(shared, src=giver)
     rest, size = shared[0]

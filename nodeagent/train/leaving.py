@@ -1,4 +1,5 @@
-"""Leaving gracefully: a last checkpoint at a planned stop, at a step that all ranks agree on, so that none is lost.
+"""Leaving gracefully: a last checkpoint at a planned stop, after a step that all ranks agree on, so that no step is
+lost.
 
     leaving = Leaving()                                   # once, where training begins
     while step < steps:
@@ -6,8 +7,8 @@
             leaving.leave(step, lambda: save(step))       # saves, and ends the process
         train_one_step()
 
-Under torchrun, without nodeagent, ``at`` is always False. Needs torch only when the ranks have to agree. Must never
-keep a process beyond its grace: the shim's SIGKILL ends it whatever it does.
+Under torchrun, without nodeagent, ``at`` is always False. Needs torch only if the ranks have to agree. Must never keep
+a process beyond its grace: the shim's SIGKILL ends it in any case.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from nodeagent.train.context import context
 from nodeagent.train.link import Link, LinkError
 
 LEFT = 101
-"""The exit code: "form me again, and do not count it", should anybody ask."""
+"""The exit code. For an agent that did not request the leave it means: form the gang again, and do not count it."""
 BOUND = 86400.0
-"""Seconds that ranks wait for each other: the longest grace there is. What ends it in earnest is SIGKILL."""
+"""Seconds that ranks wait for each other: the longest possible grace. In practice SIGKILL ends the wait."""
 ASKED_FOR = 3600.0
-"""Seconds that one question to the shim stays open; then it is put again."""
+"""Seconds that one question to the shim stays open; then it is asked again."""
 AGAIN = 0.5
 """Seconds until a shim that did not answer, or refused, is asked again."""
 
@@ -36,22 +37,22 @@ AGAIN = 0.5
 def goodbye(code: int = LEFT) -> NoReturn:
     """Everything is saved: end this process now, with this exit code (0: training is complete).
 
-    The script's own end (``finally``, ``atexit``, threads, torch's process group) may take seconds or hang, and
-    at a planned stop all nodes wait for it. Nothing of it runs. Standard output is flushed; processes that this one
-    started are ended by its shim; what its other threads still write is lost.
+    The script's own end (``finally``, ``atexit``, threads, torch's process group) may take seconds or hang, and at a
+    planned stop all nodes wait for it. Nothing of it runs. Standard output is flushed; the shim ends child processes of
+    this one; output that other threads still write is lost.
     """
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(code)  # even where the output cannot be written
+        os._exit(code)  # even if the output cannot be written
 
 
 class Leaving:
-    """One per process and generation."""
+    """One object for each process and generation."""
 
     def __init__(self, link: Link | None = None) -> None:
-        """``link``: the environment's, if there is one."""
+        """``link``: by default the environment's link, if there is one."""
         self._link = link or Link.of_environment()
         self._context = context()
         self._store: TorchStore | None = None
@@ -60,21 +61,21 @@ class Leaving:
             threading.Thread(target=self._listen, args=(self._link,), name="leaving", daemon=True).start()
 
     def at(self, step: int) -> bool:
-        """With ``step`` steps done: is it time to leave? Every rank calls it at the same steps. Raises AgreementError
-        if the ranks were asked to leave and could not agree."""
+        """Call with ``step`` steps done: returns whether it is time to leave. Every rank calls it at the same steps.
+        Raises AgreementError if the ranks were asked to leave and could not agree."""
         return self._last.at(step)
 
     def leave(self, step: int, save: Callable[[], object]) -> NoReturn:
-        """Save, wait for the other ranks to have saved, and end the process. Every rank calls it; ``save`` may
-        communicate, and returns False if nothing was kept. Nothing else runs any more: no ``finally``, no ``atexit``;
-        what must be done belongs in ``save``.
+        """Save, wait until the other ranks have saved, and end the process. Every rank calls it. ``save`` may
+        communicate; it returns False if nothing was saved. Nothing else runs any more, no ``finally`` and no
+        ``atexit``: put everything that must be done into ``save``.
         """
         began = time.monotonic()
         self._send("leave.saving")
         try:
             kept = save() is not False
         except BaseException:
-            self._saved(wait=False)  # the others need not wait for one that failed
+            self._saved(wait=False)  # the others need not wait for a rank that failed
             raise
         took = time.monotonic() - began if kept else None
         self._send("leave.done", step=step, seconds=took)
@@ -82,16 +83,17 @@ class Leaving:
         goodbye()
 
     def _send(self, name: str, **fields: Any) -> None:
-        """Told to the shim, which keeps the story and tells who waits in vain; leaving goes on without it."""
+        """Sends a message to the shim, which records it and reports ranks that wait in vain; leaving works without
+        it."""
         if self._link is None:
             return
         try:
             self._link.ask(name, **fields)
         except LinkError as error:
-            print(f"nodeagent: leaving, but could not say so ({name}): {error}", file=sys.stderr)
+            print(f"nodeagent: leaving, but could not report it ({name}): {error}", file=sys.stderr)
 
     def _listen(self, link: Link) -> None:
-        """In a thread: until the shim says that it is time, then until the ranks agree."""
+        """Runs in a thread: waits until the shim asks this rank to leave, then until the ranks agree."""
         while True:
             try:
                 link.ask("leave.wait", ASKED_FOR)
@@ -106,7 +108,7 @@ class Leaving:
         return begun if self._store is None else highest_of_all(self._store, self._context.world_size, begun, BOUND)
 
     def _saved(self, wait: bool) -> None:
-        """Say that this rank has done its part, and wait for the others: it may be whom they save through."""
+        """Announce that this rank has saved, and wait for the others: they may need this rank to save."""
         if self._store is None:
             return
         try:
@@ -118,8 +120,8 @@ class Leaving:
 
 
 def gang_store() -> TorchStore | None:
-    """A line of its own to the store that the ranks met at; None for a single rank. Raises RuntimeError without a
-    process group."""
+    """A connection of its own to the store at which the ranks met; None for a single rank. Raises RuntimeError without
+    a process group."""
     here = context()
     if here.world_size == 1:
         return None
@@ -129,7 +131,7 @@ def gang_store() -> TorchStore | None:
     if not dist.is_initialized():
         raise RuntimeError("there is no process group: call torch.distributed.init_process_group() before the training")
     store = _get_default_store()
-    # Torch's own connection may be held by a main thread that waits in it for another rank to begin a step.
+    # # A main thread that waits for another rank's step may hold torch's own connection.
     store = store.clone() if hasattr(store, "clone") else store
     mine: TorchStore = dist.PrefixStore(f"nodeagent/leave/{here.generation}", store)
     return mine

@@ -1,7 +1,7 @@
-"""A worker's line to its shim: JSON over the unix socket that NODEAGENT_SOCKET names.
+"""A worker's connection to its shim: JSON over the unix socket in NODEAGENT_SOCKET.
 
-``send`` never waits for an answer, ``ask`` waits for one, both within a bound. Standard library only. Must never
-raise because the shim is stopped or gone while something is only told: training goes on without.
+``send`` does not wait for an answer, ``ask`` does, both within a bound. Standard library only. ``send`` must never
+raise because the shim is stopped or gone: training continues without it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-"""Of the lines, as the shim speaks them."""
+"""Version of the messages' format, the same as the shim's."""
 SEND_BOUND = 0.05
-"""Seconds that ``send`` may take at most, and then no more for ``REST``."""
+"""The most seconds that ``send`` may take; after that it does nothing for ``REST``."""
 REST = 1.0
-"""Seconds without another try after one that failed."""
+"""Seconds without another attempt after one that failed."""
 ASK_BOUND = 5.0
-"""Seconds for an answer, unless the question names its own."""
+"""Seconds to wait for an answer, unless the question has its own bound."""
 _MAX_LINE = 16 << 20
 _MAX_FDS = 8
 _SUN_PATH = 107
 
 
 class LinkError(Exception):
-    """The shim refused, did not answer in time, or is not there; ``str()`` says which."""
+    """The shim refused, did not answer in time, or is not there; ``str()`` says which of these."""
 
 
 class ShimAnswer(dict[str, Any]):
-    """What the shim answered, and the descriptors that came with it (the caller closes them)."""
+    """The shim's answer, and the descriptors that came with it (the caller closes them)."""
 
     fds: tuple[int, ...] = ()
 
 
 class Link:
-    """Usable from any thread, and in forked children."""
+    """A connection that any thread, and forked children, may use."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -53,13 +53,13 @@ class Link:
 
     @classmethod
     def of_environment(cls) -> Link | None:
-        """None where no shim started this process, as under torchrun."""
+        """None if no shim started this process, as under torchrun."""
         path = os.environ.get("NODEAGENT_SOCKET")
         return cls(path) if path else None
 
     def send(self, name: str, /, **fields: Any) -> bool:
-        """Say something that needs no answer. False: it was not taken, or another thread is saying something; it is
-        not sent again."""
+        """Send a message that needs no answer. False: it was not sent (the shim did not take it, or another thread was
+        sending); it is not sent again."""
         data = _encode(name, fields)
         if not self._lock.acquire(timeout=SEND_BOUND):
             return False
@@ -127,7 +127,7 @@ def _asked(line: socket.socket, question: bytes, fds: Sequence[int], number: int
                 raise LinkError("the shim closed the connection")
             *lines, data = (data + more).split(b"\n")
             for message in map(json.loads, lines):
-                if message.get("id") != number:  # the shim's status, which it sends to whoever connects
+                if message.get("id") != number:  # the shim's status, which it sends at every connect
                     continue
                 if "error" in message:
                     raise LinkError(message["error"])
@@ -162,7 +162,7 @@ def _connect(path: Path, timeout: float) -> socket.socket:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Unix sockets take names of 107 bytes: longer ones go through an open folder."""
+    """Unix sockets take names of 107 bytes: a longer path is reached through an open folder."""
     if len(os.fsencode(path)) <= _SUN_PATH:
         yield str(path)
         return

@@ -1,7 +1,7 @@
 """The form of one snapshot in shared memory: a header, the tensors' bytes, the rest of the state.
 
-Standard library only. A header counts only once it is sealed, and sealing is the last write: what a killed process left
-half-done is never taken for a snapshot. Must never interpret what is stored.
+Standard library only. A header counts only once it is sealed, and sealing is the last write: the unfinished work of a
+killed process is never taken for a snapshot. Must never interpret what is stored.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CRC = struct.Struct("<I")
 
 
 class Header(NamedTuple):
-    """What a sealed snapshot says of itself."""
+    """The description of a sealed snapshot."""
 
     generation: int
     step: int
     rank: int
     world: int
     replicated: bool
-    """Every rank's state is the same, so any rank's copy serves all."""
+    """Every rank has the same state, so any rank's copy serves all."""
     data_bytes: int
     rest_bytes: int
     data_sum: int
@@ -39,7 +39,7 @@ class Header(NamedTuple):
 
 
 def parse(page: bytes) -> Header | None:
-    """The header of a sealed and whole one; None for anything else."""
+    """The header of a sealed and whole snapshot; None for anything else."""
     if page[: len(_MAGIC)] != _MAGIC:
         return None
     fields = page[len(_MAGIC) : len(_MAGIC) + _FIELDS.size]
@@ -54,7 +54,7 @@ def size_of(data_bytes: int, rest_bytes: int) -> int:
 
 
 class SharedBuffer:
-    """One buffer, mapped with all its pages there: a first write costs no more than a later one."""
+    """One buffer, mapped with all its pages present, so that the first write is as fast as later ones."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -63,17 +63,17 @@ class SharedBuffer:
 
     @classmethod
     def of_size(cls, size: int) -> SharedBuffer:
-        """A new one, owned by whoever holds its descriptor."""
+        """A new buffer; it lives as long as some process has its descriptor."""
         fd = os.memfd_create("nodeagent-snapshot", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(fd, 0, size)  # too little memory is an error here, not a SIGBUS at some write
+            os.posix_fallocate(fd, 0, size)  # too little memory is an error here, not a SIGBUS at a later write
             return cls(fd)
         except OSError:
             os.close(fd)
             raise
 
     def unseal(self) -> None:
-        """It holds nothing from now on."""
+        """Marks the buffer as empty."""
         self.map[: len(_MAGIC)] = bytes(len(_MAGIC))
 
     def put_rest(self, header: Header, rest: bytes) -> None:
@@ -87,18 +87,19 @@ class SharedBuffer:
         return found if len(found) == header.rest_bytes and zlib.crc32(found) == header.rest_crc else None
 
     def seal(self, header: Header) -> None:
-        """What was written is a snapshot."""
+        """Marks the written bytes as a snapshot."""
         packed = header.pack()
         self.map[len(_MAGIC) : len(_MAGIC) + len(packed)] = packed
         self.map[: len(_MAGIC)] = _MAGIC
 
     def close(self) -> None:
-        """Let go of the descriptor; the pages are unmapped when the last tensor in them is gone."""
+        """Close the descriptor; the pages are unmapped when the last tensor in them is gone."""
         os.close(self.fd)
 
 
 def header_of(fd: int) -> Header | None:
-    """Of a buffer that is not mapped. None: nothing sealed, or it is shorter than it says."""
+    """The header in a buffer that is not mapped. None: nothing is sealed, or the buffer is shorter than the header
+    says."""
     header = parse(os.pread(fd, HEADER, 0))
     if header is None or os.fstat(fd).st_size < size_of(header.data_bytes, header.rest_bytes):
         return None

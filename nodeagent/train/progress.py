@@ -1,8 +1,8 @@
-"""Progress, told by the worker: which step it is at, and which phase it is in. By it nodeagent sees that a gang hangs.
+"""Progress that the worker reports: its step, and its phase. From it nodeagent detects that a gang hangs.
 
-A shared page of 64 bytes that NODEAGENT_PROGRESS names; the shim looks at it now and then. So a call costs a
-microsecond and no system call, and cannot block. The first step alone is said to the shim as well, within a bound: by
-it nodeagent knows how long a recovery took. Standard library only. Must never raise for what is wrong outside of the
+The worker writes into a shared page of 64 bytes (NODEAGENT_PROGRESS), which the shim reads now and then. So a call
+costs a microsecond and no system call, and cannot block. Only the first step is also sent to the shim, within a bound:
+from it nodeagent knows how long a recovery took. Standard library only. Must never raise for an error outside of the
 script.
 """
 
@@ -15,7 +15,7 @@ import time
 
 MAGIC = b"naprog1\0"
 PAGE = struct.Struct("<8sqdd32s")
-"""Magic, step, when (CLOCK_BOOTTIME), the phase's own bound (0: the job's), phase."""
+"""Magic, step, time (CLOCK_BOOTTIME), the phase's own bound (0: the job's), phase."""
 NO_STEP = -1
 TRAIN = "train"
 _NEWS, _PHASE = struct.Struct("<qd"), struct.Struct("<d32s")
@@ -27,10 +27,10 @@ _step, _phase, _bound = NO_STEP, "", -1.0
 
 
 def progress(step: int | None = None, phase: str = TRAIN, bound: float | None = None) -> None:
-    """Tell that this worker has got to ``step`` (None: no further, but it lives), and is in ``phase``.
+    """Report that this worker has reached ``step`` (None: no further, but it lives), and is in ``phase``.
 
     Call it once a step, on every rank. A phase other than ``train`` (``evaluate``, ``checkpoint``, any name) may take
-    longer than the job's limit: up to ``bound`` seconds, or the job file's ``hang.phases``; it ends with the next call.
+    longer than the job's limit: up to ``bound`` seconds, or the job file's ``hang.phases``. It ends with the next call.
     """
     global _step, _phase, _bound, _stepped  # noqa: PLW0603 (one page for each process)
     if step is not None and not _stepped:
@@ -59,7 +59,7 @@ def _open() -> mmap.mmap | None:
     global _page, _opened  # noqa: PLW0603
     _opened = True
     path = os.environ.get("NODEAGENT_PROGRESS")
-    if path is None:  # the job looks for no hangs, or nodeagent did not start this process
+    if path is None:  # the job detects no hangs, or nodeagent did not start this process
         return None
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""Exact batches through a DataLoader: a batch sampler, and the steps that go with what the loader hands out.
+"""Exact batches through a DataLoader: a batch sampler, and the steps that match the loader's output.
 
-Standard library only: a DataLoader takes anything iterable. The position counts what was *used*: what the loader's
-workers have fetched ahead is fetched again after a restart. Must hold no state but the position.
+Standard library only: a DataLoader takes any iterable. The position counts samples that were *used*: samples that the
+loader's workers have fetched ahead are fetched again after a restart. Must hold no state but the position.
 
     data = ExactData(len(dataset), global_batch=1024, micro_batch=64, rank=rank, world=world, seed=0)
     loader = DataLoader(dataset, batch_sampler=data.sampler, num_workers=4)
@@ -46,7 +46,7 @@ class ExactData:
         self.consumed = consumed
         """Samples used since training began, over all ranks."""
         self.step = self.plan.steps_to(consumed)
-        """Steps done since training began; a step counts from its last micro-batch on."""
+        """Steps done since training began; a step counts once its last micro-batch was handed out."""
         self.sampler = ExactBatchSampler(self)
 
     @property
@@ -55,12 +55,12 @@ class ExactData:
         return self.plan.batch(self.consumed).epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, the same on all ranks, and what it is a position in. Take it between steps."""
+        """The position, the same on all ranks, and the data and order that it refers to. Take it between steps."""
         return {"consumed": self.consumed, "step": self.step} | self._order()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, with any number of ranks and any batch. Raises ValueError if it is a position in other data
-        or another order: samples would be used twice, and others never."""
+        """Continue from this position, with any number of ranks and any batch. Raises ValueError if it refers to other
+        data or another order: samples would be used twice, and others never."""
         for name, mine in self._order().items():
             if state[name] != mine:
                 raise ValueError(
@@ -73,21 +73,21 @@ class ExactData:
         return {"length": self.plan.length, "seed": self.plan.seed, "shuffle": self.plan.shuffle}
 
     def rest_of_pass(self) -> Iterator[tuple[Batch, tuple[Micro, ...]]]:
-        """The batches from here to the end of the pass, with this rank's share."""
+        """The remaining batches of the pass, with this rank's share."""
         at, epoch = self.consumed, self.epoch
         while (batch := self.plan.batch(at)).epoch == epoch:
             yield batch, self.plan.share(batch, self.rank, self.world, self.micro_batch)
             at = batch.after
 
     def steps(self, loader: Iterable[T]) -> Iterator[SampledStep[T]]:
-        """The steps from here to the end of the pass, with what ``loader`` makes of ``sampler``."""
+        """The remaining steps of the pass, with the data that ``loader`` makes of ``sampler``."""
         items = iter(loader)
         for batch, share in self.rest_of_pass():
             yield SampledStep(self, batch, share, items)
 
 
 class SampledStep(Generic[T]):
-    """One step: iterate over it, once, for its micro-batches and their data."""
+    """One step: iterate over it, once, to get its micro-batches and their data."""
 
     def __init__(self, data: ExactData, batch: Batch, share: tuple[Micro, ...], items: Iterator[T]) -> None:
         self.batch, self.share = batch, share

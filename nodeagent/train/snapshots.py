@@ -1,9 +1,9 @@
-"""Snapshots in memory: the state of a training as of one step, kept by the shim so that it outlives the workers.
+"""Snapshots in memory: the state of a training after one step, which the shim keeps so that it outlives the workers.
 
-``take`` copies the state in the calling thread: what is kept is one step's state whatever the script does next, and it
-costs what copying memory costs. ``load`` is a collective: all ranks of a new generation agree on the newest snapshot
-that each of them can have, and nobody reads a disk. Without nodeagent both do nothing. Must never fail a training: what
-cannot be kept is said, and training goes on.
+``take`` copies the state in the calling thread: the copy is the state of one step whatever the script does next, and
+costs as much as copying memory. ``load`` is a collective: all ranks of a new generation agree on the newest snapshot
+that each of them can get, and no rank reads a disk. Without nodeagent both do nothing. Must never fail a training: if a
+state cannot be kept, a message reports it, and training continues.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from nodeagent.train.link import Link, LinkError
 from nodeagent.train.memory import HEADER, Header, SharedBuffer, header_of, size_of
 
 BUFFERS = 2
-"""By turns: while one is being written, the other is whole."""
+"""Two buffers in turn: while one is being written, the other is whole."""
 SLACK = 64 << 10
 """Bytes by which the part beside the tensors may grow before new memory is needed."""
 TRY_AGAIN = 30.0
-"""Seconds until the next try after a snapshot that could not be kept."""
+"""Seconds until the next attempt after a snapshot that could not be kept."""
 ASK_BOUND = 2.0
-"""Seconds to wait for the shim."""
+"""Seconds to wait for the shim's answer."""
 
 
 class Buffer:
-    """One memory, and the tensors in it as they were laid out last."""
+    """One shared memory, and the tensors in it in their last layout."""
 
     def __init__(self, memory: SharedBuffer) -> None:
         self.memory = memory
@@ -54,7 +54,7 @@ class Buffer:
 
 
 class FoundSnapshot(NamedTuple):
-    """What the shim keeps of one local rank, under one index."""
+    """The snapshot of one local rank, under one index, that the shim keeps."""
 
     fd: int
     header: Header | None
@@ -64,7 +64,7 @@ Kept = Mapping[tuple[int, int], FoundSnapshot]
 
 
 class WorkerSnapshots:
-    """Those of one worker."""
+    """The snapshots of one worker."""
 
     def __init__(self, link: Link | None, place: Context) -> None:
         self._link, self._place = link, place
@@ -101,13 +101,13 @@ class WorkerSnapshots:
         self._newest = index
 
     def _writable(self, link: Link, index: int, flat: Flat) -> Buffer:
-        """The buffer of this index, made anew if it is too small."""
+        """The buffer of this index; a new one if it is too small."""
         size = size_of(flat.data_bytes, len(flat.rest))
         found = self._buffers.get(index)
         if found is not None and found.memory.size >= size:
             return found
         size += SLACK
-        link.ask("snapshot.put", ASK_BOUND, index=index, bytes=size)  # before so much memory is taken
+        link.ask("snapshot.put", ASK_BOUND, index=index, bytes=size)  # before the memory is allocated
         made = Buffer(SharedBuffer.of_size(size))
         link.ask("snapshot.put", ASK_BOUND, fds=(made.memory.fd,), index=index, bytes=size)
         if found is not None:
@@ -116,7 +116,7 @@ class WorkerSnapshots:
         return made
 
     def load(self, state: State, since: tuple[int, int] = (0, 0)) -> int | None:
-        """See ``nodeagent.train.restore``. What is older than ``since`` (generation, step) does not count."""
+        """See ``nodeagent.train.restore``. Snapshots older than ``since`` (generation, step) do not count."""
         if self._link is None:
             return None
         kept = self._kept(self._link)
@@ -136,7 +136,7 @@ class WorkerSnapshots:
         return choice.step if choice is not None else None
 
     def _kept(self, link: Link) -> Kept:
-        """Of all local ranks of this node."""
+        """The snapshots of all local ranks of this node."""
         found: dict[tuple[int, int], FoundSnapshot] = {}
         try:
             for slot in link.ask("snapshot.get", ASK_BOUND)["slots"]:
@@ -144,14 +144,14 @@ class WorkerSnapshots:
                 for index, fd in zip(answer["indexes"], answer.fds, strict=True):
                     found[slot, index] = FoundSnapshot(fd, header_of(fd))
         except LinkError as error:
-            announce(f"the snapshots of this node cannot be had: {error}")
+            announce(f"the snapshots of this node cannot be read: {error}")
         return found
 
     def _agree(
         self, kept: Kept, offers: list[SnapshotOffer], since: tuple[int, int]
     ) -> tuple[Choice | None, tuple[bytes, torch.Tensor] | None]:
-        """The choice of all ranks, and this node's own copy of it, if it has one. What turns out to be damaged is
-        taken out, and they choose again."""
+        """The choice of all ranks, and this node's own copy of it, if it has one. A damaged snapshot is removed from
+        the offers, and the ranks choose again."""
         world = self._place.world_size
         while True:
             choice = choose(gang.gather(offers, world), since)
@@ -165,7 +165,8 @@ class WorkerSnapshots:
                 announce(f"the snapshot of step {mine.step} is damaged in memory and is passed over")
 
     def _adopt(self, kept: Kept, choice: Choice | None) -> None:
-        """Go on in the memory of this local rank, keeping the chosen one for now; the others' is let go."""
+        """Continue in the memory of this local rank and keep the chosen snapshot for now; release the others'
+        memory."""
         for (slot, index), (fd, header) in kept.items():
             if slot != self._place.local_rank:
                 os.close(fd)
@@ -185,7 +186,7 @@ def _whole(found: FoundSnapshot) -> tuple[bytes, torch.Tensor] | None:
 
 
 def announce(text: str) -> None:
-    """One line for the person, in the worker's own output."""
+    """Prints one line for people, in the worker's own output."""
     print(f"nodeagent: {text}", file=sys.stderr, flush=True)
 
 
@@ -193,25 +194,25 @@ _own: list[WorkerSnapshots] = []
 
 
 def own_snapshots() -> WorkerSnapshots:
-    """This worker's, from its environment."""
+    """This worker's snapshots, from its environment."""
     if not _own:
         _own.append(WorkerSnapshots(Link.of_environment(), context()))
     return _own[0]
 
 
 def snapshot(state: State, step: int, *, replicated: bool = False) -> bool:
-    """Keep the state in this node's memory, as of ``step``; whether it is kept (under torchrun it is not).
+    """Keep the state of ``step`` in this node's memory; returns whether it is kept (under torchrun it is not).
 
-    Every rank calls it at the same steps. ``replicated``: the state is the same on all ranks, as with
-    DistributedDataParallel; then a rank whose node is lost gets another's.
+    Every rank calls it at the same steps. ``replicated``: all ranks have the same state, as with
+    DistributedDataParallel; then a rank whose node is lost gets another rank's.
     """
     return own_snapshots().take(state, step, replicated=replicated)
 
 
 def restore(state: State) -> int | None:
-    """Load the newest snapshot that every rank can have into ``state``, in place; its step. From memory, or from the
-    disk if it was written there when the job's nodes were given up. None: there is none, and nothing was changed. Every
-    rank calls it once, after ``init_process_group``."""
+    """Load the newest snapshot that every rank can get into ``state``, in place; returns its step. It comes from
+    memory, or from the disk if it was written there when the job's nodes were given up. None: there is none, and
+    nothing was changed. Every rank calls it once, after ``init_process_group``."""
     place = context()
     entry = entry_of(place.checkpoint)
     if entry is None or not entry.snapshot or place.checkpoint_dir is None:

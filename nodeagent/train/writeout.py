@@ -1,10 +1,11 @@
-"""Writing snapshots out of memory when a gang, or a node of it, is given up: the shim's helper, one on each node.
+"""Writes snapshots from memory to disk when a gang, or one of its nodes, is given up: the shim's helper, one on each
+node.
 
 ``python -m nodeagent.train.writeout ORDER``: ORDER is JSON (see ``WriteOrder``), with descriptors of the memory and of
-a line to the shim. The helpers of all nodes meet in the job's checkpoint_dir, which they share: each offers what its
-node has, one of them chooses what a new generation would have chosen (``choose.py``), each writes its part, and the one
-that chose asks its shim to commit. Standard library only; must never count for anything before the store has said so,
-and ends when its time is over, done or not.
+a socket to the shim. The helpers of all nodes meet in the job's checkpoint_dir, which they share. Each offers what its
+node has; one of them makes the choice that a new generation would have made (``choose.py``). Each writes its part, and
+the one that chose asks its shim to commit. Standard library only. The result must never count before the store has
+accepted it; the helper ends when its time is over, done or not.
 """
 
 from __future__ import annotations
@@ -27,76 +28,78 @@ from nodeagent.train.folder import CheckpointEntry
 from nodeagent.train.memory import Header, header_of, size_of
 
 VERSION = 1
-"""Of the lines to the shim."""
+"""Version of the messages to the shim."""
 LOOK_AGAIN = (0.01, 0.1)
-"""Seconds between two looks at what the other nodes have said: at first, and at most."""
+"""Seconds between two polls for messages of the other nodes: at first, and at most."""
 SHARED_BOUND = 3.0
-"""Seconds that nodes which have offered nothing are waited for where any copy will do: one may have no snapshot."""
+"""If any copy will do: seconds to wait for nodes that have offered nothing, since a node may have no snapshot."""
 PARTS_BOUND = 0.75
-"""Of the time there is, where each rank's part is needed: workers elsewhere may live for half of the grace."""
+"""If each rank's part is needed: share of the available time, since workers elsewhere may live for half of the
+grace."""
 WRITERS = 8
-"""Parts written at a time by one node."""
+"""Parts that one node writes at a time."""
 _PIECE = 4 << 20
 _MAX_LINE = 1 << 16
 
 Commit = Callable[[CheckpointEntry], str]
-"""Have the store take it; why it did not, or ""."""
+"""Asks the store to commit it; returns why it did not, or ""."""
 
 
 class WriteOrder(NamedTuple):
-    """What the shim asks for."""
+    """The shim's request."""
 
     folder: str
     """The job's checkpoint_dir."""
     generation: int
     token: str
     node: int
-    """Its number in the gang."""
+    """Number of this node in the gang."""
     nodes: int
     ranks: Sequence[int]
-    """The node's own."""
+    """Ranks of this node."""
     world: int
     memories: Sequence[tuple[int, int, int]]
     """Local rank, index and descriptor of each memory that the shim keeps."""
     since: tuple[int, int]
-    """(generation, step) of the checkpoint that is committed: what is not newer is not written."""
+    """(generation, step) of the committed checkpoint: a state that is not newer is not written."""
     stays: bool
-    """Other nodes of the gang go on and have its state in memory, where that is the same on all ranks."""
+    """Other nodes of the gang continue and have its state in memory, if all ranks have the same state."""
     until: float
     """CLOCK_MONOTONIC: the end of the grace."""
 
 
 class Received(NamedTuple):
-    """One node's offers, as read from the folder."""
+    """One node's offers, read from the folder."""
 
     ranks: Sequence[int]
     offers: Sequence[SnapshotOffer]
 
 
 class WritePlan(NamedTuple):
-    """What all write: the first who says it decides."""
+    """What all nodes write: the first node that publishes a plan decides."""
 
     entry: CheckpointEntry
     parts: Mapping[int, int]
     """Rank whose state is written, to the node that has it."""
     generation: int
-    """That the state is of."""
+    """Generation of that state."""
 
 
 class WriteOutError(Exception):
-    """It came to nothing; ``str()`` says why."""
+    """Nothing was committed; ``str()`` gives the reason."""
 
 
 class GoneError(Exception):
-    """The one that chose has ended it."""
+    """The node that chose has ended the write-out."""
 
 
 Found = Mapping[tuple[int, int], tuple[int, Header]]
-"""Descriptor and header of each sealed snapshot here, by local rank and index."""
+"""Descriptor and header of each sealed snapshot on this node, by local rank and index."""
 
 
 def write_out(order: WriteOrder, commit: Commit) -> str:
-    """Do it; what became of it, in words, or "" if there was nothing to do for this node. Raises WriteOutError."""
+    """Write out the snapshots. Returns the result in words, or "" if this node had nothing to do. Raises
+    WriteOutError."""
     found = {(slot, half): (fd, header) for slot, half, fd in order.memories if (header := header_of(fd))}
     offers = [
         SnapshotOffer(slot, half, h.generation, h.step, h.rank, h.world, h.replicated)
@@ -110,7 +113,7 @@ def write_out(order: WriteOrder, commit: Commit) -> str:
 
 
 class _Talk:
-    """One node's part in it."""
+    """One node's part in the write-out."""
 
     def __init__(self, order: WriteOrder, found: Found) -> None:
         self._order, self._found = order, found
@@ -123,7 +126,7 @@ class _Talk:
         self._send(f"offers-{self._order.node}", [list(self._order.ranks), *offers])
         try:
             plan, chose = self._chosen()
-        except GoneError:  # without what this node offered: there was nothing to do, or another has said what failed
+        except GoneError:  # this node's offer was not needed, or another node has reported the failure
             return ""
         if chose:
             return self._lead(plan, commit)
@@ -132,7 +135,7 @@ class _Talk:
         return f"part of the snapshot of step {plan.entry.step} written out in {self._took():.2f} s"
 
     def _chosen(self) -> tuple[WritePlan | None, bool]:
-        """What is written, and whether this node decided it."""
+        """The plan, and whether this node decided it."""
         order, may = self._order, True
         while True:
             message = self._receive("plan")
@@ -156,8 +159,8 @@ class _Talk:
             self._wait("what the other nodes have in memory")
 
     def _late(self, received: Mapping[int, Received]) -> bool:
-        """Whether those who have not offered are not waited for any longer: with a state that is the same on all ranks
-        they can bring one that is newer by little, with parts nothing can be done without them."""
+        """Returns whether to stop waiting for nodes without an offer. If all ranks have the same state, such a node
+        could bring only a slightly newer one; if parts are needed, nothing can be written without them."""
         shared = any(o.replicated for t in received.values() for o in t.offers)
         return self._took() > (SHARED_BOUND if shared else PARTS_BOUND * (self._order.until - self._began))
 
@@ -174,13 +177,14 @@ class _Talk:
         if choice is None:
             return None
         giver = choice.local[choice.giver]
-        # of a state that is the same on all ranks one copy will do
+        # # if all ranks have the same state, one copy will do
         writers = {giver.rank: nodes[choice.giver]} if giver.replicated else {r: nodes[r] for r in choice.local}
         entry = CheckpointEntry(files.next_order(self._folder), choice.step, order.generation, True)
         return WritePlan(entry, writers, choice.generation)
 
     def _write(self, plan: WritePlan) -> bool:
-        """This node's parts, if it has any. Raises WriteOutError or OSError, and lets the one that chose know."""
+        """Writes this node's parts, if it has any. Raises WriteOutError or OSError, and reports that to the node that
+        chose."""
         mine = [(rank, _memory(self._found, rank, plan)) for rank, n in plan.parts.items() if n == self._order.node]
         if not mine:
             return False
@@ -197,7 +201,7 @@ class _Talk:
         return True
 
     def _lead(self, plan: WritePlan | None, commit: Commit) -> str:
-        """The part of the one that chose: when all parts are there, the store is to take it."""
+        """Runs on the node that chose: asks the store to commit when all parts are there."""
         try:
             if plan is None:
                 return ""
@@ -218,7 +222,7 @@ class _Talk:
         return f"snapshot of step {plan.entry.step} written out in {self._took():.2f} s"
 
     def _all_parts(self, plan: WritePlan) -> dict[str, list[int]]:
-        """All files, as a manifest has them, when all nodes have written theirs."""
+        """All files, in the form of a manifest, when all nodes have written theirs."""
         writers = set(plan.parts.values())
         while True:
             done = dict(self._received_of_all("done", self._order.nodes))
@@ -229,16 +233,16 @@ class _Talk:
                 return {name: found for _, written in done.values() for name, found in written.items()}
             self._wait("the parts of the other nodes")
 
-    # -- the folder in which the nodes talk
+    # # -- the folder with the messages between the nodes
 
     def _send(self, name: str, content: Any) -> None:
-        """Whole or not at all."""
+        """Writes a message, whole or not at all."""
         draft = self._path / f"{name}.new"
         draft.write_text(json.dumps(content))
         draft.replace(self._path / name)
 
     def _first(self, name: str) -> bool:
-        """Whether this node is the first that says so."""
+        """Returns whether this node is the first to write this message."""
         try:
             os.close(os.open(self._path / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         except FileExistsError:
@@ -258,7 +262,7 @@ class _Talk:
         return time.monotonic() - self._began
 
     def _wait(self, what: str) -> None:
-        """A moment, until the next look. Raises WriteOutError when there is no time left."""
+        """Sleeps until the next poll. Raises WriteOutError when no time is left."""
         if time.monotonic() >= self._order.until:
             raise WriteOutError(f"{what} did not come within the grace")
         least, most = LOOK_AGAIN
@@ -277,7 +281,7 @@ def _read_plan(message: Sequence[Any]) -> WritePlan | None:
 
 
 def _memory(found: Found, rank: int, plan: WritePlan) -> tuple[int, Header]:
-    """The memory with this rank's state as the plan has it."""
+    """The memory with this rank's state of the plan."""
     for fd, header in found.values():
         if (header.rank, header.generation, header.step) == (rank, plan.generation, plan.entry.step):
             return fd, header
@@ -285,7 +289,7 @@ def _memory(found: Found, rank: int, plan: WritePlan) -> tuple[int, Header]:
 
 
 def _copy(fd: int, header: Header, path: Path) -> list[int]:
-    """Size and checksum of what was written. Raises WriteOutError if a worker wrote to it meanwhile."""
+    """Size and checksum of the written file. Raises WriteOutError if a worker wrote to the memory meanwhile."""
     size, crc = size_of(header.data_bytes, header.rest_bytes), 0
     with path.open("wb") as out:
         for begin in range(0, size, _PIECE):
@@ -300,13 +304,13 @@ def _copy(fd: int, header: Header, path: Path) -> list[int]:
 
 
 class WriteLink:
-    """To the shim: one question, one answer, one farewell."""
+    """The connection to the shim: one question, one answer, one final message."""
 
     def __init__(self, fd: int, until: float) -> None:
         self._socket, self._until = socket.socket(fileno=fd), until
 
     def commit(self, entry: CheckpointEntry) -> str:
-        """As Commit. Raises WriteOutError."""
+        """A ``Commit``. Raises WriteOutError."""
         self.send(op="commit", name=entry.name, step=entry.step, order=entry.order)
         data = b""
         try:

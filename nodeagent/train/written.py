@@ -1,7 +1,7 @@
-"""Loading what was written out of memory when a job's nodes were given up (``writeout.py``).
+"""Loads snapshots that were written from memory when a job's nodes were given up (``writeout.py``).
 
-Each file is one rank's snapshot as it lay in memory, its own checksum included. Must never hand out one of which a
-byte was changed, before it was written or after.
+Each file is one rank's snapshot, exactly as it was in memory, its own checksum included. Must never return a snapshot
+in which a byte changed, before or after writing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Parts = tuple[bytes, torch.Tensor]
 
 
 def read(path: Path, rank: int, world: int) -> Parts:
-    """What this rank of a gang of so many goes on from. Raises ValueError, saying why it cannot."""
+    """The parts from which this rank of a gang of ``world`` ranks continues. Raises ValueError with the reason if it
+    cannot."""
     named = read_manifest(path)
     own = part_name(rank)
     name = own if own in named else min(named, default="")
@@ -36,7 +37,7 @@ def read(path: Path, rank: int, world: int) -> Parts:
             raise ValueError(f"{path / name} is no snapshot that this nodeagent can read")
         if not header.replicated and (header.rank, header.world) != (rank, world):
             raise ValueError(f"{path} has a part of its own for each of {header.world} ranks, and there are {world}")
-        # private and copied on write: torch takes only what could be written to
+        # # private and copied on write: torch accepts only writable memory
         content = mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, access=mmap.ACCESS_COPY)
     return _checked(path / name, content, header)
 
@@ -50,7 +51,7 @@ def _checked(path: Path, content: mmap.mmap, header: Header) -> Parts:
 
 
 def load(state: State, path: Path, rank: int, world: int) -> str:
-    """Load it into the state, in place; why it was not, on whichever rank, or "". Every rank calls it."""
+    """Load it into the state, in place. Every rank calls it. Returns the first problem of any rank, or ""."""
     parts, problem = None, ""
     try:
         parts = read(path, rank, world)

@@ -1,1 +1,1 @@
-"""Whose word counts: the cluster's key, and what it signs."""
+"""Signatures that agents trust: the cluster's key, and what it signs."""

@@ -1,8 +1,8 @@
-"""Certificates as the agent uses them: one of its own where none is configured, and where a node serves https by
-which one, vouched for with the cluster's key.
+"""Certificates of the agent: the configured one, or one that the agent makes. Also the cluster key's signature on a
+node's https address and certificate.
 
-So agents trust each other with nothing to set up, and who can write to the store, but has no key, cannot put himself
-between two of them. Pure.
+So agents trust each other without any setup. A user who can write to the store but has no key cannot place a server
+between two agents. Pure.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nodeagent.spec.sections import ApiTlsConfig
 from nodeagent.trust.key import ClusterKey
 
 MADE = "api.pem"
-"""In the state folder: the certificate that the agent made, with its key."""
+"""File in the state folder: the certificate that the agent made, with its key."""
 OPENSSL = "openssl"
 TIMEOUT = 10.0
 """Seconds for openssl to make a certificate (it takes some 20 ms)."""
 LARGEST = 256 * 1024
-"""Bytes read of a certificate file."""
+"""The most bytes read of a certificate file."""
 
 
 class CertificateError(Exception):
@@ -35,8 +35,8 @@ class CertificateError(Exception):
 
 
 async def server_context(tls: ApiTlsConfig, node: str, folder: Path) -> tuple[ssl.SSLContext, str]:
-    """(the server's side of TLS, SHA-256 of its certificate). ``folder`` keeps the one that is made where none is
-    configured: who knows its fingerprint knows this node again. Raises ``CertificateError``."""
+    """(the server's side of TLS, SHA-256 of its certificate). If no certificate is configured, one is made and kept in
+    ``folder``, so that the node keeps its fingerprint. Raises ``CertificateError``."""
     if tls.cert is not None:
         return await asyncio.to_thread(configured, tls)
     file = folder / MADE
@@ -49,7 +49,7 @@ async def server_context(tls: ApiTlsConfig, node: str, folder: Path) -> tuple[ss
 
 
 def _usable(file: Path) -> bool:
-    """Whether an earlier run left one there, whose key nobody else can have read."""
+    """Returns whether an earlier run left a certificate there whose key no other user can have read."""
     try:
         found = file.stat()
         private = found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
@@ -59,7 +59,7 @@ def _usable(file: Path) -> bool:
 
 
 def _keep(pem: str, file: Path) -> None:
-    """Whole or not at all, and never readable by others."""
+    """Writes the file whole or not at all; other users can never read it."""
     draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def _keep(pem: str, file: Path) -> None:
 
 
 def configured(tls: ApiTlsConfig) -> tuple[ssl.SSLContext, str]:
-    """As ``server_context``, with the certificate of the config. Raises ``CertificateError``. Blocks."""
+    """The same as ``server_context``, with the certificate of the config. Raises ``CertificateError``. Blocks."""
     assert tls.cert is not None
     try:
         return _loaded(tls, tls.cert, tls.key)
@@ -97,7 +97,7 @@ def _loaded(tls: ApiTlsConfig, cert: Path, key: Path | None) -> tuple[ssl.SSLCon
 
 
 def trust(context: ssl.SSLContext, ca: Path) -> None:
-    """Take client certificates of this CA, from those who show one. Raises ``CertificateError``."""
+    """Accept client certificates of this CA; a client need not send one. Raises ``CertificateError``."""
     try:
         context.load_verify_locations(ca)
     except OSError as error:
@@ -118,7 +118,7 @@ def _words(error: Exception) -> str:
 
 
 async def _make(node: str) -> str:
-    """A new key and its certificate, as PEM. Only its fingerprint counts, so it is for nobody and never ends."""
+    """A new key and its certificate, as PEM. Only its fingerprint counts, so name and lifetime do not matter."""
     command = [
         OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-sha256",
         "-days", "3650", "-subj", f"/CN={node}", "-keyout", "-", "-out", "-",
@@ -151,13 +151,13 @@ def _payload(cluster: str, node: str, life: str, url: str, certificate: str) -> 
 
 
 def vouch(key: ClusterKey, cluster: str, node: str, life: str, url: str, certificate: str) -> HttpsAddress:
-    """What a node tells the others of itself."""
+    """The https address that a node publishes to other nodes."""
     proof = key.sign(PURPOSE, _payload(cluster, node, life, url, certificate))
     return HttpsAddress(url=url, certificate=certificate, proof=proof)
 
 
 def genuine(key: ClusterKey, cluster: str, node: NodeRecord) -> bool:
-    """Whether an agent with the cluster's key told this, in this life of the node."""
+    """Returns whether an agent with the cluster's key published this address, in this life of the node."""
     reported = node.facts.https
     if reported is None:
         return False
@@ -168,12 +168,12 @@ def genuine(key: ClusterKey, cluster: str, node: NodeRecord) -> bool:
 
 @lru_cache(1024)
 def _genuine(key: ClusterKey, payload: bytes, proof: str) -> bool:
-    """Followers of logs ask for every node, five times a second."""
+    """Cached: clients that follow logs check every node five times a second."""
     return key.verify(PURPOSE, payload, proof)
 
 
 def fingerprint(pem: str) -> str:
-    """SHA-256, in hex, of the first certificate in a PEM text. Raises ValueError where there is none."""
+    """SHA-256, in hex, of the first certificate in a PEM text. Raises ValueError if there is none."""
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     start, stop = pem.find(begin), pem.find(end)
     if start < 0 or stop < start:

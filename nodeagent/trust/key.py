@@ -1,7 +1,7 @@
 """The cluster's key: one secret file, the same on every node, that only the agents can read.
 
-Owns reading and making the file, and signatures under keys that are derived from it, one per purpose: what was signed
-for one purpose is never taken for another. Must never hand out the key itself, or repeat it in a message.
+Reads and makes the file, and signs with keys that are derived from it, one for each purpose: a signature for one
+purpose is never valid for another. Must never return the key itself, or repeat it in a message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import stat
 from pathlib import Path
 
 KEY_BYTES = 32
-"""Fewest bytes of a key, and what ``make`` writes."""
+"""The fewest bytes of a key, and the number that ``make`` writes."""
 LARGEST_FILE = 4096
 _HEX = re.compile(r"([0-9a-fA-F]{2})+")
 
@@ -27,7 +27,7 @@ class KeyFileError(Exception):
 
 
 class ClusterKey:
-    """The key in memory. Two nodes with the same file sign alike."""
+    """The key in memory. Two nodes with the same file make the same signatures."""
 
     __slots__ = ("_derived", "_key")
 
@@ -39,8 +39,8 @@ class ClusterKey:
 
     @classmethod
     def load(cls, path: Path) -> ClusterKey:
-        """The key in a file: hex or base64 text, on one line. Raises ``KeyFileError``, also for a file that others than
-        its owner can read or change, and for one that is neither root's nor this process's user's."""
+        """The key in a file: hex or base64 text, on one line. Raises ``KeyFileError``; also for a file that users other
+        than its owner can read or change, and for one that belongs neither to root nor to this process's user."""
         how = f"make one with `nodeagent keygen {path}` on one node, and copy it to every node of the cluster"
         try:
             with path.open("rb") as file:
@@ -58,8 +58,8 @@ class ClusterKey:
         mode = stat.S_IMODE(status.st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise KeyFileError(
-                f"the cluster key {path} has mode {mode:04o}, so others than its owner can read or change it: whoever "
-                f"has it can run commands on every node. Make a new one for all nodes, or, if nobody has read it, "
+                f"the cluster key {path} has mode {mode:04o}, so others than its owner can read or change it: a user "
+                f"who has it can run commands on every node. Make a new one for all nodes, or, if no one has read it, "
                 f"run chmod 0600 {path}"
             )
         try:
@@ -68,7 +68,7 @@ class ClusterKey:
             raise KeyFileError(f"{path} does not hold a cluster key ({error}): {how}") from None
 
     def derive(self, purpose: str) -> bytes:
-        """A key of its own for one purpose; there are a handful."""
+        """A separate key for one purpose; there are a handful of purposes."""
         if purpose not in self._derived:
             self._derived[purpose] = hmac.digest(self._key, b"nodeagent/1/" + purpose.encode(), hashlib.sha256)
         return self._derived[purpose]
@@ -78,7 +78,7 @@ class ClusterKey:
         return hmac.digest(self.derive(purpose), payload, hashlib.sha256).hex()
 
     def verify(self, purpose: str, payload: bytes, signature: str) -> bool:
-        """Whether ``sign`` made this signature of these bytes for this purpose, with this key."""
+        """Returns whether ``sign`` made this signature of these bytes for this purpose, with this key."""
         return hmac.compare_digest(self.sign(purpose, payload).encode(), signature.encode())
 
     def __repr__(self) -> str:
@@ -86,15 +86,15 @@ class ClusterKey:
 
 
 def make(path: Path) -> None:
-    """Write a new key, mode 0600, whole or not at all; its folder is made if it is missing. Raises ``KeyFileError``,
-    also if there is a file already."""
+    """Write a new key, mode 0600, whole or not at all; makes the folder if it is missing. Raises ``KeyFileError``, even
+    if there is a file already."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(handle, "w") as file:
-                os.fchmod(file.fileno(), 0o600)  # whatever the umask
+                os.fchmod(file.fileno(), 0o600)  # independent of the umask
                 file.write(secrets.token_hex(KEY_BYTES) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -107,7 +107,7 @@ def make(path: Path) -> None:
 
 def _put(draft: Path, path: Path) -> None:
     try:
-        os.link(draft, path)  # unlike a rename, never over another file
+        os.link(draft, path)  # unlike a rename, a link never replaces another file
     except FileExistsError:
         raise KeyFileError(
             f"{path} exists already: nothing was changed. Every node of a cluster needs the same key; to replace it, "

@@ -1,7 +1,7 @@
-"""What one agent has seen of signed jobs, kept on its disk over restarts: which it knows to live, which to have ended.
+"""What one agent has seen of signed jobs, kept on its disk over restarts: which jobs live, and which have ended.
 
-Owns the file and its bounds; what follows from an entry is the guard's. An entry is made only for a job whose signature
-was good, so nobody fills the file by writing to the store.
+This module keeps the file and its bounds; the guard acts on the entries. An entry is made only for a job with a good
+signature, so a user who can write to the store cannot fill the file.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from nodeagent.osutil.linux import write_atomic
 from nodeagent.trust.seal import LIFETIME
 
 REMEMBERED = 7 * 86_400
-"""Seconds for which a job that was last seen alive counts as known: a cluster that was switched off for longer has to
-be given its jobs anew."""
+"""Seconds for which a job that was last seen alive counts as known. After a longer outage of the cluster, its jobs must
+be submitted again."""
 ENDED_KEPT = LIFETIME + 86_400
-"""Seconds, beyond the last admission's expiry, for which it is remembered that a job has ended."""
+"""Seconds, beyond the last admission's expiry, for which the end of a job is remembered."""
 MOST = 20_000
-"""Most entries; beyond, those seen longest ago go."""
+"""The most entries; the entries that were seen longest ago are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One job. Times are Unix time."""
+    """The entry of one job. Times are Unix time."""
 
     expires: int
-    """Of the newest admission seen."""
+    """Expiry of the newest admission seen."""
     seen: int
-    """When it was last written down."""
+    """When the entry was last written to disk."""
     ended: bool = False
 
 
 class Ledger(Protocol):
-    """Where the guard keeps its entries."""
+    """The guard's storage for its entries."""
 
     def load(self) -> dict[str, LedgerEntry]:
-        """By job uid."""
+        """The stored entries, by job uid."""
         ...
 
     async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
-        """Durably, whole. Raises OSError."""
+        """Replaces all entries, durably. Raises OSError."""
         ...
 
 
 class FileLedger:
-    """The real one: one JSON file in the state folder."""
+    """The ledger of a real agent: one JSON file in the state folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load(self) -> dict[str, LedgerEntry]:
-        """What was kept. A damaged file is told, and what it held is unknown from then on."""
+        """The stored entries. If the file is damaged, the log reports it and no entry is known."""
         try:
             return {uid: LedgerEntry(**entry) for uid, entry in json.loads(self._path.read_text()).items()}
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class FileLedger:
             return {}
 
     async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
-        """In a thread: the disk may be slow, and the lease cannot wait."""
+        """Writes in a thread: the disk may be slow, and the lease cannot wait."""
         text = json.dumps({uid: asdict(entry) for uid, entry in entries.items()})
         await asyncio.to_thread(self._write, text)
 
@@ -79,8 +79,8 @@ class FileLedger:
 
 
 def pruned(entries: Mapping[str, LedgerEntry], present: Mapping[str, object], now: float) -> dict[str, LedgerEntry]:
-    """Without what no longer matters, of jobs that are not ``present``: those last seen too long ago, and ends that no
-    admission can outlive; the newest ``MOST``."""
+    """Drops entries of jobs that are not ``present`` and no longer matter: a job that was last seen too long ago, or an
+    end that no admission can outlive. Keeps the newest ``MOST``."""
 
     def matters(uid: str, entry: LedgerEntry) -> bool:
         if uid in present:

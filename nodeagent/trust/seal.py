@@ -1,9 +1,9 @@
-"""What the cluster's key signs of a job: its admission (who may run what, as submitted), each control, and what each
-member of a generation says of itself; and the tree of queues and the maintenance windows.
+"""What the cluster's key signs. Of a job: its admission (the user, and the spec as submitted), each control, and each
+member's acknowledgement of a generation. Also the tree of queues and the maintenance windows.
 
-Owns which bytes are signed. They are taken from the meaning of a record, not from its text: fields at their default do
-not count, so that a version of nodeagent that knows more fields reads the same signature. Must never decide what
-follows from a bad one, or read a clock.
+Defines the bytes that are signed. They come from the meaning of a record, not from its text: fields at their default do
+not count, so that a version of nodeagent with more fields verifies the same signature. Must never decide what follows
+from a bad signature, or read a clock.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from nodeagent.model.world import Ack, Token
 from nodeagent.trust.key import ClusterKey
 
 LIFETIME = 86_400
-"""Seconds for which an admission convinces agents that have not seen its job before."""
+"""Seconds for which an admission is accepted by agents that have not seen its job before."""
 
 PARTS = 8
-"""Numbers of 32 bits that a signature is read as where signatures are added."""
+"""Signatures are added as this many numbers of 32 bits."""
 
 _JOB, _CONTROL, _ACK, _POINTER, _QUEUES, _WINDOWS = "job", "control", "ack", "checkpoint", "queues", "windows"
 _PARTS = struct.Struct(f">{PARTS}I")
 
 
 class Seal:
-    """Signs and verifies for one cluster. Jobs of another cluster with the same key do not count here."""
+    """Signs and verifies for one cluster. Signatures for another cluster with the same key are not valid here."""
 
     def __init__(self, key: ClusterKey, cluster: str) -> None:
         self._key, self._cluster = key, cluster
 
     def admit(self, uid: str, owner: int, spec: JobSpec, now: float, node: str) -> Admission:
-        """The admission of a new job. ``uid`` is random, and used for this job alone."""
+        """The admission of a new job. ``uid`` is random, and belongs to this job alone."""
         unsigned = Admission(by=node, issued=int(now), expires=int(now) + LIFETIME, signature="")
         signature = self._key.sign(_JOB, self._admitted(uid, spec.name, owner, spec, unsigned))
         return unsigned.model_copy(update={"signature": signature})
 
     def renewed(self, job: JobRecord, now: float, node: str) -> Admission:
-        """The same admission, for another lifetime. Only of a job whose admission was found good."""
+        """The same admission for another lifetime. The caller has verified the job's present admission."""
         return self.admit(job.uid, job.owner, job.spec, now, node)
 
     def admits(self, job: JobRecord) -> bool:
-        """Whether the key signed this admission for this very job."""
+        """Returns whether the key signed this admission for this job."""
         if job.admission is None:
             return False
         body = self._admitted(job.uid, job.name, job.owner, job.spec, job.admission)
         return self._key.verify(_JOB, body, job.admission.signature)
 
     def control(self, uid: str, control: Control) -> Control:
-        """The control, signed for this job. Its ``rev`` must be the one that it will be stored with."""
+        """The control, signed for this job. Its ``rev`` must be the revision that the store will give it."""
         return control.model_copy(update={"signature": self._key.sign(_CONTROL, self._wanted(uid, control))})
 
     def controls(self, job: JobRecord) -> bool:
-        """Whether the key signed this control for this job."""
+        """Returns whether the key signed this control for this job."""
         return self._key.verify(_CONTROL, self._wanted(job.uid, job.control), job.control.signature)
 
     def ack(self, uid: str, token: Token, node: str, ack: Ack) -> Ack:
@@ -68,11 +68,11 @@ class Seal:
         return ack.model_copy(update={"signature": self._key.sign(_ACK, text)})
 
     def gang(self, job: JobRecord) -> bool:
-        """Whether an agent of each member of the active generation agreed to it, in this life and with this address,
-        and group rank 0's named its rendezvous. True where none is active.
+        """Returns whether an agent of each member of the active generation has agreed to it, in this life and with this
+        address, and group rank 0's has named its rendezvous. True if no generation is active.
 
-        The store has the sum of their signatures: who does not have the key cannot know what one that is missing would
-        add to it."""
+        The store has the sum of their signatures: without the key, no one can compute the part of a missing
+        signature."""
         head = job.head
         if head is None or head.state != "active":
             return True
@@ -91,24 +91,24 @@ class Seal:
         return checkpoint.model_copy(update={"signature": self._key.sign(_POINTER, self._pointed(uid, checkpoint))})
 
     def points(self, job: JobRecord) -> bool:
-        """Whether an agent carried the commit of the checkpoint that the job goes on from. True where it has none."""
+        """Returns whether an agent signed the checkpoint that the job continues from. True if the job has none."""
         found = job.checkpoint
         return found is None or self._key.verify(_POINTER, self._pointed(job.uid, found), found.signature)
 
     def queues(self, tree: Queues) -> Queues:
-        """The tree of queues, signed. Its ``rev`` must be the one that it will be stored with."""
+        """The tree of queues, signed. Its ``rev`` must be the revision that the store will give it."""
         return tree.model_copy(update={"signature": self._key.sign(_QUEUES, self._shared(tree))})
 
     def shares(self, tree: Queues) -> bool:
-        """Whether the key signed this tree of queues."""
+        """Returns whether the key signed this tree of queues."""
         return self._key.verify(_QUEUES, self._shared(tree), tree.signature)
 
     def windows(self, windows: Windows) -> Windows:
-        """The maintenance windows, signed. Their ``rev`` must be the one that they will be stored with."""
+        """The maintenance windows, signed. Their ``rev`` must be the revision that the store will give them."""
         return windows.model_copy(update={"signature": self._key.sign(_WINDOWS, self._reserved(windows))})
 
     def reserves(self, windows: Windows) -> bool:
-        """Whether the key signed these maintenance windows."""
+        """Returns whether the key signed these maintenance windows."""
         return self._key.verify(_WINDOWS, self._reserved(windows), windows.signature)
 
     def _reserved(self, windows: Windows) -> bytes:

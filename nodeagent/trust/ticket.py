@@ -1,8 +1,8 @@
-"""Tickets: one agent's word to another for whom it asks one thing, signed with the cluster's key.
+"""Tickets: one agent states to another for which user it asks one thing, signed with the cluster's key.
 
-The agent that is asked hands out a challenge first, and measures the ticket's age from it by its own clock: clocks need
-not agree, and what it handed out before its restart is worth nothing. A challenge serves once. What tickets may do
-beyond reading is the asked agent's to say (``api/remote.py``).
+The agent that is asked issues a challenge first, and measures the ticket's age from it by its own clock. So clocks need
+not agree, and challenges from before its restart are invalid. A challenge can be used once. ``api/remote.py`` of the
+asked agent decides what tickets may do beyond reading.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from nodeagent.model.base import Record
 from nodeagent.trust.key import ClusterKey
 
 SCHEME = "Nodeagent-Ticket"
-"""Of the Authorization header."""
+"""Scheme of the Authorization header."""
 PURPOSE = "api-ticket"
 LIFE = 15.0
-"""Seconds from the challenge to the last moment at which its ticket is taken."""
+"""Seconds after the challenge for which its ticket is accepted."""
 MOST_USED = 4096
-"""Tickets taken within their life that are remembered; more are refused."""
+"""The most tickets accepted within their life that are remembered; further tickets are refused."""
 LONGEST = 4096
-"""Characters of a ticket."""
+"""The most characters of a ticket."""
 
 
 class Ticket(Record):
-    """What is asked of whom, for whom."""
+    """One request of one agent to another, for one user."""
 
     challenge: str
     node: str
     """The node that is asked."""
     certificate: str
-    """SHA-256 of the certificate it showed."""
+    """SHA-256 of the certificate that this node showed."""
     path: str
-    """What is asked, as ``subject`` has it."""
+    """The request, as ``subject`` writes it."""
     uid: int
     name: str
-    """Who asked the agent that asks."""
+    """The user for whom the agent asks."""
     operator: bool
     by: str
     """The node that asks."""
 
 
 class TicketError(Exception):
-    """A ticket that is not taken. ``str()`` says why."""
+    """A ticket that is refused. ``str()`` gives the reason."""
 
 
 def subject(method: str, path: str) -> str:
-    """One thing that can be asked; ``path``: with the query, as it is sent."""
+    """A request as text; ``path`` includes the query, as it is sent."""
     return f"{method} {path}"
 
 
@@ -65,7 +65,7 @@ def write(key: ClusterKey, ticket: Ticket) -> str:
 
 
 class Gate:
-    """Hands out challenges and takes tickets, for one run of one agent."""
+    """Issues challenges and checks tickets, for one run of one agent."""
 
     def __init__(self, key: ClusterKey, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._key, self._node, self._clock = key, node, clock
@@ -74,12 +74,12 @@ class Gate:
         """Challenge to the end of its life, in the order they were used."""
 
     def challenge(self) -> str:
-        """A new one. Nothing is remembered of it: asking for many costs no memory."""
+        """A new challenge. It is not stored, so many challenges cost no memory."""
         text = f"{self._clock() * 1000:.0f}.{secrets.token_hex(16)}"
         return f"{text}.{self._mac(text)}"
 
     def take(self, written: str, what: str, certificate: str) -> Ticket:
-        """The ticket in this header value, good for this subject. Raises ``TicketError``."""
+        """The ticket in this header value, valid for this subject. Raises ``TicketError``."""
         body, _, signature = written.removeprefix(f"{SCHEME} ").partition(".")
         try:
             if len(written) > LONGEST:

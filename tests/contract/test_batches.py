@@ -82,7 +82,7 @@ async def test_no_more_members_of_an_array_have_nodes_than_may_at_once(bench: Be
 
     one = await start("s-0", "n1")
     two = await start("s-1", "n2")
-    text = "of the array that job s-2 is a member of 2 run at once, and 2 do"
+    text = "the array of job s-2 runs at most 2 jobs at once, and 2 run now"
     assert await refused("busy", start("s-2", "n3")) == text
     await start("alone", "n3", first=2)
     two = await bench.ack(two, "n2")

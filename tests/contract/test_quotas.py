@@ -40,7 +40,7 @@ async def test_bytes_of_ended_jobs_count_until_they_are_deleted(bench: Bench) ->
     await bench.end(job, "failed")
     text = await refused("limit", bench.submit("u3", "job-3", quota=quota, env=LARGE))
     assert text == (
-        f"with this one the jobs of ann that are kept, ended ones too, would take {4 * size} bytes, and "
+        f"with this job, the stored jobs of ann (ended ones too) would take {4 * size} bytes, and "
         f"limits.job_bytes allows {3 * size}"
     )
     await bench.submit("u4", "job-2", quota=quota, env=LARGE)  # in the place of the ended one of that name

@@ -106,7 +106,7 @@ def test_many_large_jobs(agent: LiveAgent) -> None:
     body = submission("large-job", ATTACKER, env={"TEXT": "x" * 240_000})[2]
     answers = attack(agent, code, body)
     assert [status for status, _ in answers] == [201] * 8 + [429] * 300
-    begins = f"with this one the jobs of {ATTACKER} that are kept, ended ones too, would take "
+    begins = f"with this job, the stored jobs of {ATTACKER} (ended ones too) would take "
     for said in refusals(answers, 429):
         assert said.startswith(begins)
         assert said.endswith("limits.job_bytes allows 2097152")

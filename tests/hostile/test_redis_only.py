@@ -16,6 +16,7 @@ from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
@@ -56,11 +57,13 @@ class Cluster:
     def _lease(self, node: str, folder: Path) -> Lease:
         life = Incarnation(life=f"{node}-a", start=1)
         self.bench.lives[node] = life
-        return Lease(
-            node, facts(node), TIMING, store=self.store, host=cast(PodHost, Host()), clock=SystemClock(),
-            identity=Identity(folder, "b"), incarnation=life, snapshot=Snapshot(TIMING), metrics=Metrics(),
-            process=Words(),
+        identity = Identity(folder, "b")
+        identity.incarnation = life
+        shared = Shared(
+            node, TIMING, self.store, cast(PodHost, Host()), SystemClock(), random_id=lambda: "r", process=Words(),
+            snapshot=Snapshot(TIMING), metrics=Metrics(),
         )  # fmt: skip
+        return Lease(shared, identity, facts(node))
 
     async def start(self) -> None:
         for lease in self.leases:

@@ -19,7 +19,8 @@ from nodeagent.model.world import Token
 from nodeagent.osutil.linux import boottime, marked, pids, stat_fields
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.folder import PodRecords, folder_name, log_folder
-from nodeagent.pods.host import ShimHost
+from nodeagent.pods.host import ShimHost, ShimStart
+from nodeagent.spec.agentconfig import DirsConfig, JobsConfig, LogsConfig
 from tests.processes import command_line
 
 UID = "0123456789abcdef0123456789abcdef"
@@ -99,17 +100,15 @@ class Bench:
         self.host = self.new_host()
 
     def new_host(self, **changes: Any) -> ShimHost:
+        """Its folders may have longer names than a config takes."""
+        folders: dict[str, Any] = {name: self.root / name for name in ("run", "state", "logs")}
         settings: dict[str, Any] = {
             "node": "n7",
-            "run_dir": self.root / "run",
-            "state_dir": self.root / "state",
-            "logs_dir": self.root / "logs",
+            "dirs": DirsConfig.model_construct(**folders),
+            "jobs": JobsConfig(allow_root=True, logs=LogsConfig(max_bytes=1 << 20, keep=2)),
             "address": "127.0.0.1",
             "ports": (23100, 23999),
-            "log_max_bytes": 1 << 20,
-            "log_keep": 2,
-            "allow_root": True,
-            "python": self.python,
+            "how": ShimStart(self.python),
             "granted": self._write_grants,
         }
         return ShimHost(**(settings | changes))

@@ -13,7 +13,7 @@ import pytest
 from nodeagent.agent.clock import SystemClock
 from nodeagent.hardware import plugins
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import Machine, Monitor
+from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.probes import process
 
@@ -27,7 +27,7 @@ class Acme(Accelerator):
     variable = "ACME_VISIBLE_DEVICES"
     rules = (
         DeviceRule("acme.health", "fatal", "service", "reading", "it is sick", "acme-smi",
-                   check=lambda d: d["_sick"], show=lambda d: "Health: bad"),
+                   check=lambda d: d["_sick"] and "Health: bad"),
         DeviceRule("acme.link", "fatal", "reset_gpu", "repair", "its link is down", "acme-smi"),
     )
     looks = 0
@@ -58,7 +58,7 @@ async def watching(
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     changed = asyncio.Event()
     monitor = Monitor(
-        machine, tmp_path, environ, SystemClock(), policy=JudgePolicy(), changed=changed.set, ours=frozenset,
+        machine, tmp_path, environ, SystemClock(), policy=JudgePolicy(), changed=changed.set, own=OwnWork(),
     )  # fmt: skip
     async with asyncio.TaskGroup() as group:
         task = group.create_task(monitor.run())

@@ -63,7 +63,7 @@ def test_a_word_on_its_health_goes_there_too(agent: LiveAgent, tmp_path: Path) -
     with second(agent, tmp_path) as (_, door):
         tell(agent, door)
         refused = ctl(agent, "health", "ack", "n2")
-        assert (refused.exit_code, "nobody looks after the health of node n2" in refused.stderr) == (Exit.REFUSED, True)
+        assert (refused.exit_code, "the health of node n2 is not monitored" in refused.stderr) == (Exit.REFUSED, True)
 
 
 def test_it_is_for_operators_alone(agent: LiveAgent, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_missing_nodes_are_named_and_the_others_go_on(agent: LiveAgent) -> None:
     result = ctl(agent, "logs")
     assert result.exit_code == 0
     assert result.stdout == "[0]<stdout>: one\n"
-    assert "node n2 did not give its part" in result.stderr
+    assert "node n2 did not send its part" in result.stderr
     assert "node n3 is another machine (n3) whose agent serves nobody over https" in result.stderr
 
 

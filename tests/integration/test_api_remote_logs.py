@@ -156,7 +156,7 @@ def test_another_clusters_key_over_there(agent: LiveAgent, tmp_path: Path) -> No
     with https(agent, view) as door:
         tell(agent, door)
         write(view.config.dirs.logs, 1, "theirs", rank=2)
-        assert "ticket is not taken: it is not signed with this cluster's key" in refused(agent)
+        assert "ticket is not accepted: it is not signed with this cluster's key" in refused(agent)
 
 
 def test_nobody_there(agent: LiveAgent) -> None:

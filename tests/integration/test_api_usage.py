@@ -48,7 +48,7 @@ def used(agent: LiveAgent) -> None:
 
 
 def test_usage(still: LiveAgent) -> None:
-    assert ctl(still, "usage").stderr.startswith("nobody used anything from 2")
+    assert ctl(still, "usage").stderr.startswith("no devices were used from 2")
     used(still)
     assert {user: (row["jobs"], row["queue"]) for user, row in rows(still).items()} == {
         USER: (1, "default"), str(UID + 1): (1, "default"),

@@ -22,7 +22,7 @@ from nodeagent.agent.clock import SystemClock
 from nodeagent.hardware import monitor as health
 from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.plugins import NVIDIA
-from nodeagent.hardware.probes.process import DEADLINE, MOST_STUCK, Probe
+from nodeagent.hardware.probes.process import MOST_STUCK, Probe, ProbeLimits
 from nodeagent.osutil.linux import is_running
 from tests.fakenvml.build import build, write_state
 
@@ -85,7 +85,7 @@ async def probing(
     machine.set(*lines)
     environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(machine.state), "PYTHONPATH": str(ROOT)}
     command = (sys.executable, "-m", "nodeagent.hardware.probes.reader", NVIDIA, str(pace))
-    probe = Probe("nvml", lambda: command, environ, 0.1, machine.heard, machine.came.set, deadline, 0.1)
+    probe = Probe("nvml", lambda: command, environ, ProbeLimits(0.1, deadline, 0.1), machine.heard, machine.came.set)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         try:
@@ -234,7 +234,13 @@ async def test_processes_that_do_not_die_are_not_piled_up() -> None:
     """As when they are stuck in the driver: SIGKILL without effect."""
     seen, kept = asyncio.Event(), list[subprocess.Popen[bytes]]()
     command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
-    probe = Probe("nvml", lambda: command, os.environ, 0.0, lambda _: None, seen.set, 0.05, 0.1, kept.append)
+
+    class Undying(Probe):
+        def kill(self, process: subprocess.Popen[bytes]) -> None:
+            kept.append(process)
+
+    limits = ProbeLimits(0.0, 0.05, 0.1)
+    probe = Undying("nvml", lambda: command, os.environ, limits, lambda _: None, seen.set)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         try:
@@ -284,7 +290,7 @@ async def watching(given: dict[str, Any]) -> AsyncIterator[Machine]:
     machine = Machine(Path("/dev/null"))
     command = (sys.executable, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
-    probe = Probe("host", lambda: command, environ, 0.1, machine.heard, machine.came.set, 20.0)
+    probe = Probe("host", lambda: command, environ, ProbeLimits(0.1, 20.0), machine.heard, machine.came.set)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         try:
@@ -353,7 +359,7 @@ async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path:
 
     def agent() -> health.Monitor:
         return health.Monitor(
-            place, tmp_path, os.environ, SystemClock(), policy=JudgePolicy(), changed=came.set, ours=frozenset[int]
+            place, tmp_path, os.environ, SystemClock(), policy=JudgePolicy(), changed=came.set, own=health.OwnWork()
         )
 
     async def judges(monitor: health.Monitor, *codes: int) -> None:
@@ -386,7 +392,8 @@ async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str,
     command = (sys.executable, "-S", "-m", "nodeagent.hardware.probes.host")
     given = json.dumps(host | {"kmsg": str(tmp_path / "none")})
     machine = Machine(tmp_path / "state")
-    probe = Probe("host", lambda: (*command, given), {"PYTHONPATH": str(ROOT)}, 0.1, machine.heard, machine.came.set)
+    environ = {"PYTHONPATH": str(ROOT)}
+    probe = Probe("host", lambda: (*command, given), environ, ProbeLimits(0.1), machine.heard, machine.came.set)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         for _ in range(3):
@@ -409,7 +416,7 @@ async def test_a_probe_that_writes_what_nobody_understands_is_started_again(line
             task.cancel()
         return (sys.executable, "-c", f"print({line!r}, flush=True); import time; time.sleep(60)")
 
-    probe = Probe("host", command, {}, 1.0, heard, lambda: None, DEADLINE, 0.1)
+    probe = Probe("host", command, {}, ProbeLimits(1.0, again=0.1), heard, lambda: None)
     async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
     assert "does not understand" in probe.reading.problem
@@ -424,7 +431,7 @@ async def test_a_paused_probe_has_no_process_and_says_nothing_of_it() -> None:
         "-c",
         "import os, time; print('{\"pid\": %d}' % os.getpid(), flush=True); time.sleep(60)",
     )
-    probe = Probe("nvml", lambda: command, os.environ, 1.0, lines.put_nowait, lambda: None, DEADLINE, 0.05)
+    probe = Probe("nvml", lambda: command, os.environ, ProbeLimits(1.0, again=0.05), lines.put_nowait, lambda: None)
     async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         first = (await lines.get())["pid"]

@@ -18,7 +18,7 @@ import pytest
 
 from nodeagent.agent.clock import SystemClock
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import HOST_PACE, Machine, Monitor, load_memory
+from nodeagent.hardware.monitor import HOST_PACE, Machine, Monitor, OwnWork, load_memory
 from nodeagent.osutil.linux import own_children
 
 PACE = 2_000
@@ -135,9 +135,7 @@ async def test_a_storm_costs_little_and_what_is_in_it_is_seen(tmp_path: Path, lo
             seen.append(storm.number)
 
     machine = Machine(boot="b", gpus=False, folders=[str(tmp_path)], sysfs=str(tmp_path), kmsg=str(log))
-    monitor = Heard(
-        machine, tmp_path, os.environ, SystemClock(), policy=JudgePolicy(), changed=changed, ours=frozenset[int]
-    )
+    monitor = Heard(machine, tmp_path, os.environ, SystemClock(), policy=JudgePolicy(), changed=changed, own=OwnWork())
     before = own_children()  # of other tests
     async with asyncio.TaskGroup() as group:
         task = group.create_task(monitor.run())

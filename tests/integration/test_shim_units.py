@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.osutil.units import UnitError, start, start_command
+from nodeagent.pods.host import ShimStart
 from tests.integration.shim_support import UID, Bench, make_spec, wait_for
 
 UNIT = "nodeagent.service"
@@ -36,7 +37,7 @@ async def test_a_shim_that_is_started_as_a_unit_works_as_any_other(
 ) -> None:
     systemd_run(tmp_path, monkeypatch, OBEYS)
     bench = Bench(tmp_path)
-    bench.host = bench.new_host(unit=UNIT)
+    bench.host = bench.new_host(how=ShimStart(unit=UNIT))
     bench.grant()
     bench.host.prepare(UID, make_spec(("true",), tmp_path, standby=False))
     status = await bench.until(lambda s: s.phase == "ready")
@@ -59,7 +60,7 @@ async def test_one_that_does_not_start_makes_the_pod_unfit(
 ) -> None:
     systemd_run(tmp_path, monkeypatch, script)
     bench = Bench(tmp_path)
-    bench.host = bench.new_host(unit=UNIT)
+    bench.host = bench.new_host(how=ShimStart(unit=UNIT))
     bench.host.prepare(UID, make_spec(("true",), tmp_path, standby=False))
     status = await bench.until(lambda s: s.phase == "unfit")
     assert status.reason.startswith(f"the shim could not start: {said}; more in: journalctl -u nodeagent-pod-")

@@ -13,7 +13,7 @@ import pytest
 from nodeagent.agent.clock import SystemClock
 from nodeagent.hardware.checks import SHOWN, SiteCheck
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import Machine, Monitor
+from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
 from nodeagent.model.health import Verdict
 from nodeagent.osutil.linux import is_running
 
@@ -27,7 +27,7 @@ async def checking(folder: Path, script: str, bound: float = 20.0, every: float 
     machine = Machine(boot="b1", gpus=False, kmsg=str(folder / "none"), checks=(check,))
     environ = {"PATH": os.environ["PATH"], "NODEAGENT__REDIS__URL": "secret"}
     monitor = Monitor(
-        machine, folder, environ, SystemClock(), policy=JudgePolicy(), changed=lambda: None, ours=frozenset
+        machine, folder, environ, SystemClock(), policy=JudgePolicy(), changed=lambda: None, own=OwnWork()
     )  # fmt: skip
     async with asyncio.TaskGroup() as group:
         task = group.create_task(monitor.run())
@@ -105,7 +105,7 @@ async def test_a_command_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
     check = SiteCheck("mine", ("/no/such/check",), 60.0, 5.0)
     machine = Machine(boot="b1", gpus=False, kmsg=str(tmp_path / "none"), checks=(check,))
     monitor = Monitor(
-        machine, tmp_path, {}, SystemClock(), policy=JudgePolicy(), changed=lambda: None, ours=frozenset
+        machine, tmp_path, {}, SystemClock(), policy=JudgePolicy(), changed=lambda: None, own=OwnWork()
     )  # fmt: skip
     async with asyncio.TaskGroup() as group:
         task = group.create_task(monitor.run())
@@ -118,6 +118,6 @@ async def test_a_command_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
     )  # fmt: skip
     gone = Monitor(
         Machine(boot="b1", gpus=False), tmp_path, {}, SystemClock(), policy=JudgePolicy(), changed=lambda: None,
-        ours=frozenset,
+        own=OwnWork(),
     )  # fmt: skip
     assert found(gone) is None, "a check that is taken out of the config leaves nothing behind"

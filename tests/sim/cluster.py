@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from nodeagent.agent import shutdown
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.loop import Agent
+from nodeagent.agent.loop import Agent, OnDisk, Trust
+from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.shared import Shared as AgentShared
 from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Verb, read_scale
 from nodeagent.api.intents import scale as choose_size
@@ -101,14 +103,17 @@ class Node:
             self.cluster.shared,
         )
         config = AgentConfig(timing=self.cluster.timing)
-        self.agent = Agent(
-            config, self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
-            host=self._host, clock=self.clock, identity=self._identity, incarnation=self._identity.take(),
-            metrics=Metrics(), peers=self._peers, process=self._process,
-            snapshot=SharedSnapshot(self.cluster.timing, shared),
-            seal=SharedSeal(KEY, config.cluster, shared), writing=SharedWriting(KEY, config.cluster, shared),
+        self._identity.take()
+        parts = AgentShared(
+            self.name, config.timing, store, self._host, self.clock, process=self._process, metrics=Metrics(),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
+            snapshot=SharedSnapshot(config.timing, shared),
         )  # fmt: skip
+        trust = Trust(KEY, SharedSeal(KEY, config.cluster, shared), SharedWriting(KEY, config.cluster, shared))
+        disk = OnDisk(self.disk, self.ledger, None)
+        self.agent = Agent(
+            config, parts, self._identity, facts, trust=trust, disk=disk, peers=self._peers, machine=OwnMachine()
+        )
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
         if self.repairs is not None:
             self.repairs.run(self.agent)

@@ -26,6 +26,8 @@ ON_ITS_OWN = sorted([
     *PACKAGE.glob("shim/**/*.py"), PACKAGE / "lease" / "grants.py",
 ])  # fmt: skip
 """Run by the job's own Python, or small enough to outlive everything: the standard library only."""
+MOST_PARAMETERS = 8
+"""Of a constructor, ``self`` not counted."""
 TEXT = frozenset(
     {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".sh", ".service", ".j2", ".cfg", ".txt", ""}
 )
@@ -115,6 +117,31 @@ def test_each_public_class_name_exists_once() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def parameters(made: ast.ClassDef) -> int:
+    """How many a class that does something is made with. Records count none: models, and dataclasses that are frozen or
+    have no methods, are made by the names of their fields."""
+    own = [child for child in made.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for function in own:
+        if function.name == "__init__":
+            arguments = function.args
+            return len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
+    ways = [ast.unparse(way) for way in made.decorator_list]
+    if own and any(way.startswith("dataclass") and "frozen=True" not in way for way in ways):
+        return sum(isinstance(child, ast.AnnAssign) and "init=False" not in ast.unparse(child) for child in made.body)
+    return 0
+
+
+def test_no_constructor_takes_more_than_eight_parameters() -> None:
+    """What needs more does two things, or has loose what belongs together under a name."""
+
+    def wrong(file: Path) -> Iterator[str]:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef) and (count := parameters(node)) > MOST_PARAMETERS:
+                yield f"{node.name} takes {count}"
+
+    assert not offenders(FILES, wrong)
 
 
 def test_nothing_loads_torch() -> None:

@@ -32,8 +32,7 @@ class Amd(Accelerator):
         DeviceRule(
             "amd.ecc_deferred", "degraded", "reset_gpu", "reading",
             "memory errors wait to be consumed since the driver was loaded", "amd-smi metric: total_deferred_count",
-            check=lambda gpu: None if gpu.get("_deferred") is None else gpu["_deferred"] > 0,
-            show=lambda gpu: f"{gpu['_deferred']} deferred errors",
+            check=lambda gpu: _counted(gpu.get("_deferred")),
         ),
     )  # fmt: skip
 
@@ -52,6 +51,10 @@ class Amd(Accelerator):
         except ProblemError:  # it needs more rights than the others
             processes = None
         return read(listed, metrics, processes)
+
+
+def _counted(deferred: int | None) -> str | bool | None:
+    return None if deferred is None else deferred > 0 and f"{deferred} deferred errors"
 
 
 def read(listed: object, metrics: object, processes: object) -> list[dict[str, Any]]:

@@ -35,20 +35,19 @@ class Ascend(Accelerator):
     rules = (
         DeviceRule(
             "ascend.critical", "fatal", "reboot", "reading", "the NPU reports a critical fault", SOURCE,
-            check=lambda npu: _is(npu, "Critical"), show=lambda npu: f"Health: {npu['_health']}",
+            check=lambda npu: npu["_health"] == "Critical" and _shown(npu),
         ),
         DeviceRule(
             "ascend.alarm", "degraded", "reset_gpu", "reading", "the NPU reports a major fault", SOURCE,
-            check=lambda npu: _is(npu, "Alarm"), show=lambda npu: f"Health: {npu['_health']}",
+            check=lambda npu: npu["_health"] == "Alarm" and _shown(npu),
         ),
         DeviceRule(
             "ascend.warning", "degraded", "diagnose", "reading", "the NPU reports a minor fault", SOURCE,
-            check=lambda npu: _is(npu, "Warning"), show=lambda npu: f"Health: {npu['_health']}",
+            check=lambda npu: npu["_health"] == "Warning" and _shown(npu),
         ),
         DeviceRule(
             "ascend.unknown", "unknown", "diagnose", "reading", "the NPU does not say how it is", SOURCE,
-            check=lambda npu: npu["_health"] not in ("OK", "Critical", "Alarm", "Warning"),
-            show=lambda npu: f"Health: {npu['_health']}",
+            check=lambda npu: npu["_health"] not in ("OK", "Critical", "Alarm", "Warning") and _shown(npu),
         ),
     )  # fmt: skip
 
@@ -59,8 +58,8 @@ class Ascend(Accelerator):
         return parse(self._command.output())
 
 
-def _is(npu: dict[str, Any], health: str) -> bool:
-    return bool(npu["_health"] == health)
+def _shown(npu: dict[str, Any]) -> str:
+    return f"Health: {npu['_health']}"
 
 
 def parse(text: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,18 @@ ROOT = Path(__file__).parents[3]
 Received = Callable[[dict[str, Any]], None]
 
 
-def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill it and all that it started; its session must be its own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+@dataclass(frozen=True, slots=True)
+class ProbeLimits:
+    """How often a probe's process writes, and what it may take and write until it is replaced."""
+
+    pace: float
+    """Seconds between two of its readings."""
+    deadline: float = DEADLINE
+    """Seconds beyond its pace after which it is late."""
+    again: float = AGAIN
+    """Seconds from its end to its next start."""
+    most_lines: int | None = None
+    """Within ``pace + deadline`` seconds; None: as many as it likes."""
 
 
 class Probe:
@@ -54,22 +63,17 @@ class Probe:
         name: str,
         command: Callable[[], Sequence[str]],
         environ: Mapping[str, str],
-        pace: float,
+        limits: ProbeLimits,
         received: Received,
         changed: Callable[[], None],
-        deadline: float = DEADLINE,
-        again: float = AGAIN,
-        kill: Callable[[subprocess.Popen[bytes]], None] = kill_session,
         optional: Callable[[], bool] = lambda: False,
-        most_lines: int | None = None,
     ) -> None:
-        """``optional``: when the process says that there is no driver, no other is started, and nothing is wrong.
-        ``most_lines``: within ``pace + deadline`` seconds; None: as many as it likes."""
+        """``optional``: when the process says that there is no driver, no other is started, and nothing is wrong."""
         self._command, self._environ, self._received, self._changed = command, environ, received, changed
-        self._optional, self._most_lines = optional, most_lines
+        self._optional, self._most_lines = optional, limits.most_lines
         self.absent = ""
         """Why there is nothing to read, once that is known."""
-        self._bound, self._again, self._kill = pace + deadline, again, kill
+        self._bound, self._again = limits.pace + limits.deadline, limits.again
         self._stuck: list[subprocess.Popen[bytes]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._wanted = asyncio.Event()
@@ -175,11 +179,16 @@ class Probe:
             self.reading = new
             self._changed()
 
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill it and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
     async def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Kill it; what has not died in a moment is left to itself."""
         if process.poll() is not None:
             return
-        self._kill(process)
+        self.kill(process)
         ended = asyncio.Event()
         loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(process.pid)
         loop.add_reader(pidfd, ended.set)

@@ -110,7 +110,7 @@ def judged(accelerator: Accelerator, device: dict[str, Any]) -> dict[str, Any]:
     for rule in accelerator.rules:
         fires = rule.check(device) if rule.check is not None else None
         if fires is not None:
-            looks.append([rule.row["id"], bool(fires), str(rule.show(device))[:RAW] if fires else ""])
+            looks.append([rule.row["id"], bool(fires), fires[:RAW] if isinstance(fires, str) else ""])
     shown = {key: value for key, value in device.items() if not key.startswith("_")}
     return shown | ({"looks": looks} if looks else {})
 

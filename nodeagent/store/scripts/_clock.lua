@@ -1,6 +1,6 @@
--- What every step starts with: its arguments, the served clock, refusals, liveness.
+-- Every step starts with this: arguments, the served clock, refusals, liveness.
 -- KEYS[1] prefix, ARGV[1] run id of this connection's server, ARGV[2] record version, ARGV[3] arguments as JSON.
--- Never encode what may be empty with cjson: it cannot tell a list from a map. Floats stay text.
+-- Never encode a table that may be empty with cjson: cjson cannot tell a list from a map. Floats stay text.
 local P, RUN, VERSION, A = KEYS[1], ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local META, LEASE, CHANGES, EVENTS, CORDONS = P .. 'meta', P .. 'lease', P .. 'changes', P .. 'events', P .. 'cordons'
 local NAMES, HIGHEST, REQUESTS, SAVED = P .. 'names', P .. 'highest', P .. 'requests', P .. 'saved'
@@ -33,8 +33,8 @@ local function refuse(code, text)
   return { 0, code, text }
 end
 
--- Of another type, with a part missing, or with a number that is none: as if it had been deleted. The agents give it
--- back then, as they do to an emptied store.
+-- If META has another type, lacks a part, or has text where a number belongs, it is deleted. The agents then restore
+-- it, as they do for an emptied store.
 local function read_meta()
   local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
   local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped excused order '
@@ -66,7 +66,7 @@ local revision, known, recover = tonumber(meta.rev or '0'), tonumber(meta.known 
 local least = tonumber(meta.least or '0')
 local ERA_REVISIONS = 4294967296
 
--- Its revisions are above all earlier ones (`top`), so that a later version of a record never has the lower one.
+-- The new era's revisions are above all earlier ones (`top`), so a later version of a record never has the lower one.
 local function begin_era(parent, top)
   revision = (math.floor(math.max(revision, top) / ERA_REVISIONS) + 1) * ERA_REVISIONS
   meta.era, meta.parent = RUN .. '@' .. int(now) .. '/' .. int(revision), parent
@@ -74,8 +74,8 @@ local function begin_era(parent, top)
     'recover', int(recover))
 end
 
--- Nothing shows that writes were lost; but were the newest, only those may know who do not come: more than half of the
--- nodes that were live have to be missing for that, or it is for those who are there to tell.
+-- Nothing shows that writes were lost. If the newest writes were lost, perhaps only missing nodes know them. So the
+-- store waits until at most half of the nodes that were live are missing.
 local function doubt()
   local count, wait, stopped = 0, tonumber(meta.regroup or '0'), meta.stopped or '0'
   redis.call('DEL', AWAITED)
@@ -90,7 +90,7 @@ local function doubt()
   recover = least + (count > 0 and wait or 0)
 end
 
--- A link of before a fail-over there and back names the history of then: it must ask again who the server is.
+-- A link from before two fail-overs (there and back) names the old history: it must ask again who the server is.
 local function is_old_link()
   local history = string.match(RUN, '%-(%x+)$')
   local info = history and redis.pcall('INFO', 'replication')
@@ -109,7 +109,7 @@ do
   if RUN ~= meta.run and meta.timing then
     least = served + credit_ms + lease_ms
     if served < recover and (meta.parent or '') == '' and redis.call('EXISTS', AWAITED) == 1 then
-      redis.call('ZUNIONSTORE', AWAITED, 2, AWAITED, HEARD) -- what they said may be lost again
+      redis.call('ZUNIONSTORE', AWAITED, 2, AWAITED, HEARD) -- the writes that they restored may be lost again
       recover = math.max(recover, least)
     else
       if served >= recover then
@@ -123,7 +123,8 @@ do
   end
   served = served + math.min(math.max(step, 0), credit_ms)
   redis.call('HSET', META, 'run', RUN, 'last', int(now), 'served', int(served), 'amnesty', int(amnesty))
-  if served >= recover then -- not the first write: after one that frees memory a full Redis refuses the script nothing
+  -- not the first write: a full Redis refuses a script nothing after a write that frees memory
+  if served >= recover then
     redis.call('DEL', AWAITED, HEARD)
   end
 end
@@ -145,7 +146,7 @@ local function node_read(id)
   return nodes_read[id] or nil
 end
 
--- Only what says whether a node is there, and who it is: its facts are most of the record.
+-- Reads only the fields that say whether a node is there, and which life it is: its facts are most of the record.
 local function node_brief(id)
   if nodes_read[id] ~= nil then
     return nodes_read[id] or nil
@@ -155,7 +156,7 @@ local function node_brief(id)
     seq = found[6], address = found[7] } or nil
 end
 
--- Also of a node that left or was declared lost, which is in neither of the lists that a beat brings.
+-- The end of a node's lease, even if the node left or was declared lost: a beat brings those nodes in neither list.
 local function lease_end(id)
   return tonumber(redis.call('ZSCORE', LEASE, id) or redis.call('ZSCORE', DEPARTED, id) or '0')
 end
@@ -165,12 +166,12 @@ local function depart(id, ended)
   redis.call('ZADD', DEPARTED, int(ended), id)
 end
 
--- It was removed by a step. A record that is missing, and was not, somebody took away by hand.
+-- A step removed the record. A record that is missing without this mark was removed by hand.
 local function buried(record)
   return redis.call('ZSCORE', CHANGES, 'gone:' .. record)
 end
 
--- Served time before which nobody lapses.
+-- Served time before which no node lapses.
 local function shelter()
   return math.max(amnesty, recover)
 end
@@ -192,12 +193,12 @@ local function gone(id, life)
   return node.life ~= life or lapsed(id)
 end
 
--- It holds no lease in this life.
+-- The node holds no lease in this life.
 local function not_live(id, life)
   return not node_brief(id) or gone(id, life)
 end
 
--- nil, or the refusal of an incarnation that is not current. node: as it was read, if it was
+-- nil, or the refusal of an incarnation that is not current. node: its record, if the caller has read it
 local function not_current(id, life, start, node)
   node = node or node_brief(id)
   if not node then

@@ -1,4 +1,4 @@
--- What proposals, acknowledgements and endings share.
+-- Functions that proposals, acknowledgements and endings share.
 local BUDGET_KEPT, WHOLE_TEXTS = 64, 16
 
 local function check_open(job)
@@ -35,8 +35,8 @@ local function check_head(job, token)
   end
 end
 
--- What a node says of a generation: the job as `read` gives it, if the node's incarnation is current and the head has the
--- token; or nil and the refusal.
+-- The job as `read` returns it, for a node that reports about a generation: its incarnation must be current, and the
+-- head must have the token. Else nil and the refusal.
 local function job_of_caller(read)
   local no = not_current(A.node, A.life, A.start)
   if no then
@@ -88,7 +88,7 @@ local function declare_lost(job, lost, by)
   end
 end
 
--- Who may still run workers once the head is superseded or ended: node to text.
+-- The nodes that may still run workers once the head is superseded or ended: node to text.
 local function next_holders(job, lost)
   local found, out = entries(job, 'holder'), {}
   if job.head_state == 'active' then
@@ -114,8 +114,8 @@ end
 
 local FAILURES = { failed = true, lost = true, fenced = true, refused = true }
 
--- The reports of a head that was active are kept, and who has yet to answer before its fault (spend entry or nil) is
--- judged. An entry that comes later and does not count is the judgement.
+-- Keeps the reports of an active head, and the members that must answer before its fault (spend entry or nil) is
+-- judged. A later entry that does not count is the judgement.
 local function close_head(job, entry)
   local counts = entry and cjson.decode(entry).counts
   if job.head_state ~= 'active' then
@@ -140,7 +140,7 @@ local function spend(job, entry)
     return
   end
   job['spend:' .. job.active_number] = entry
-  -- Those that do not count go first: a counted one must not be forgotten for the sake of a mere note.
+  -- Entries that do not count go first: no counted entry may be forgotten in favour of a mere note.
   local notes, counted = {}, {}
   for number, text in pairs(entries(job, 'spend')) do
     local into = cjson.decode(text).counts and counted or notes
@@ -158,8 +158,8 @@ local function spend(job, entry)
 end
 
 -- Stores a report under its order of arrival ("seq state body"); true if it is the node's first fault.
--- Of the first few faults with all that the workers wrote last (body), of later ones with less of it (brief?): any number
--- of nodes may fail, and their texts lie in one record.
+-- The first few faults keep all that their workers wrote last (body), later ones less of it (brief?): any number of
+-- nodes may fail, and one record holds all their texts.
 local function put_report(job, counts, kind, node, state, body, brief)
   local seq = tonumber(string.match(job[kind .. ':' .. node] or '0', '^%d+'))
   local first = seq == 0 and FAILURES[state] or false
@@ -171,7 +171,7 @@ local function put_report(job, counts, kind, node, state, body, brief)
   return first
 end
 
--- Nobody has acknowledged this head yet. Where its members' agents are asked is kept: mostly it stays as it is.
+-- No member has acknowledged this head yet. The addresses of its members' agents are kept: mostly they stay the same.
 local function begin_acks(job)
   local lives, members = {}, entries(job, 'member')
   for node, text in pairs(members) do
@@ -186,7 +186,7 @@ local function begin_acks(job)
   job.head_stopped, job.head_ready = '0', '0'
 end
 
--- The sum of this signature (hex) and of those before it, in parts of 32 bits, so that it is exact.
+-- The sum of this signature (hex) and of the earlier ones, in parts of 32 bits, so that the sum is exact.
 local function sealed(sum, signature)
   local parts = {}
   for part in string.gmatch(sum ~= '' and sum or '0 0 0 0 0 0 0 0', '%d+') do
@@ -196,9 +196,9 @@ local function sealed(sum, signature)
   return table.concat(parts, ' ')
 end
 
--- A member acknowledges. What the others need of that is kept for all members together: each of them reads what has
--- changed in the whole, however many they are. Once only, since a sum knows no second time; and not without an address
--- of group rank 0.
+-- Takes a member's acknowledgement. The fields that other members need are kept once for all members together, so each
+-- member reads only what changed, however many members there are. An acknowledgement is taken only once, since a sum
+-- does not show what it contains; and that of group rank 0 only with an address.
 local function take_ack(job, member, ack)
   local leads = member.group_rank == 0
   if not job['missing:' .. member.node] or (leads and ack.address == '') then
@@ -216,7 +216,7 @@ local function take_ack(job, member, ack)
   return true
 end
 
--- Why this forming head cannot become active, or nil.
+-- Returns why this forming head cannot become active, or nil.
 local function not_ready(job)
   local holder = sorted_keys(entries(job, 'holder'))[1]
   if holder then
@@ -238,7 +238,7 @@ local function not_ready(job)
   end
 end
 
--- freed: others may have what a node has given back that was in the generation before.
+-- freed: a node of the previous generation has given devices back, which other jobs may take.
 local function make_active(job, freed)
   local count = #sorted_keys(entries(job, 'member'))
   job.head_state, job.head_since, job.head_deadline = 'active', int(served), '0'

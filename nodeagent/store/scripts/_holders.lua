@@ -1,6 +1,6 @@
--- Who may still run workers, and what devices they have.
+-- The nodes that may still run workers, and the devices that they hold.
 
--- Make exactly these devices (set) of a node the job's. Returns how many more than before it has of each kind.
+-- Gives the job exactly these devices (set) of a node. Returns the increase of each kind of device.
 local function book(node, uid, devices)
   local key, change = P .. 'alloc:' .. node, { gpus = 0, slots = 0 }
   local function count(device, by)
@@ -23,7 +23,7 @@ local function book(node, uid, devices)
   return change
 end
 
--- Book what the head's members and holders have; also on the nodes in `also` (set), which may have nothing any more.
+-- Books the devices of the head's members and holders; also on the nodes in `also` (set), which may hold none now.
 local function rebook(job, also)
   local wanted = {}
   for node in pairs(also) do
@@ -60,7 +60,7 @@ local function named(job)
   return nodes
 end
 
--- Phases that use up a job's time limit, once it has run.
+-- Phases that use up the time limit of a job that has run.
 local USES_TIME = { forming = true, running = true, pausing = true }
 
 local function enter_phase(job, phase, reason)
@@ -77,7 +77,7 @@ local function enter_phase(job, phase, reason)
   job.phase, job.reason = phase, reason
 end
 
--- Write the job; with the last holder gone (held: none is left), pausing has become paused.
+-- Writes the job. If the last holder is gone (held: false), a pausing job becomes paused.
 local function settle(job, held)
   if job.phase ~= 'pausing' or not job.head_id or held then
     job_save(job)
@@ -88,7 +88,8 @@ local function settle(job, held)
   event({ kind = 'JobPaused', job = job, generation = job.head_number, text = job.reason })
 end
 
--- A life of this node has ended: take it out of the holders of every job (but one, and but for the life that goes on).
+-- A life of this node has ended: removes it from the holders of every job, except job `but`. lives_on: the life that
+-- stays.
 local function retire(node, lives_on, but)
   local uids = {}
   for _, uid in pairs(to_map(redis.call('HGETALL', P .. 'alloc:' .. node))) do
@@ -105,7 +106,7 @@ local function retire(node, lives_on, but)
   end
 end
 
--- A job that cannot go on before this life of the node has answered or has gone, in a few words; or nil.
+-- Names a job that cannot go on before this life of the node has answered or has gone, in a few words; or nil.
 local function who_waits_for(node, life)
   local function is_ours(entry)
     return entry and cjson.decode(entry).life == life
@@ -122,7 +123,7 @@ local function who_waits_for(node, life)
   end
 end
 
--- The first node that may still run workers of an ended job, or lend them time, or nil.
+-- The first node that may still run workers of an ended job, or lend them time; or nil.
 local function still_held(job)
   local holders = decoded(entries(job, 'holder'))
   for _, node in ipairs(sorted_keys(holders)) do
@@ -130,7 +131,7 @@ local function still_held(job)
       return node
     end
   end
-  -- Since it ended no member has renewed: whoever has asked its keepers for time began before.
+  -- Since the job's end no member has renewed. So a member that has asked its keepers for time began before the end.
   local ended = tonumber(job.since) + lease_ms
   for _, node in ipairs(sorted_keys(entries(job, 'keeper'))) do
     if math.max(lease_end(node), ended) > served - RELEASE * tonumber(meta.limit) then
@@ -139,7 +140,7 @@ local function still_held(job)
   end
 end
 
--- This node will never lend again: nobody can, under the keepers that it was one of.
+-- This node will never lend again. So no keeper that shares a job with it can lend.
 local function release_keepers(node)
   for _, uid in ipairs(redis.call('HVALS', NAMES)) do
     local job = job_read(uid)
@@ -150,7 +151,7 @@ local function release_keepers(node)
   end
 end
 
--- The record of a node that can run nothing any more; the revision of its removal. Its cordon stays.
+-- Deletes the record of a node that can run nothing any more; returns the revision of the removal. Its cordon stays.
 local function delete_node(node)
   retire(node)
   release_keepers(node)
@@ -163,7 +164,7 @@ local function delete_node(node)
   return bury('node:' .. node)
 end
 
--- discarded: another view of the store is right, in which it is not there.
+-- discarded: another view of the store is right, and it does not have the job.
 local function delete_job(job, discarded)
   local changes = {}
   for node in pairs(named(job)) do

@@ -8,12 +8,13 @@ local function touch(record)
   return int(rev)
 end
 
--- What was written last wakes nobody, and yet somebody outside its job may have to act on it: their next renewals say so.
+-- Marks the last write as one that wakes no agent. Agents outside its job may have to act on it: their renewals report
+-- it.
 local function unannounced()
   redis.call('HSET', META, 'unannounced', redis.call('HGET', META, 'rev'))
 end
 
--- The record is no more, and this says that it was a step that removed it.
+-- The record is removed; the mark shows that a step removed it.
 local function bury(record)
   redis.call('ZREM', CHANGES, record)
   return touch('gone:' .. record)
@@ -27,7 +28,7 @@ local function copied(map)
   return copy
 end
 
--- A command with any number of words: a script can pass only so many at once. step: words that belong together.
+-- A command with any number of words: a script can pass only so many at once. step: words that must stay together.
 local function in_parts(words, step, call)
   local most = AT_ONCE - AT_ONCE % step
   for i = 1, #words, most do
@@ -36,16 +37,16 @@ local function in_parts(words, step, call)
 end
 
 local PACK_FROM = 32
--- Kinds of which mostly every member of the head has an entry, and which: the member's own text, or its life.
+-- Kinds of which almost every member of the head has an entry; the entry is the member's own text, or its life.
 local LIKE_MEMBERS = { holder = 'member', missing = 'life', silent = 'life' }
 
 local function kind_of(field)
   return string.match(field, '^(.-):.')
 end
 
--- Notes which fields of a job changed, and when, so that whoever has read it is given only those. Also of a field that is
--- no more. '' is the revision from which on the marks are whole; `rev`, which each write changes, shows whether the
--- last writer of the record kept them. packs: kinds of entries that one mark will stand for.
+-- Notes which fields of a job changed, and when, also fields that were removed. So an agent that has read the job gets
+-- only these fields. '' is the revision from which on the marks are complete; `rev`, which each write changes, shows
+-- whether the last writer of the record kept them. packs: kinds of entries for which one mark will stand.
 local function mark(uid, before, after, fields, packs)
   local key = P .. 'marks:' .. uid
   local marked = redis.call('ZSCORE', key, 'rev')
@@ -63,7 +64,7 @@ local function mark(uid, before, after, fields, packs)
   in_parts(words, 2, function(...) redis.call('ZADD', key, ...) end)
 end
 
--- The record, and what only says how to read it.
+-- Deletes the record, and the keys that only help to read it.
 local function drop(record)
   local uid = string.match(record, '^job:(.*)$')
   redis.call('DEL', P .. record)
@@ -83,8 +84,8 @@ local function entries(job, kind)
   return found
 end
 
--- Writes the difference; true if there was one. packs: kinds of entries that one mark will stand for; those of which many
--- have changed are added.
+-- Writes the difference; true if there was one. packs: kinds of entries for which one mark will stand; the function
+-- adds kinds of which many entries have changed.
 local function write_changes(key, record, before, after, packs)
   local set, del = {}, {}
   for field, value in pairs(after) do
@@ -124,8 +125,8 @@ local function write_changes(key, record, before, after, packs)
   return true
 end
 
--- What agents read of a node as one text, so that a newcomer can read all nodes with one plain command. Only a copy: who
--- reads it compares its revision with the one in `changes`.
+-- The fields of a node that agents read, as one text, so that a new agent can read all nodes with one plain command. It
+-- is only a copy: a reader compares its revision with the one in `changes`.
 local NODES = P .. 'nodes'
 local function node_pack(node)
   local lines = {}
@@ -153,7 +154,7 @@ local function job_read(uid)
   return job
 end
 
--- What a text says: not to be changed, since each text is looked at once.
+-- The decoded text. Callers must not change it, since each text is decoded once and shared.
 local parsed_before = {}
 local function parsed(text)
   local found = parsed_before[text]
@@ -172,8 +173,8 @@ local function decoded(map)
   return out
 end
 
--- What most members have of a kind, where it follows from their place in the gang: the rule, and each member's text by
--- it. Nothing where it follows for fewer than half of them.
+-- Entries of a kind that follow from the members' place in the gang: the rule, and each member's text by the rule.
+-- Nothing if the rule fits fewer than half of the members.
 local function ruled(kind, found, members)
   local rule = LIKE_MEMBERS[kind]
   if not rule then
@@ -191,11 +192,11 @@ local function ruled(kind, found, members)
   return rule, by_rule
 end
 
--- Where many entries of a kind have changed, one mark stands for them all ('holder:') and one text for the whole map: of a
--- gang of a thousand each member then reads one text, not a thousand fields. Its first line is the revision that it is of,
--- the second a rule for the entries of all members of the head, if there is one; then keys and texts, of what is not by the
--- rule ('' where there is no entry). So it has to be made anew whenever the members change. packs: kinds that have no marks
--- of their own since this write.
+-- If many entries of a kind have changed, one mark stands for them all ('holder:') and one text for the whole map: each
+-- member of a gang of a thousand then reads one text, not a thousand fields. The first line is the text's revision; the
+-- second is a rule for the entries of all members of the head, if there is one. Then come keys and texts of the entries
+-- that differ from the rule ('' if there is no entry). So the text must be made anew when the members change. packs:
+-- kinds that have no marks of their own since this write.
 local function pack(job, packs)
   local marks, packed, marked = P .. 'marks:' .. job.uid, P .. 'packed:' .. job.uid, {}
   for _, field in ipairs(redis.call('ZRANGE', marks, 0, -1)) do
@@ -233,8 +234,8 @@ local function pack(job, packs)
   end
 end
 
-local counts_of = {} -- of the jobs that were read lean
--- whole: this step begins or starts a generation, and has read the whole record.
+local counts_of = {} -- of jobs that were read lean
+-- whole: this step begins or activates a generation, and has read the whole record.
 local function job_save(job, whole)
   local packs = whole and {}
   local changed = write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job, packs)
@@ -249,8 +250,8 @@ local function job_save(job, whole)
   end
 end
 
--- What of a job's record somebody lacks who has read it as of this revision of this era: fields and values (none of a
--- field that is gone), 'since'. Or the whole record, 'whole'.
+-- The changes of a job's record since this revision of this era: fields and values (none for a removed field), 'since'.
+-- Or the whole record, 'whole'.
 local function job_news(uid, since, era)
   local key, marks = P .. 'job:' .. uid, P .. 'marks:' .. uid
   local whole_from = since and since > 0 and era == meta.era and redis.call('ZSCORE', marks, '')
@@ -261,7 +262,7 @@ local function job_news(uid, since, era)
   local single, news = {}, {}
   for _, field in ipairs(redis.call('ZRANGEBYSCORE', marks, '(' .. int(since), '+inf')) do
     local kind = string.match(field, '^(.+):$')
-    if kind then -- before all that changed since it was packed
+    if kind then -- a packed text comes before the changes that came after it
       local text = redis.call('HGET', P .. 'packed:' .. uid, kind)
       local at = text and string.match(text, '^%d+')
       if not at or tonumber(at) ~= tonumber(redis.call('ZSCORE', marks, field)) then
@@ -283,9 +284,9 @@ local function job_news(uid, since, era)
   return news, 'since'
 end
 
--- How many of a job's members have yet to acknowledge, how many holders it has, the highest place in the order of its
--- faults, and (only by what was kept) whether a node that is no member has let go. Always by the whole record: what is
--- kept of it (`counts:<uid>`) only spares looking.
+-- The number of members that have yet to acknowledge, the number of holders, the last place in the order of faults, and
+-- (only from the kept counts) whether a node that is no member has let go. It always counts the whole record:
+-- `counts:<uid>` only saves the counting.
 local function counted(job)
   local counts = { missing = 0, holding = 0, report = 0, last = 0, freed = 0 }
   for field, value in pairs(job) do
@@ -306,9 +307,9 @@ local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active',
   'head_seal', 'head_released', 'head_stopped', 'head_ready', 'held' }
 local OF_NODE = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
 
--- Of a job's record only what concerns one node, and its counts: to read and to save that costs the same however many
--- nodes there are. Nothing may look through its entries. The counts are those of this very revision: another writer, an
--- earlier version or a hand has made no others.
+-- Reads only the fields of a job that concern one node, and the job's counts: reading and saving then cost the same
+-- however many nodes there are. The caller must not iterate over the entries. The counts must have the record's own
+-- revision: another writer (an earlier version, or a person) does not update them.
 local function job_lean(uid, node)
   local fields, job = { unpack(LEAN) }, {}
   for _, kind in ipairs(OF_NODE) do
@@ -330,7 +331,7 @@ local function job_lean(uid, node)
   return job, counts
 end
 
--- The whole record, with what was changed in this lean one.
+-- The whole record, with the changes of this lean one.
 local function widened(job)
   local before = jobs_before[job.uid]
   local whole = job_read(job.uid)
@@ -356,7 +357,7 @@ local function flat(map)
   return out
 end
 
--- A.base: what the caller has read of the job ({rev, era}), or nothing.
+-- A.base: the part of the job that the caller has read ({rev, era}), or nothing.
 local function job_reply(job)
   local base = A.base or {}
   local news, kind = job_news(job.uid, base.rev, base.era)
@@ -367,8 +368,8 @@ local function is_terminal(job)
   return job.phase == 'succeeded' or job.phase == 'failed' or job.phase == 'stopped'
 end
 
--- Jobs that ended a while ago lie beside what agents view: `past:<uid>` is the record as it was, and `history` has in the
--- order of their ends a line of each: uid, name, owner, bytes of its spec.
+-- Jobs that ended a while ago are stored outside the view that agents read: `past:<uid>` is the unchanged record.
+-- `history` has one line for each, ordered by the end: uid, name, owner, bytes of its spec.
 local HISTORY = P .. 'history'
 
 local function past_read(uid)
@@ -412,28 +413,28 @@ local function remember(request, answer)
   end
 end
 
--- An operator wrote: somebody waits until everything up to now is on the disks of nodes.
+-- An operator wrote: its command waits until everything up to now is on the disks of nodes.
 local function ask_to_save()
   redis.call('HSET', META, 'asked', redis.call('HGET', META, 'rev') or '0')
 end
 
--- Wakes those that wait on 'all', 'job:<uid>' or 'node:<id>', as of this event. A hint: what is missed, a heartbeat finds.
+-- Wakes the agents that wait on 'all', 'job:<uid>' or 'node:<id>'. Only a hint: a heartbeat finds a missed event.
 local function wake(place, id)
   local key = P .. 'wake:' .. place
-  if redis.pcall('XADD', key, 'MAXLEN', 1, id, 'e', '').err then -- a later one is there: the clock was put back
+  if redis.pcall('XADD', key, 'MAXLEN', 1, id, 'e', '').err then -- a later entry is there: the clock was put back
     redis.call('DEL', key)
     redis.call('XADD', key, 'MAXLEN', 1, id, 'e', '')
   end
   redis.call('PEXPIRE', key, WAKE_KEPT)
 end
 
--- Events that only the members, holders and keepers of their job act on; of the others every agent may have to take a
--- step (devices are free, somebody is needed). And those that are only for people.
+-- Events on which only the members, holders and keepers of their job act. Any agent may have to act on other events
+-- (free devices, a job that needs nodes), except on those that are only for people.
 local OF_GANG = { WorkerFailed = true, PodFailed = true, WorkersLeft = true, FaultJudged = true, NodeLost = true,
   GenerationForming = true, GenerationActive = true }
 local FOR_PEOPLE = { GenerationStarted = true, JobAfterMet = true }
 
--- what: kind, text and, where they apply, job (record), node, generation, by; everybody: it concerns all
+-- what: kind, text and, if they apply, job (record), node, generation, by; everybody: the event concerns all agents
 local function event(what)
   local job = what.job or {}
   local id = redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '',
@@ -447,8 +448,8 @@ local function event(what)
   return id
 end
 
--- A record or a key is not as the steps left it: nothing is decided until the agents have given back what they know.
--- Whatever is missing by then stays so.
+-- A record or a key differs from what the steps wrote: no step decides anything until the agents have restored what
+-- they know. A record that is missing by then stays missing.
 local function distrust(damaged)
   local found = {}
   for _, key in ipairs(damaged) do
@@ -471,6 +472,6 @@ local function distrust(damaged)
   redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty), 'excused', '0')
   event({ kind = 'StoreDamaged', text = 'somebody removed or damaged '
     .. table.concat(found, ', ', 1, math.min(#found, 5))
-    .. ' in the store: the agents give it back; nothing is decided meanwhile' })
-  return refuse('behind', 'somebody removed or damaged ' .. found[1] .. ' in the store: the agents give it back')
+    .. ' in the store: the agents restore it; nothing is decided meanwhile' })
+  return refuse('behind', 'somebody removed or damaged ' .. found[1] .. ' in the store: the agents restore it')
 end

@@ -1,4 +1,4 @@
--- First in every step that decides something of a job: none does while the store is recovering.
+-- First part of every step that decides something about a job: while the store is recovering, such a step is refused.
 local awaits = served < recover and redis.call('ZCARD', AWAITED) or 0
 if awaits > 0 then
   local named, more = redis.call('ZRANGE', AWAITED, 0, NAMED - 1), ''
@@ -11,5 +11,5 @@ if awaits > 0 then
 end
 if served < recover then
   return refuse('recovering', 'the store was started anew and may lack what was written last: nothing is decided for '
-    .. 'another ' .. recovering_for() .. ' s, so that every agent can say what it knows; then try again')
+    .. 'another ' .. recovering_for() .. ' s, so that every agent can offer what it knows; then try again')
 end

@@ -1,9 +1,10 @@
--- What jobs use: devices for how long, and how much of that was lost to faults. `held` of a job has what it holds since
--- when, `used:<day>` what that came to before, by the UTC day of the server's clock; `usage:<day>` the same of jobs that
--- are in the view no more, by owner and queue. Times are of the served clock. Must never decide anything.
+-- Counts what jobs use: devices and for how long, and how much of that was lost to faults. In a job's record, `held` is
+-- what the job holds and since when, and `used:<day>` the use before that, by the UTC day of the server's clock.
+-- `usage:<day>` is the use of jobs that were removed from the view, by owner and queue. Times are of the served clock.
+-- Must never decide anything.
 local USE_DAY, USE_DAYS_KEPT, USE_ROWS_KEPT, OTHERS = 86400000, 400, 256, '-2'
 local AMOUNTS = { 'gpu_ms', 'slot_ms', 'lost_gpu_ms', 'lost_slot_ms', 'waited_ms', 'restarts' }
--- Causes of a generation that are faults; the others are people's and newcomers'.
+-- Causes of a generation that are faults; people or new nodes are the other causes.
 local FAULTS = { worker_failed = true, hang = true, pod_failed = true, node_lost = true, collective = true,
   reform = true, fenced = true, hardware = true }
 
@@ -17,21 +18,21 @@ end
 
 local function add_on(job, day, amounts)
   local field = 'used:' .. int(day)
-  if not job[field] and counts_of[job.uid] then -- it was read lean
+  if not job[field] and counts_of[job.uid] then -- the job was read lean
     job[field] = redis.call('HGET', P .. 'job:' .. job.uid, field) or nil
     jobs_before[job.uid][field] = job[field]
   end
   job[field] = '{' .. amounts_text(amounts, job[field] and cjson.decode(job[field]) or {}) .. '}'
 end
 
--- So much of each in every ms from one served time to another, up to now.
+-- Adds `each` (amounts for each ms) from one served time to another, at most up to now.
 local function add_over(job, from, to, each)
   local left, at = to - from, now - (served - to)
   for i = 1, USE_DAYS_KEPT do
     if left <= 0 then
       return
     end
-    local into = (at - 1) % USE_DAY + 1 -- midnight ends the day before it
+    local into = (at - 1) % USE_DAY + 1 -- a day ends at midnight
     local part = i < USE_DAYS_KEPT and math.min(left, into) or left
     local amounts = {}
     for name, per_ms in pairs(each) do
@@ -51,7 +52,7 @@ local function put_held(job, held)
     held.gpus, held.slots, held.saved, held.stands, held.started)
 end
 
--- Counts what the job holds up to then, or up to now.
+-- Counts what the job holds up to `to`, or up to now.
 local function count_up(job, to)
   local held = held_by(job)
   local lost = held.stands > 0 and 1 or 0
@@ -63,7 +64,7 @@ local function count_up(job, to)
   return held
 end
 
--- Until when a node had the devices that are taken from it now: one that is lost, until its lease ended.
+-- When a node lost the devices that are taken from it now: a lost node, when its lease ended.
 local function had_until(id)
   local node = node_brief(id)
   if node and node.left == '1' then
@@ -75,7 +76,7 @@ local function had_until(id)
   return served
 end
 
--- changes: node to how many devices of each kind the job has there now that it had not ({gpus, slots}).
+-- changes: node to the increase of each kind of device that the job holds there ({gpus, slots}).
 local function count_changes(job, changes)
   local held
   for node, change in pairs(changes) do
@@ -97,8 +98,8 @@ local function count_changes(job, changes)
   end
 end
 
--- The active head ends by a fault (its spend entry): since when is lost, and everything until its successor runs. redo:
--- what came after the last checkpoint has to be done again. lost: nodes.
+-- A fault ends the active head (spend entry): notes since when time is lost; it is lost until the successor runs. redo:
+-- the work since the last checkpoint must be repeated. lost: nodes.
 local function count_fault(job, entry, redo, lost)
   local cause = entry and job.head_state == 'active' and cjson.decode(entry)
   if not cause or not FAULTS[cause.kind] then
@@ -107,7 +108,7 @@ local function count_fault(job, entry, redo, lost)
   local held, from = count_up(job), served - math.floor(1000 * (cause.stalled or 0))
   for _, id in ipairs(lost) do
     local ends = lease_end(id)
-    from = ends > 0 and math.min(from, ends - lease_ms) or from -- its last renewal
+    from = ends > 0 and math.min(from, ends - lease_ms) or from -- the node's last renewal
   end
   if redo and job.checkpoint then
     from = math.min(from, held.saved)
@@ -118,7 +119,7 @@ local function count_fault(job, entry, redo, lost)
   put_held(job, held)
 end
 
--- Its next generation is active. What its workers took to their first step after that they tell later.
+-- The job's next generation is active. Its workers report later how long they took to their first step.
 local function count_active(job)
   local held = held_by(job)
   if held.stands > 0 then
@@ -128,7 +129,7 @@ local function count_active(job)
   end
 end
 
--- Its workers run since so many seconds ago, in an active generation that a fault had been the cause of.
+-- The job's workers run since `ago` seconds, in an active generation that a fault was the cause of.
 local function count_started(job, ago)
   local cause = redis.call('HGET', P .. 'job:' .. job.uid, 'head_cause')
   local since = tonumber(redis.call('HGET', P .. 'job:' .. job.uid, 'head_since'))
@@ -150,7 +151,7 @@ local function forget_usage(oldest)
   end
 end
 
--- The job goes out of the view: what it used stays, with that of its owner and queue.
+-- The job is removed from the view: its use is kept, in the sums of its owner and queue.
 local function keep_use(job)
   local named = cjson.decode(job.spec).queue or ''
   local queue = named ~= '' and named or 'default'

@@ -1,5 +1,6 @@
--- Before what a renewal starts with (_clock.lua): all of it, in the one case that is nearly all of them. It reads of `meta`
--- only what a renewal needs, and does what the rest would do. In every other case it changes nothing, and the rest decides.
+-- A renewal's script starts with this part, before _clock.lua: it is a complete renewal for the one usual case. It
+-- reads only the fields of `meta` that a renewal needs, and has the same effect as the rest would have. In every other
+-- case it changes nothing, and the rest decides.
 do
   local asked, prefix = cjson.decode(ARGV[3]), KEYS[1]
   local meta = redis.pcall('HMGET', prefix .. 'meta', 'run', 'version', 'era', 'last', 'served', 'credit', 'gap',
@@ -15,7 +16,7 @@ do
     local step = now - last
     if step >= 0 and step <= gap then
       served = served + math.min(step, credit)
-      -- The clock's own place may lag: it then counts less, never more, and sees a gap sooner, never later.
+      -- The clock's own fields may lag: the clock then counts less, never more, and notices a gap sooner, never later.
       if step > credit / 4 then
         redis.call('HSET', prefix .. 'meta', 'last', string.format('%.0f', now), 'served', string.format('%.0f', served))
       end

@@ -1,6 +1,6 @@
--- Who is waited for while a store recovers that has lost writes, or may have: those that may know better.
+-- The nodes that a recovering store waits for, after it has lost writes or may have: these nodes may know the writes.
 
--- The newest view so far says who was live. anew: the loss has only now been found; all are to be heard.
+-- The newest view so far names the nodes that were live. anew: the loss was found just now; all nodes must call.
 local function expect(anew)
   if anew then
     redis.call('DEL', HEARD)
@@ -23,7 +23,7 @@ local function expect(anew)
   redis.call('HSET', META, 'excused', meta.excused)
 end
 
--- This node has said what it knows of the writes that the store may have lost.
+-- This node has offered what it knows of the writes that the store may have lost.
 local function hear(id)
   if served >= recover then
     return

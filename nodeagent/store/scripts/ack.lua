@@ -1,5 +1,5 @@
 -- ack: uid, token, node, life, start, ack (JSON), last? ({state, body, brief?})
-local PART = 64 -- most changes by others that come with a reply that nobody decides on
+local PART = 64 -- the most changes by other nodes in a reply that no agent decides on
 local job, no, counts = job_of_caller(job_lean)
 if no then
   return no

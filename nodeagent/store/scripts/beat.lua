@@ -1,11 +1,11 @@
 -- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
---   notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent,
---   nodes (their records up to this revision were read, or are about to be)
+--     notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent,
+--     nodes (the agent has read their records up to this revision, or is about to)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 8192, 1048576, 1000, 2
 local id = A.node
 local top = math.max(A.rev, A.top)
 local node = node_brief(id)
-local continued = A.era == meta.parent and top <= known -- all that it has read is in this era too
+local continued = A.era == meta.parent and top <= known -- this era has all that the agent has read
 if meta.timing and A.rev > 0 and A.era == meta.era and not node and not buried('node:' .. id)
   and served >= recover then
   return distrust({ 'node:' .. id })
@@ -20,13 +20,13 @@ end
 if A.seq <= tonumber(node.seq) then
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
--- What the steps would never leave so, of a job that this node speaks for: the first key of it, or nil.
+-- Looks for damage that no step would cause, in a job that runs on this node: the first damaged key, or nil.
 local function damage_of(uid)
   local record = 'job:' .. uid
   local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'head_number', 'holder:' .. id, 'member:' .. id,
     'head_state')
   if not job[1] and buried(record) then
-    return -- this beat brings it
+    return -- this beat sends the record
   end
   if job[1] ~= uid or not job[2] or not tonumber(job[3]) then
     return record
@@ -49,7 +49,7 @@ local function damage_of(uid)
   return not booked and 'alloc:' .. id or nil
 end
 
--- Of a few of all records, the next ones: what is missing may be nobody's who could say so.
+-- Looks at the next few of all records: a missing one may belong to no node that could report it.
 local function damage_anywhere()
   local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1)) do
@@ -66,7 +66,8 @@ local function damage_anywhere()
   end
 end
 
--- Each beat looks at one thing, its jobs and the others in turn, so that it costs the same however many jobs there are.
+-- Each beat checks one thing, its own jobs and other records in turn, so its cost does not grow with the number of
+-- jobs.
 local function damage()
   if not redis.call('ZSCORE', LEASE, id) then
     return 'lease'
@@ -150,7 +151,7 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
     for _, text in ipairs(body) do
       bytes = bytes + (text and #text or 0)
     end
-    if bytes > PAGE_BYTES and i > 1 then -- the rest travels with the next beat
+    if bytes > PAGE_BYTES and i > 1 then -- the next beat sends the rest
       rev, more = changed[i - 1], 1
       break
     end
@@ -161,8 +162,8 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
   records[#records + 1] = { record, body, cordon, kind }
 end
 
--- Those whose lease ended by now: lapsed, unless an amnesty protects them. All of them, or nothing where they are the
--- same as those that this agent knows: who is among them follows from how many they are and who was the last.
+-- Nodes whose lease has ended: lapsed, unless an amnesty protects them. The reply has all of them, or nothing if this
+-- agent has the same list: the count and the last name identify the list.
 local gone_now, sheltered = {}, {}
 local count = redis.call('ZCOUNT', LEASE, '-inf', int(served))
 local last = count > 0

@@ -20,7 +20,7 @@ end
 remember(A.request, job.uid .. ' ' .. A.did)
 if not A.control then
   ask_to_save()
-  return job_reply(job) -- it is so already
+  return job_reply(job) -- the control is so already
 end
 job.control = A.control
 job_save(job)

@@ -1,7 +1,7 @@
 -- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, kept, delay_ms,
 -- wall, by
 
--- All workers of this member, or those of the role that completes the job if it has any.
+-- All workers of this member must succeed, or only those of the role that completes the job, if it has any there.
 local function ended_well(job, node, role)
   local state, body = string.match(job['report:' .. node] or '', '^%d+ (%a+) (.*)$')
   if not role or role == '' then
@@ -27,7 +27,7 @@ else
 end
 if same_head and (job.phase == A.phase or (A.phase == 'pausing' and job.phase == 'paused'))
   and (is_terminal(job) or (job.head_state == 'ended' and A.expect_state ~= 'ended')) then
-  return job_reply(job) -- done before
+  return job_reply(job) -- this ending was done before
 end
 
 local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.control_rev)
@@ -67,7 +67,7 @@ if ends then
   job.head_grace = 'null'
   job.head_since, job.head_deadline = int(served), '0'
 end
-local earliest = job.head_id and 0 or tonumber(job.not_before) -- of a job that was to begin later
+local earliest = job.head_id and 0 or tonumber(job.not_before) -- from a job that begins later
 job.outcome, job.not_before = A.outcome, int(math.max(served + A.delay_ms, earliest))
 enter_phase(job, A.phase == 'pausing' and not next(holders) and 'paused' or A.phase, A.reason)
 if is_terminal(job) then

@@ -1,5 +1,5 @@
--- examine: nothing. After a step that failed on the server: every key of another type goes, and every record that no
--- step could read; the agents give back what that took. At most once a second.
+-- examine: no arguments. Called after a step failed on the server: deletes every key of a wrong type and every record
+-- that no step could read; the agents restore them. At most once a second.
 if now - tonumber(meta.examined or '0') < 1000 and now >= tonumber(meta.examined or '0') then
   return { 1 }
 end
@@ -11,7 +11,7 @@ local TYPES = {
 }
 local found = {}
 
--- cache: it says nothing that is not in a record.
+-- cache: the key holds nothing that is not in a record too.
 local function check_type(key, wanted, cache)
   local is = redis.call('TYPE', P .. key).ok
   if is ~= 'none' and is ~= wanted then
@@ -43,7 +43,7 @@ end
 for _, key in ipairs(sorted_keys(TYPES)) do
   check_type(key, TYPES[key])
 end
-check_type('history', 'zset', true) -- no agent could give it back
+check_type('history', 'zset', true) -- no agent could restore it
 check_type('nodes', 'hash', true)
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   local kind, id = string.match(record, '^(%a+):(.*)$')

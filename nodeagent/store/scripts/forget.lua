@@ -10,7 +10,7 @@ local removed = node.left == '1' or node.lost == '1'
 if removed then
   node.rev = int(delete_node(A.node))
   redis.call('HDEL', CORDONS, A.node)
-  event({ kind = 'NodeRemoved', node = A.node, by = A.by, text = 'the record of node ' .. A.node .. ' is removed, says ' .. A.by })
+  event({ kind = 'NodeRemoved', node = A.node, by = A.by, text = A.by .. ' removed the record of node ' .. A.node })
 else
   local lost = copied(node)
   lost.lost = '1'
@@ -19,7 +19,8 @@ else
   retire(A.node)
   release_keepers(A.node)
   node = node_read(A.node)
-  event({ kind = 'NodeForgotten', node = A.node, by = A.by, text = 'node ' .. A.node .. ' is permanently down, says ' .. A.by })
+  event({ kind = 'NodeForgotten', node = A.node, by = A.by,
+    text = A.by .. ' confirmed that node ' .. A.node .. ' is permanently down' })
 end
 ask_to_save()
 return { 1, flat(node), redis.call('HGET', CORDONS, A.node) or '', removed and 1 or 0 }

@@ -1,6 +1,7 @@
--- history: jobs of the history. ARGV[1] is 'of' and ARGV[2] a uid, a name (of several jobs the one that ended last) or the
--- beginning of uids, ARGV[3] how many at most; or 'after' and ARGV[2] the place of the last one of the page before ('' at
--- first): those that ended next, the oldest first, each behind its place. Reads only: no prelude, the served clock stands.
+-- history: jobs of the history. Either ARGV[1] is 'of', ARGV[2] a uid, a name (of several jobs the last to end) or the
+-- beginning of uids, and ARGV[3] the most jobs to return. Or ARGV[1] is 'after' and ARGV[2] the place of the previous
+-- page's last job ('' at first): returns the jobs that ended next, the oldest first, each after its place. It only
+-- reads: it has no prelude, and the served clock does not advance.
 local P, found = KEYS[1], {}
 local HISTORY, most = P .. 'history', tonumber(ARGV[3])
 

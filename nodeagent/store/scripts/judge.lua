@@ -12,7 +12,7 @@ if no then
   return no
 end
 if job.last_number ~= int(A.number) or not job[key] then
-  return refuse('stale', 'generation ' .. int(A.number) .. ' of job ' .. job.name .. ' is not the one that ended last')
+  return refuse('stale', 'generation ' .. int(A.number) .. ' of job ' .. job.name .. ' is not the last that ended')
 end
 job[key] = A.spend
 put_entries(job, 'silent', {})

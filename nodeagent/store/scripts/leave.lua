@@ -1,4 +1,4 @@
--- leave: node, life, start, why?, era? (of a lease process: what it decided in another one is void)
+-- leave: node, life, start, why?, era? (from a lease process: its decision in another era is void)
 local node = node_read(A.node)
 if A.era and A.era ~= meta.era then
   return refuse('era', 'the store may have lost writes: its agents must agree on what it has first')

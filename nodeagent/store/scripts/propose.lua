@@ -2,7 +2,7 @@
 -- planned, kept, grace (JSON), form_ms, outside, keepers (node to JSON life), by, claims (queues), read
 local WAKE_EACH, CLAIMS = 64, P .. 'claims'
 
--- Of an array that runs so many jobs at once, a job that has no nodes is one more.
+-- In an array that limits the jobs that run at once, a job that has no nodes yet adds one.
 local function check_array(job)
   local most = tonumber(job.at_once or '0')
   if most == 0 or USES_TIME[job.phase] then
@@ -16,8 +16,8 @@ local function check_array(job)
     end
   end
   if running >= most then
-    return refuse('busy', 'of the array that job ' .. job.name .. ' is a member of ' .. int(most) .. ' run at once, and '
-      .. int(running) .. ' do')
+    return refuse('busy', 'the array of job ' .. job.name .. ' runs at most ' .. int(most) .. ' jobs at once, and '
+      .. int(running) .. ' run now')
   end
 end
 
@@ -42,7 +42,8 @@ no = check_lost(job, A.lost) or check_array(job)
 if no then
   return no
 end
--- Who proposes has counted what others of the queue hold; each that came to hold more has left its revision here.
+-- The proposer has counted what other jobs of the queue hold. Each job that came to hold more has left its revision
+-- here.
 for _, queue in ipairs(A.claims) do
   if tonumber(redis.call('HGET', CLAIMS, queue) or '0') > A.read then
     return refuse('stale', 'another job of queue ' .. queue .. ' has been given nodes meanwhile')
@@ -59,7 +60,7 @@ for _, id in ipairs(order) do
   local taken = to_map(redis.call('HGETALL', P .. 'alloc:' .. id))
   for _, device in ipairs(members[id].devices) do
     if taken[device] and taken[device] ~= job.uid then
-      return refuse('busy', 'device ' .. device .. ' of node ' .. id .. ' is job ' .. taken[device] .. "'s")
+      return refuse('busy', 'device ' .. device .. ' of node ' .. id .. ' belongs to job ' .. taken[device])
     end
   end
 end
@@ -95,7 +96,7 @@ for _, id in ipairs(order) do
 end
 local made = event({ kind = 'GenerationForming', job = job, generation = job.head_number, by = A.by, text = A.reason,
   everybody = #new > WAKE_EACH })
-for i = 1, #new <= WAKE_EACH and #new or 0 do -- they do not wait on this job yet
+for i = 1, #new <= WAKE_EACH and #new or 0 do -- these nodes do not wait on this job yet
   wake('node:' .. new[i], made)
 end
 return job_reply(job)

@@ -1,4 +1,4 @@
--- read: uid. The whole record of a job, for who lacks what a difference begins with.
+-- read: uid. The whole record of a job, for an agent that has no record to add a difference to.
 local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)

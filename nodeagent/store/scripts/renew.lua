@@ -10,7 +10,7 @@ end
 local now_signed = job.admission and cjson.decode(job.admission).signature
 if now_signed ~= cjson.decode(A.admission).signature then
   if now_signed ~= A.expect then
-    return refuse('stale', 'the admission of job ' .. job.name .. ' is another by now: read it again')
+    return refuse('stale', 'the admission of job ' .. job.name .. ' has changed: read it again')
   end
   job.admission = A.admission
   job_save(job)

@@ -1,6 +1,6 @@
--- renew_lease: node, life, era, length, asks. Replies "served unannounced" and who waits for this node.
--- Constant in nodes and jobs. It says nothing of what this node knows: what the store lost, or went back to, is for the
--- agents to settle, and until then there is no renewal.
+-- renew_lease: node, life, era, length, asks. Replies "served unannounced" and a job that waits for this node.
+-- Its cost does not depend on the number of nodes or jobs. It does not compare views: if the store lost writes, or went
+-- back to older ones, the agents restore them first, and until then this step renews nothing.
 local found = redis.call('HMGET', P .. 'node:' .. A.node, 'life', 'lost', 'left')
 if not found[1] then
   return refuse('unknown', 'node ' .. A.node .. ' is not known to the store: its agent must join again')

@@ -4,9 +4,10 @@
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
-local mine = meta.cluster_uid == A.uid or (meta.era and A.era == meta.era) -- of this history: the uid was changed by hand
+-- the same history: the uid was changed by hand
+local mine = meta.cluster_uid == A.uid or (meta.era and A.era == meta.era)
 if meta.timing and not mine and (tonumber(meta.order or '0') > 0 or meta.taken == '1' or (meta.taken and not A.holds)) then
-  return refuse('foreign', 'the store is of another cluster, with jobs of its own: this node comes too late to restore '
+  return refuse('foreign', 'the store belongs to another cluster and has jobs: this node comes too late to restore '
     .. 'what it knew')
 end
 
@@ -65,7 +66,7 @@ if not late then
   redis.call('HSET', META, 'served', int(served), 'recover', int(recover), 'amnesty', int(amnesty), 'least', int(least))
 end
 
--- Whether the offered version replaces the stored one (revision or nil).
+-- Returns whether the offered version replaces the stored one (revision or nil).
 local function taken(stored, offered)
   if not full then
     return offered > known and (not stored or offered > stored)
@@ -82,7 +83,7 @@ local function put(key, record, rev)
   redis.call('ZREM', CHANGES, 'gone:' .. key)
 end
 
--- A record that is there, and what the steps keep beside it is not.
+-- Restores the keys that the steps keep beside a record that is there.
 local function listed(key, rev)
   if not redis.call('ZSCORE', CHANGES, key) then
     redis.call('ZADD', CHANGES, rev, key)
@@ -109,7 +110,7 @@ local function restore_node(new)
     return
   end
   if same and tonumber(old.start) > tonumber(new.start) then
-    return -- it has come since
+    return -- the node has joined since
   end
   new.lost = (same and old.lost == '1') and '1' or new.lost
   new.seq = same and old.start == new.start and old.seq or '0'
@@ -141,7 +142,7 @@ local function raise_highest(job)
   end
 end
 
--- Its nodes have been silent for longer than their workers can live.
+-- The job's nodes have been silent for longer than their workers can live.
 local function close_late(job)
   if job.head_id then
     put_entries(job, 'holder', {})
@@ -156,11 +157,12 @@ local function close_late(job)
   end
   if job.phase == 'forming' or job.phase == 'running' or job.phase == 'pausing' then
     enter_phase(job, job.phase == 'pausing' and 'paused' or 'holding',
-      'the store had lost it; node ' .. A.by .. ' brought it back')
+      'the store had lost the job; node ' .. A.by .. ' restored it')
   end
 end
 
--- Whether the job may have its name. Of two, the newer; but one that was never formed goes for one that was.
+-- Whether the job may have its name. Of two jobs the newer one keeps it, but a job that was formed once wins over one
+-- that never was.
 local function named_so(job)
   local namesake = redis.call('HGET', NAMES, job.name)
   local other = namesake and namesake ~= job.uid and job_read(namesake)
@@ -177,7 +179,7 @@ end
 
 local function restore_job(new)
   if redis.call('EXISTS', P .. 'past:' .. new.uid) == 1 then
-    return -- it is in the history: a view from before says less
+    return -- the job is in the history: an earlier view knows less
   end
   local old = job_read(new.uid)
   raise_highest(new)
@@ -203,14 +205,14 @@ local function restore_job(new)
     new.rev = touch('job:' .. new.uid)
   end
   if new.head_state == 'forming' then
-    begin_acks(new) -- this view may have some of them and not what they come to: all members say it again
+    begin_acks(new) -- this view may have some acks without their sums: all members acknowledge again
   end
   put('job:' .. new.uid, new, new.rev)
   redis.call('HSET', META, 'order', int(math.max(tonumber(redis.call('HGET', META, 'order') or '0'), tonumber(new.order))))
-  rebook(new, old and named(old) or {}) -- the record is written: what it holds is counted in it
+  rebook(new, old and named(old) or {}) -- after the record is written, since its holdings are counted in it
 end
 
--- Of jobs that are in the view no more; a view that comes late has nothing to add to what the others have counted since.
+-- The use of removed jobs. A view that comes late cannot add to what others have counted since.
 local function restore_usage(new)
   local key = 'usage:' .. new.day
   local old = to_map(redis.call('HGETALL', P .. key))
@@ -222,7 +224,7 @@ local function restore_usage(new)
   end
 end
 
--- The queues, or the windows. Of who comes late, only where nobody else had them: without queues their jobs wait.
+-- The queues, or the windows. A late view gives them only if no other view had them: without queues their jobs wait.
 local function restore_shared(key, new)
   local old = redis.call('HGET', P .. key, 'rev')
   if late and not old then

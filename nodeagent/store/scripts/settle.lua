@@ -13,7 +13,7 @@ end
 job.control = A.control
 job_save(job)
 event({ kind = A.event, job = job, generation = job.head_number, by = A.by, text = A.text })
-if A.event == 'JobAfterMet' then -- a thousand jobs may come after one: who notes that goes on with them
+if A.event == 'JobAfterMet' then -- a thousand jobs may follow one job: the agent that settles them continues by itself
   unannounced()
 end
 return job_reply(job)

@@ -1,5 +1,5 @@
--- shelve: uids (list), before (Unix time), most. Ended jobs on whose nodes nothing may run any more go to the history; of
--- that the oldest go for good: those that ended before then, and what is more than so many.
+-- shelve: uids (list), before (Unix time), most. Moves ended jobs, on whose nodes nothing may run any more, into the
+-- history. Deletes the oldest of the history: jobs that ended before that time, and those in excess of `most`.
 local AT_ONCE = 64
 for _, uid in ipairs(A.uids) do
   local job = job_read(uid)

@@ -1,5 +1,7 @@
--- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), base?, owner,
--- submitted, by, request, quota?, claims?. All of them or none. base: of a batch, what its request is remembered with.
+-- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), base?,
+-- owner,
+-- submitted, by, request, quota?, claims?. All of them or none. base: of a batch, a text that is stored with its
+-- request.
 local CLAIMS, USERS = P .. 'claims', 'users:' -- no queue's name has a colon
 local seen = request_seen(A.request)
 local first = seen and string.match(seen, '^%S+') or A.jobs[1].uid
@@ -15,7 +17,7 @@ end
 if seen then
   return no_job(first)
 end
-local wanted, old = {}, {} -- by the records themselves: what names say may have been removed by hand
+local wanted, old = {}, {} -- by the jobs' records: the records behind names may have been removed by hand
 for _, new in ipairs(A.jobs) do
   wanted[new.name] = true
 end
@@ -24,7 +26,7 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
     local name = redis.call('HGET', P .. record, 'name')
     if not name then
       distrust({ record })
-      return refuse('recovering', 'somebody removed or damaged ' .. record .. ' in the store: the agents give it back, '
+      return refuse('recovering', 'somebody removed or damaged ' .. record .. ' in the store: the agents restore it, '
         .. 'and nothing is decided meanwhile; then try again')
     end
     if wanted[name] then
@@ -49,7 +51,7 @@ for _, new in ipairs(A.jobs) do
     ways['job:' .. found.uid] = true
   end
 end
-if A.quota then -- of the owner's jobs, without those that give way
+if A.quota then -- counts the owner's jobs, without those that are replaced
   local live, bytes = #A.jobs - 1, 0
   for _, new in ipairs(A.jobs) do
     bytes = bytes + #new.spec
@@ -73,11 +75,11 @@ if A.quota then -- of the owner's jobs, without those that give way
       or 'with these ' .. int(live + 1) .. ', more than') .. ' limits.jobs allows')
   end
   if bytes > A.quota.bytes then
-    return refuse('limit', 'with this one the jobs of ' .. A.by .. ' that are kept, ended ones too, would take '
+    return refuse('limit', 'with this job, the stored jobs of ' .. A.by .. ' (ended ones too) would take '
       .. int(bytes) .. ' bytes, and limits.job_bytes allows ' .. int(A.quota.bytes))
   end
 end
--- Who submits has counted what the owner's jobs in the queue come to; each submit to it has left its revision here.
+-- The submitter has counted the owner's jobs in the queue. Each submit to the queue has left its revision here.
 for _, queue in ipairs(A.claims and A.claims.queues or {}) do
   if tonumber(redis.call('HGET', CLAIMS, USERS .. queue) or '0') > A.claims.read then
     return refuse('stale', 'another job has been submitted to queue ' .. queue .. ' meanwhile')

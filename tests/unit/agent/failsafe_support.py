@@ -31,6 +31,13 @@ class Bench:
             cluster=lambda: self.cluster,
         )  # fmt: skip
 
+    def lending(self) -> frozenset[str]:
+        """Jobs that this node may not let go of yet."""
+        return frozenset(self.failsafe.promised(self.cluster))
+
+    def next_end(self) -> float | None:
+        return min(self.failsafe.promised(self.cluster).values(), default=None)
+
     def told(self) -> Table:
         """What the lease process goes by now."""
         return Table("b", self.node, life(self.node), self.words.leaving, self.words.known[-1])

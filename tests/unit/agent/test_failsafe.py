@@ -45,7 +45,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 
 def told(b: Bench) -> dict[str, LoanRow]:
     async def look() -> None:
-        b.failsafe.lending()
+        b.lending()
 
     play(look())
     return dict(b.words.known[-1])
@@ -107,13 +107,13 @@ def test_a_table_is_bounded() -> None:
 def test_it_lets_go_when_the_promise_is_over() -> None:
     async def scenario() -> None:
         b = bench()
-        assert (b.failsafe.lending(), b.failsafe.next_end()) == (frozenset(), None)
+        assert (b.lending(), b.next_end()) == (frozenset(), None)
         end = b.clock.now() + 2.0
         b.words.promised = Promises("b", 0.0, True, {UID: end, "u-other": end + 1})
-        assert b.failsafe.lending() == {UID}
-        assert b.failsafe.next_end() == end
+        assert b.lending() == {UID}
+        assert b.next_end() == end
         await asyncio.sleep(2.01)
-        assert (b.failsafe.lending(), b.failsafe.next_end()) == (frozenset(), None)
+        assert (b.lending(), b.next_end()) == (frozenset(), None)
 
     play(scenario())
 
@@ -122,9 +122,9 @@ def test_what_may_have_been_promised_in_an_earlier_life_is_waited_for() -> None:
     async def scenario() -> None:
         b = bench(running().model_copy(update={"keepers": LIVES | {"n1": "before the boot"}}))
         b.words.promised = Promises("b", b.clock.now(), True, {})
-        assert b.failsafe.lending() == {UID}
+        assert b.lending() == {UID}
         await asyncio.sleep(TIMING.promise + 0.01)
-        assert b.failsafe.lending() == frozenset()
+        assert b.lending() == frozenset()
 
     play(scenario())
 
@@ -133,13 +133,13 @@ def test_it_lets_go_of_nothing_while_it_cannot_know_what_was_promised() -> None:
     async def scenario() -> None:
         b = bench()
         b.words.promised = None
-        assert b.failsafe.lending() == {UID}
-        assert b.failsafe.next_end() == b.clock.now() + TIMING.heartbeat
+        assert b.lending() == {UID}
+        assert b.next_end() == b.clock.now() + TIMING.heartbeat
         b.words.promised = Promises("b", 0.0, True, {})
         b.words.deaf = True
-        assert b.failsafe.lending() == {UID}, "what it was told last may be promised yet"
+        assert b.lending() == {UID}, "what it was told last may be promised yet"
         b.words.deaf = False
-        assert b.failsafe.lending() == frozenset()
+        assert b.lending() == frozenset()
 
     play(scenario())
 
@@ -156,7 +156,7 @@ def test_it_tells_first_and_looks_then(monkeypatch: pytest.MonkeyPatch) -> None:
         b = bench()
         monkeypatch.setattr(b.words, "know", know)
         monkeypatch.setattr(b.words, "promises", lambda: said.append("looked"))
-        b.failsafe.lending()
+        b.lending()
         await b.failsafe.let_promises_end()
 
     play(scenario())
@@ -200,7 +200,7 @@ async def lost(_action: Keep) -> bool:
 
 
 def refuses(b: Bench) -> str:
-    b.failsafe.lending()
+    b.lending()
     return b.words.known[-1][UID].refuses
 
 

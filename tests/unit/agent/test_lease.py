@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known
+from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.lease.signs import Pulse
 from nodeagent.model.facts import MachineUsage, PodUsage
@@ -68,11 +69,13 @@ def usage(memory: int) -> PodUsage:
 def make_lease(
     folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None
 ) -> Lease:
-    parts: dict[str, Any] = {"host": cast(PodHost, Host()), "clock": clock, "identity": Identity(folder, "b")}
-    return Lease(
-        "n1", node("n1").facts, TIMING, store=store, incarnation=Incarnation(life=life, start=1),
-        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), process=words or Words(), **parts,
+    identity = Identity(folder, "b")
+    identity.incarnation = Incarnation(life=life, start=1)
+    shared = Shared(
+        "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
+        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(),
     )  # fmt: skip
+    return Lease(shared, identity, node("n1").facts)
 
 
 class Away(HereStore):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay, UsageRow
-from nodeagent.plan.cluster import Refusal
+from nodeagent.plan.cluster import VIEWS_KEPT, Notes, Refusal
+from nodeagent.plan.gang import decide
 from nodeagent.store.messages import BeatReply, Unread
 from tests.unit.plan.build import UID, make_job, make_node
 
@@ -212,6 +215,22 @@ def test_views_share_what_was_worked_out_until_something_changes() -> None:
         new = snapshot.cluster(1.0).once("x", lambda _before: [1])
         assert new is not kept
         kept = new
+
+
+def test_jobs_that_come_and_go_leave_no_past_view_behind() -> None:
+    """What was worked out for a job that is gone would keep the nodes of its last view."""
+    snapshot = Snapshot(Timing())
+    for number in range(1, 10 * VIEWS_KEPT):
+        job = make_job().model_copy(update={"uid": f"u-{number}"})
+        snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(job,), gone=(f"job:u-{number - 1}",), rev=number), 0.0)
+        view = snapshot.cluster(0.0)
+        assert set(view.jobs) == {job.uid}
+        decide(view, job, 0.0)
+        view.once("always", lambda _before: 1)
+    each = Notes()
+    decide(replace(view, notes=each), job, 0.0)
+    assert len(view.notes) <= 2 * VIEWS_KEPT * (len(each) + 1)
+    assert view.once("always", lambda _before: 2) == 1, "what is asked for stays"
 
 
 def test_what_cannot_be_read_stays_as_it_was() -> None:

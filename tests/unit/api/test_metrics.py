@@ -21,6 +21,7 @@ from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
+from nodeagent.hardware.monitor import OwnWork
 from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.job import Phase, Spend
 from nodeagent.model.node import Gpu
@@ -28,7 +29,6 @@ from nodeagent.model.pod import PodPhase, Stall, WorkerState
 from nodeagent.model.world import Cause
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.base import PodStatus
-from nodeagent.spec.healthconfig import HealthConfig
 from tests.unit.api.fakes import FakeView, spec
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     sick = view.facts("n1").model_copy(update={"gpus": (Gpu(uuid="GPU-a", index=0),)})
     clock = SystemClock()
     view.node_health = NodeHealth(
-        view.config, HealthConfig(), sick, {}, clock, dict, lambda: None, "n1", metrics.repaired
+        view.config, "n1", sick, {}, clock, OwnWork(), changed=lambda: None, counted=metrics.repaired
     )
     metrics.repaired("reboot", "done")
     view.node_health.monitor.take_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})

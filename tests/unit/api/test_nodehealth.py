@@ -11,6 +11,7 @@ import aiohttp
 from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
+from nodeagent.hardware.monitor import OwnWork
 from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.node import Gpu
 from nodeagent.spec.healthconfig import CheckConfig, HealthConfig
@@ -38,8 +39,9 @@ async def cared_for(folder: Path, health: HealthConfig | None = None, clock: Sys
     facts = view.facts("n1")
     nothing = HealthConfig() if health is None else health
     view.node_health = NodeHealth(
-        view.config, nothing, facts, {}, clock or SystemClock(), dict, lambda: None, "n1", lambda _kind, _outcome: None
-    )
+        view.config.model_copy(update={"health": nothing}), "n1", facts, {}, clock or SystemClock(), OwnWork(),
+        changed=lambda: None, counted=lambda _kind, _outcome: None,
+    )  # fmt: skip
     return view
 
 

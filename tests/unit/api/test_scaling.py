@@ -243,6 +243,6 @@ def test_the_only_role_may_be_named() -> None:
 def test_a_job_of_segments_has_whole_ones() -> None:
     record = job()
     record = record.model_copy(update={"spec": record.spec.model_copy(update={"placement": Together(segments=2)})})
-    with pytest.raises(ApiError, match="consists of segments of 2 nodes, and 5 is no multiple of it"):
+    with pytest.raises(ApiError, match="consists of segments of 2 nodes, and 5 is no multiple of that"):
         intents.scale(ask("scale", target=5), record, SERVED)
     assert changed(ask("scale", target=4), record)[0] == 4

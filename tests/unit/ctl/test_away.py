@@ -24,7 +24,7 @@ def away(state: str, why: str = "", **more: Any) -> dict[str, Any]:
 SAYS = [
     (away("lent"), "failsafe time from n1, n2, n3"),
     (away("lease"), "the lease of n1, then on failsafe time from n1, n2, n3"),
-    (away("lease", keepers={}), "the lease of n1, then on nobody's"),
+    (away("lease", keepers={}), "the lease of n1, then without any"),
     (
         away("refused", "n2 is leaving"),
         "what is left of its time on n1: no keeper gives it failsafe time: n2 is leaving",

@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.chown(tmp_path / "a", 12345, 12345)
-    assert look_at_folder("dirs.run", tmp_path / "a").problem == "belongs to somebody else (uid 12345)"
+    assert look_at_folder("dirs.run", tmp_path / "a").problem == "belongs to another user (uid 12345)"
 
 
 def test_the_first_closed_folder_on_the_way(tmp_path: Path) -> None:

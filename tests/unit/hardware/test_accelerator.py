@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.hardware.accelerator import AbsentError, Command, ProblemError, user_of, who
+from nodeagent.hardware.accelerator import AbsentError, Command, DeviceRule, Persistence, ProblemError, user_of, who
+from nodeagent.hardware.judging.rules import Rule
 
 
 @pytest.mark.parametrize(("environ", "told"), [
@@ -67,3 +68,13 @@ def test_a_tool_that_fails_hangs_or_floods_is_a_problem_that_passes(
 def test_a_tool_that_is_not_installed_is_an_absent_driver(tmp_path: Path) -> None:
     with pytest.raises(AbsentError):
         Command(str(tmp_path / "none"), bound=1.0).output()
+
+
+def test_a_rule_is_told_with_how_long_it_must_hold() -> None:
+    rule = DeviceRule(
+        "acme.hot", "degraded", "diagnose", "reading", "it is hot", "acme-smi",
+        persistence=Persistence(after=60.0, window=600.0, times=2),
+    )  # fmt: skip
+    assert Rule(**rule.row) == Rule(
+        "acme.hot", "degraded", "diagnose", "reading", "it is hot", "acme-smi", after=60.0, window=600.0, times=2
+    )

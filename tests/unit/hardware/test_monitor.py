@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import VERIFY, Machine, Monitor
+from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.readings import ProbeReading
 
@@ -41,7 +41,7 @@ class Watched:
             self.clock,
             policy=JudgePolicy(**policy),
             changed=self._changed,
-            ours=frozenset,
+            own=OwnWork(),
             checked=checked,
         )
 

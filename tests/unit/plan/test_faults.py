@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord
-from nodeagent.model.world import PodReport, WorkerExit
-from nodeagent.plan.faults import all_succeeded, awaited, find_fault, judged_when, late_fault
+from nodeagent.model.world import Cause, PodReport, WorkerExit
+from nodeagent.plan.faults import all_succeeded, awaited, find_fault, judged_cause, judged_when, late_fault
 from tests.unit.plan.build import (
     NOW,
     SUCCEEDED,
@@ -191,6 +191,21 @@ def test_a_node_that_has_not_answered_since_was_the_cause(kind: str) -> None:
     assert late_fault(make_cluster(["n1", "n2"], job, lapsed=["n1"]), job, WALL) is None, "n1 outlived the fault"
     reborn = [make_node("n1"), make_node("n2", of_life="reborn")]
     assert late_fault(make_cluster(reborn, job), job, WALL) is not None, "the life that was in the gang is gone"
+
+
+def test_the_cause_that_is_shown_is_the_one_that_was_judged() -> None:
+    first = Cause(kind="collective", text="rank 2 lost its peers", node="n2", rank=2)
+    head = make_head(["n1", "n2"], number=2).model_copy(update={"cause": first})
+    entry = Spend(at=NOW, wall=WALL, kind="pod_failed", counts=True, node="n1", text="the shim ended")
+    job = make_job("running", head, last_number=1)
+    assert judged_cause(job) == first
+    judged = judged_cause(job.model_copy(update={"budget": {"1": entry}}))
+    assert judged == Cause(kind="pod_failed", text="the shim ended", node="n1")
+    scaled = head.model_copy(update={"cause": Cause(kind="scale", text="scaled")})
+    assert judged_cause(job.model_copy(update={"head": scaled, "budget": {"1": entry}})) == scaled.cause, "no fault"
+    ended = job.model_copy(update={"last_number": 2, "budget": {"2": entry}})
+    assert judged_cause(ended) == first, "of the next generation, which is not there yet"
+    assert judged_cause(make_job("queued")) is None
 
 
 def test_nothing_is_late() -> None:

@@ -192,6 +192,14 @@ def test_past_use_takes_no_part_away() -> None:
     assert line(found, {"a": 3600.0}) == "b0 a0", "it has less than it is guaranteed"
 
 
+def test_who_is_within_its_part_goes_before_who_would_have_more() -> None:
+    """Else what is taken back would go to the wrong one first: a part by weight is seldom a whole number of nodes."""
+    tree = [A, B, Queue(name="c")]
+    held = running("a-has", "a", ["n1", "n2", "n3"]), running("b-has", "b", ["n4", "n5"])
+    found = cluster_of(tree, *held, job("a0", "a", 0), job("b0", "b", 1), job("c0", "c", 2))
+    assert line(found, {"b": 60.0, "c": 3600.0}) == "b0 c0 a0", "ten nodes, three of them and a third for each"
+
+
 def test_of_a_queues_users_who_used_more_before_waits() -> None:
     jobs = [job("ann", "a", 0, owner=1), job("bob", "a", 1, owner=2)]
     found = cluster_of([A, B], *jobs)

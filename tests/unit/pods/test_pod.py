@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.pods import pod
+from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.pod import PodHandle
 
 BOUND = 20.0
@@ -25,16 +26,9 @@ class Fake:
 
     def __init__(self, folder: Path) -> None:
         self.changed = asyncio.Event()
+        record = PodRecord("u", os.geteuid(), "m", folder)
         self.handle = PodHandle(
-            "u",
-            folder,
-            folder / "shim.log",
-            "m",
-            os.geteuid(),
-            self.changed.set,
-            lambda: None,
-            lambda pod: None,
-            "ready",
+            record, folder, "ready", changed=self.changed.set, swept=lambda: None, ended=lambda _pod: None
         )
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         ours, self.theirs = socket.socketpair()

@@ -50,7 +50,7 @@ class Answering:
 )  # fmt: skip
 async def test_a_reply_that_no_step_gives_is_a_store_that_cannot_be_used(reply: object) -> None:
     links = Answering(reply)
-    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1.*no step replies") as caught:
+    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1.*is no reply of a step") as caught:
         await Calls(links, links, "p:", 1.0).step("read", {"uid": "u"})
     assert repr(reply)[:20] in str(caught.value)
     assert links.forgotten
@@ -66,7 +66,7 @@ async def test_what_is_said_of_a_reply_is_short() -> None:
 @pytest.mark.parametrize("replicas", [None, "many", []])
 async def test_replicas_are_counted_in_numbers(replicas: object) -> None:
     links = Answering([1, "x"], replicas)
-    with pytest.raises(StoreUnavailableError, match="no step"):
+    with pytest.raises(StoreUnavailableError, match="no reply of a step"):
         await Calls(links, links, "p:", 1.0, replicas=1).step("read", {"uid": "u"}, always)
 
 

@@ -111,6 +111,20 @@ def test_it_keeps_no_more_than_its_bound() -> None:
     assert Decoder(room=one - 1).job(flat(gang())) == gang(), "one that is larger than all of it is read all the same"
 
 
+def test_a_job_that_is_gone_takes_no_room() -> None:
+    job = gang()
+    decoder = Decoder(room=len(encode_job(job)) + 5)
+    decoder.job(flat(job), "e")
+    decoder.forget(job.uid)
+    decoder.forget(job.uid)
+    assert decoder.base(job.uid) is None
+    other = job.model_copy(update={"uid": "other"})
+    decoder.job(flat(other), "e")
+    assert decoder.base("other") is not None, "its room is free again, once"
+    decoder.job(flat(job), "e")
+    assert decoder.base("other") is None
+
+
 def difference(before: JobRecord, after: JobRecord) -> list[str | None]:
     old, new = encode_job(before), encode_job(after)
     changes: dict[str, str | None] = {name: text for name, text in new.items() if old.get(name) != text}

@@ -168,7 +168,7 @@ def test_a_rank_waits_for_the_others_only_so_long() -> None:
     last = LastStep(lambda mine: highest_of_all(store, 2, mine, 0.3), 0.1)
     assert not last.at(3)
     stopper = asked(last)
-    with pytest.raises(AgreementError, match=r"did not say within 0\.1 s where they are"):
+    with pytest.raises(AgreementError, match=r"did not report their step within 0\.1 s"):
         last.at(4)
     stopper.join(BOUND)
 
