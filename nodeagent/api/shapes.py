@@ -167,7 +167,7 @@ def job_json(
 ) -> Json:
     """One job, in the form of lists. ``now`` is Unix time; age and duration are seconds; ``away``: see ``pods_json``;
     ``names``: users by uid."""
-    size, head = job.sized.nodes, job.head
+    size, head, cause = job.sized.nodes, job.head, judged_cause(job)
     gang, spares = pods_json(job, cluster, published, away)
     chief = head.ordered()[0].node if head is not None and head.members else None
     until = job.ended if job.ended is not None else now

@@ -21,13 +21,12 @@ from typing import Any
 
 from nodeagent.model.backoff import backoff
 from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_atomic
-from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
-from nodeagent.shim.processes import ShimChildren, kill_session, own_limits, reap, start_program
+from nodeagent.shim.processes import kill_session, own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
 from nodeagent.shim.snapshots import WriteOut
 
@@ -109,37 +108,38 @@ class Parts(Supervision):
 class RunningGang:
     """One generation, from its order to its end. ``places``: of a job of several roles the name of each worker's."""
 
-    parts: Parts
-    token: dict[str, Any]
-    environments: Sequence[dict[str, str]]
-    ranks: Sequence[int]
-    places: Sequence[str] = ()
-    """Of a job of several roles: the name of each worker's place."""
-    refused: str = ""
-    fenced: bool = False
-    stopping: bool = False
-    settled: bool = False
-    broken: bool = False
-    """Not all of its ranks, on all nodes, lived to leave together."""
-    stuck: list[int] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
-    restarted: list[dict[str, Any]] = field(default_factory=list)
-    """Ends of workers that were started again alone, or are about to be."""
-    _restarts: deque[float] = field(default_factory=deque)
-    """When (monotonic) that was, within the window of the budget."""
-    _memory: MemoryKills = field(default_factory=MemoryKills)
-    _hook: Hook | None = None
-    _post_stop_done: bool = False
-    _forking: int = 0
-    _deaths: int = 0
-    _kill_at: float | None = None
-    _grace: float = 0.0
-    _kill: Delay | None = None
-    _early: Delay | None = None
-    _late: Delay | None = None
-    _stuck_check: Delay | None = None
-    _given_up: Mapping[str, Any] | None = None
-    _write_out: WriteOut | None = None
+    def __init__(
+        self,
+        parts: Parts,
+        token: dict[str, Any],
+        environments: Sequence[dict[str, str]],
+        ranks: Sequence[int],
+        places: Sequence[str] = (),
+    ) -> None:
+        self.parts, self.token = parts, token
+        self.environments, self.ranks, self.places = environments, ranks, places
+        self.refused = ""
+        self.fenced = self.stopping = self.settled = False
+        self.broken = False
+        """Not all of its ranks, on all nodes, lived to leave together."""
+        self.stuck: list[int] = []
+        self.workers: list[Worker] = []
+        self.restarted: list[dict[str, Any]] = []
+        """Ends of workers that were started again alone, or are about to be."""
+        self._restarts: deque[float] = deque()
+        """When (monotonic) that was, within the window of the budget."""
+        self._memory = MemoryKills()
+        self._hook: Hook | None = None
+        self._post_stop_done = False
+        self._forking = self._deaths = 0
+        self._kill_at: float | None = None
+        self._grace = 0.0
+        self._kill: Delay | None = None
+        self._early: Delay | None = None
+        self._late: Delay | None = None
+        self._stuck_check: Delay | None = None
+        self._given_up: Mapping[str, Any] | None = None
+        self._write_out: WriteOut | None = None
 
     @property
     def phase(self) -> str:

@@ -99,10 +99,8 @@ class PlaceReadiness:
                 parts.loop.after(COMMAND_EACH, lambda: self._asking.pop(name, None))
 
         try:
-            hook = self._asking[name] = Hook(
-                f"ready {name}", command, env, pod["working_dir"], COMMAND_BOUND, log, parts.loop, parts.guard,
-                parts.children, done, limits=own_limits(pod["limits"]),
-            )  # fmt: skip
+            program = Program(command, env, pod["working_dir"], limits=own_limits(pod["limits"]))
+            hook = self._asking[name] = Hook(f"ready {name}", program, COMMAND_BOUND, log, parts, done)
         except OSError as error:  # a full process table, say
             note(log, f"ready {name}: no process for it: {error.strerror}")
 

@@ -67,10 +67,11 @@ def usage(memory: int) -> PodUsage:
 
 
 def make_lease(
-    folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None
-) -> Lease:
+    folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None,
+    start: int = 1,
+) -> Lease:  # fmt: skip
     identity = Identity(folder, "b")
-    identity.incarnation = Incarnation(life=life, start=1)
+    identity.incarnation = Incarnation(life=life, start=start)
     shared = Shared(
         "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
         snapshot=Snapshot(TIMING), metrics=metrics or Metrics(),
@@ -144,8 +145,7 @@ async def test_nothing_is_told_before_the_agent_has_joined(tmp_path: Path) -> No
     clock = Clock()
     store = HereStore(Server(clock.now))
     await make_lease(tmp_path / "a", clock, store, "a").join()
-    again = make_lease(tmp_path / "b", clock, store, "a")
-    again.incarnation = Incarnation(life="a", start=2)
+    again = make_lease(tmp_path / "b", clock, store, "a", start=2)
     with pytest.raises(StoreUnavailableError, match="has not joined yet"):
         await again.beat()
     assert not again.lost
