@@ -67,11 +67,6 @@ class Worker:
     stepped: float | None = None
     """When (CLOCK_BOOTTIME) it told its first step."""
 
-    @property
-    def reaped(self) -> bool:
-        """How it ended is known."""
-        return self.record is not None or self.failed is not None
-
 
 STUCK_AFTER = 10.0
 """Seconds after SIGKILL until what has not gone is told as stuck."""
@@ -448,14 +443,14 @@ class RunningGang:
             w.stopped = w.fenced = self.fenced = True
         if w.by_standby:
             self.parts.standby.reap(w.pid, lambda status: self._on_reaped(w, status))
-            self.parts.loop.after(REAP_BOUND, lambda: None if w.reaped else self.parts.standby.kill())
+            self.parts.loop.after(REAP_BOUND, lambda: None if _reaped(w) else self.parts.standby.kill())
         else:
             self._on_reaped(w, reap(w.pid))
 
     def _on_own_zombie(self, w: Worker) -> None:
         """It is a zombie child of the shim itself: started cold, or its standby died."""
         self._on_end(w)
-        if not w.reaped:
+        if not _reaped(w):
             self._on_reaped(w, reap(w.pid))
 
     def _is_missed(self, w: Worker, status: int) -> None:
@@ -466,7 +461,7 @@ class RunningGang:
             self.abandon()
 
     def _on_reaped(self, w: Worker, status: int) -> None:
-        if w.reaped or status < 0:
+        if _reaped(w) or status < 0:
             return
         self.parts.children.forget(w.pid)
         for capture in w.captures:
@@ -581,6 +576,11 @@ class RunningGang:
         if problem:
             note(self.parts.file(self.parts.logs / "pod.log"), problem)
         self.settle()
+
+
+def _reaped(w: Worker) -> bool:
+    """How it ended is known."""
+    return w.record is not None or w.failed is not None
 
 
 def _role(place: str) -> str:
