@@ -248,12 +248,12 @@ class TrustGuard:
         if entry is None and now > job.admission.expires:
             return "expired", f"its signature has expired, and no agent that knows it has renewed it; {_anew(job)}"
         self._remember(job, entry, now)
-        size, head = job.spec.nodes, job.head
-        if head is not None and head.state != "ended" and not size.min <= len(head.members) <= size.max:
+        size, head = job.spec.nodes, job.head if job.head is not None and job.head.state != "ended" else None
+        if head is not None and not job.spec.several and not size.min <= len(head.members) <= size.max:
             text = f"generation {head.number} has {len(head.members)} nodes"
             return "size", f"{text}, its file allows {size.min} to {size.max}"
-        if job.spec.several and head is not None and head.state != "ended" and not _has_its_places(job.spec, head):
-            return "size", f"generation {head.number} does not have the places that its file asks for"
+        if head is not None and job.spec.several and not _has_its_places(job.spec, head):
+            return "size", f"generation {head.number} does not have places of all the roles of its file"
         if not known.gang:
             return "gang", (
                 "its generation was changed in the store: not every member's agent agreed to it as it is; "
@@ -289,10 +289,11 @@ def _same_admission(old: JobRecord, new: JobRecord) -> bool:
 
 
 def _has_its_places(spec: JobSpec, head: Head) -> bool:
-    """Every place of every role once, with as many workers and, once acknowledged, ports as its members have."""
-    members = head.members.values()
+    """Every place of every role once, with as many workers and, once acknowledged, ports as its members have. How many
+    a role has may be changed while the job runs: where the control says otherwise, the gang is formed anew."""
+    members, sizes = head.members.values(), head.sizes
     places = [place.name for member in members for place in member.places]
-    wanted = [f"{role.name}.{i}" for role in spec.roles for i in range(role.places)]
+    wanted = [f"{role.name}.{i}" for role in spec.roles for i in range(max(1, sizes[role.name]))]
     if sorted(places) != sorted(wanted) or any(m.workers != sum(p.workers for p in m.places) for m in members):
         return False
     return head.state != "active" or all(len(head.ports.get(m.node, ())) == m.ports for m in members)

@@ -178,6 +178,8 @@ class Lease:
     async def beat(self) -> None:
         """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
         longer ours."""
+        if not self.joined:  # the store knows the start before this one: its refusal would read as a life that is lost
+            raise StoreUnavailableError(f"this agent is not in the cluster: {self.reason}")
         queued = self._lock.locked()
         async with self._lock:
             if queued and self.away_since is not None:

@@ -14,9 +14,12 @@ from typing import Any, Literal
 
 from nodeagent.api.errors import ApiError
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Scale
+from nodeagent.model.jobspec import MOST_NODES, JobSpec
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Refusal
 from nodeagent.plan.membership import natural
+from nodeagent.plan.running import scaled_size
+from nodeagent.spec.errors import did_you_mean
 from nodeagent.store.messages import Answer
 
 
@@ -125,22 +128,31 @@ MOST_TIMEOUT = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: ``target`` for scale, ``count`` or ``nodes`` for the others."""
+    """One request: ``target`` for scale, of ``role`` if it is named, ``count`` or ``nodes`` for the others."""
 
     verb: Verb
     request: str
     target: int = 0
+    role: str = ""
     count: int = 0
     nodes: tuple[str, ...] = ()
     timeout: float | None = None
 
     def figures(self) -> dict[str, object]:
-        """The fields that distinguish this change from others."""
-        return {"verb": self.verb, "target": self.target, "count": self.count, "nodes": list(self.nodes)}
+        """What makes it this change and no other."""
+        figures: dict[str, object] = {"verb": self.verb, "target": self.target, "count": self.count}
+        return figures | {"nodes": list(self.nodes), "role": self.role}
 
-    def did(self, job: JobRecord, target: int) -> str:
-        """The text that the store keeps for this request."""
-        return json.dumps(self.figures() | {"from": job.control.target, "to": target})
+    def did(self, job: JobRecord, after: Control) -> str:
+        """What the store remembers of it. ``after``: the control that it came to."""
+        return json.dumps(
+            self.figures() | {"from": self._size(job.spec, job.control), "to": self._size(job.spec, after)}
+        )
+
+    def _size(self, spec: JobSpec, control: Control) -> int:
+        """What it changes, as this control wants it."""
+        roles = {role.name: role for role in spec.of_sizes(control.sizes).roles} if spec.several else {}
+        return roles[self.role].places if self.role in roles else control.target
 
 
 def read_scale(verb: Verb, body: dict[str, Any], request: str) -> Asked:
@@ -152,7 +164,10 @@ def read_scale(verb: Verb, body: dict[str, Any], request: str) -> Asked:
         raise ApiError("usage", f"timeout must be 0 to {MOST_TIMEOUT:g} seconds", "leave it out for the default")
     seconds = None if timeout is None else float(timeout)
     if verb == "scale":
-        return Asked(verb, request, target=_whole(body, "target"), timeout=seconds)
+        role = body.get("role", "")
+        if not isinstance(role, str):
+            raise ApiError("usage", "role must be the name of a role", "send {role: NAME, target: N}")
+        return Asked(verb, request, target=_whole(body, "target"), role=role, timeout=seconds)
     nodes = body.get("nodes")
     if verb == "scaleout" or nodes is None:
         count = _whole(body, "count")
@@ -172,16 +187,14 @@ def _whole(body: dict[str, Any], key: str) -> int:
 
 
 def goal(asked: Asked, job: JobRecord) -> int:
-    """The target that results, relative to the present target. Raises ``ApiError`` (``state``) if the job cannot have
-    it."""
+    """The target it comes to, relative to the target as it is; of one of several roles its places. Raises ``ApiError``
+    (``state``) where the job cannot have it."""
     not_stopping(job, asked.verb)
+    if asked.role and asked.role not in (names := [role.name for role in job.spec.roles]):
+        right = did_you_mean(asked.role, names, intro="its roles are" if job.spec.several else "its role is")
+        raise ApiError("state", f"job {job.name!r} has no role {asked.role!r}", f"{right}; nothing was changed")
     if job.spec.several:
-        names = ", ".join(f"{role.name} {role.places}" for role in job.spec.roles)
-        raise ApiError(
-            "state",
-            f"job {job.name!r} has several roles, of fixed sizes ({names})",
-            "submit it with other sizes; nothing was changed",
-        )
+        return _goal_of_role(asked, job)
     now, size = job.control.target, job.spec.nodes
     if asked.verb == "scalein":
         _may_scale_in(asked, job)
@@ -203,11 +216,41 @@ def goal(asked: Asked, job: JobRecord) -> int:
     return wanted
 
 
+def _goal_of_role(asked: Asked, job: JobRecord) -> int:
+    """How many places the role is to have."""
+    sizes = {role.name: role.places for role in job.sized.roles}
+    have = ", ".join(f"{name} {places}" for name, places in sizes.items())
+    if not asked.role:
+        last = job.spec.roles[-1].name
+        raise ApiError(
+            "state",
+            f"job {job.name!r} has several roles ({have}), which are scaled one by one",
+            f"say which: nodeagentctl scale {job.name} {last}={max(asked.target, 1)}; nothing was changed",
+        )
+    rest = sum(sizes.values()) - sizes[asked.role]
+    if not 1 <= asked.target <= MOST_NODES - rest:
+        raise ApiError(
+            "state",
+            f"role {asked.role} of job {job.name!r} cannot have {asked.target} places: 1 to {MOST_NODES - rest} are "
+            f"allowed, and it has {sizes[asked.role]}",
+            "choose a size within; nothing was changed",
+        )
+    growing = _growing(job)
+    if growing is not None and growing.role != asked.role:
+        raise ApiError(
+            "state",
+            f"role {growing.role} of job {job.name!r} is being scaled out to {growing.want} places (by "
+            f"{job.control.by}); nothing was changed",
+            f"wait for its end, or take it back: nodeagentctl scale {job.name} {growing.role}={growing.before}",
+        )
+    return asked.target
+
+
 def _growing(job: JobRecord) -> Scale | None:
     """The scale-out that is not met, even if the agents have yet to record that."""
     growing, head = job.control.growing, job.head
-    met = growing is not None and head is not None and head.state == "active" and len(head.members) >= growing.want
-    return None if met else growing
+    active = head is not None and head.state == "active"
+    return None if growing is not None and active and scaled_size(growing, head) >= growing.want else growing
 
 
 def _may_scale_in(asked: Asked, job: JobRecord) -> None:
@@ -235,12 +278,15 @@ def _may_scale_in(asked: Asked, job: JobRecord) -> None:
 def scale(asked: Asked, job: JobRecord, served: int) -> Change | None:
     """The change of the control; None if that is the target already."""
     target, control = goal(asked, job), job.control
-    if target == control.target:
+    role = asked.role if job.spec.several else ""
+    sizes = {one.name: one.places for one in job.sized.roles}
+    now = sizes[role] if role else control.target
+    if target == now:
         return None
     growing = _growing(job)
-    before = growing.before if growing is not None else control.target
-    scale = Scale(request=asked.request, want=target, before=before, leaving=asked.nodes)
-    stated = f"target {control.target} -> {target}"
+    before = growing.before if growing is not None else now
+    scale = Scale(request=asked.request, want=target, before=before, leaving=asked.nodes, role=role)
+    stated = f"{role} {now} -> {target} places" if role else f"target {now} -> {target}"
     if control.desired == "pause":
         scale = scale.model_copy(update={"state": "set", "reason": "the job was paused: it counts when it runs again"})
     elif target > before:
@@ -250,7 +296,10 @@ def scale(asked: Asked, job: JobRecord, served: int) -> Change | None:
     else:
         scale = scale.model_copy(update={"grace": asked.timeout})
         stated += f", {', '.join(asked.nodes)} to leave" if asked.nodes else ""
-    return Change({"target": target, "scale": scale}, "JobScaled", stated)
+    change: dict[str, Any] = {"target": target, "scale": scale}
+    if role:
+        change |= {"target": sum(sizes.values()) - now + target, "sizes": control.sizes | {role: target}}
+    return Change(change, "JobScaled", stated)
 
 
 def outcome(did: str, changed: bool) -> dict[str, object]:

@@ -150,18 +150,29 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
     return {
         "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),
-        "needs": job.spec.nodes.min,
+        "needs": job.sized_before.nodes.min,
         "fit": room.fit,
         "pending": room.pending,
         "live": room.live,
         "barred": room.barred is not None,
         "cordoned": will_do[:SHOWN],
-        "unmet": never(cluster, job.spec),
+        "unmet": never(cluster, job.sized_before),
         "blocked": bool(blocked(cluster, job)),
         "begins": job.active is None and job.not_before > cluster.served,
         "kept_for": kept.by.name if kept is not None else "",
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }
+
+
+def alone_json(job: JobRecord) -> list[Json]:
+    """Workers that were started again alone in the newest generation: of each its ``rank``, ``node``, how often
+    (``times``), and how it ended last (``text``)."""
+    found: dict[int, Json] = {}
+    for node, report in job.head.reports.items() if job.head is not None else ():
+        for one in report.alone:
+            times = found[one.rank]["times"] if one.rank in found else 0
+            found[one.rank] = {"rank": one.rank, "node": node, "times": times + 1, "text": one.text}
+    return [found[rank] for rank in sorted(found)]
 
 
 def start_json(job: JobRecord, cluster: Cluster, wall: float) -> Json:

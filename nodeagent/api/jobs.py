@@ -24,7 +24,7 @@ from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.jobdetail import AuditTail, generations, start_json, waits, way_out
+from nodeagent.api.jobdetail import AuditTail, alone_json, generations, start_json, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import find_any_job
@@ -136,6 +136,7 @@ class JobRoutes:
             "usage": job_use(job, cluster, time.time()),
             "generations": generations(job, events or ()),
             "reports": {node: r.model_dump() for node, r in reports.items()},
+            "alone": alone_json(job),
             "outside": {} if job.head is None else dict(job.head.outside),
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,
@@ -268,7 +269,10 @@ class JobRoutes:
                 return web.json_response(await self._json(job) | kept | intents.repeated(asked, job, earlier))
             change = intents.scale(asked, base, self.view.cluster().served) or _anew(job, base)
             new = None if change is None else self._signed(base, change, who)
-            did = asked.did(base, base.control.target if new is None else new.target)
+            if new is not None and base.spec.several and new.target > base.control.target:
+                sized = base.spec.of_sizes(new.sizes)
+                limits.few_enough_nodes(who, sized, self.view.config.limits, self.view.node, "nothing was changed")
+            did = asked.did(base, new or base.control)
             event, text = ("", "") if change is None else (change.event, f"{change.text} (by {who.name})")
             try:
                 after = await self.view.store.control(uid, job.control.rev, new, asked.request, event, text, did)

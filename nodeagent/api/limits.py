@@ -46,18 +46,24 @@ def may_submit_at_all(who: Caller, limits: LimitsConfig, node: str) -> None:
     )
 
 
-def within_policy(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str) -> None:
-    """Raises ``ApiError`` if the job asks for something that only operators may have."""
-    if who.operator:
-        return
+def few_enough_nodes(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str, nothing: str) -> None:
+    """Raises ``ApiError`` where the job asks for more nodes than only operators may have. ``nothing``: what was not
+    done."""
     most, nodes = limits.nodes_per_job, spec.nodes.max
-    if most is not None and nodes > most:
+    if most is not None and nodes > most and not who.operator:
         raise ApiError(
             "permission",
             f"job {spec.name!r} asks for up to {nodes} nodes; limits.nodes_per_job in the config of node {node} is "
             f"{most}",
-            f"write a max of {most} nodes or fewer, or ask an operator; nothing was submitted",
+            f"write a max of {most} nodes or fewer, or ask an operator; {nothing}",
         )
+
+
+def within_policy(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str) -> None:
+    """Raises ``ApiError`` where the job asks for what only operators may have."""
+    few_enough_nodes(who, spec, limits, node, "nothing was submitted")
+    if who.operator:
+        return
     few, asked = limits.restarts_per_job, spec.restarts
     if few is not None and asked.max and (asked.max > few or asked.window < RESTART_WINDOW):
         within = f", within {RESTART_WINDOW:g} s or longer" if asked.max <= few else ""

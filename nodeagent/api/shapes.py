@@ -167,7 +167,7 @@ def job_json(
 ) -> Json:
     """One job, in the form of lists. ``now`` is Unix time; age and duration are seconds; ``away``: see ``pods_json``;
     ``names``: users by uid."""
-    size, head, cause = job.spec.nodes, job.head, judged_cause(job)
+    size, head, cause = job.sized.nodes, job.head, judged_cause(job)
     gang, spares = pods_json(job, cluster, published, away)
     chief = head.ordered()[0].node if head is not None and head.members else None
     until = job.ended if job.ended is not None else now
@@ -183,6 +183,7 @@ def job_json(
         "max": size.max,
         "target": job.control.target,
         "borrowed": borrowed(cluster, job) if size.auto else None,
+        "roles": _roles(job),
         "age": round(max(0.0, now - job.submitted), 1),
         "duration": None if job.started is None else round(max(0.0, until - job.started), 1),
         "chief": chief,
@@ -234,6 +235,15 @@ def shown_to(row: Json, *, seen: bool) -> Json:
             g | {"ended_by": g["ended_by"] and g["ended_by"] | {"error": ""}} for g in row["generations"]
         ]
     return row
+
+
+def _roles(job: JobRecord) -> Json:
+    """Of a job of several roles: the places that each is to have, and has in a generation that is active."""
+    if not job.spec.several:
+        return {}
+    head = job.head
+    has = head.sizes if head is not None and head.state == "active" else {}
+    return {role.name: {"target": role.places, "places": has.get(role.name, 0)} for role in job.sized.roles}
 
 
 def _queue(job: JobRecord, cluster: Cluster) -> Json | None:

@@ -27,6 +27,8 @@ def _nodes(job: Json) -> str:
 
 def _of_nodes(job: Json) -> str:
     live = job["world_nodes"] if job["generation_state"] == "active" else 0
+    if job["roles"]:
+        return ", ".join(f"{name} {role['places']}/{role['target']}" for name, role in job["roles"].items())
     return f"{live}/{job['target'] + (job['borrowed'] or 0)} ({job['min']}:{job['max']})"
 
 

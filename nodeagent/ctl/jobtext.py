@@ -96,6 +96,7 @@ def job_lines(job: Json, colour: bool = False, width: int | None = None) -> list
         _farewell(job),
         _left_out(job),
         _workers(job, width),
+        _alone(job),
         _next(job),
     ):
         if block:
@@ -133,7 +134,7 @@ def _head(job: Json, colour: bool) -> list[str]:
     lines += [
         *_queue(job),
         *_start(job),
-        *(_roles(spec) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
+        *(_roles(job) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
         *([field("Placement", asks)] if (asks := job["placement"]["asks"]) else []),
         field("World", _world(job)),
         *([field("Topology", lies)] if (lies := job["placement"]["lies"]) else []),
@@ -172,13 +173,14 @@ def _per_node(role: Json) -> str:
     return "one per GPU" if role["workers_per_node"] == "gpu" else str(role["workers_per_node"])
 
 
-def _roles(spec: Json) -> list[str]:
-    """The size and the command of each of several roles."""
-    lines: list[str] = []
+def _roles(job: Json) -> list[str]:
+    """How large each of several roles is, and what it runs."""
+    spec, lines = job["spec"], list[str]()
     for role in spec["roles"]:
-        places = role["replicas"] or role["nodes"]["target"]
+        places = job["roles"][role["name"]]["target"]
         size = count(places, "place") + ("" if role["replicas"] else ", each on a node of its own")
         ends = "; completes the job" if spec["completes"] == role["name"] else ""
+        ends += "; restarts alone" if role["restart"] == "alone" else ""
         text = f"{role['name']}: {size}; workers of each: {_per_node(role)}; {shlex.join(role['command'])}{ends}"
         lines.append(field("Roles", text) if not lines else " " * FIELD + text)
     return lines
@@ -230,15 +232,18 @@ def _committed(job: Json) -> str:
 
 def _scale(scale: Json) -> str:
     names = f"; {', '.join(scale['leaving'])} left, and is used again last" if scale["leaving"] else ""
+    role, what = (f"{scale['role']} ", "place") if scale["role"] else ("", "node")
     if scale["state"] != "pending":
-        return f"to {scale['want']}: {scale['reason']}{names}"
+        return f"{role}to {scale['want']}: {scale['reason']}{names}"
     if scale["left"] is None:
-        return f"to {count(scale['want'], 'node')}, under way"
-    return f"from {scale['before']} to {count(scale['want'], 'node')}, rolled back in {span(scale['left'])} if not met"
+        return f"{role}to {count(scale['want'], what)}, under way"
+    return (
+        f"{role}from {scale['before']} to {count(scale['want'], what)}, rolled back in {span(scale['left'])} if not met"
+    )
 
 
 def _restarts(job: Json) -> str:
-    return "restarted once" if job["restarts"] == 1 else f"restarted {job['restarts']} times"
+    return f"restarted {_times(job['restarts'])}"
 
 
 def _world(job: Json) -> str:
@@ -332,6 +337,16 @@ def _workers(job: Json, width: int | None) -> list[str]:
         )
         lines.append(f"  spares: {spares}")
     return lines
+
+
+def _alone(job: Json) -> list[str]:
+    """Workers that were started again by themselves in this generation."""
+    lines = [f"  {one['text']} on {one['node']} (started again {_times(one['times'])})" for one in job["alone"]]
+    return ["Restarted alone:", *lines] if lines else []
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _left_out(job: Json) -> list[str]:

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("events", "Print what happened in the cluster."),
     "top": ("top", "Show what uses the cluster."),
     "usage": ("usage", "Show the GPU hours of each user."),
-    "scale": ("scale", "Change how many nodes a job wants."),
+    "scale": ("scale", "Change how many nodes a job wants, or places of a role."),
     "scaleout": ("scale", "Give a job more nodes, or leave it as it was."),
     "scalein": ("scale", "Take nodes from a job."),
     "pause": ("control", "Stop a job's workers, keep the job."),

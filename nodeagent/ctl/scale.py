@@ -40,11 +40,11 @@ def _timeout_option(help_text: str) -> Callable[[F], F]:
     return click.option("--timeout", type=Duration(), metavar="DURATION", help=help_text)
 
 
-@click.command(short_help="Change how many nodes a job wants.")
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] N")
+@click.command(short_help="Change how many nodes a job wants, or places of a role.")
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] N|ROLE=N")
 @job_option
 @_timeout_option(
-    "More nodes: rolled back after this long, unless met (default 10m). Fewer: from SIGTERM to SIGKILL (default: the "
+    "More: rolled back after this long, unless met (default 10m). Fewer: from SIGTERM to SIGKILL (default: the "
     "job's grace)."
 )
 @no_wait_option
@@ -52,15 +52,18 @@ def _timeout_option(help_text: str) -> Callable[[F], F]:
 @agent_option
 @click.pass_context
 def scale(ctx: click.Context, /, words: tuple[str, ...], job_named: str | None, **asked: Any) -> None:
-    """Want N nodes for JOB (absolute), and wait until it trains on N.
+    """Want N nodes for JOB (absolute), and wait until it trains on N. In a job of several roles: N places of ROLE.
 
     A scale-out that is not met in time is rolled back while training goes on; the exit code is then 4.
     """
-    if len(words) > 2 or not words[-1].isdecimal():
-        raise click.UsageError("write: scale [JOB] N, with N a whole number of nodes")
+    role, named, size = words[-1].rpartition("=")
+    if len(words) > 2 or not size.isdecimal() or (named and not role):
+        raise click.UsageError(
+            "write: scale [JOB] N, with N a whole number of nodes, or scale [JOB] ROLE=N, with N of the role's places"
+        )
     client = connect(ctx)
     ref = which_job(client, words[0] if len(words) == 2 else None, job_named)
-    _change(client, "scale", ref, asked, target=int(words[-1]))
+    _change(client, "scale", ref, asked, target=int(size), **({"role": role} if role else {}))
 
 
 @click.command(short_help="Give a job more nodes, or leave it as it was.")
@@ -111,7 +114,9 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
     request = asked["request_id"] or new_request_id()
     after = client.change("POST", f"{job_path(ref)}/{verb}", request, timeout=asked["timeout"], **body)
     name, before, want = after["name"], after["previous_target"], after["asked_target"]
-    text = f"job/{name} " + (f"target is {want} already" if before == want else f"target {before} -> {want}")
+    role = body.get("role", "") if after["roles"] else ""
+    what = f"role {role}" if role else "target"
+    text = f"job/{name} " + (f"{what} is {want} already" if before == want else f"{what} {before} -> {want}")
     if after.get("repeated") and asked["request_id"]:
         text += " was asked for with this request id before: nothing new was done"
     if asked["no_wait"] or after["desired"] == "pause":
@@ -119,12 +124,22 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
         demand_saved(f"job/{name} {verb}", after)
         return
     mention_unsaved(f"job/{name} {verb}", after)
-    last = _wait(client, after, request, want, asked["timeout"])
-    echo(f"job/{name} scaled: trains on {count(last['world_nodes'], 'node')}")
+    last = _wait(client, after, request, want, asked["timeout"], role)
+    nodes = count(last["world_nodes"], "node")
+    had = f"with {count(last['roles'][role]['places'], 'place')} of {role} on {nodes}" if role else f"on {nodes}"
+    echo(f"job/{name} scaled: trains {had}")
 
 
-def _wait(client: Client, after: Json, request: str, want: int, timeout: float | None) -> Json:
+def _wait(client: Client, after: Json, request: str, want: int, timeout: float | None, role: str) -> Json:
+    """``role``: of several, whose places are meant."""
     name, path = after["name"], job_path(after["uid"])
+    size = f"{want} places of {role}" if role else f"{want} nodes"
+
+    def target(job: Json) -> int:
+        return int(job["roles"][role]["target"] if role else job["target"])
+
+    def has(job: Json) -> int:
+        return int(job["roles"][role]["places"] if role else job["world_nodes"])
 
     def asked_for(job: Json) -> Json | None:
         scale: Json | None = job["scale"]
@@ -134,30 +149,30 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
         mine = asked_for(job)
         if mine and mine["state"] == "rolled_back":
             return True
-        not_ended(job, f"had {want} nodes")
-        if job["target"] != want:
+        not_ended(job, f"had {size}")
+        if target(job) != want:
             raise CtlError(
-                f"job {name} was asked to have {want} nodes; since then its target became {job['target']}",
+                f"job {name} was asked to have {size}; since then its target became {target(job)}",
                 Exit.REFUSED,
                 f"see why: nodeagentctl events --job {name}",
             )
         if mine and mine["state"] == "pending":
             return False
-        return running(job) and (mine is not None or bool(job["world_nodes"] == want))
+        return running(job) and (mine is not None or has(job) == want)
 
     client.endure(PATIENCE)
     bound = DEFAULT_TIMEOUT if timeout is None else timeout
     bound += client.get(path)["spec"]["grace"] + SETTLING
     try:
-        last = wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {want}")
+        last = wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {size if role else want}")
     except WaitTimedOutError as late:
         raise WaitTimedOutError(
-            f"{late.message}; the target is {want} still", f"nodeagentctl describe {name}"
+            f"{late.message}; the target is {size if role else want} still", f"nodeagentctl describe {name}"
         ) from late
     mine = asked_for(last)
     if mine and mine["state"] == "rolled_back":
         raise WaitTimedOutError(
-            f"job {name}: {mine['reason']}; its target is {last['target']} again",
+            f"job {name}: {mine['reason']}; its target is {target(last)} again",
             f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
         )
     return last

@@ -49,6 +49,8 @@ class Scale(Record):
     want: int = Field(ge=1)
     before: int = Field(ge=1)
     """The target to go back to: a number, never a list of members."""
+    role: str = ""
+    """Of a job of several roles: whose places ``want`` and ``before`` count. Empty: nodes."""
     timeout: float = Field(default=0.0, ge=0)
     """Scale-out: the seconds that it may take, for people."""
     deadline: int = 0
@@ -69,6 +71,9 @@ class Control(Record):
     rev: int = Field(ge=1)
     desired: Desired = "run"
     target: int = Field(ge=1)
+    """Nodes; of a job of several roles its places, all together."""
+    sizes: dict[str, int] = {}
+    """Role to how many places of it are wanted, of those that have been scaled."""
     restart: int = 0
     """Raised by ``restart``: the gang is re-formed once for each value."""
     delete: bool = False
@@ -124,7 +129,9 @@ class Spend(Record):
     counted_by: str = ""
     """Node of group rank 0 of the generation that ended: its agent counts that generation's start."""
     room_for: tuple[str, ...] = ()
-    """Same as in the cause: these jobs are first in line while they wait."""
+    """As the cause's: these jobs are first in line, for as long as they wait."""
+    alone: tuple[int, ...] = ()
+    """Served times (ms) at which workers of that generation were started again alone: each counts like an entry."""
     fails: str = ""
     """Not empty: the job fails for this reason, once no lost node can have been the cause."""
 
@@ -242,6 +249,19 @@ class JobRecord(Record):
     used: dict[str, UsedTime] = {}
     """Day (since 1970-01-01, as text) to the job's use on that day, up to ``held.at``."""
     rev: int = 0
+
+    @property
+    def sized(self) -> JobSpec:
+        """The spec with as many places of its roles as are wanted by now."""
+        return self.spec.of_sizes(self.control.sizes)
+
+    @property
+    def sized_before(self) -> JobSpec:
+        """Likewise without a scale-out that is neither met nor rolled back: what the job can run with."""
+        growing = self.control.growing
+        if growing is None or not growing.role:
+            return self.sized
+        return self.spec.of_sizes(self.control.sizes | {growing.role: growing.before})
 
     def time_used(self, served: int) -> int:
         """Milliseconds, at this served time, in which the job had its nodes, since its first start. Waiting and paused

@@ -6,6 +6,7 @@ Owns the meaning and the limits of each field. ``spec/`` parses what people writ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -48,6 +49,14 @@ class Ready(Record):
     """Run repeatedly on the place's node, in the environment of its first worker."""
 
 
+class Policy(Record):
+    """First match wins: an event (and, if given, the blamed worker's exit code) to an action."""
+
+    on: tuple[EventName, ...] = Field(min_length=1)
+    exit_code: int | None = None
+    do: ActionName
+
+
 class Role(Record):
     """A named part of a job with its own command and size. A place is one replica of it: ``workers_per_node`` workers
     on one node."""
@@ -65,6 +74,10 @@ class Role(Record):
     """The workers start when all places of these roles are ready."""
     ready: Ready | None = None
     """None: a place is ready when its workers have been started."""
+    restart: Literal["gang", "alone"] = "gang"
+    """What a worker of it that fails takes along: the gang, or nobody: it is started again by itself."""
+    policies: tuple[Policy, ...] | None = None
+    """For what happens to its workers, in place of the job's; None: the job's."""
     workers_per_node: int | Literal["gpu"] = "gpu"
     """Workers of a pod; ``gpu`` is one per installed GPU (and one on a node without GPUs)."""
     gpus_per_worker: int | None = Field(default=None, ge=0, le=64)
@@ -83,6 +96,12 @@ class Role(Record):
         """The number of places that the role wants."""
         return self.replicas or self.nodes.target
 
+    def of_places(self, count: int) -> Role:
+        """It with so many places: of a job of several roles, where sizes are fixed."""
+        if self.replicas is not None:
+            return self.model_copy(update={"replicas": count, "nodes": Nodes(min=1, max=count, target=count)})
+        return self.model_copy(update={"nodes": Nodes(min=count, max=count, target=count)})
+
 
 MOST_RESTARTS = 60
 """Largest budget: its entries are stored in the job's record, which keeps 64."""
@@ -97,14 +116,6 @@ class RestartLimits(Record):
     backoff_max: float = Field(default=30.0, ge=0)
     """The n-th spent restart in the window waits min(backoff_max, max(backoff_min, 0.5) * 2**(n-3)) s from the third
     on; the first two wait ``backoff_min``."""
-
-
-class Policy(Record):
-    """First match wins: an event (and, if given, the blamed worker's exit code) to an action."""
-
-    on: tuple[EventName, ...] = Field(min_length=1)
-    exit_code: int | None = None
-    do: ActionName
 
 
 class Hooks(Record):
@@ -220,6 +231,18 @@ class JobSpec(Record):
     def elastic(self) -> bool:
         """Returns whether the job can continue with fewer nodes than it has."""
         return not self.several and self.nodes.min < self.nodes.max
+
+    def policies_of(self, role: str) -> tuple[Policy, ...]:
+        """Those for what happens to the workers of this role; of no role that it has, the job's."""
+        own = next((one.policies for one in self.roles if one.name == role), None)
+        return self.policies if own is None else own
+
+    def of_sizes(self, sizes: Mapping[str, int]) -> JobSpec:
+        """It with so many places of the roles that are named."""
+        if not sizes:
+            return self
+        roles = tuple(role.of_places(sizes.get(role.name, role.places)) for role in self.roles)
+        return self.model_copy(update={"roles": roles})
 
     @property
     def within(self) -> str:

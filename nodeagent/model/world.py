@@ -6,6 +6,7 @@ never lists, because the store's Lua cannot tell an empty list from an empty map
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from operator import attrgetter
 from typing import Literal
@@ -48,6 +49,11 @@ class Place(Record):
     def name(self) -> str:
         """The place's name: ``trainer.0``."""
         return f"{self.role}.{self.index}"
+
+    @staticmethod
+    def role_of(name: str) -> str:
+        """Of ``trainer.0`` the role; empty of no place."""
+        return name.rpartition(".")[0]
 
     @property
     def ports(self) -> int:
@@ -155,10 +161,32 @@ class WorkerExit(Record):
     saved_in: float | None = None
     """Seconds that it took to save its state then; None if nothing was saved."""
     overdue: float | None = None
-    """The grace, in seconds, that expired before the worker had ended; it was then killed."""
+    """The grace, in seconds, that ran out before it had ended: then it was killed."""
+    place: str = ""
+    """Of a job of several roles: the name of its place."""
     missed: bool = False
     """It was to leave with the others and died before it began to save; or it was killed because it waited for a worker
     that did so."""
+
+
+MOST_ALONE = 64
+"""Restarts of workers alone that a report, or an entry of the budget, names: the newest. A budget allows fewer."""
+
+
+class AloneRestart(Record):
+    """A worker failed, and was started again by itself while its gang went on."""
+
+    rank: int
+    order: int
+    """As of ``WorkerExit``."""
+    at: int
+    """Served time (ms) at which its agent learned of it."""
+    exit: int
+    """Its exit code, 128+n for signal n."""
+    text: str
+    """For people: which worker it was, and how it ended."""
+    error: str = ""
+    """As of ``WorkerExit``, at most ``BRIEF``; of the newest only."""
 
 
 class PodReport(Record):
@@ -175,7 +203,9 @@ class PodReport(Record):
     ready: tuple[str, ...] = ()
     """Names of its ready places, in a job whose roles start one after another."""
     completed: bool = False
-    """Its workers of the role that completes the job have all succeeded."""
+    """Its workers of the role that completes the job have all ended well."""
+    alone: tuple[AloneRestart, ...] = ()
+    """Its workers that were started again alone in this generation, in the order they ended."""
     unreachable: dict[str, str] = {}
     """Members that its agent could not reach when it reported: node to the ``host:port`` that it tried. For people."""
     detected: float = 0.0
@@ -243,6 +273,11 @@ class Head(Record):
     """Node to life: the nodes that keep this generation once it is active (``JobRecord.keepers``)."""
     outside: dict[str, str] = {}
     """Nodes that could have been members and are not: node to reason (NODEAGENT_FAULTY)."""
+
+    @property
+    def sizes(self) -> Counter[str]:
+        """Of a job of several roles: role to its places in this generation."""
+        return Counter(place.role for member in self.members.values() for place in member.places)
 
     @property
     def token(self) -> Token:

@@ -256,7 +256,7 @@ def _barred(cluster: Cluster, waiting: Waiting) -> bool:
     found: dict[str, bool] = cluster.once("barred", lambda _before: {})
     if job.uid not in found:
         limit = ceiling(cluster, job)
-        found[job.uid] = limit is not NO_CEILING and not limit.holds(least(cluster, job.spec))
+        found[job.uid] = limit is not NO_CEILING and not limit.holds(least(cluster, job.sized_before))
     return found[job.uid]
 
 
@@ -340,7 +340,7 @@ def _of_places(
 
     def pick(until: int) -> Sequence[str]:
         able = [_candidate(cluster, job, n, until) for n in nodes if until == UNKNOWN or n not in taken]
-        return tuple(lay(cluster, job, able).places)
+        return tuple(lay(cluster, job, job.sized_before, able).places)
 
     return {"": 0, " ": UNKNOWN} | {f"{n}/{uid}": at for (n, uid), at in left.items()}, pick
 

@@ -49,9 +49,10 @@ NOTHING = Sharing()
 
 
 def nodes_wanted(cluster: Cluster, job: JobRecord) -> int:
-    """How many nodes the job would have. A gang of several roles that runs has all its places: as many as it has."""
+    """How many nodes the job would have. A gang of several roles that runs has all its places, unless it is scaled out:
+    as many as it has; then one for each place at most."""
     head, target = job.head, job.control.target
-    if job.spec.several and job.phase == "running" and head is not None:
+    if job.spec.several and job.phase == "running" and head is not None and job.control.growing is None:
         return len(head.members)
     now = sharing(cluster)
     if not _borrows(job):

@@ -14,10 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from nodeagent.model.backoff import backoff
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.jobspec import ActionName, EventName, Policy
 from nodeagent.model.timing import millis
-from nodeagent.model.world import Cause, CauseKind, Head, PodReport
+from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport
 from nodeagent.plan.blame import REFORM_CODES, Blame, blame, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
@@ -48,9 +49,20 @@ class BudgetVerdict:
 
 
 def spent(job: JobRecord, served: int) -> int:
-    """Budget entries that count, no older than the window (served time)."""
+    """Restarts that count, no older than the window (served time): of the gang, and of workers alone."""
     since = served - millis(job.spec.restarts.window)
-    return sum(1 for entry in job.budget.values() if entry.counts and entry.at >= since)
+    times = [entry.at for entry in job.budget.values() if entry.counts]
+    times += [at for entry in job.budget.values() for at in entry.alone]
+    if job.head is not None and str(job.head.number) not in job.budget:
+        times += alone_times(job.head)
+    return sum(1 for at in times if at >= since)
+
+
+def alone_times(head: Head | None) -> tuple[int, ...]:
+    """When (served time, ms) workers of this generation were started again alone, as far as that was reported."""
+    if head is None:
+        return ()
+    return tuple(sorted(one.at for report in head.reports.values() for one in report.alone))[-MOST_ALONE:]
 
 
 def judge(job: JobRecord, served: int) -> BudgetVerdict:
@@ -60,15 +72,8 @@ def judge(job: JobRecord, served: int) -> BudgetVerdict:
     window = f"{limits.window:g} s"
     if count > limits.max:
         return BudgetVerdict(False, 0, count, f"restart budget spent: {limits.max} restarts within {window}")
-    return BudgetVerdict(True, _delay(count, limits.backoff_min, limits.backoff_max), count,
-                   f"restart {count} of {limits.max} within {window}")  # fmt: skip
-
-
-def _delay(count: int, low: float, high: float) -> int:
-    """The first two restarts wait the least; then the wait doubles up to the most."""
-    if count <= 2:
-        return millis(min(low, high))
-    return millis(min(high, max(low, 0.5) * 2.0 ** min(count - 3, 32)))
+    delay = millis(backoff(count, limits.backoff_min, limits.backoff_max))
+    return BudgetVerdict(True, delay, count, f"restart {count} of {limits.max} within {window}")
 
 
 EVENTS: dict[CauseKind, EventName] = {
@@ -121,6 +126,8 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     if fault is None and gone:
         return _node_fault(cluster, job, gone, wall)
     if fault is None:
+        fault = _alone_fault(case, head)
+    if fault is None:
         hung = find_hang(head)
         fault = _hang_fault(case, hung) if hung is not None else None
     if fault is None or not fault.spend.counts:
@@ -132,7 +139,8 @@ def _all_reported(head: Head) -> bool:
     """Some pod reports a fault."""
     faults = {"fenced", "lost", "refused"}
     reports = head.reports
-    return blame(reports) is not None or any(r.state in faults for r in reports.values()) or find_hang(head) is not None
+    some = any(r.state in faults or r.alone for r in reports.values())
+    return some or blame(reports) is not None or find_hang(head) is not None
 
 
 def awaited(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
@@ -165,7 +173,8 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
         return None
     lost = sorted((n for n, life in job.silent.items() if cluster.gone(n, life)), key=natural)
     if lost:
-        return _node_fault(cluster, job, lost, wall)
+        found = _node_fault(cluster, job, lost, wall)
+        return replace(found, spend=found.spend.model_copy(update={"alone": entry.alone}))
     known = (job.budget, job.last_reports, job.restarts)
     fault = cluster.notes.once(f"late:{job.uid}", known, lambda _before: _again(cluster, job, entry))
     fault = replace(fault, awaits=awaited(cluster, job))
@@ -200,9 +209,13 @@ def _again(cluster: Cluster, job: JobRecord, entry: Spend) -> Fault:
 
 
 def without(job: JobRecord, number: int) -> JobRecord:
-    """The job without what the fault of this generation cost, if that has been written down already."""
-    rest = {n: spend for n, spend in job.budget.items() if n != str(number)}
-    return job if len(rest) == len(job.budget) else job.model_copy(update={"budget": rest})
+    """The job without what the fault of this generation cost, if that has been written down already. What workers cost
+    that were started again alone stays."""
+    entry = job.budget.get(str(number))
+    if entry is None:
+        return job
+    kept = entry.model_copy(update={"counts": False})
+    return job.model_copy(update={"budget": job.budget | {str(number): kept}})
 
 
 def _kind(entry: Spend) -> CauseKind:
@@ -261,8 +274,9 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     if who.worker.signal is None and who.worker.code in REFORM_CODES:
         kind = "reform"
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
-    fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code)
-    decided = fault.fail or match(case.job.spec.policies, "WorkerFailed", who.code) is not None
+    role = Place.role_of(who.worker.place)
+    fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code, role)
+    decided = fault.fail or match(case.job.spec.policies_of(role), "WorkerFailed", who.code) is not None
     if kind == "worker_failed" and not decided and _early(case, reports):
         early = case.cluster.timing.early
         text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
@@ -270,10 +284,31 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     return fault
 
 
+def _alone_fault(case: _Case, head: Head) -> Fault | None:
+    """Workers that were started again alone end the job where a policy says so of one of them, or they have spent the
+    budget together; None: all is well."""
+    limits = case.job.spec.restarts
+    for node, report in head.reports.items():
+        for one in report.alone:
+            told = f"{one.text} on {node}"
+            fail = ""
+            if match(case.job.spec.policies_of(_role(head, node, one.rank)), "WorkerFailed", one.exit) == "FailJob":
+                fail = f"a policy of the job says FailJob for WorkerFailed: {told}"
+            elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
+                window = f"{limits.window:g} s"
+                fail = f"restart budget spent: {limits.max} restarts within {window}; last: {told}"
+            if fail:
+                cause = Cause(kind="worker_failed", text=told, node=node, rank=one.rank)
+                found = _fault(case, cause, Outcome(code=one.exit, text=told, error=one.error), one.exit)
+                return replace(found, fail=fail)
+    return None
+
+
 def _hang_fault(case: _Case, hung: Hung) -> Fault:
     job = case.job
     cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
-    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table))
+    role = _role(job.head, hung.node, hung.rank)
+    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), role=role)
     progressed = got_further(job, hung, case.at)
     spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
     fail = fault.fail
@@ -286,7 +321,15 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     return replace(fault, spend=spend, fail=fail)
 
 
-def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None) -> Fault:
+def _role(head: Head | None, node: str, rank: int | None) -> str:
+    """Of a worker of the active generation; empty in a job of one role, and where no worker is named."""
+    member = head.members.get(node) if head is not None else None
+    place = member.place_of(rank) if member is not None and rank is not None else None
+    return place.role if place is not None else ""
+
+
+def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, role: str = "") -> Fault:
+    """``role``: of the worker that is named, whose own policies are asked."""
     spend = Spend(
         at=case.at,
         wall=case.wall,
@@ -297,15 +340,24 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None)
         text=cause.text,
         error=outcome.error,
         exit=code,
+        alone=_alone(case),
     )
     event = EVENTS.get(cause.kind)
-    action = match(case.job.spec.policies, event, code) if event is not None else None
+    action = match(case.job.spec.policies_of(role), event, code) if event is not None else None
     fail = ""
     if action == "FailJob":
         fail = f"a policy of the job says FailJob for {event}: {cause.text}"
     elif spend.counts and not (verdict := judge(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"
     return Fault(cause, spend, outcome, fail)
+
+
+def _alone(case: _Case) -> tuple[int, ...]:
+    """When workers of the generation that the fault ends, or has ended, were started again alone."""
+    head, entry = case.job.head, case.job.budget.get(str(case.job.last_number))
+    if head is not None and head.state == "active" and case.number in (0, head.number):
+        return alone_times(head)
+    return entry.alone if entry is not None else ()
 
 
 def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:

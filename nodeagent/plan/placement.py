@@ -79,7 +79,8 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
     """Choose up to ``target`` nodes, those scaled in by name last.
 
     A member that is live keeps its place even while its standby is being rebuilt: its pod is checked when it
-    acknowledges.
+    acknowledges. Of a job of several roles ``target`` counts places: those that are wanted, or those before a
+    scale-out.
     """
     if without:
         return _choose(cluster, job, target, without)
@@ -248,24 +249,24 @@ def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str], want: in
     return f"needs {want} nodes{where}, {len(able)} fit, of which {most(able, gang)} are together"
 
 
-def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout:
+def lay(cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate]) -> Layout:
     """The places of a job of several roles on these candidates, the first preferred; in the smallest domain that has
-    room for all of them."""
+    room for all of them. ``spec``: with the sizes that are to be laid out."""
     members = {m.node: m for m in survivors(cluster, job)}
     sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
     if not arranged(cluster, job.spec):
-        return lay_out(job.spec.roles, sites)
+        return lay_out(spec.roles, sites)
     gang = gang_of(cluster, job.spec)
     if members:
         sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
     for domain in _domains(gang, [site.node for site in sites], list(members)):
         inside = [site for site in sites if gang.paths[site.node][: len(domain)] == domain]
-        if could_hold(job.spec.roles, inside) and not (found := lay_out(job.spec.roles, inside)).lack:
+        if could_hold(spec.roles, inside) and not (found := lay_out(spec.roles, inside)).lack:
             return found
-    found = lay_out(job.spec.roles, sites)
+    found = lay_out(spec.roles, sites)
     if not gang.within or found.lack:
         return found
-    return Layout(lack=f"no {job.spec.within} has room for all of its places")
+    return Layout(lack=f"no {spec.within} has room for all of its places")
 
 
 def _near_first(sites: Sequence[Site], gang: GangLayout, members: Sequence[str]) -> list[Site]:
@@ -292,17 +293,20 @@ def _domains(gang: GangLayout, nodes: Sequence[str], members: Sequence[str]) -> 
 
 
 def soon(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Layout:
-    """Likewise on all that could take part as soon as they have got ready."""
+    """Likewise on all that could take part as soon as they have got ready; without a scale-out that has no room."""
     able = (c for c in candidates(cluster, job) if c.standing in ("fit", "pending"))
     everyone = {c.node: c for c in able if c.node not in without}
-    return lay(cluster, job, [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone])
+    named = [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone]
+    found = lay(cluster, job, job.sized, named)
+    return lay(cluster, job, job.sized_before, named) if found.lack and job.control.growing is not None else found
 
 
 def _share_out(
     cluster: Cluster, job: JobRecord, able: list[Candidate], others: list[Candidate], target: int
 ) -> Placement:
     """Every place of every role on those that are able, or none."""
-    found = lay(cluster, job, able)
+    spec = job.sized if target == job.sized.nodes.target else job.sized_before
+    found, least = lay(cluster, job, spec, able), spec.nodes.min
     chosen = [
         replace(one, devices=tuple(d for place in found.places[one.node] for d in place.devices))
         for one in able
@@ -311,5 +315,5 @@ def _share_out(
     rest = [one for one in able if one.node not in found.places]
     total = together(of_devices(one.devices) for one in chosen)
     if capped := full(cluster, job, total):
-        return Placement((), (*able, *others), job.spec.nodes.min, target, capped=capped)
-    return Placement(tuple(chosen), (*rest, *others), job.spec.nodes.min, target, found.places, found.lack)
+        return Placement((), (*able, *others), least, target, capped=capped)
+    return Placement(tuple(chosen), (*rest, *others), least, target, found.places, found.lack)

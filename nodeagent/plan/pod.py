@@ -21,12 +21,14 @@ from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
 from nodeagent.plan.membership import natural, staying, strays
 from nodeagent.plan.podreport import (
+    Alone,
     cut_short,
     doom,
     farewell_report,
     going_on,
     read_report,
     same_report,
+    with_alone,
     with_completion,
 )
 from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
@@ -408,7 +410,8 @@ def _run(case: PodCase) -> PodAction | None:
         if final_report(sent):
             return None  # it had finished before: what its workers did stands
         reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
-        return _report(job, head, sent, PodReport(state="lost", reason=reason))
+        alone = sent.alone if sent is not None else ()
+        return _report(job, head, sent, PodReport(state="lost", reason=reason, alone=alone))
     mine = status.generation == head.token
     doomed = doom(head, node, read_report(status) if mine else None)
     if mine:
@@ -417,6 +420,7 @@ def _run(case: PodCase) -> PodAction | None:
             report = with_completion(report, status, head.members[node], job.spec.completes)
         if status.ready and not status.quiet:
             report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
+        report = with_alone(report, sent, status, Alone(head.members[node], case.cluster.served))
         reported = _report(job, head, sent, report)
         if doomed and not status.quiet:
             return Stop(job.uid, None, doomed, meanwhile=reported)
@@ -463,6 +467,8 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
     if report is None or (sent is not None and same_report(sent, report)):
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
+    if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
+        why = f"{report.alone[-1].text}; it is started again alone"
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return ReportPod(job.uid, head.token, report, why)
@@ -471,11 +477,10 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
 def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
     """What waits here and need not wait any longer."""
     ready = {name for report in head.reports.values() for name in report.ready}
-    roles = {role.name: role for role in job.spec.roles}
+    roles, sizes = {role.name: role for role in job.spec.roles}, head.sizes
     found = []
     for name in status.waiting:
-        before = [roles[other] for other in roles[name].after]
-        if ready.issuperset(f"{role.name}.{i}" for role in before for i in range(role.places)):
+        if ready.issuperset(f"{other}.{i}" for other in roles[name].after for i in range(sizes[other])):
             found.append(name)
     if not found:
         return None

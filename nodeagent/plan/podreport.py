@@ -6,9 +6,10 @@ Decides nothing: when it is said, and what follows, is ``pod.py``'s and ``faults
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from nodeagent.model.world import Head, Member, PodReport, WorkerExit
-from nodeagent.plan.blame import blame, culprit_first, farewell, is_failure, victims_words
+from nodeagent.model.world import BRIEF, MOST_ALONE, AloneRestart, Head, Member, PodReport, WorkerExit
+from nodeagent.plan.blame import blame, culprit_first, describe, farewell, is_failure, shell_code, victims_words
 from nodeagent.pods.base import PodStatus
 
 
@@ -35,6 +36,36 @@ def with_completion(report: PodReport | None, status: PodStatus, member: Member,
     if not ranks or not well.issuperset(ranks):
         return report
     return (report or PodReport(state="running")).model_copy(update={"completed": True})
+
+
+def with_alone(report: PodReport | None, sent: PodReport | None, status: PodStatus, case: Alone) -> PodReport | None:
+    """The same, with the workers that were started again alone: those that were told of before, and the new ones."""
+    before = sent.alone if sent is not None else ()
+    last = before[-1].order if before else -1
+    fresh = [e for e in status.restarted if e.order > last]
+    if not before and not fresh:
+        return report
+    newest = tuple(_alone(e, case, e is fresh[-1]) for e in fresh)
+    if newest:
+        before = tuple(one.model_copy(update={"error": ""}) if one.error else one for one in before)
+    return (report or PodReport(state="running")).model_copy(update={"alone": (*before, *newest)[-MOST_ALONE:]})
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Whose workers were started again alone, and when (served time, ms) that is learned."""
+
+    member: Member
+    served: int
+
+
+def _alone(exited: WorkerExit, case: Alone, newest: bool) -> AloneRestart:
+    place = case.member.place_of(exited.rank)
+    name = f"{place.name}, rank {exited.rank}," if place is not None else f"rank {exited.rank}"
+    return AloneRestart(
+        rank=exited.rank, order=exited.order, at=case.served, exit=shell_code(exited),
+        text=f"{name} failed: {describe(exited)}", error=exited.error[-BRIEF:] if newest else "",
+    )  # fmt: skip
 
 
 def cut_short(status: PodStatus) -> PodReport | None:
@@ -74,7 +105,8 @@ def same_report(sent: PodReport, report: PodReport) -> bool:
 
 
 def _gist(report: PodReport) -> tuple[object, ...]:
-    return report.state, sum(not e.stopped for e in report.exits), report.stall, report.completed, report.ready
+    last = report.alone[-1].order if report.alone else None
+    return report.state, sum(not e.stopped for e in report.exits), report.stall, report.completed, report.ready, last
 
 
 def going_on(sent: PodReport | None) -> PodReport | None:

@@ -40,7 +40,7 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
 
 
 def up_to(cluster: Cluster, job: JobRecord, target: int) -> Placement:
-    """What a job that runs could have of so many nodes."""
+    """What a job that runs could have of so many nodes (``choose``)."""
     kept = kept_from(cluster, job).difference(job.head.members if job.head is not None else ())
     found = choose(cluster, job, target, kept)
     return _with_kept(cluster, job, found, kept) if kept else found
@@ -54,7 +54,9 @@ def _with_kept(cluster: Cluster, job: JobRecord, found: Placement, kept: Collect
 
 def _place(cluster: Cluster, job: JobRecord, without: Collection[str], most: int = MOST_NODES) -> Placement:
     if job.spec.several:
-        return choose(cluster, job, job.spec.nodes.target, without)
+        full = choose(cluster, job, job.sized.nodes.target, without)
+        before = job.sized_before.nodes.target
+        return full if full.fits or job.control.growing is None else choose(cluster, job, before, without)
     if (may := eligible(cluster, job)) is not None:
         without = {n for n in cluster.nodes if n not in may}.union(without)
     elif back := sharing(cluster).gives.get(job.uid):

@@ -311,7 +311,7 @@ def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
     each of them has."""
     members, found = {m.node for m in survivors(cluster, job)}, candidates(cluster, job)
     counts = _count(members, found)
-    enough = choose(cluster, job, job.spec.nodes.target).fits
+    enough = choose(cluster, job, job.sized_before.nodes.target).fits
     layout = None if enough else soon(cluster, job)
     room = Room(counts["fit"], counts["pending"], counts["unfit"], _look(cluster).live, enough, enough)
     if layout is None or layout.lack:

@@ -7,6 +7,7 @@ target goes back to what it was.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -33,33 +34,46 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
     scale, head = job.control.scale, job.head
     if scale is None or scale.state != "pending":
         return None
-    size = 0 if head is None or head.state == "ended" else len(head.members)
-    if head is not None and head.state == "active" and _met(scale, frozenset(head.members), job.spec.role.nodes.auto):
-        return _settled(job, scale, "met", "JobScaleMet", f"runs on {size} nodes as asked", job.control.target)
+    size = scaled_size(scale, head)
+    if head is not None and head.state == "active" and _met(scale, head, job.spec.role.nodes.auto):
+        text = f"runs with {size} places of {scale.role} as asked" if scale.role else f"runs on {size} nodes as asked"
+        return _settled(job, scale, "met", "JobScaleMet", text, scale.want if scale.role else job.control.target)
     if not scale.deadline or cluster.served < scale.deadline or size >= scale.want:
         return None
-    full = up_to(cluster, job, scale.want)
+    full = up_to(cluster, job, job.sized.nodes.target if scale.role else scale.want)
     target = max(scale.before, size)
-    if len(full.chosen) < scale.want:
+    if not full.fits or (not scale.role and len(full.chosen) < scale.want):
         why = full.short
     elif head is not None and head.state == "active":
         why = "its nodes became ready too late"
     else:
         why = f"the job is {job.phase}: {job.reason}"
-    text = f"scale to {scale.want} timed out after {scale.timeout:g}s: {why}; went back to {target}"
+    what = f"scale of {scale.role}" if scale.role else "scale"
+    text = f"{what} to {scale.want} timed out after {scale.timeout:g}s: {why}; went back to {target}"
     return _settled(job, scale, "rolled_back", "JobScaleRolledBack", text, target)
 
 
-def _met(scale: Scale, members: frozenset[str], auto: bool) -> bool:
+def scaled_size(scale: Scale, head: Head | None) -> int:
+    """What a scale changes, as it is: nodes, or places of its role; 0 where no generation has any."""
+    if head is None or head.state == "ended":
+        return 0
+    return head.sizes[scale.role] if scale.role else len(head.members)
+
+
+def _met(scale: Scale, head: Head, auto: bool) -> bool:
     """``auto``: the job may have more than its target."""
+    size = scaled_size(scale, head)
     if scale.deadline:
-        return len(members) >= scale.want
-    return (auto or len(members) <= scale.want) and members.isdisjoint(scale.leaving)
+        return size >= scale.want
+    return (auto or size <= scale.want) and head.members.keys().isdisjoint(scale.leaving)
 
 
 def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: str, target: int) -> Decision:
-    over = scale.model_copy(update={"state": state, "reason": text})
-    control = job.control.model_copy(update={"target": target, "scale": over})
+    changes: dict[str, object] = {"target": target, "scale": scale.model_copy(update={"state": state, "reason": text})}
+    if scale.role:
+        sizes = job.control.sizes | {scale.role: target}
+        changes |= {"sizes": sizes, "target": job.spec.of_sizes(sizes).nodes.target}
+    control = job.control.model_copy(update=changes)
     return Decision(Settle(control, event, text), (text,))
 
 
@@ -158,7 +172,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         text = f"restarted by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
     if job.spec.several:
-        return Decision(None)  # it has all its places, or it would not run
+        return _resize_roles(cluster, job, head, wall)
     size, target, scale = len(head.members), nodes_wanted(cluster, job), job.control.scale
     pending = scale if scale is not None and scale.state == "pending" else None
     goes = [m.node for m in head.ordered() if pending is not None and m.node in pending.leaving]
@@ -188,6 +202,25 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     return kept or Decision(None)
 
 
+def _resize_roles(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+    """A gang of several roles has all its places; how many of a role those are to be may have changed."""
+    has, wants = head.sizes, {role.name: role.places for role in job.sized.roles}
+    others = [name for name in wants if wants[name] != has[name]]
+    if not others:
+        return Decision(None)
+    who, scale, growing = job.control.by or "an operator", job.control.scale, job.control.growing
+    placement = place(cluster, job)
+    given = Counter(one.role for places in placement.places.values() for one in places)
+    if growing is not None and (given == has or (cold := _cold(head, placement))):
+        short = up_to(cluster, job, job.sized.nodes.target).short if given == has else cold
+        text = f"runs with {has[growing.role]} of {growing.want} places of {growing.role}: {short}"
+        return Decision(None, (text,), growing.deadline)
+    text = ", ".join(f"{name} from {has[name]} to {wants[name]}" for name in others)
+    grace = scale.grace if scale is not None and scale.state == "pending" else None
+    cause = Cause(kind="scale", text=f"scaled {text} places by {who}")
+    return _propose_or_stay(cluster, job, cause, wall, grace=grace)
+
+
 def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: float) -> Decision:
     """``back``: borrowed nodes to the jobs (uids) that are to have them."""
     names = ", ".join(sorted(back, key=natural))
@@ -205,13 +238,13 @@ def _make_room(cluster: Cluster, job: JobRecord, head: Head, other: JobRecord, w
     if cluster.served < at:
         return Decision(None, (f"{text}: makes room when it has run for {MIN_RUNTIME:g} s",), at)
     cause = Cause(kind="share", text=text, room_for=(other.uid,))
-    step = End("holding", f"made room: {text}", spend=_note(cluster, cause, wall), planned=True)
+    step = End("holding", f"made room: {text}", spend=_note(cluster, job, cause, wall), planned=True)
     return Decision(step, (text,))
 
 
 def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float, grace: float | None = None) -> Decision:
     """A need: the gang goes on without what has to go, or holds. ``grace``: as of ``propose``."""
-    spend = _note(cluster, cause, wall)
+    spend = _note(cluster, job, cause, wall)
     if match(job.spec.policies, "PodEvicted", None) == "FailJob":
         text = f"a policy of the job says FailJob for PodEvicted: {cause.text}"
         return Decision(End("failed", text, outcome=Outcome(code=1, text=text), spend=spend, planned=True), (text,))
@@ -306,15 +339,15 @@ def _propose_or_stay(
     placement = place(cluster, job, without)
     if not placement.fits:
         return Decision(None, (f"not yet {cause.text}: {placement.missing}",))
-    return propose(cluster, job, cause, (), _note(cluster, cause, wall), placement, planned=True, grace=grace)
+    return propose(cluster, job, cause, (), _note(cluster, job, cause, wall), placement, planned=True, grace=grace)
 
 
-def _note(cluster: Cluster, cause: Cause, wall: float) -> Spend:
+def _note(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Spend:
     """A line in the job's history, at no cost: what ended the generation before."""
     text, node = cause.text, cause.node
     return Spend(
         at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text,
-        room_for=cause.room_for,
+        room_for=cause.room_for, alone=faults.alone_times(job.head),
     )  # fmt: skip
 
 

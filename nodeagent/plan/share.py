@@ -231,7 +231,7 @@ def _within_guarantees(cluster: Cluster, jobs: Iterable[JobRecord]) -> frozenset
         name = queue_of(job.spec.queue)
         if guarantee := owned(cluster.queues, name):
             before = use.get(name, holdings(cluster).by_queue.get(name, NOTHING))
-            after = before.and_(least(cluster, job.spec))
+            after = before.and_(least(cluster, job.sized_before))
             if within(guarantee, after):
                 found.add(job.uid)
                 use[name] = after
@@ -354,7 +354,7 @@ class _Turns:
 
     def _uses(self, job: JobRecord) -> Resources:
         if job.spec.several:
-            return wanted(self._cluster, job.spec, job.control.target)
+            return wanted(self._cluster, job.sized, job.control.target)
         role = job.spec.role
         shape = (role.workers_per_node, role.gpus_per_worker, job.control.target)
         if shape not in self._wanted:

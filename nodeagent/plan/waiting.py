@@ -90,7 +90,7 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
         return (backfill.why_held(cluster, kept, wall),)
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]
-    if never_fits := never(cluster, job.spec):
+    if never_fits := never(cluster, job.sized_before):
         text.insert(0, never_fits)
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
@@ -154,9 +154,9 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...],
     until = _hold_end(job)
     if until and (late := _held_too_long(cluster, job, gone, place(cluster, job).missing)) is not None:
         return late
-    text = never(cluster, job.spec)
+    text = never(cluster, job.sized_before)
     if not text:
-        several, target = job.spec.several, job.spec.nodes.target
+        several, target = job.spec.several, job.sized_before.nodes.target
         text = choose(cluster, job, target).missing if several else needs(job.spec.nodes.min, room.fit)
     if room.barred is not None:
         text = full(cluster, job, room.barred)

@@ -71,6 +71,9 @@ class PodStatus(Record):
     workers: tuple[WorkerState, ...] = ()
     exits: tuple[WorkerExit, ...] = ()
     """Of ``generation``, in the order they ended."""
+    restarted: tuple[WorkerExit, ...] = ()
+    """Likewise of workers of roles that restart alone, each of which was, or is about to be, started again: the
+    newest."""
     fenced: bool = False
     """Workers of ``generation`` were stopped by the shim itself, since nobody granted it time."""
     refused: str = ""

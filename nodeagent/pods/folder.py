@@ -194,6 +194,7 @@ def pod_file(
         "checkpoint_dir": spec.checkpoint_dir,
         "hooks": spec.hooks.model_dump(),
         "grace": spec.grace,
+        "restarts": spec.restarts.model_dump(),
         "hang": spec.hang.model_dump() if spec.hang is not None else None,
         "state": str(state),
         "logs": str(logs),
@@ -209,4 +210,4 @@ def pod_file(
 def _role(role: Role) -> dict[str, Any]:
     """What the shim has to know of one of several roles."""
     ready = role.ready.model_dump() if role.ready is not None else None
-    return {"command": role.command, "after": role.after, "ready": ready}
+    return {"command": role.command, "after": role.after, "ready": ready, "alone": role.restart == "alone"}

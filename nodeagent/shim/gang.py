@@ -1,8 +1,9 @@
 """The workers of one generation on this node, and what is known of each of them: started together, watched, stopped,
-accounted for.
+accounted for. A worker of a role that restarts alone is started again, within the job's limits.
 
 Standard library only. The generation has settled when every worker is dead and reaped, nothing they left behind is
-alive, its snapshots are written out if the pod is given up, and post_stop has run. Must never start a second time.
+alive, its snapshots are written out if the pod is given up, and post_stop has run. Must never start a second time, nor
+a rank whose process before has not ended.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.osutil.linux import pidfd_ended, saves_itself, write_atomic
+from nodeagent.model.backoff import backoff
+from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_atomic
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
-from nodeagent.shim.processes import own_limits, reap, start_program
+from nodeagent.shim.processes import kill_session, own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
 from nodeagent.shim.snapshots import WriteOut
 
@@ -55,6 +58,9 @@ class Worker:
     """Asks it to leave by itself within so many seconds, which it wants to be instead of a SIGTERM."""
     farewell: Farewell = field(default_factory=Farewell)
     record: dict[str, Any] | None = None
+    again: Delay | None = None
+    """It failed, and is started again alone when this is over; ``failed`` is how it ended."""
+    failed: dict[str, Any] | None = None
     step: int | None = None
     doing: str = ""
     """What it told of its progress, as last shown."""
@@ -68,6 +74,10 @@ EARLY = 0.5
 """Of the grace: then snapshots of workers that still live begin to be written out, if the pod is given up."""
 LATE = 0.8
 """Of the grace: then SIGTERM goes to the processes that a worker started too, if it was sent to the worker alone."""
+REFORM = (101, 102)
+"""Exit codes that ask for the whole gang to be formed anew (``plan.blame.REFORM_CODES``)."""
+RESTARTED_KEPT = 64
+"""Ends of workers that were started again alone that are told: the newest (``model.world.MOST_ALONE``)."""
 REAP_BOUND = 5.0
 """Seconds until a standby that does not reap is killed, so that the shim can."""
 
@@ -86,6 +96,8 @@ class Parts(Supervision):
     file: Callable[[Path], RotatingFile]
     write_out: Callable[[Callable[[], None]], WriteOut]
     """A new one; it calls this when it is over."""
+    unready: Callable[[str], None]
+    """A worker of this place is started again: the place is not ready before it is looked at again."""
 
 
 class RunningGang:
@@ -107,6 +119,10 @@ class RunningGang:
         """Not all of its ranks, on all nodes, lived to leave together."""
         self.stuck: list[int] = []
         self.workers: list[Worker] = []
+        self.restarted: list[dict[str, Any]] = []
+        """Ends of workers that were started again alone, or are about to be."""
+        self._restarts: deque[float] = deque()
+        """When (monotonic) that was, within the window of the budget."""
         self._memory = MemoryKills()
         self._hook: Hook | None = None
         self._post_stop_done = False
@@ -178,7 +194,11 @@ class RunningGang:
         self._launch_all(chosen)
 
     def _drop_held(self) -> None:
-        """What waits is not started any more."""
+        """What waits is not started any more, nor started again."""
+        for w in self.workers:
+            if w.again is not None and w.failed is not None:
+                w.again.cancel()
+                w.again, w.record, w.failed, w.ended = None, w.failed | {"stopped": True}, None, True
         held = [w for w in self.workers if w.held]
         for w in held:
             self.workers.remove(w)
@@ -255,8 +275,10 @@ class RunningGang:
     def on_fence(self) -> None:
         """The guard has killed: the workers' ends follow."""
         if not self.settled:
+            self.fenced = self.fenced or any(w.again is not None for w in self.workers)
             self._drop_held()
             self._watch_for_stuck()
+            self.settle()
 
     def settle(self) -> None:
         """See whether everything is over; called after each death."""
@@ -322,18 +344,20 @@ class RunningGang:
         for local_rank, rank in enumerate(self.ranks):
             file = self.parts.file(folder / f"rank{rank}.log")
             error_file = errors / f"g{number}-r{rank}.json"
+            place = self.places[local_rank] if self.places else ""
             try:
-                error_file.unlink(missing_ok=True)
-                captures = two_captures(self.parts.loop, file)
+                w = self._new_worker(rank, local_rank, error_file, file, place)
             except OSError as error:  # no descriptors, say: all of its ranks start, or none
                 self._refuse_unstarted(f"rank {rank} could not be started: {error.strerror}")
                 return
-            w = Worker(rank, local_rank, error_file, file, captures)
-            if self.places:
-                w.place = self.places[local_rank]
-                w.held = bool(self.parts.pod["roles"][_role(w.place)]["after"])
+            w.held = bool(place and self.parts.pod["roles"][_role(place)]["after"])
             self.workers.append(w)
         self._launch_all([w for w in self.workers if not w.held])
+
+    def _new_worker(self, rank: int, local_rank: int, error_file: Path, log: RotatingFile, place: str) -> Worker:
+        """One that has not been forked yet. Raises OSError."""
+        error_file.unlink(missing_ok=True)
+        return Worker(rank, local_rank, error_file, log, two_captures(self.parts.loop, log), place=place)
 
     def _launch_all(self, workers: Sequence[Worker]) -> None:
         self._forking += len(workers)
@@ -413,18 +437,20 @@ class RunningGang:
         w.ended, w.order = True, self._deaths
         self._deaths += 1
         self.parts.loop.forget(w.pidfd)
+        if self._is_alone(w):  # before its number is free; what has left its session is killed with the gang
+            kill_session(w.pid)
         if self.parts.guard.release(w.pid):
             w.stopped = w.fenced = self.fenced = True
         if w.by_standby:
             self.parts.standby.reap(w.pid, lambda status: self._on_reaped(w, status))
-            self.parts.loop.after(REAP_BOUND, lambda: self.parts.standby.kill() if w.record is None else None)
+            self.parts.loop.after(REAP_BOUND, lambda: None if _reaped(w) else self.parts.standby.kill())
         else:
             self._on_reaped(w, reap(w.pid))
 
     def _on_own_zombie(self, w: Worker) -> None:
         """It is a zombie child of the shim itself: started cold, or its standby died."""
         self._on_end(w)
-        if w.record is None:
+        if not _reaped(w):
             self._on_reaped(w, reap(w.pid))
 
     def _is_missed(self, w: Worker, status: int) -> None:
@@ -435,22 +461,76 @@ class RunningGang:
             self.abandon()
 
     def _on_reaped(self, w: Worker, status: int) -> None:
-        if w.record is not None or status < 0:
+        if _reaped(w) or status < 0:
             return
         self.parts.children.forget(w.pid)
         for capture in w.captures:
             capture.drain()
         self._is_missed(w, status)
-        w.record = exit_record(
+        record = exit_record(
             w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell,
             "" if w.stopped else self._memory.explain(status),
         )  # fmt: skip
+        record["place"] = w.place
+        if self._is_alone(w) and os.waitstatus_to_exitcode(status) not in (0, *REFORM) and self._may_restart():
+            w.failed = record
+            self._restart(w, record)
+        else:
+            w.record = record
         self.parts.changed()
         name = f"g{self.token['number']}-r{w.rank}.json"
         try:
-            write_atomic(self.parts.state / "exits" / name, record_text(w.record), durable=False)
+            write_atomic(self.parts.state / "exits" / name, record_text(record), durable=False)
         except OSError as error:  # a full disk: the record has been told, and the others must live
             print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
+        self.settle()
+
+    def _is_alone(self, w: Worker) -> bool:
+        """It is started again by itself if it fails: nobody has stopped it, or the gang."""
+        alone = bool(w.place) and bool(self.parts.pod["roles"][_role(w.place)]["alone"])
+        return alone and not (self.stopping or self.fenced or self.refused or w.stopped)
+
+    def _may_restart(self) -> bool:
+        """This pod alone has not spent the job's budget. What all pods have spent, the agents judge."""
+        limits, now = self.parts.pod["restarts"], time.monotonic()
+        while self._restarts and now - self._restarts[0] > limits["window"]:
+            self._restarts.popleft()
+        return len(self._restarts) < int(limits["max"])
+
+    def _restart(self, w: Worker, record: dict[str, Any]) -> None:
+        """After its wait; until then it counts as one that starts."""
+        limits = self.parts.pod["restarts"]
+        self._restarts.append(time.monotonic())
+        self.restarted = [*self.restarted, record][-RESTARTED_KEPT:]
+        wait = backoff(len(self._restarts), limits["backoff_min"], limits["backoff_max"])
+        w.pid, w.pidfd, w.ended = 0, -1, False
+        for capture in w.captures:
+            capture.close()
+        note(w.log, f"rank {w.rank} ended; it is started again alone" + (f" in {wait:g} s" if wait else ""))
+        self.parts.unready(w.place)
+        w.again = self.parts.loop.after(wait, lambda: self._start_again(w))
+
+    def _start_again(self, w: Worker) -> None:
+        if boottime() >= self.parts.guard.look().until:
+            self.on_fence()
+            return
+        try:
+            fresh = self._new_worker(w.rank, w.local_rank, w.error_file, w.log, w.place)
+        except OSError as error:
+            w.again, w.record, w.failed, w.ended = None, w.failed, None, True
+            self._refuse_again(f"rank {w.rank} could not be started again: {error.strerror}")
+            return
+        self.workers[self.workers.index(w)] = fresh
+        self._launch_all([fresh])
+
+    def _refuse_again(self, why: str) -> None:
+        """Others run: they are ended."""
+        self.refused = why
+        self._drop_held()
+        for other in self.living():
+            other.stopped = True
+        self._kill_all()
+        self.parts.changed()
         self.settle()
 
     def living(self) -> list[Worker]:
@@ -496,6 +576,11 @@ class RunningGang:
         if problem:
             note(self.parts.file(self.parts.logs / "pod.log"), problem)
         self.settle()
+
+
+def _reaped(w: Worker) -> bool:
+    """How it ended is known."""
+    return w.record is not None or w.failed is not None
 
 
 def _role(place: str) -> str:

@@ -225,7 +225,7 @@ class Shim:
             environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
-            self._gang_changed, self.link.launched, self._file, self._write_out,
+            self._gang_changed, self.link.launched, self._file, self._write_out, self._unready,
         )  # fmt: skip
         if self.readiness is not None:
             self.readiness.close()
@@ -252,6 +252,10 @@ class Shim:
         if self.pod["ordered"]:
             self.readiness = PlaceReadiness(parts, gang, self.changed)
             self.readiness.watch()
+
+    def _unready(self, place: str) -> None:
+        if self.readiness is not None:
+            self.readiness.again(place)
 
     def _do_release(self, command: Command) -> None:
         if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
@@ -351,6 +355,7 @@ class Shim:
             "generation": gang.token if gang else None,
             "workers": gang.states() if gang else [],
             "exits": gang.exits() if gang else [],
+            "restarted": gang.restarted if gang else [],
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,

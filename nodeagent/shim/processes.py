@@ -157,6 +157,19 @@ class ShimChildren:
         return kill_below(os.getpid(), self._handlers)
 
 
+def kill_session(session: int) -> None:
+    """SIGKILL what is below the shim in this session, whose leader has ended and is not reaped yet."""
+    for pid, _ in below(os.getpid()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                stat = proc_stat(f"/proc/{pid}/stat")  # after the pidfd pinned it: the number may have been reused
+                if len(stat) > 3 and int(stat[3]) == session:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)
+
+
 def reap(pid: int) -> int:
     """Wait status of a child that has ended."""
     return os.waitpid(pid, 0)[1]

@@ -28,11 +28,12 @@ class PlaceReadiness:
         self._parts, self._gang, self._changed = parts, gang, changed
         self._asking: dict[str, Hook] = {}
         self._reported: set[str] = set()
-        self._closed = False
+        self._closed = self._looks = False
         self.ready: list[str] = []
 
     def watch(self) -> None:
         """Look until all places are ready, or the generation stops."""
+        self._looks = False
         if self._closed or self._gang.settled or self._gang.stopping or self._gang.refused:
             return
         before = len(self.ready)
@@ -41,7 +42,19 @@ class PlaceReadiness:
                 self._look(name, workers[0])
         if len(self.ready) > before:
             self._changed()
-        if len(self.ready) < len(self._places()):
+        self._look_later()
+
+    def again(self, name: str) -> None:
+        """A worker of this place is started again: nothing that was seen of it counts any more."""
+        if name in self.ready:
+            self.ready.remove(name)
+        if (hook := self._asking.pop(name, None)) is not None:
+            hook.kill("asked a worker that has ended")
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if not self._looks and len(self.ready) < len(self._places()):
+            self._looks = True
             self._parts.loop.after(EACH, self.watch)
 
     def close(self) -> None:
@@ -71,6 +84,8 @@ class PlaceReadiness:
         log = parts.file(parts.logs / "pod.log")
 
         def done(problem: str) -> None:
+            if self._asking.get(name) is not hook:
+                return
             if not problem:
                 self.ready.append(name)
                 del self._asking[name]
@@ -85,7 +100,7 @@ class PlaceReadiness:
 
         try:
             program = Program(command, env, pod["working_dir"], limits=own_limits(pod["limits"]))
-            self._asking[name] = Hook(f"ready {name}", program, COMMAND_BOUND, log, parts, done)
+            hook = self._asking[name] = Hook(f"ready {name}", program, COMMAND_BOUND, log, parts, done)
         except OSError as error:  # a full process table, say
             note(log, f"ready {name}: no process for it: {error.strerror}")
 

@@ -6,7 +6,7 @@ Owns the keys, their defaults and what belongs where; what each value may be is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -118,6 +118,31 @@ class ReadyFile(_Written):
         return self
 
 
+class PolicyFile(_Written):
+    """What to do about an event; of several policies the first that matches decides."""
+
+    on: Annotated[
+        tuple[EventName, ...],
+        BeforeValidator(jobvalues.events),
+        WithJsonSchema({"anyOf": [_EVENT, {"type": "array", "items": _EVENT, "minItems": 1}]}),
+    ] = Field(examples=["WorkerFailed"])
+    """An event, or a list of them; * is any."""
+    exit_code: int | None = Field(default=None, ge=1, le=255)
+    """Only when the blamed worker ended with this code (128+n for signal n)."""
+    do: ActionName = Field(examples=["RestartJob"])
+    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own; or FailJob."""
+
+    @field_validator("exit_code")
+    @classmethod
+    def _can_match(cls, value: int | None, info: ValidationInfo) -> int | None:
+        on = info.data.get("on", ("*",))
+        if value is not None and not {"WorkerFailed", "PodFailed", "*"} & set(on):
+            raise CheckError(
+                f"{' and '.join(on)} have no exit code, so this never matches", "remove it, or add WorkerFailed to on"
+            )
+        return value
+
+
 class RoleFile(_RoleKeys):
     """One named part of the job."""
 
@@ -143,6 +168,10 @@ class RoleFile(_RoleKeys):
     """A role or a list of them: its workers start when all their places are ready."""
     ready: ReadyFile | None = None
     """When a place of it is ready. Default: when its workers have been started."""
+    restart: Literal["gang", "alone"] = "gang"
+    """alone: a worker of it that fails is started again by itself. Default: the gang is formed anew."""
+    policies: list[PolicyFile] | None = None
+    """What to do when one of its workers fails, in place of the job's policies."""
     placement: RolePlacementFile | None = None
     """Which nodes it may have and would rather have, besides what the job asks."""
 
@@ -163,31 +192,6 @@ class RestartsFile(_Written):
         Field(json_schema_extra={"default": "0s..30s"}),
     ] = (0.0, 30.0)
     """FROM..TO: the first two restarts wait FROM, each further one twice as long as the one before, up to TO."""
-
-
-class PolicyFile(_Written):
-    """What to do about an event; of several policies the first that matches decides."""
-
-    on: Annotated[
-        tuple[EventName, ...],
-        BeforeValidator(jobvalues.events),
-        WithJsonSchema({"anyOf": [_EVENT, {"type": "array", "items": _EVENT, "minItems": 1}]}),
-    ] = Field(examples=["WorkerFailed"])
-    """An event, or a list of them; * is any."""
-    exit_code: int | None = Field(default=None, ge=1, le=255)
-    """Only when the blamed worker ended with this code (128+n for signal n)."""
-    do: ActionName = Field(examples=["RestartJob"])
-    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own; or FailJob."""
-
-    @field_validator("exit_code")
-    @classmethod
-    def _can_match(cls, value: int | None, info: ValidationInfo) -> int | None:
-        on = info.data.get("on", ("*",))
-        if value is not None and not {"WorkerFailed", "PodFailed", "*"} & set(on):
-            raise CheckError(
-                f"{' and '.join(on)} have no exit code, so this never matches", "remove it, or add WorkerFailed to on"
-            )
-        return value
 
 
 class HooksFile(_Written):
@@ -349,7 +353,9 @@ class JobFile(_RoleKeys):
 
 
 ROLE_KEYS = tuple(
-    key for key in RoleFile.model_fields if key in JobFile.model_fields and key not in ("env", "after", "placement")
+    key
+    for key in RoleFile.model_fields
+    if key in JobFile.model_fields and key not in ("env", "after", "placement", "policies")
 )
 """Keys that stand inside of a role when there are ``roles``."""
 
@@ -415,7 +421,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
             backoff_min=written.restarts.backoff[0],
             backoff_max=written.restarts.backoff[1],
         ),
-        policies=tuple(Policy(on=p.on, exit_code=p.exit_code, do=p.do) for p in written.policies),
+        policies=_policies(written.policies),
         hooks=Hooks(
             pre_start=written.hooks.pre_start or (),
             post_stop=written.hooks.post_stop or (),
@@ -442,11 +448,17 @@ def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Ro
         env=role.env if isinstance(role, RoleFile) else {},
         after=role.after if isinstance(role, RoleFile) else (),
         ready=_ready(role.ready) if isinstance(role, RoleFile) else None,
+        restart=role.restart if isinstance(role, RoleFile) else "gang",
+        policies=_policies(role.policies) if isinstance(role, RoleFile) and role.policies is not None else None,
         workers_per_node=role.workers_per_node,
         gpus_per_worker=role.gpus_per_worker,
         uneven=role.uneven,
         placement=constraints(role.placement if isinstance(role, RoleFile) else None, jobs),
     )
+
+
+def _policies(written: Sequence[PolicyFile]) -> tuple[Policy, ...]:
+    return tuple(Policy(on=p.on, exit_code=p.exit_code, do=p.do) for p in written)
 
 
 def _ready(written: ReadyFile | None) -> Ready | None:

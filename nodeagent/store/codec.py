@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobEvent, JobRecord
+from nodeagent.model.jobspec import MOST_NODES, JobSpec, Nodes
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import millis
@@ -97,9 +98,14 @@ def encode_optional(record: Record | None) -> str | None:
     return record.to_json() if record is not None else None
 
 
+def _bounds(spec: JobSpec) -> Nodes:
+    """How many nodes a generation may have as long as the job lives: roles beside others are scaled at will."""
+    return Nodes(min=1, max=MOST_NODES, target=1) if spec.several else spec.nodes
+
+
 def new_job(new: NewJob, wall: float) -> dict[str, object]:
     """A job as it is submitted at this Unix time."""
-    spec, size, array = new.spec, new.spec.nodes, new.spec.array
+    spec, size, array = new.spec, _bounds(new.spec), new.spec.array
     delay = max(0, millis((spec.begin or wall) - wall))
     found: dict[str, object] = {
         "uid": new.uid,
@@ -124,7 +130,7 @@ def _utc(at: float | None) -> str:
 
 def encode_job(job: JobRecord) -> dict[str, str]:
     """The flat hash of a job, as ``decode_job`` reads it."""
-    size = job.spec.nodes
+    size = _bounds(job.spec)
     flat = {"min": str(size.min), "max": str(size.max)}
     if job.spec.array is not None:
         flat |= {"array": job.spec.array.id, "at_once": str(job.spec.array.at_once)}

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall
-from nodeagent.model.world import BRIEF, Ack, PodReport, Token, WorkerExit
+from nodeagent.model.world import BRIEF, Ack, AloneRestart, PodReport, Token, WorkerExit
 from nodeagent.store.messages import Judgement
 from tests.contract.bench import Bench, head, refused, spend
 
@@ -190,6 +190,20 @@ async def test_the_first_report_that_a_pod_runs_is_an_event(bench: Bench) -> Non
     assert told == [
         ("GenerationStarted", "n1", 1, "running on n1"),
         ("WorkerFailed", "n2", 1, "failed on n2"),
+    ]
+
+
+async def test_each_restart_of_a_worker_alone_is_an_event_and_no_start_of_the_generation(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    restarts = [AloneRestart(rank=r, order=r, at=5, exit=7, text=f"rank {r} failed: exit code 7") for r in range(3)]
+    for until in (1, 3, 3):
+        report = PodReport(state="running", alone=tuple(restarts[:until]))
+        job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
+    assert head(job).reports["n1"].alone == tuple(restarts)
+    told = [(e.kind, e.text) for e in await bench.store.events("0-0", 100)][-3:]
+    assert sorted(told) == [
+        ("WorkerRestarted", f"rank {r} failed: exit code 7 on n1; it is started again alone") for r in range(3)
     ]
 
 

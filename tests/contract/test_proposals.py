@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.model.node import Cordon
 from nodeagent.model.world import PodReport, Token
-from tests.contract.bench import Bench, cause, head, refused, spend
+from tests.contract.bench import Bench, cause, head, refused, spec, spend
 
 
 async def test_a_first_generation_is_formed(bench: Bench) -> None:
@@ -57,6 +57,21 @@ async def test_sizes_out_of_range_are_refused(bench: Bench) -> None:
     await refused("unsupported", bench.propose(job, "n1"))
     await refused("unsupported", bench.propose(job, "n1", "n2", "n3"))
     await bench.propose(job, "n1", "n2")
+
+
+async def test_several_roles_may_come_to_have_more_places_or_fewer(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    one = spec("train", low=2, high=2).role
+    roles = tuple(one.model_copy(update={"name": name}) for name in ("server", "trainer"))
+    asked = spec("train").model_copy(update={"roles": roles})
+    job = await bench.store.submit("u1", asked, 1000, 12.25, "ann", "submit-u1")
+    job = await bench.propose(job, "n1", "n2", "n3")
+    job = await bench.store.control(
+        "u1", 1, job.control.model_copy(update={"rev": 2, "target": 2, "sizes": {"server": 1, "trainer": 1}}), "s1",
+        "JobScaled", "fewer",
+    )  # fmt: skip
+    formed = await bench.propose(job, "n1", id="fewer")
+    assert list(head(formed).members) == ["n1"] and formed.sized.nodes.target == 2
 
 
 async def test_members_must_be_live_in_that_life_and_not_cordoned(bench: Bench) -> None:

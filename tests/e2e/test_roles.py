@@ -16,7 +16,7 @@ from tests.e2e.support import ROOT, Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
-NODES = 2
+NODES = 3
 EXAMPLE = ROOT / "examples" / "roles"
 STEPS = 60
 PLACES = ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
@@ -74,3 +74,77 @@ def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
     lines = shared.ctl("logs", "killed").stdout.splitlines()
     assert {line.partition("<")[0] for line in lines} == {f"[{place}]" for place in PLACES}
     shared.until(lambda: not pids(shared, "killed"), 15, "the servers were stopped")
+
+
+SERVICE = """
+import os, socket, sys, time
+server = socket.create_server(("127.0.0.1", int(os.environ["NODEAGENT_PORT"])))
+print("serves", flush=True)
+while not os.path.exists(f"broken{os.environ['NODEAGENT_ROLE_INDEX']}"): time.sleep(0.05)
+sys.exit(9)
+"""
+WORK = """
+import os, time
+while not os.path.exists("enough"): time.sleep(0.05)
+"""
+
+
+def test_a_service_restarts_alone_until_the_budget_is_spent(shared: Cluster) -> None:
+    folder = shared.work / "service"
+    folder.mkdir()
+    (folder / "service.py").write_text(SERVICE)
+    (folder / "work.py").write_text(WORK)
+    python = json.dumps(sys.executable)
+    shared.submit(f"""
+name: service
+working_dir: {folder}
+completes: work
+restarts: {{max: 4, window: 1h}}
+roles:
+  cache: {{command: [{python}, service.py], replicas: 2, workers_per_node: 1, gpus_per_worker: 0,
+    ready: {{port: true}}, restart: alone}}
+  work: {{command: [{python}, work.py], nodes: 2, after: cache, workers_per_node: 1, gpus_per_worker: 0}}
+""")
+    names = ["cache.0", "cache.1", "work.0", "work.1"]
+    shared.until(lambda: sorted(pids(shared, "service")) == names, 60, "all places run")
+    before = pids(shared, "service")
+    os.kill(before["cache.1"], signal.SIGKILL)
+    again = lambda: pids(shared, "service").get("cache.1") not in (None, before["cache.1"])  # noqa: E731
+    shared.until(again, 20, "it is started again")
+    shared.until(lambda: shared.job("service")["budget"]["used"] == 1, 10, "it has cost a restart")
+    job, now = shared.job("service"), pids(shared, "service")
+    assert (job["generation"], job["restarts"], job["phase"]) == (1, 0, "running")
+    assert {name: now[name] for name in names if name != "cache.1"} == {
+        name: before[name] for name in names if name != "cache.1"
+    }, "the others saw nothing"
+    described = shared.ctl("describe", "service").stdout
+    assert "restarts alone" in described and "failed: SIGKILL (9) on" in described
+    assert len(shared.happened("WorkerRestarted", "service")) == 1
+    (folder / "broken0").touch()
+    job = shared.until_phase("service", "failed", 60)
+    assert "restart budget spent: 4 restarts within 3600 s; last: " in job["reason"]
+    shared.until(lambda: not pids(shared, "service"), 15, "all are stopped")
+
+
+def test_a_role_is_scaled_while_the_job_runs(shared: Cluster) -> None:
+    shared.submit(roles_job(shared.work, "scaled", pause=0.2))
+    shared.until_running("scaled", NODES)
+    shared.until(lambda: newest(shared.work, "scaled") > 3, 30, "it trains")
+    assert "did you mean 'trainer'?" in shared.ctl("scale", "scaled", "triner=3", check=6).stderr
+    refused = shared.ctl("scale", "scaled", "3", check=6).stderr
+    assert "has several roles (pserver 2, trainer 2)" in refused and "scale scaled trainer=3" in refused
+    late = shared.ctl("scale", "scaled", "trainer=4", "--timeout", "2s", check=4).stderr
+    assert "scale of trainer to 4 timed out after 2s: no node has room for trainer.3" in late
+    before, kept = newest(shared.work, "scaled"), pids(shared, "scaled")
+    assert sorted(kept) == PLACES, "it was not disturbed"
+    done = shared.ctl("scale", "scaled", "trainer=3").stdout
+    assert done == "job/scaled scaled: trains with 3 places of trainer on 3 nodes\n"
+    assert "pserver 2/2, trainer 3/3" in shared.ctl("get", "scaled", "-o", "wide").stdout
+    assert "trainer: 3 places, each on a node of its own" in shared.ctl("describe", "scaled").stdout
+    shared.until(lambda: sorted(pids(shared, "scaled")) == [*PLACES, "trainer.2"], 10, "all of them run")
+    shared.until(lambda: newest(shared.work, "scaled") > before + 3, 30, "the third trains along")
+    assert "trains with 1 place of trainer on " in shared.ctl("scale", "trainer=1", "--job", "scaled").stdout
+    job = shared.job("scaled")
+    assert (job["target"], job["budget"]["used"], job["cause"]["kind"], job["generation"]) == (3, 0, "scale", 3)
+    shared.until(lambda: newest(shared.work, "scaled") > before + 6, 30, "one trains on")
+    shared.ctl("stop", "scaled")

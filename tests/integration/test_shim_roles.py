@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.model.jobspec import JobSpec, Nodes, Ready, Role
+from nodeagent.model.jobspec import JobSpec, Nodes, Ready, RestartLimits, Role
+from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus, StartOrder
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, token, wait_for
 
@@ -101,6 +102,91 @@ async def test_without_a_condition_a_place_is_ready_once_it_runs(tmp_path: Path)
         await bench.until(lambda s: s.ready == ("server.0",))
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.phase == "exited")
+
+
+FRAGILE = """
+import os, signal, socket, subprocess, sys, time
+with open("starts", "a") as file:
+    print(os.getpid(), file=file)
+child = subprocess.Popen(["sleep", "600"], process_group=0)
+with open("children", "a") as file:
+    print(child.pid, file=file)
+while not os.path.exists("listen"): time.sleep(0.01)
+server = socket.create_server(("127.0.0.1", int(os.environ["NODEAGENT_PORT"])))
+while not os.path.exists("fail"): time.sleep(0.01)
+os.remove("fail")
+os.remove("listen")
+sys.exit(7)
+"""
+
+
+def service(folder: Path, standby: bool, limits: RestartLimits) -> JobSpec:
+    """A server that restarts alone, and a trainer that waits for it."""
+    job = spec(folder, Ready(port=True), standby)
+    (folder / "server.py").write_text(FRAGILE)
+    server = job.roles[0].model_copy(update={"restart": "alone"})
+    return job.model_copy(update={"roles": (server, job.roles[1]), "restarts": limits})
+
+
+def starts(folder: Path) -> int:
+    """How often the service was started."""
+    file = folder / "starts"
+    return len(file.read_text().split()) if file.exists() else 0
+
+
+@pytest.mark.parametrize("standby", [True, False], ids=["standby", "plain"])
+async def test_a_service_that_fails_is_started_again_alone(tmp_path: Path, standby: bool) -> None:
+    job = service(tmp_path, standby, RestartLimits(max=2, backoff_min=0.3))
+    async with open_bench(tmp_path) as bench:
+        first = await begin(bench, job)
+        (tmp_path / "listen").touch()
+        await bench.until(lambda s: s.ready == ("server.0",))
+        (tmp_path / "fail").touch()
+        status = await bench.until(lambda s: len(s.restarted) == 1)
+        assert (status.phase, status.exits, status.ready) == ("running", (), ()), "its port has to be listened on again"
+        ended = status.restarted[0]
+        assert (ended.rank, ended.code, ended.place) == (0, 7, "server.0")
+        status = await bench.until(lambda s: s.workers[0].state == "running")
+        assert status.workers[0].pid != first.workers[0].pid
+        children = (tmp_path / "children").read_text().split()
+        assert not is_running(int(children[0])), "what it left in its session is dead before it starts again"
+        (tmp_path / "listen").touch()
+        await bench.until(lambda s: s.ready == ("server.0",))
+        assert "started again alone in 0.3 s" in (bench.logs / "g1" / "rank0.log").read_text()
+        bench.host.release(UID, token(1), ("trainer",))
+        status = await bench.until(lambda s: len(s.exits) == 1)
+        assert (status.exits[0].rank, status.exits[0].code) == (1, 0), "others see nothing"
+        bench.host.stop(UID, None)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [e.rank for e in status.exits if not e.stopped] == [1]
+
+
+async def test_a_service_that_fails_again_and_again_fails_in_the_end(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        job = service(tmp_path, False, RestartLimits(max=2))
+        await begin(bench, job)
+        for times in (1, 2, 3):
+            await wait_for(lambda times=times: starts(tmp_path) == times)  # type: ignore[misc]
+            (tmp_path / "listen").touch()
+            (tmp_path / "fail").touch()
+            await bench.until(lambda s, times=times: len(s.restarted) + len(s.exits) == times)  # type: ignore[misc]
+        status = bench.host.status()[UID]
+        assert [e.order for e in status.restarted] == [0, 1]
+        assert [(e.rank, e.code, e.stopped) for e in status.exits] == [(0, 7, False)]
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_a_service_that_waits_for_its_restart_is_not_started_after_a_stop(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, service(tmp_path, False, RestartLimits(max=2, backoff_min=5.0)))
+        (tmp_path / "listen").touch()
+        (tmp_path / "fail").touch()
+        await bench.until(lambda s: len(s.restarted) == 1)
+        bench.host.stop(UID, 5.0)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.rank, e.code, e.stopped) for e in status.exits] == [(0, 7, True)]
+        assert starts(tmp_path) == 1
 
 
 async def test_ports_are_kept_until_the_start(tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ class SimCluster:
             new = None
             if wish is not None:
                 new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wish.change | more)))
-            did = asked.did(job, job.control.target if new is None else new.target)
+            did = asked.did(job, new or job.control)
             await self._write(job, new, request, "JobScaled", str(body), did)
 
         await self.patiently(step)

@@ -226,6 +226,13 @@ async def scale(cluster: SimCluster) -> None:
         return
     job = cluster.rng.choice(jobs)
     size, timeout = job.spec.nodes, cluster.rng.choice([None, 0.5, 5.0, 20.0])
+    if job.spec.several:
+        role = cluster.rng.choice(job.spec.roles)
+        most = 20.0 if timeout is None else timeout  # there may never be room
+        await cluster.scale(
+            job.name, "scale", timeout=most, role=role.name, target=cluster.rng.randint(1, role.places + 1)
+        )
+        return
     gang = sorted(job.head.members) if job.head is not None else ["n1"]
     asked: list[tuple[Verb, dict[str, object]]] = [
         ("scale", {"target": cluster.rng.randint(size.min, size.max)}),

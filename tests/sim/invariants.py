@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from nodeagent.model.job import Checkpoint, JobRecord, Phase
 from nodeagent.model.world import Head, HeadState, Member, Token
 from nodeagent.plan.lifecycles import PodState, allowed, generation_may_become, pod_may_become, pod_state
+from nodeagent.plan.running import scaled_size
 from tests.inprocess.server import Server
 from tests.sim.machine import SimMachine
 
@@ -49,6 +50,8 @@ class Checker:
         """Machine to the state of its pod of each job."""
         self._started: dict[tuple[str, str], int] = {}
         self._orders: dict[str, tuple[Token, Mapping[str, Member]]] = {}
+        self._sizes: dict[tuple[str, str], set[int]] = {}
+        """Of a job of several roles: how many places of a role were wanted at some time."""
         """Job to its newest generation and that one's members."""
         self._tokens: dict[str, dict[int, Token]] = {}
         """Job to each number of a generation that was seen active, and that one."""
@@ -260,12 +263,17 @@ class Checker:
         self._pointers[job.uid] = job.checkpoint
 
     def _head(self, job: JobRecord) -> None:
-        """Invariant 3, and numbers only grow; of several roles all places, each once."""
+        """Invariant 3, and numbers only grow; of several roles all places, each once, as many as ever were wanted."""
         head = job.head
+        if job.spec.several:
+            for role in job.sized.roles:
+                self._sizes.setdefault((job.name, role.name), set()).add(role.places)
         if head is not None and job.spec.several:
             placed = [place for m in head.members.values() for place in m.places]
-            wanted = [f"{role.name}.{i}" for role in job.spec.roles for i in range(role.places)]
-            if sorted(place.name for place in placed) != sorted(wanted):
+            has = head.sizes
+            wanted = [f"{role.name}.{i}" for role in job.spec.roles for i in range(has[role.name])]
+            asked = all(has[role.name] in self._sizes[job.name, role.name] for role in job.spec.roles)
+            if not asked or sorted(place.name for place in placed) != sorted(wanted):
                 raise Broken(f"generation {head.number} of {job.name} has places {placed}, not {wanted}")
             for m in head.members.values():
                 if m.devices != tuple(d for p in m.places for d in p.devices) or len(set(m.devices)) < len(m.devices):
@@ -296,7 +304,7 @@ class Checker:
         if ranks != list(range(head.world_size)):
             raise Broken(f"invariant 3: ranks of {job.name} are {ranks}")
         size = job.spec.nodes
-        if not size.min <= len(ordered) <= size.max:
+        if not job.spec.several and not size.min <= len(ordered) <= size.max:
             raise Broken(f"invariant 4: {len(ordered)} nodes, not within {size.min}..{size.max}")
         names = [m.node for m in ordered]
         self._placed(job, names)
@@ -324,8 +332,8 @@ class Checker:
         growing = job.control.growing
         if growing is None or head.control_rev != job.control.rev or head.state != "forming":
             return
-        if growing.before < len(head.members) < growing.want:
-            raise Broken(f"{job.name} forms on {len(head.members)} nodes on its way from {growing.before}: {growing}")
+        if growing.before < (size := scaled_size(growing, head)) < growing.want:
+            raise Broken(f"{job.name} forms with {size} on its way from {growing.before}: {growing}")
 
     def _phase(self, job: JobRecord) -> None:
         before = self._phases.get(job.uid)

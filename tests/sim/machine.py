@@ -63,6 +63,7 @@ class SimPod:
     alive: set[int] = field(default_factory=set)
     """Local ranks still running."""
     exits: list[WorkerExit] = field(default_factory=list)
+    restarted: list[WorkerExit] = field(default_factory=list)
     fenced: bool = False
     refused: str = ""
     rendezvous: Rendezvous | None = None
@@ -94,8 +95,8 @@ class SimPod:
             return self._told[1]
         of = (
             self.phase, self.reason, self.folder, self.highest, self.generation, self.ranks, self.pids,
-            tuple(self.alive), tuple(self.exits), self.fenced, self.refused, self.rendezvous, self.ports,
-            self.wish, self.stall,
+            tuple(self.alive), tuple(self.exits), tuple(self.restarted), self.fenced, self.refused,
+            self.rendezvous, self.ports, self.wish, self.stall,
             self.warming,
         )  # fmt: skip
         if self._told is None or self._told[0] != of:
@@ -112,7 +113,8 @@ class SimPod:
         return PodStatus(
             uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
             standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
-            exits=tuple(self.exits), fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
+            exits=tuple(self.exits), restarted=tuple(self.restarted), fenced=self.fenced, refused=self.refused,
+            rendezvous=self.rendezvous,
             ports=self.ports,
             commit=self.wish if self.alive else None,
             stall=self.stall, warming=self.warming and self.generation is None,
@@ -198,6 +200,19 @@ class SimMachine:
         if pod.generation is not None and died:
             self.peers(uid, pod.generation, self.name)
 
+    def worker_restarts(self, uid: str, local: int) -> None:
+        """One of a role that restarts alone fails, and runs again; its shim has a word about it."""
+        pod = self.pods.get(uid)
+        if pod is None or local not in pod.alive or pod.killing or pod.hung:
+            return
+        order = len(pod.exits) + len(pod.restarted)
+        pod.restarted.append(
+            WorkerExit(rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], signal=9, order=order)
+        )
+        self._pid += 1
+        pod.pids = (*pod.pids[:local], self._pid, *pod.pids[local + 1 :])
+        self.touch()
+
     def wish(self, uid: str, order: int) -> None:
         """A worker of rank 0 asks for a commit."""
         pod = self.pods[uid]
@@ -219,7 +234,7 @@ class SimMachine:
         pod.alive.discard(local)
         pod.exits.append(
             WorkerExit(rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], code=code, signal=signal,
-                       stopped=pod.killing, order=len(pod.exits), error=error, missed=missed)
+                       stopped=pod.killing, order=len(pod.exits) + len(pod.restarted), error=error, missed=missed)
         )  # fmt: skip
         if not pod.alive:
             pod.phase, pod.killing, pod.doomed = "exited", False, False
@@ -446,6 +461,7 @@ class SimMachine:
             return
         if pod.highest is None or order.token.number < pod.highest.number or pod.alive:
             return
+        pod.restarted = []
         pod.generation, pod.exits, pod.fenced, pod.refused, pod.stall = order.token, [], False, "", None
         pod.ranks, pod.pids, pod.env = (), (), order.environments
         pod.started = self.clock.now()

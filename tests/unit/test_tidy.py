@@ -166,14 +166,15 @@ def test_the_helper_of_worker_scripts_needs_nothing_but_torch() -> None:
 
 
 def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
-    """The shim may use its own parts and what wraps system calls. That, and each file of the standby, stands
-    alone: the job's Python need not have nodeagent."""
+    """The shim may use its own parts, what wraps system calls, and the waits of restarts. These, and each file of the
+    standby, stand alone: the job's Python need not have nodeagent."""
     server = PACKAGE / "shim" / "forkserver"
     alone = [
         PACKAGE / "osutil" / "linux.py",
+        PACKAGE / "model" / "backoff.py",
         *(server / name for name in ("server.py", "ending.py", "warming.py", "binding.py")),
     ]
-    parts = frozenset({"nodeagent.shim", "nodeagent.lease.grants", "nodeagent.osutil.linux"})
+    parts = frozenset({"nodeagent.shim", "nodeagent.lease.grants", "nodeagent.model.backoff", "nodeagent.osutil.linux"})
 
     def rule(file: Path) -> Iterator[str]:
         for name in imports(tree(file), nested=file in alone):

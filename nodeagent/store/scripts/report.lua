@@ -12,9 +12,21 @@ if not member or cjson.decode(member).life ~= A.life then
   return refuse('stale', 'node ' .. A.node .. ' is no member of generation ' .. job.head_number .. ' of job ' .. job.name)
 end
 local body = cjson.decode(A.body)
+local alone, last = body.alone or {}, -1
 local started = A.state == 'running' and not job['report:' .. A.node] and not body.completed and not next(body.ready or {})
+  and not next(alone)
+if next(alone) and job['report:' .. A.node] then
+  local before = cjson.decode(string.match(job['report:' .. A.node], '{.*')).alone or {}
+  last = before[1] and before[#before].order or last
+end
 if started then
   count_started(job, body.started)
+end
+for _, one in ipairs(alone) do
+  if one.order > last then
+    event({ kind = 'WorkerRestarted', job = job, node = A.node, generation = job.head_number, by = A.node,
+      text = one.text .. ' on ' .. A.node .. '; it is started again alone' })
+  end
 end
 local first = put_report(job, counts, 'report', A.node, A.state, A.body, A.brief)
 job_save(job)

@@ -130,6 +130,10 @@ def test_a_generation_without_the_places_of_its_roles_is_refused() -> None:
 
     job = signed(make_job("forming", head(*places), spec=make_spec().model_copy(update={"roles": roles})))
     assert Bench().why(job) == ""
+    more = places[1].model_copy(update={"index": 1})
+    assert Bench().why(changed(job, head=head(*places, more, workers=3))) == "", "a role may be scaled"
+    gap = places[1].model_copy(update={"index": 2})
+    assert Bench().why(changed(job, head=head(*places, gap, workers=3))) == "size"
     assert Bench().why(changed(job, head=head(places[0]))) == "size"
     assert Bench().why(changed(job, head=head(*places, places[1]))) == "size"
     assert Bench().why(changed(job, head=head(*places, workers=3))) == "size"

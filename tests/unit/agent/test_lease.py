@@ -67,10 +67,11 @@ def usage(memory: int) -> PodUsage:
 
 
 def make_lease(
-    folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None
-) -> Lease:
+    folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None,
+    start: int = 1,
+) -> Lease:  # fmt: skip
     identity = Identity(folder, "b")
-    identity.incarnation = Incarnation(life=life, start=1)
+    identity.incarnation = Incarnation(life=life, start=start)
     shared = Shared(
         "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
         snapshot=Snapshot(TIMING), metrics=metrics or Metrics(),
@@ -137,6 +138,19 @@ async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_a
         store.away = False
     with pytest.raises(StoreRefusedError if away else IdTakenError):
         await lease.join()
+
+
+async def test_nothing_is_told_before_the_agent_has_joined(tmp_path: Path) -> None:
+    """Who ends an agent that never reached the store has it report that: its life goes on with the next start."""
+    clock = Clock()
+    store = HereStore(Server(clock.now))
+    await make_lease(tmp_path / "a", clock, store, "a").join()
+    again = make_lease(tmp_path / "b", clock, store, "a", start=2)
+    with pytest.raises(StoreUnavailableError, match="has not joined yet"):
+        await again.beat()
+    assert not again.lost
+    await again.join()
+    await again.beat()
 
 
 async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:

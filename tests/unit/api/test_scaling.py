@@ -8,7 +8,7 @@ from nodeagent.api import intents
 from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Asked
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase, Scale
-from nodeagent.model.jobspec import Together
+from nodeagent.model.jobspec import Nodes, Together
 from nodeagent.model.world import Cause, Head, Member
 from nodeagent.store.messages import Answer
 from tests.unit.api.fakes import spec
@@ -157,7 +157,7 @@ def test_mistakes_name_the_field(verb: intents.Verb, body: dict[str, object], sa
 
 def test_the_same_request_gets_what_the_first_one_did() -> None:
     asked = ask("scaleout", count=2)
-    did = asked.did(job(), 5)
+    did = asked.did(job(), job(target=5).control)
     reply = intents.repeated(ask("scaleout", count=2, timeout=9), job(target=1), Answer(subject="u1", did=did))
     assert reply == {"changed": False, "previous_target": 3, "asked_target": 5, "repeated": True}
 
@@ -165,9 +165,9 @@ def test_the_same_request_gets_what_the_first_one_did() -> None:
 @pytest.mark.parametrize(
     "earlier",
     [
-        Answer(subject="u1", did=ask("scaleout", count=1).did(job(), 4)),
-        Answer(subject="u1", did=ask("scalein", count=2).did(job(), 1)),
-        Answer(subject="u9", did=ask("scaleout", count=2).did(job(), 5)),
+        Answer(subject="u1", did=ask("scaleout", count=1).did(job(), job(target=4).control)),
+        Answer(subject="u1", did=ask("scalein", count=2).did(job(), job(target=1).control)),
+        Answer(subject="u9", did=ask("scaleout", count=2).did(job(), job(target=5).control)),
         Answer(subject="u1"),
         Answer(subject="n1"),
     ],
@@ -178,13 +178,66 @@ def test_a_request_id_is_for_one_change(earlier: Answer) -> None:
     assert raised.value.status == 409
 
 
+def job_of_roles(sizes: dict[str, int] | None = None, scale: Scale | None = None) -> JobRecord:
+    """Two servers and two trainers, unless they were scaled."""
+    one = job(target=4, sizes=sizes or {}, scale=scale)
+    roles = (
+        one.spec.role.model_copy(update={"name": "pserver", "replicas": 2}),
+        one.spec.role.model_copy(update={"name": "trainer", "nodes": Nodes(min=2, max=2, target=2)}),
+    )
+    return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
+
+
 @pytest.mark.parametrize("asked", [ask("scale", target=4), ask("scaleout", count=1), ask("scalein", nodes=["n1"])])
-def test_a_job_of_several_roles_has_a_fixed_size(asked: Asked) -> None:
-    one = job()
-    roles = tuple(one.spec.role.model_copy(update={"name": name}) for name in ("pserver", "trainer"))
-    several = one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
-    with pytest.raises(ApiError, match="has several roles, of fixed sizes"):
-        intents.scale(asked, several, SERVED)
+def test_of_several_roles_one_has_to_be_named(asked: Asked) -> None:
+    with pytest.raises(ApiError, match=r"has several roles \(pserver 2, trainer 2\)") as raised:
+        intents.scale(asked, job_of_roles(), SERVED)
+    assert "nodeagentctl scale digits trainer=" in raised.value.next_step
+
+
+GROWING = Scale(request="q", want=3, before=2, role="trainer", timeout=10, deadline=SERVED + 10_000)
+
+
+@pytest.mark.parametrize(
+    ("role", "target", "text"),
+    [
+        ("trainer", 0, "role trainer of job 'digits' cannot have 0 places: 1 to 4094 are allowed, and it has 2"),
+        ("trainer", 4095, "cannot have 4095 places"),
+        ("triner", 3, "has no role 'triner'"),
+    ],
+)
+def test_what_a_role_cannot_have(role: str, target: int, text: str) -> None:
+    with pytest.raises(ApiError, match=text):
+        intents.scale(ask("scale", target=target, role=role), job_of_roles(), SERVED)
+
+
+def test_another_role_waits_for_the_end_of_a_scale_out() -> None:
+    record = job_of_roles(sizes={"trainer": 3}, scale=GROWING)
+    with pytest.raises(ApiError, match="role trainer of job 'digits' is being scaled out to 3 places") as raised:
+        intents.scale(ask("scale", target=3, role="pserver"), record, SERVED)
+    assert "nodeagentctl scale digits trainer=2" in raised.value.next_step
+    change = intents.scale(ask("scale", target=4, role="trainer"), record, SERVED)
+    assert change is not None and (change.change["scale"].want, change.change["scale"].before) == (4, 2)
+
+
+def test_one_role_is_scaled_and_the_others_stay() -> None:
+    record = job_of_roles(sizes={"trainer": 3})
+    asked = ask("scale", target=1, role="pserver")
+    change = intents.scale(asked, record, SERVED)
+    assert change is not None
+    assert change.change["sizes"] == {"trainer": 3, "pserver": 1}
+    assert (change.change["target"], change.text) == (4, "pserver 2 -> 1 places")
+    after = record.control.model_copy(update=change.change)
+    assert intents.outcome(asked.did(record, after), changed=True) == {
+        "changed": True, "previous_target": 2, "asked_target": 1,
+    }  # fmt: skip
+    assert intents.scale(ask("scale", target=3, role="trainer"), record, SERVED) is None
+
+
+def test_the_only_role_may_be_named() -> None:
+    assert changed(ask("scale", target=5, role="worker"), job())[1].role == ""
+    with pytest.raises(ApiError, match="has no role 'trainer'"):
+        intents.scale(ask("scale", target=5, role="trainer"), job(), SERVED)
 
 
 def test_a_job_of_segments_has_whole_ones() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.api.jobdetail import generations, start_json, way_out
+from nodeagent.api.jobdetail import alone_json, generations, start_json, way_out
 from nodeagent.api.queues import queue_json
 from nodeagent.api.shapes import job_json, node_json
 from nodeagent.model.batch import After, Array
@@ -17,7 +17,7 @@ from nodeagent.model.node import Cordon, Gpu, HttpsAddress, Incarnation, NodeFac
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.usage import Held, UsedTime
-from nodeagent.model.world import Cause, Head, Member, Place, PodReport, Token, WorkerExit
+from nodeagent.model.world import AloneRestart, Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lies import asks, lies
 from nodeagent.plan.share import standings
@@ -86,7 +86,8 @@ MEMBER = job(
     ),
 )  # fmt: skip
 SERVERS = Role(
-    name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2), replicas=2, workers_per_node=1
+    name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2), replicas=2,
+    workers_per_node=1, restart="alone",
 )  # fmt: skip
 TRAINERS = Role(name="trainer", command=("python", "train.py"), nodes=Nodes(min=2, max=2, target=2), workers_per_node=1)
 
@@ -99,9 +100,13 @@ def places(node: str, index: int) -> Member:
     return one.model_copy(update={"places": held})
 
 
+RESTARTED = AloneRestart(rank=0, order=0, at=9_700, exit=137, text="pserver.0, rank 0, failed: SIGKILL (9)")
 ROLES = job(
     spec=spec().model_copy(update={"roles": (SERVERS, TRAINERS), "completes": "trainer"}),
-    head=head(members={"n1": places("n1", 0), "n2": places("n2", 1)}),
+    head=head(
+        members={"n1": places("n1", 0), "n2": places("n2", 1)},
+        reports={"n1": PodReport(state="running", alone=(RESTARTED, RESTARTED.model_copy(update={"order": 1})))},
+    ),
 )
 ENDED_PODS = {
     "n2": PodReport(
@@ -240,6 +245,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
         "usage": job_use(record, shown, NOW),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
         "reports": {node: report.model_dump() for node, report in record.last_reports.items()},
+        "alone": alone_json(record),
         "outside": dict(record.head.outside) if record.head else {},
         "store_away_since": None,
         "lent": None,

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Policy, RestartLimits
-from nodeagent.model.world import PodReport, WorkerExit
+from nodeagent.model.world import AloneRestart, PodReport, WorkerExit
 from nodeagent.plan.gang import decide
 from nodeagent.plan.steps import Decision, End, Judge, Propose
 from tests.unit.plan.build import (
@@ -110,6 +110,78 @@ def test_the_budget_is_spent() -> None:
     assert step.reason.startswith("restart budget spent: 0 restarts within 3600 s; last: rank 0 on n1 failed first")
     assert step.outcome is not None
     assert (step.outcome.code, step.outcome.error) == (7, "boom")
+
+
+def alone(*ranks: int, code: int = 7, at: int = NOW) -> PodReport:
+    """Of a pod whose workers of these ranks were started again alone, one after the other."""
+    restarts = [
+        AloneRestart(rank=rank, order=i, at=at, exit=code, text=f"server.{rank}, rank {rank}, failed: exit code {code}")
+        for i, rank in enumerate(ranks)
+    ]
+    return PodReport(state="running", alone=tuple(restarts))
+
+
+def test_workers_that_restart_alone_spend_the_budget_together() -> None:
+    two = RestartLimits(max=2, window=60)
+    reports = {"n1": alone(0), "n2": alone(1)}
+    assert take(running(reports, two)).step is None
+    step = take(running(reports | {"n1": alone(0, 0)}, two)).step
+    assert isinstance(step, End) and step.spend is not None
+    text = "restart budget spent: 2 restarts within 60 s; last: server.0, rank 0, failed: exit code 7 on n1"
+    assert step.spend.fails == text
+    assert (step.phase, step.spend.alone) == ("holding", (NOW, NOW, NOW)), "others may prove to be lost"
+    old = {"n1": alone(0, 0, 0, at=NOW - 60_001)}
+    assert take(running(old, two)).step is None, "outside of the window"
+
+
+def test_a_policy_that_fails_the_job_is_heeded_for_workers_that_restart_alone() -> None:
+    spec = make_spec(policies=(Policy(on=("WorkerFailed",), exit_code=3, do="FailJob"),))
+    assert take(running({"n1": alone(0)}, spec=spec)).step is None
+    step = take(running({"n1": alone(0, code=3)}, spec=spec)).step
+    assert isinstance(step, End) and step.spend is not None
+    assert step.spend.fails.startswith("a policy of the job says FailJob for WorkerFailed: server.0")
+
+
+FAIL = Policy(on=("WorkerFailed",), exit_code=3, do="FailJob")
+
+
+@pytest.mark.parametrize(
+    ("own", "place", "code", "fails"),
+    [
+        ((FAIL,), "server.0", 3, True),
+        ((FAIL,), "server.0", 4, False),
+        ((), "server.0", 4, False),
+        (None, "server.0", 4, True),
+        ((), "trainer.1", 4, True),
+        ((FAIL,), "trainer.1", 3, False),
+    ],
+)
+def test_a_roles_policies_stand_in_place_of_the_jobs(
+    own: tuple[Policy, ...] | None, place: str, code: int, fails: bool
+) -> None:
+    base = make_spec(size=(1, 2), policies=(FAIL.model_copy(update={"exit_code": 4}),))
+    roles = tuple(base.role.model_copy(update={"name": name}) for name in ("server", "trainer"))
+    roles = (roles[0].model_copy(update={"policies": own}), roles[1])
+    spec = base.model_copy(update={"roles": roles})
+    exited = make_exit(code=code).model_copy(update={"place": place})
+    step = take(running({"n1": failed(exited)}, spec=spec)).step
+    assert isinstance(step, End | Propose) and step.spend is not None
+    text = "a policy of the job says FailJob for WorkerFailed"
+    assert step.spend.fails[: len(text)] == (text if fails else "")
+
+
+def test_what_restarted_alone_is_not_forgotten_when_the_gang_is_formed_anew() -> None:
+    three = RestartLimits(max=3, window=60, backoff_max=0)
+    both = {"n1": alone(0, 0), "n2": failed(make_exit(code=7))}
+    step = take(running(both, three)).step
+    assert isinstance(step, Propose) and step.spend is not None
+    assert (step.spend.counts, step.spend.alone) == (True, (NOW, NOW))
+    later = running({"n1": failed(make_exit(code=7))}, three, budget={"4": step.spend})
+    found = take(later).step
+    assert isinstance(found, End) and found.spend is not None and "restart budget spent" in found.spend.fails
+    lost = take(running({"n1": alone(0, 0)}, three), "n2").step
+    assert isinstance(lost, Propose) and lost.spend is not None
+    assert (lost.spend.counts, lost.spend.alone) == (False, (NOW, NOW))
 
 
 def test_a_policy_and_an_early_failure_end_the_job() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.model.job import Scale
 from nodeagent.model.jobspec import JobSpec, Nodes, Role
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
@@ -13,7 +14,7 @@ from nodeagent.plan.gang import decide
 from nodeagent.plan.places import Layout, Site, demand, lay_out
 from nodeagent.plan.pod import PodAction, Release, ReportPod, plan_pods
 from nodeagent.plan.prepare import should_prepare
-from nodeagent.plan.steps import End, Propose
+from nodeagent.plan.steps import Decision, End, Propose, Settle
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
@@ -176,6 +177,70 @@ def test_a_lost_node_holds_the_gang_whole() -> None:
     assert spread.members["n1"].places == step.members["n1"].places
 
 
+# --- a role is scaled alone ---------------------------------------------------------------------------
+
+
+def scaled(want: int, *nodes: str, before: int = 2, deadline: int = NOW + 1000) -> tuple[Decision, list[str]]:
+    """What is decided of a gang of ``TWO`` on n1 and n2 once there are to be ``want`` trainers, and the places that it
+    would be formed with."""
+    first = decide(make_cluster(["n1", "n2"], make_job(spec=roles_spec(*TWO))), make_job(spec=roles_spec(*TWO)), WALL)
+    assert isinstance(first.step, Propose)
+    head = make_head(["n1", "n2"]).model_copy(update={"members": first.step.members})
+    scale = Scale(
+        request="r", want=want, before=before, role="trainer", deadline=deadline if want > before else 0, grace=7.0
+    )
+    job = make_job(spec=roles_spec(*TWO), phase="running", head=head, scale=scale)
+    job = job.model_copy(update={"control": job.control.model_copy(update={"sizes": {"trainer": want}})})
+    found = decide(make_cluster(list(nodes), job), job, WALL)
+    placed = found.step.members.values() if isinstance(found.step, Propose) else ()
+    return found, sorted(place.name for member in placed for place in member.places)
+
+
+def test_a_role_grows_when_all_its_places_fit() -> None:
+    found, placed = scaled(3, "n1", "n2", "n3")
+    assert isinstance(found.step, Propose) and found.step.planned and found.step.cause.kind == "scale"
+    assert found.step.cause.text == "scaled trainer from 2 to 3 places by ann"
+    assert placed == ["pserver.0", "pserver.1", "trainer.0", "trainer.1", "trainer.2"]
+
+
+def test_a_role_that_cannot_grow_goes_on_and_is_rolled_back_in_the_end() -> None:
+    found, _ = scaled(3, "n1", "n2")
+    assert (found.step, found.at) == (None, NOW + 1000)
+    assert found.why == (
+        "runs with 2 of 3 places of trainer: no node has room for trainer.2 (1 worker), and there are no others",
+    )
+    late, _ = scaled(3, "n1", "n2", deadline=NOW)
+    assert isinstance(late.step, Settle)
+    assert (late.step.control.sizes, late.step.control.target) == ({"trainer": 2}, 4)
+    assert late.step.control.scale is not None and late.step.control.scale.state == "rolled_back"
+
+
+def test_a_role_shrinks_within_the_grace_that_was_asked_for() -> None:
+    found, placed = scaled(1, "n1", "n2")
+    assert isinstance(found.step, Propose) and found.step.grace == 7.0
+    assert placed == ["pserver.0", "pserver.1", "trainer.0"]
+
+
+def test_a_gang_that_has_lost_a_node_is_formed_again_without_the_scale_out_that_has_no_room() -> None:
+    first, _ = scaled(4, "n1", "n2", "n3")
+    assert first.step is None
+    lost, placed = scaled(4, "n1", "n3")
+    assert isinstance(lost.step, Propose), lost.why
+    assert placed == ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
+
+
+def test_a_newcomer_gets_ready_for_a_role_that_grows() -> None:
+    job = make_job(spec=roles_spec(*TWO))
+    step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
+    assert isinstance(step, Propose)
+    head = make_head(["n1", "n2"]).model_copy(update={"members": step.members})
+    scale = Scale(request="r", want=3, before=2, role="trainer", deadline=NOW + 1000)
+    job = make_job(spec=job.spec, phase="running", head=head, scale=scale)
+    job = job.model_copy(update={"control": job.control.model_copy(update={"sizes": {"trainer": 3}})})
+    cluster = make_cluster(["n1", "n2", make_node("n3", ready={})], job)
+    assert should_prepare(cluster, job, "n3")
+
+
 # --- one role after another ---------------------------------------------------------------------------
 
 AFTER = (TWO[0], TWO[1].model_copy(update={"after": ("pserver",)}))
@@ -195,6 +260,33 @@ def next_action(reports: dict[str, PodReport], *, ready: tuple[str, ...] = ()) -
     )  # fmt: skip
     found = plan_pods(make_cluster(["n1", "n2"], running), "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
     return found[0] if found else None
+
+
+def test_a_restart_alone_is_reported_once() -> None:
+    """With what was told before; also by an agent that has just begun."""
+    job = make_job(spec=roles_spec(*TWO))
+    step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
+    assert isinstance(step, Propose)
+    sent: PodReport | None = None
+    looks: list[tuple[list[int], str]] = [([], ""), ([0], "pserver.0"), ([0], ""), ([0, 1], "trainer.0")]
+    for exits, name in looks:
+        reports = {} if sent is None else {"n1": sent}
+        head = make_head(["n1", "n2"], reports=reports).model_copy(update={"members": step.members})
+        running = make_job(spec=job.spec, phase="running", head=head)
+        workers = tuple(WorkerState(rank=r, local_rank=r, pid=7, state="running") for r in (0, 1))
+        restarted = tuple(make_exit(rank=rank, signal=9, order=rank) for rank in exits)
+        status = PodStatus(
+            uid=UID, phase="running", generation=head.token, highest=head.token, workers=workers, restarted=restarted
+        )
+        cluster = make_cluster(["n1", "n2"], running)
+        found = plan_pods(cluster, "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
+        if not name:
+            assert found == ()
+            continue
+        assert isinstance(found[0], ReportPod)
+        sent = found[0].report
+        assert [one.rank for one in sent.alone] == exits
+        assert found[0].why == f"{name}, rank {exits[-1]}, failed: SIGKILL (9); it is started again alone"
 
 
 def told(*ready: str) -> PodReport:

@@ -369,12 +369,31 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
     [
         ("name: a\ncompletes: >>w\nroles: {w: {command: x, nodes: 1}}", "completes is for jobs of several roles"),
         ("name: a\nroles: {w: {command: x, replicas: >>2}}", "replicas is for jobs of several roles"),
+        (
+            "name: a\nroles: {w: {command: x, nodes: 1, restart: >>alone}}",
+            "alone is for jobs of several roles",
+        ),
+        ("name: a\nroles: {w: {command: x, nodes: 1, restart: >>never}}", "roles.w.restart"),
+        (
+            "name: a\nroles: {w: {command: x, nodes: 1, policies: [{on: >>[WorkerFailed, NodeLost], do: FailJob}]}}",
+            "NodeLost is no matter of one role: a pod may hold several, write it in the job's policies",
+        ),
         ("name: a\nroles: {w: {command: x, replicas: >>0}, v: {command: x, nodes: 1}}", "0 is out of range"),
         ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
     ],
 )
 def test_a_mistake_of_a_role(text: str, told: str) -> None:
     check_marked(text, job, told)
+
+
+def test_a_role_has_policies_of_its_own_or_the_jobs() -> None:
+    text = ROLES.replace("pserver: {", "pserver: {policies: [{on: WorkerFailed, exit_code: 3, do: FailJob}], ", 1)
+    assert text != ROLES
+    spec = job(text + "policies: [{on: '*', do: RestartJob}]\n")
+    assert [policy.exit_code for policy in spec.policies_of("pserver")] == [3]
+    assert spec.policies_of("trainer") == spec.policies_of("") == spec.policies
+    none = job(ROLES.replace("pserver: {", "pserver: {policies: [], ", 1) + "policies: [{on: '*', do: FailJob}]\n")
+    assert none.policies_of("pserver") == ()
 
 
 def test_a_hand_made_job_of_roles() -> None:

@@ -60,7 +60,8 @@ SPECS = {
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
     "after": ("w",), "ready": Ready(port=True), "replicas": 2, "env": {"A": "1"},
-    "gpus_per_worker": 0, "uneven": True, "virtual_local_rank": True, "numa_binding": "node",
+    "gpus_per_worker": 0, "uneven": True, "virtual_local_rank": True, "numa_binding": "node", "restart": "alone",
+    "policies": (Policy(on=("*",), do="FailJob"),),
     "placement": Constraints(require=(Match(label="node", values=("n1",)),)),
 }  # fmt: skip
 
@@ -160,7 +161,7 @@ def test_a_generation_is_what_the_agents_of_its_members_agreed_to() -> None:
 
 CONTROLS = {
     "rev": 2, "desired": "stop", "target": 3, "restart": 1, "delete": True, "by": "eve",
-    "scale": Scale(request="r", want=2, before=1), "met": ("u",), "signature": "",
+    "scale": Scale(request="r", want=2, before=1), "sizes": {"trainer": 9}, "met": ("u",), "signature": "",
 }  # fmt: skip
 
 
