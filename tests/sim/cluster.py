@@ -130,6 +130,11 @@ class Node:
             ending = self._end_as_planned(self.agent)
             self._ending = self.cluster.tasks.create_task(ending, name=f"planned end {self.name}")
 
+    async def ended(self) -> None:
+        """Returns when an end that was begun is over: nothing can be started before."""
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
+
     async def _end_as_planned(self, agent: Agent) -> None:
         await shutdown.restart(agent, self.clock)
         self._ending = None

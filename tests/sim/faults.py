@@ -57,6 +57,7 @@ async def restart_agent_as_planned(cluster: SimCluster) -> None:
     node.end_agent()
     await asyncio.sleep(cluster.rng.choice([0.1, 2.0, 12.0, 25.0, 45.0]))
     node.thaw()
+    await node.ended()
     node.start_agent()
 
 
