@@ -209,6 +209,7 @@ class Applier:
                     spend=_counted(job, step.spend),
                     lost=step.lost,
                     planned=step.planned,
+                    grace=step.grace,
                     kept=self._keeps_steps(job.uid),
                     delay_ms=step.delay_ms,
                     wall=self._clock.wall(),

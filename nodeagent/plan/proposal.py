@@ -100,7 +100,7 @@ def propose_or_hold(
     if placement.fits:
         return propose(cluster, job, cause, gone, spend, placement, planned, grace)
     text = f"{cause.text}; holds: {placement.missing}"
-    return Decision(End("holding", text, gone, spend=spend, planned=planned), (text,))
+    return Decision(End("holding", text, gone, spend=spend, planned=planned, grace=grace), (text,))
 
 
 def propose(

@@ -37,6 +37,8 @@ class End:
     spend: Spend | None = None
     planned: bool = False
     delay_ms: int = 0
+    grace: float | None = None
+    """Seconds from SIGTERM to SIGKILL; None: the job's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,6 +258,7 @@ class RedisStore:
             "phase": ending.phase,
             "reason": ending.reason,
             "outcome": codec.encode_optional(ending.outcome),
+            "grace": json.dumps(ending.grace),
             "kept": ending.kept,
             "delay_ms": ending.delay_ms,
             "wall": repr(ending.wall),

@@ -308,6 +308,8 @@ class Ending(Record):
     spend: Spend | None = None
     lost: tuple[str, ...] = ()
     planned: bool = False
+    grace: float | None = None
+    """As ``Proposal.grace``."""
     kept: bool = False
     """See ``Proposal.kept``."""
     delay_ms: int = 0

@@ -258,6 +258,12 @@ async def test_ending_makes_members_holders(bench: Bench, phase: Phase) -> None:
     await bench.active(await bench.submit("u2", name="other"), "n1", "n2")  # all devices are free
 
 
+async def test_an_end_may_shorten_the_grace(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.end(await bench.active(await bench.submit(), "n1"), "holding", planned=True, grace=2.5)
+    assert head(job).grace == 2.5
+
+
 async def test_ending_is_refused_when_something_changed(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.active(await bench.submit(), "n1")

@@ -1,5 +1,5 @@
--- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, kept, delay_ms,
--- wall, by
+-- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, grace, kept,
+-- delay_ms, wall, by
 
 -- All workers of this member must succeed, or only those of the role that completes the job, if it has any there.
 local function ended_well(job, node, role)
@@ -64,7 +64,7 @@ end
 if ends then
   put_entries(job, 'report', {})
   job.head_state, job.head_planned = 'ended', A.planned and '1' or '0'
-  job.head_grace = 'null'
+  job.head_grace = A.grace
   job.head_since, job.head_deadline = int(served), '0'
 end
 local earliest = job.head_id and 0 or tonumber(job.not_before) -- from a job that begins later

@@ -20,7 +20,7 @@ from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.proposal import place
 from nodeagent.plan.room import room_for
 from nodeagent.plan.spot import SPARE
-from nodeagent.plan.steps import Propose
+from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import REPEATABLE, WALL, life, make_cluster, make_head, make_job, make_node, make_spec
 from tests.unit.plan.test_gang_properties import clusters
 from tests.unit.plan.test_windows import shifted
@@ -119,6 +119,14 @@ def test_a_gang_leaves_by_a_planned_stop_that_ends_in_time(seconds: float, grace
     assert (step.cause.kind, step.cause.text) == ("drain", "node n1 is to be taken away at noon UTC")
     assert step.spend is not None
     assert not step.spend.counts
+
+
+@pytest.mark.parametrize(("seconds", "grace"), [(120.0, None), (20.0, 20.0 - SPARE)])
+def test_a_gang_that_has_to_hold_leaves_in_time_too(seconds: float, grace: float | None) -> None:
+    job = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(2, 2)))
+    step = decide(make_cluster([make_node("n1", notice=leaving(seconds)), "n2"], job), job, WALL).step
+    assert isinstance(step, End)
+    assert (step.phase, step.planned, step.grace) == ("holding", True, grace)
 
 
 def test_it_takes_no_work_and_says_why() -> None:
