@@ -10,7 +10,7 @@ from benchmarks.scale import answers, rounds
 from benchmarks.scale.agents import Agent
 from benchmarks.scale.crew import FAILED, Crew
 from benchmarks.scale.meter import Cost, Meter
-from nodeagent.agent.stretch import Stretch
+from nodeagent.agent.beatperiod import BeatPeriod
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.server import PrivateRedis
@@ -49,7 +49,7 @@ async def _one_job(crew: Crew) -> Figures:
     figures["renewal, us"], figures["renewal, bytes"] = renewal.redis, renewal.sent
     beat = await crew.beat()
     figures["beat, us"], figures["beat, bytes"] = beat.redis, beat.sent
-    rest = (renewal * RENEWALS + beat * (1 / Stretch("", Timing()).period(nodes))) * nodes
+    rest = (renewal * RENEWALS + beat * (1 / BeatPeriod("", Timing()).period(nodes))) * nodes
     figures["at rest, % of a core"], figures["at rest, MB/s"] = rest.redis / 1e4, rest.sent / 1e6
     job, first = await _formed(crew, await crew.submit())
     figures["first forming, ms"] = first.redis / 1000

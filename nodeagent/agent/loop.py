@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent.agent.apply import Applier, CommitRequests
+from nodeagent.agent.beatperiod import BeatPeriod
 from nodeagent.agent.clock import WakePace, wait_for
 from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.guard import TrustGuard, Upkeep
@@ -31,13 +32,12 @@ from nodeagent.agent.savedview import Disk, Writing
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch
-from nodeagent.agent.stretch import Stretch
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.health import RepairState
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import missed
+from nodeagent.plan.membership import needed_by
 from nodeagent.plan.queue import in_queue
 from nodeagent.plan.waiting import explain
 from nodeagent.pods.base import PodStatus
@@ -120,7 +120,7 @@ class Agent:
         )  # fmt: skip
         self._wake, self._pace = self._host.changed, WakePace(self._node, self._timing)
         """Whoever calls for a round sets it, as the host does with each change of a pod."""
-        self._stretch, self._watched = Stretch(self._node, self._timing), False
+        self._beat_period, self._watched = BeatPeriod(self._node, self._timing), False
         self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(self._node)
         applier = Applier(
@@ -176,13 +176,13 @@ class Agent:
             for task in running:
                 task.cancel()
 
-    def missed(self) -> str:
+    def needed_by(self) -> str:
         """Why this agent must not simply end: what still needs it. Empty if nothing does."""
         if self._lease.lost:
             return ""
         if not self._quiet():
             return "workers run here"
-        return missed(self.cluster(), self._node, self._lease.incarnation.life)
+        return needed_by(self.cluster(), self._node, self._lease.incarnation.life)
 
     @property
     def settled(self) -> bool:
@@ -280,7 +280,7 @@ class Agent:
         """Whether this beat may be skipped: the lease process renews the lease, there is nothing to do, to tell or to
         read, and any change that concerns this node would wake it. Not skipped when another node's lease may lapse."""
         snapshot, rests_until = self._snapshot, self._round.rests_until
-        period = self._stretch.period(snapshot.size)
+        period = self._beat_period.period(snapshot.size)
         if period <= self._timing.heartbeat or rests_until is None:
             return False
         if not (self._lease.joined and self._watched and snapshot.complete):
@@ -301,7 +301,7 @@ class Agent:
         """Seconds until the lease process has renewed again. In a large cluster the answer to that renewal says whether
         a beat is needed; in a small one this is simply a heartbeat."""
         pulse, heartbeat = self._process.pulse(), self._timing.heartbeat
-        if pulse is None or self._stretch.period(self._snapshot.size) <= heartbeat:
+        if pulse is None or self._beat_period.period(self._snapshot.size) <= heartbeat:
             return heartbeat
         age = now - pulse.renewed
         if age < RENEWED * heartbeat:
@@ -322,7 +322,7 @@ class Agent:
             if not self._lease.joined:
                 await self._join()
             await self._lease.beat()
-            self._stretch.beaten()
+            self._beat_period.beaten()
             self._pace.answered()
             self._round.count()
         except StoreUnavailableError as error:

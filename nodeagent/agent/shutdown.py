@@ -27,7 +27,7 @@ BY = "systemctl stop"
 async def restart(agent: Agent, clock: Clock) -> None:
     """Returns when this agent may end and be back soon. Where nobody counts on it, its lease was given back."""
     log = structlog.get_logger("goodbye").bind(node=agent.node)
-    why, limit = agent.missed(), agent.config.without_agent
+    why, limit = agent.needed_by(), agent.config.without_agent
     if not why:
         await agent.leave()
         return
@@ -44,12 +44,12 @@ async def drain(agent: Agent, clock: Clock) -> None:
     """Returns when nobody counts on this node any more; at the latest after the config's ``drain``. The agent runs on
     meanwhile: it is the caller's to have it leave."""
     log = structlog.get_logger("goodbye").bind(node=agent.node)
-    why, limit = agent.missed(), agent.config.drain
+    why, limit = agent.needed_by(), agent.config.drain
     if not why:
         return
     began, refused = clock.now(), ""
     log.info("drains before the end", because=why, at_most=limit)
-    while agent.missed():
+    while agent.needed_by():
         me = agent.me()
         if me is None or me.cordon is None or not me.cordon.drain:
             mark = Cordon(reason="its agent was asked to stop", by=BY, at=clock.wall(), drain=True)
@@ -63,7 +63,7 @@ async def drain(agent: Agent, clock: Clock) -> None:
                     refused = str(error)
                     log.warning("not drained yet", why=refused)
         if clock.now() - began > limit:
-            log.warning("still not drained: stops the workers and leaves", because=agent.missed(), waited=limit)
+            log.warning("still not drained: stops the workers and leaves", because=agent.needed_by(), waited=limit)
             return
         await asyncio.sleep(agent.config.timing.heartbeat / 2)
     log.info("drained", took=round(clock.now() - began, 3))

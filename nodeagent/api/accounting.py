@@ -66,7 +66,7 @@ class AccountingRoutes:
             within = (line for line in found if first <= line.day <= last and _is_something(line))
             return [line for line in within if who.operator or line.owner == who.uid]
 
-        # # In a thread: for many days and users it takes longer than the agent's loop may be blocked.
+        # In a thread: for many days and users it takes longer than the agent's loop may be blocked.
         chosen = await asyncio.to_thread(lines)
         await self._names.learn({line.owner for line in chosen} - {OTHERS})
         about = {

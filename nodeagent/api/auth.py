@@ -120,7 +120,7 @@ class UserDatabase:
         future.add_done_callback(lambda done: self._take(key, done))
         if self._threads < min(THREADS, len(self._asked)):
             self._threads += 1
-            # # A daemon thread: a look-up that hangs must not delay the agent's end.
+            # A daemon thread: a look-up that hangs must not delay the agent's end.
             threading.Thread(target=self._work, name=f"users-{self._threads}", daemon=True).start()
         self._queue.put((future, look))
         return future

@@ -45,7 +45,7 @@ class EventRoutes:
             raise ApiError("usage", f"after={after!r} is not an event's id", "take one from the events shown")
         job = request.query.get("job")
         uid = (await find_any_job(self.view, job)).uid if job else ""
-        # # With `after`: events after it; else the newest `limit` events. The first page is read before the answer
+        # With `after`: events after it; else the newest `limit` events. The first page is read before the answer
         # starts, so that the HTTP status can report an unreachable store.
         if after is not None:
             first = await self.view.store.events(after, PAGE)

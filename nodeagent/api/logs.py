@@ -148,7 +148,7 @@ class LogRoutes:
                 notices.append(notice(node.id, gone if isinstance(way, Way) else way))
         return ask, notices
 
-    # # --- stored output ---
+    # --- stored output ---
 
     async def _all(self, asked: _Asked) -> AsyncGenerator[Line, None]:
         """All output written so far, by generation and time."""

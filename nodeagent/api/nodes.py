@@ -18,7 +18,7 @@ from nodeagent.api.shapes import items, node_json, work_on
 from nodeagent.api.view import AgentView
 from nodeagent.api.writes import saved
 from nodeagent.model.node import Cordon, NodeRecord
-from nodeagent.plan.cuts import describe_cut
+from nodeagent.plan.unreachable import describe_cut
 from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.store.base import StoreUnavailableError
 
@@ -50,7 +50,7 @@ class NodeRoutes:
             rows = [node_json(cluster.nodes[n], cluster, now, work) for n in sorted(cluster.nodes)]
             return json.dumps(items(rows, store_away_since=away)).encode()
 
-        # # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
+        # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
         return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
 
     async def show(self, request: web.Request) -> web.Response:

@@ -141,7 +141,7 @@ class ApiServer:
         path.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(_make_way, path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # # Bound under another name, given its final mode, then renamed: no client ever sees it unfinished.
+        # Bound under another name, given its final mode, then renamed: no client ever sees it unfinished.
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         try:

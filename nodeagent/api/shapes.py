@@ -152,7 +152,7 @@ def pods_json(
             gang.append(pod)
         elif cluster.live(node) and all(w["state"] == "exited" for w in pod["workers"]):
             spares.append(pod)
-        # # Otherwise the node published it before it left the gang, and the store keeps it until it expires: nothing
+        # Otherwise the node published it before it left the gang, and the store keeps it until it expires: nothing
         # runs
     return gang, spares
 

@@ -240,7 +240,7 @@ class TopRoutes:
         def text() -> bytes:
             return json.dumps(top_json(cluster, pods, here, machine_usage()) | about).encode()
 
-        # # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
+        # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
         return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
 
 

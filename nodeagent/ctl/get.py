@@ -159,7 +159,7 @@ def members(nodes: list[Json], job: Json) -> dict[str, int] | None:
         return None
     found: dict[str, int] = {}
     for ranks, node in sorted(pods, key=lambda pod: pod[0]):
-        # # Horovod splits at the colon, so it cannot use an IPv6 address.
+        # Horovod splits at the colon, so it cannot use an IPv6 address.
         host = node["hostname"] if ":" in node["address"] else node["address"]
         found[host] = found.get(host, 0) + len(ranks)
     return found

@@ -137,7 +137,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         *(_roles(job) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
         *([field("Placement", asks)] if (asks := job["placement"]["asks"]) else []),
         field("World", _world(job)),
-        *([field("Topology", lies)] if (lies := job["placement"]["lies"]) else []),
+        *([field("Topology", placed)] if (placed := job["placement"]["placed"]) else []),
         *_time(job),
         *_time_limit(job),
         *_ties(job),

@@ -111,7 +111,7 @@ def end_as(call: Callable[[], Any], usage: int | None = None) -> NoReturn:
         echo("nodeagentctl: interrupted", err=True)
         code = Exit.INTERRUPTED
     except BrokenPipeError:
-        # # The reader of our output has gone; the interpreter must not complain when it flushes.
+        # The reader of our output has gone; the interpreter must not complain when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = Exit.FAILED
     sys.exit(code if isinstance(code, int) else Exit.DONE)

@@ -100,7 +100,7 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         ),
         shm_free=shm[0] if shm else None,
         shm_total=shm[1] if shm else None,
-        # # A shell's limit says nothing about a unit's limit.
+        # A shell's limit says nothing about a unit's limit.
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if running else None,
         pins_memory=any(path.exists() for path in PINNING),
         gpus_missed=gpus == 0 and config.node.gpus == "auto" and any(path.exists() for path in SIGNS),

@@ -76,7 +76,7 @@ def cut(cluster_uid: str, node: str | None = None, *, bound: float = 5.0) -> int
                 break
         _signal(stopped, signal.SIGKILL)
         killed |= stopped
-        # # A process that lost its parent and has no mark of its own cannot be found any more; it may still exist.
+        # A process that lost its parent and has no mark of its own cannot be found any more; it may still exist.
         left = processes(cluster_uid, node) | {pid for pid in killed if is_running(pid)}
         if not left:
             return len(killed)

@@ -177,7 +177,7 @@ class Supervisor:
         announce(f"{node.name}: agent {process.pid} started")
         return process
 
-    # # Requests of the control socket
+    # Requests of the control socket
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._group.create_task(self._converse(reader, writer))

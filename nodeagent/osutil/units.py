@@ -34,9 +34,9 @@ OWN = (
 
 KEPT = (
     "Type=exec", "CollectMode=inactive-or-failed", "OOMPolicy=continue", "OOMScoreAdjust=-900", "UMask=0077",
-    # # systemd restarts it, even without an agent; after an exit with success it stays ended.
+    # systemd restarts it, even without an agent; after an exit with success it stays ended.
     "Restart=always", "RestartPreventExitStatus=0", "RestartSec=50ms", "StartLimitIntervalSec=0",
-    # # Only the shims' users may read the shims' answers, and perhaps only its user the store's socket. The lease
+    # Only the shims' users may read the shims' answers, and perhaps only its user the store's socket. The lease
     # process must also see the same boot id as the agent (``linux.boot_id``).
     "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_SYS_PTRACE",
     "NoNewPrivileges=yes", "ProtectSystem=full", "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6",

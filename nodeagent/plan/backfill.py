@@ -25,7 +25,7 @@ from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.demand import least
 from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
 from nodeagent.plan.placement import gang_of, lay
-from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, made_room, patience, places, queue, rank
+from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, line_key, made_room, patience, places, queue
 from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, shut_for, with_room
 from nodeagent.plan.share import NO_CEILING, ceiling
 from nodeagent.plan.timelimit import ends_at
@@ -212,7 +212,7 @@ def start_estimate(cluster: Cluster, job: JobRecord) -> Reservation | None:
 def _may_grow_first(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
     if other.phase not in ("forming", "running") or other.control.desired != "run" or other.spec.several:
         return False
-    return rank(other) < rank(job) and len(survivors(cluster, other)) < other.control.target
+    return line_key(other) < line_key(job) and len(survivors(cluster, other)) < other.control.target
 
 
 # --- who gets which nodes, and when
@@ -472,12 +472,12 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
     """Job (uid) to the nodes that it must leave to reservations before it; and the served time up to which this
     holds."""
     line, out, sets = places(cluster), dict[str, KeptNodes](), dict[tuple[int, ...], KeptNodes]()
-    before = [(i, line[one.uid], rank(cluster.jobs[one.uid]), one.start) for i, one in enumerate(found)]
+    before = [(i, line[one.uid], line_key(cluster.jobs[one.uid]), one.start) for i, one in enumerate(found)]
     until = UNKNOWN
     for uid, job in cluster.jobs.items():
         if job.phase in TERMINAL:
             continue
-        place, own, by = line.get(uid), rank(job), list[int]()
+        place, own, by = line.get(uid), line_key(job), list[int]()
         for i, its_place, its_rank, start in before:
             if own > its_rank if place is None else place > its_place:
                 last = _last_start(cluster, job, start)

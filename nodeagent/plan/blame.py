@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import BRIEF, Head, PodReport, WorkerExit
-from nodeagent.plan.cuts import describe_pairs
+from nodeagent.plan.unreachable import describe_pairs
 
 REFORM_CODES = frozenset({101, 102})
 """Exit codes that ask to be re-formed and are not counted (Paddle's elastic convention)."""

@@ -17,10 +17,10 @@ from nodeagent.model.job import TERMINAL, JobRecord, Quota
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import RESOURCES, queue_of
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.cuts import Cut, describe_cut
 from nodeagent.plan.demand import size
 from nodeagent.plan.health import breaker, next_step
 from nodeagent.plan.topology import tree
+from nodeagent.plan.unreachable import Cut, describe_cut
 
 Placed = tuple[str, Finding]
 """(where, what)"""

@@ -20,7 +20,7 @@ from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import Resources, least, of_devices, together, wanted
 from nodeagent.plan.membership import asked, in_order, ruled_out, score, survivors, takes_work
 from nodeagent.plan.placement import arranged, gang_of
-from nodeagent.plan.queue import queue, rank
+from nodeagent.plan.queue import line_key, queue
 from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.room import fits, kind_of, shape_of
 from nodeagent.plan.share import ceiling, shared
@@ -93,7 +93,7 @@ def _share(cluster: Cluster) -> Sharing:
     borrowers = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and _borrows(j)]
     if not borrowers and not shared(cluster):
         return NOTHING
-    ledger = _Ledger(cluster, sorted(borrowers, key=rank))
+    ledger = _Ledger(cluster, sorted(borrowers, key=line_key))
     for job, lack in _needers(cluster):
         ledger.provide(job, lack)
     ledger.lend_idle()
@@ -106,7 +106,7 @@ def _needers(cluster: Cluster) -> Iterator[tuple[JobRecord, int]]:
     several queues those that wait go first: who made room for one of them has less than its target."""
     jobs = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and j.control.desired == "run"]
     run = [j for j in jobs if j.phase in ("forming", "running") and not j.spec.several]
-    short = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=rank))
+    short = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=line_key))
     wait = [w.job for w in queue(cluster) if not w.job.spec.several]
     waiting = ((j, j.spec.nodes.min) for j in wait if ceiling(cluster, j).holds(least(cluster, j.spec)))
     both = (waiting, short) if shared(cluster) else (short, waiting)

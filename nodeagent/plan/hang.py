@@ -14,7 +14,7 @@ from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.pod import RankFacts
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
-from nodeagent.plan.cuts import describe_pairs
+from nodeagent.plan.unreachable import describe_pairs
 
 MOST_IN_A_ROW = 3
 """Restarts for hangs without progress in between; one more hang fails the job."""

@@ -460,7 +460,7 @@ def _own(job: JobRecord) -> dict[str, tuple[str, ...]]:
     return {n: h.devices for n, h in head.holders.items()} | {n: m.devices for n, m in head.members.items()}
 
 
-def missed(cluster: Cluster, node: str, life: str) -> str:
+def needed_by(cluster: Cluster, node: str, life: str) -> str:
     """Which job still needs this life of the node, in a few words; empty if none does."""
     record = cluster.nodes.get(node)
     leaves = record is not None and drained(record)

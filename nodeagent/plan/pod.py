@@ -32,7 +32,7 @@ from nodeagent.plan.podreport import (
     with_completion,
 )
 from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
-from nodeagent.plan.queue import next_up, rank
+from nodeagent.plan.queue import line_key, next_up
 from nodeagent.pods.base import GivenUp, PodStatus
 
 
@@ -455,7 +455,7 @@ def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
 def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
     """Jobs of higher priority, then older ones, first."""
     job = cluster.jobs.get(uid)
-    return (0, 0, uid) if job is None else (*rank(job), uid)
+    return (0, 0, uid) if job is None else (*line_key(job), uid)
 
 
 def _promise(job: JobRecord, head: Head, node: str) -> Promise:

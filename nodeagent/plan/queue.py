@@ -34,7 +34,7 @@ def in_queue(job: JobRecord) -> bool:
     return job.phase in ("queued", "holding") and job.control.desired == "run"
 
 
-def rank(job: JobRecord) -> tuple[int, int]:
+def line_key(job: JobRecord) -> tuple[int, int]:
     """Sort key where there is one queue: higher priorities, then older jobs, first. Of several, ``share.py`` says."""
     return -job.spec.priority, job.order
 
@@ -115,7 +115,7 @@ def earlier(cluster: Cluster, line: Sequence[Waiting], job: JobRecord) -> Waitin
 def _before(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
     """Whether one that is in line goes before another, which may just be resumed and not be in it yet."""
     if not shared(cluster):
-        return rank(other) < rank(job)
+        return line_key(other) < line_key(job)
     if job.uid in (found := places(cluster)):
         return found[other.uid] < found[job.uid]
     line = cluster.once(f"line:{job.uid}", lambda _before: _line_with(cluster, job), job, len(found))
@@ -131,7 +131,7 @@ def _line_up(cluster: Cluster, jobs: Collection[JobRecord]) -> list[JobRecord]:
     """Of several queues, first those that others made room for: else who gave nodes up, or another of its queue, could
     take them again, and would be asked for them anew."""
     if not shared(cluster):
-        return sorted(jobs, key=rank)
+        return sorted(jobs, key=line_key)
     without_room = {job.uid for job in jobs if not room_for(cluster, job).enough_soon}
     line = in_line(cluster, jobs, decayed(cluster), without_room=without_room)
     given = favoured(cluster)

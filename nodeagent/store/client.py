@@ -414,7 +414,7 @@ class RedisStore:
             for start in range(0, len(places), PODS_AT_ONCE):
                 some = places[start : start + PODS_AT_ONCE]
                 bodies += await link.ask("MGET", *(keys.pod(self._prefix, uid, node) for uid, node in some))
-        # # In a thread: for a thousand nodes this takes longer than the agent's loop may be blocked.
+        # In a thread: for a thousand nodes this takes longer than the agent's loop may be blocked.
         return await asyncio.to_thread(_pods, wanted, places, bodies)
 
     async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:

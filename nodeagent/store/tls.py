@@ -21,7 +21,7 @@ def client_context(ca: Place | None, cert: Place | None, key: Place | None, *, c
         context.check_hostname = check_name
         if cert is not None:
             at = key or cert
-            # # An encrypted key must be an error, not a question on the terminal.
+            # An encrypted key must be an error, not a question on the terminal.
             context.load_cert_chain(cert, key, password=lambda: "")
     except OSError as error:  # ssl.SSLError is one
         raise TlsFileError(

@@ -70,7 +70,7 @@ class LastStep:
             if self._stopping:
                 return
             self._stopping = True
-            # # The script may not have reached its first step yet.
+            # The script may not have reached its first step yet.
             if not self._changed.wait_for(lambda: self._begun is not None, self._bound) or self._begun is None:
                 return
             begun = self._begun

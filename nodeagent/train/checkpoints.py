@@ -52,7 +52,7 @@ class Checkpoints:
         there = dist.is_initialized()
         self._world: int = dist.get_world_size() if there else 1
         self._rank: int = dist.get_rank() if there else 0
-        # # One group for each thread, so that messages do not mix; and DCP needs one for the CPU.
+        # One group for each thread, so that messages do not mix; and DCP needs one for the CPU.
         self._talk = dist.new_group(backend="gloo", timeout=WRITE_BOUND) if there else None
         self._group = dist.new_group(backend="gloo", timeout=WRITE_BOUND) if there else None
         self._thread: threading.Thread | None = None
@@ -73,7 +73,7 @@ class Checkpoints:
         self.wait()
         order = files.next_order(self.folder) if self._rank == 0 else 0
         entry = CheckpointEntry(self._agreed(order), step, self._place.generation)
-        # # DCP makes the folder itself, in its thread: a full disk is no reason to end the training
+        # DCP makes the folder itself, in its thread: a full disk is no reason to end the training
         writing = dcp.async_save(_taken(state), checkpoint_id=self.folder / entry.name, process_group=self._group)
         self._committed = False
         self._thread = threading.Thread(target=self._finish, args=(entry, writing), name="checkpoint")

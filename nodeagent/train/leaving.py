@@ -131,7 +131,7 @@ def gang_store() -> TorchStore | None:
     if not dist.is_initialized():
         raise RuntimeError("there is no process group: call torch.distributed.init_process_group() before the training")
     store = _get_default_store()
-    # # A main thread that waits for another rank's step may hold torch's own connection.
+    # A main thread that waits for another rank's step may hold torch's own connection.
     store = store.clone() if hasattr(store, "clone") else store
     mine: TorchStore = dist.PrefixStore(f"nodeagent/leave/{here.generation}", store)
     return mine

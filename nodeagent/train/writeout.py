@@ -177,7 +177,7 @@ class _Talk:
         if choice is None:
             return None
         giver = choice.local[choice.giver]
-        # # if all ranks have the same state, one copy will do
+        # if all ranks have the same state, one copy will do
         writers = {giver.rank: nodes[choice.giver]} if giver.replicated else {r: nodes[r] for r in choice.local}
         entry = CheckpointEntry(files.next_order(self._folder), choice.step, order.generation, True)
         return WritePlan(entry, writers, choice.generation)
@@ -233,7 +233,7 @@ class _Talk:
                 return {name: found for _, written in done.values() for name, found in written.items()}
             self._wait("the parts of the other nodes")
 
-    # # -- the folder with the messages between the nodes
+    # -- the folder with the messages between the nodes
 
     def _send(self, name: str, content: Any) -> None:
         """Writes a message, whole or not at all."""

@@ -37,7 +37,7 @@ def read(path: Path, rank: int, world: int) -> Parts:
             raise ValueError(f"{path / name} is no snapshot that this nodeagent can read")
         if not header.replicated and (header.rank, header.world) != (rank, world):
             raise ValueError(f"{path} has a part of its own for each of {header.world} ranks, and there are {world}")
-        # # private and copied on write: torch accepts only writable memory
+        # private and copied on write: torch accepts only writable memory
         content = mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, access=mmap.ACCESS_COPY)
     return _checked(path / name, content, header)
 

@@ -39,7 +39,7 @@ def test_the_job_goes_on_without_it_before_it_leaves() -> None:
         await _job_on(c, 3, 2)
         took = await _drained(c, "n1")
         assert took < LIMIT / 2
-        assert _agent(c, "n1").missed() == ""
+        assert _agent(c, "n1").needed_by() == ""
         mark = c.server.state.nodes["n1"].cordon
         assert mark is not None and (mark.by, mark.drain) == (shutdown.BY, True)
         await running(c, 2)

@@ -19,7 +19,7 @@ from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.usage import Held, UsedTime
 from nodeagent.model.world import AloneRestart, Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.lies import asks, lies
+from nodeagent.plan.placementtext import asks, placed_text
 from nodeagent.plan.share import standings
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import spec
@@ -240,7 +240,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
         "no_progress": "",
         "unreachable": [],
         "limits": None,
-        "placement": {"asks": asks(record.spec), "lies": lies(shown, record)},
+        "placement": {"asks": asks(record.spec), "placed": placed_text(shown, record)},
         "budget": budget_json(record, shown),
         "usage": job_use(record, shown, NOW),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),

@@ -16,7 +16,7 @@ from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.elastic import NOTHING, borrowed, nodes_wanted, sharing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.proposal import place
-from nodeagent.plan.queue import rank
+from nodeagent.plan.queue import line_key
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import (
     READY,
@@ -174,7 +174,7 @@ def test_what_must_hold_of_every_view(
         assert len(job.head.members) + len(more) <= max(job.spec.nodes.max, job.control.target)
     got = Counter(uid for nodes in found.gives.values() for uid in nodes.values())
     own, free, lent = 0, idle, sum(max(0, has(job) - job.control.target) for job in jobs)
-    for job in sorted((j for j in jobs if has(j)), key=rank):
+    for job in sorted((j for j in jobs if has(j)), key=line_key):
         lack = max(0, job.control.target - has(job))
         from_idle = min(free, lack)
         back = min(lent, lack - from_idle)
@@ -182,7 +182,7 @@ def test_what_must_hold_of_every_view(
         assert got[job.uid] >= back
         free, lent, own = free - from_idle, lent - back, own + from_idle
     kept = False
-    for job in sorted((j for j in jobs if not has(j)), key=rank):
+    for job in sorted((j for j in jobs if not has(j)), key=line_key):
         needs = job.spec.nodes.min
         from_idle = min(free, needs)
         if kept or needs - from_idle > lent:

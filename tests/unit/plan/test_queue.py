@@ -86,9 +86,9 @@ def could_start(cluster: Cluster, job: JobRecord) -> bool:
 @REPEATABLE
 @given(clusters())
 def test_a_job_goes_first_as_if_each_were_placed_by_itself(cluster: Cluster) -> None:
-    in_line = sorted(waiting(cluster), key=queue.rank)
+    in_line = sorted(waiting(cluster), key=queue.line_key)
     for job in in_line:
-        before = [j for j in in_line if queue.rank(j) < queue.rank(job)]
+        before = [j for j in in_line if queue.line_key(j) < queue.line_key(job)]
         able = [j for j in before if cluster.served >= j.not_before and could_start(cluster, j)]
         found = queue.earlier(cluster, backfill.line(cluster), job)
         assert (found.job.uid if found is not None else None) == (able[0].uid if able else None)

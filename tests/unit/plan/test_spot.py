@@ -15,7 +15,7 @@ from nodeagent.plan.backfill import reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import candidates, missed, survivors, takes_work
+from nodeagent.plan.membership import candidates, needed_by, survivors, takes_work
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.proposal import place
 from nodeagent.plan.room import room_for
@@ -138,5 +138,5 @@ def test_it_takes_no_work_and_says_why() -> None:
 
 def test_nobody_waits_for_it_as_a_keeper() -> None:
     job = make_job("running", make_head(["n2"]), keepers=["n1"])
-    assert missed(make_cluster(["n1", "n2"], job), "n1", life("n1")) == "it is a keeper of job a"
-    assert missed(make_cluster([make_node("n1", notice=leaving(60)), "n2"], job), "n1", life("n1")) == ""
+    assert needed_by(make_cluster(["n1", "n2"], job), "n1", life("n1")) == "it is a keeper of job a"
+    assert needed_by(make_cluster([make_node("n1", notice=leaving(60)), "n2"], job), "n1", life("n1")) == ""

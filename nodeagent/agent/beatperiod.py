@@ -1,7 +1,7 @@
 """How seldom an agent may ask the store: the more nodes there are, the longer it waits while nothing calls for a beat.
 
-A beat costs the store the same in a cluster of any size, so all beats together cost as much as there are nodes. Asks
-nobody; what calls for a beat at once is ``loop.py``'s to know.
+A beat costs the store the same in a cluster of any size, so all beats together cost as much as there are nodes. This
+module asks nobody; ``loop.py`` knows what calls for a beat at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ JITTER = 0.25
 """Of the time between two beats: what it may be shorter by, so that agents which were woken together do not stay so."""
 
 
-class Stretch:
-    """One agent's."""
+class BeatPeriod:
+    """The time between two beats of one agent that rests."""
 
     def __init__(self, node: str, timing: Timing) -> None:
         self._timing = timing
@@ -26,7 +26,7 @@ class Stretch:
         self._share = 1.0
 
     def beaten(self) -> None:
-        """There was a beat."""
+        """A beat was sent: draw the jitter of the next period."""
         self._share = 1 - JITTER * self._rng.random()
 
     def period(self, nodes: int) -> float:

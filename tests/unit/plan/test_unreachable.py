@@ -5,8 +5,8 @@ from __future__ import annotations
 from nodeagent.model.pod import PodState
 from nodeagent.model.world import PodReport
 from nodeagent.plan.blame import blame
-from nodeagent.plan.cuts import describe_cut, describe_pairs, find_cuts
 from nodeagent.plan.hang import find_hang
+from nodeagent.plan.unreachable import describe_cut, describe_pairs, find_cuts
 from tests.unit.plan.build import VICTIM, failed, make_exit, make_head, make_node
 from tests.unit.plan.test_hang import WAITS, rank, report
 

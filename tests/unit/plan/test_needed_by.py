@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import missed
+from nodeagent.plan.membership import needed_by
 from tests.unit.plan.build import life, make_cluster, make_head, make_holder, make_job, make_node
 
 
@@ -16,28 +16,28 @@ def cluster(head: Head | None, keepers: tuple[str, ...] = (), drain: bool = Fals
     return make_cluster(nodes, job)
 
 
-def test_a_member_is_missed_until_the_generation_has_ended() -> None:
+def test_a_member_is_needed_until_the_generation_has_ended() -> None:
     head = make_head(["n1", "n2"])
-    assert "runs here" in missed(cluster(head), "n1", life("n1"))
-    assert not missed(cluster(head.model_copy(update={"state": "ended"})), "n1", life("n1"))
+    assert "runs here" in needed_by(cluster(head), "n1", life("n1"))
+    assert not needed_by(cluster(head.model_copy(update={"state": "ended"})), "n1", life("n1"))
 
 
-def test_a_holder_is_missed_even_then() -> None:
+def test_a_holder_is_needed_even_then() -> None:
     held = {"state": "ended", "holders": {"n1": make_holder("n1")}}
-    assert missed(cluster(make_head(["n1", "n2"]).model_copy(update=held)), "n1", life("n1"))
+    assert needed_by(cluster(make_head(["n1", "n2"]).model_copy(update=held)), "n1", life("n1"))
 
 
 @pytest.mark.parametrize(("node", "of_life"), [("n3", life("n3")), ("n1", "another life")])
 def test_a_spare_and_another_life_are_not(node: str, of_life: str) -> None:
-    assert not missed(cluster(make_head(["n1", "n2"])), node, of_life)
+    assert not needed_by(cluster(make_head(["n1", "n2"])), node, of_life)
 
 
-def test_a_keeper_is_missed_unless_its_node_is_drained() -> None:
+def test_a_keeper_is_needed_unless_its_node_is_drained() -> None:
     head = make_head(["n2", "n3"])
-    assert "keeper" in missed(cluster(head, ("n1", "n2")), "n1", life("n1"))
-    assert not missed(cluster(head, ("n1", "n2"), drain=True), "n1", life("n1"))
-    assert not missed(cluster(head.model_copy(update={"state": "ended"}), ("n1", "n2")), "n1", life("n1"))
+    assert "keeper" in needed_by(cluster(head, ("n1", "n2")), "n1", life("n1"))
+    assert not needed_by(cluster(head, ("n1", "n2"), drain=True), "n1", life("n1"))
+    assert not needed_by(cluster(head.model_copy(update={"state": "ended"}), ("n1", "n2")), "n1", life("n1"))
 
 
 def test_without_a_generation_nobody_is() -> None:
-    assert not missed(cluster(None), "n1", life("n1"))
+    assert not needed_by(cluster(None), "n1", life("n1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model.constraints import Constraints, Match
-from nodeagent.plan.lies import asks, lies
+from nodeagent.plan.placementtext import asks, placed_text
 from tests.unit.plan.build import make_cluster, make_head, make_job, make_node, make_spec
 
 FAST, SPOT = Match(label="fast"), Match(label="class", values=("spot", "old"))
@@ -42,10 +42,10 @@ def test_where_its_nodes_stand(racks: list[str], where: str) -> None:
         for i, r in enumerate(racks)
     ]
     job = make_job("running", make_head([n.id for n in nodes]), spec=make_spec(size=(1, 8)))
-    assert lies(make_cluster(nodes, job), job) == where
+    assert placed_text(make_cluster(nodes, job), job) == where
 
 
 def test_nothing_is_said_where_nobody_says_where_nodes_stand() -> None:
     job = make_job("running", make_head(["n1"]))
-    assert lies(make_cluster(["n1"], job), job) == ""
-    assert lies(make_cluster(["n1"]), make_job()) == ""
+    assert placed_text(make_cluster(["n1"], job), job) == ""
+    assert placed_text(make_cluster(["n1"]), make_job()) == ""

@@ -1,4 +1,4 @@
-"""What a job asks of its nodes and how those lie, in words for people. Decides nothing."""
+"""What a job asks of its nodes, and where these are in the topology, in words for people. Decides nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _asked(asked: Constraints | None) -> list[str]:
     ]
 
 
-def lies(cluster: Cluster, job: JobRecord) -> str:
+def placed_text(cluster: Cluster, job: JobRecord) -> str:
     """Where the nodes of the newest generation stand: in the smallest domain that holds them, or in which domains and
     how many in each; empty if nobody says where they stand."""
     gang, head = gang_of(cluster, job.spec), job.head
