@@ -47,6 +47,10 @@ class Ward:
         """Rule to stage, of every verdict on a node or its GPUs, but that the kernel's log cannot be read here."""
         return {v["rule"]: v["stage"] for v in self.cluster.node(node)["verdicts"] if v["rule"] != "probe.kernel_log"}
 
+    def verdicts(self) -> dict[str, list[dict[str, Any]]]:
+        """Of each node, and of its GPUs: what keeps them from being trusted."""
+        return {node: self.cluster.node(node)["verdicts"] for node in self.cluster.nodes()}
+
     def well(self) -> bool:
         nodes = self.cluster.nodes()
         return all(self.healthy(node) == EACH and not self.rules(node) for node in nodes)
@@ -102,7 +106,10 @@ def calm(ward: Ward) -> Iterator[Ward]:
     for node in ward.cluster.nodes():
         if ward.rules(node):
             ward.cluster.ctl("health", "ack", node, check=None)
-    ward.cluster.until(ward.well, BOUND, "every GPU is trusted")
+    try:
+        ward.cluster.until(ward.well, BOUND, "every GPU is trusted")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{ward.verdicts()}") from error
     yield ward
 
 

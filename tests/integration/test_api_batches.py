@@ -122,9 +122,9 @@ def test_a_name_is_free_when_the_end_of_its_last_job_is_noted(
     ctl(agent, "submit", "-", given=f"{PREPARE}---\n{TRAIN}")
     end(agent, "prepare", "stopped")
     refused = ctl(agent, "submit", "-", given=PREPARE)
-    assert "another job comes after the job named prepare" in refused.stderr
+    assert "another job waits for the job named prepare" in refused.stderr
     refused = ctl(agent, "submit", "-", given=f"{PREPARE}---\nname: more\ncommand: [a]\nnodes: 1\n")
-    assert "another job comes after the job named prepare" in refused.stderr
+    assert "another job waits for the job named prepare" in refused.stderr
     end(agent, "train", "failed")
     assert ctl(agent, "submit", "-", given=PREPARE).exit_code == 0
 
