@@ -20,6 +20,10 @@ from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
 
 LOOK = 3600.0
 """Seconds between two looks."""
+COUNT = 60.0
+"""Seconds after which the folders are counted: of many short jobs the output could fill a disk within an hour."""
+SURPLUS = 1.25
+"""Times as many folders as jobs are to be kept: then there is a look at once."""
 LOOK_LIMIT = 60.0
 """Seconds for a look, and for each removal."""
 _LOGS = re.compile(r".+-([0-9a-f]{8})")
@@ -97,10 +101,21 @@ class Retention:
         self._log = structlog.get_logger("retention")
 
     async def run(self) -> None:
-        """Look now and then."""
+        """Look now and then, and when there is too much."""
         while True:
-            await asyncio.sleep(LOOK)
+            for _ in range(int(LOOK / COUNT)):
+                await asyncio.sleep(COUNT)
+                if await self.crowded():
+                    break
             await self.look()
+
+    async def crowded(self) -> bool:
+        """Clearly more jobs have output here than are to be kept."""
+        try:
+            names = await aside(lambda: _names(self._dirs.logs), LOOK_LIMIT)
+        except UntrustedError:  # the next look says why
+            return False
+        return sum(map(bool, map(_LOGS.fullmatch, names))) > SURPLUS * self._keep().jobs
 
     async def look(self) -> None:
         """Remove what is outdated now."""

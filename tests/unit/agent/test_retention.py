@@ -69,6 +69,21 @@ async def test_old_ones_go_and_others_stay(tmp_path: Path) -> None:
     assert await after(dirs, [job(1, None), job(3, 6)], most=0) == {1}
 
 
+async def test_much_more_than_is_kept_is_noticed_between_two_looks(tmp_path: Path) -> None:
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    retention = Retention(dirs, lambda: RetentionConfig(age=7 * DAY, jobs=8), lambda: ({}, ()), lambda: NOW)
+    assert not await retention.crowded()
+    for number in range(1, 11):
+        leave(dirs, number)
+    assert not await retention.crowded()
+    leave(dirs, 11)
+    (dirs.logs / "of something else").mkdir()
+    assert await retention.crowded()
+    await retention.look()
+    assert len(there(dirs)) == 8
+    assert not await retention.crowded()
+
+
 async def test_nothing_goes_while_it_is_not_certain_which_jobs_there_are(tmp_path: Path) -> None:
     dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
     leave(dirs, 1, written_days_ago=30)
