@@ -76,6 +76,7 @@ async def memory(newcomer: Agent) -> float:
     gc.collect()
     tracemalloc.start()
     try:
+        await newcomer.join()
         await newcomer.beat()
         newcomer.cluster()
         gc.collect()

@@ -392,7 +392,7 @@ def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
     members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in nodes if n not in members]
     leaving, old, spot = job.control.leaving, worn_nodes(cluster), spot_nodes(cluster)
-    if _choosy(job):
+    if choosy(job):
         rest.sort(key=lambda n: -score(cluster, job, n))
     return sorted([*members, *rest], key=lambda n: (n in leaving, n in old, n in spot and n not in members))  # stable
 
@@ -403,7 +403,7 @@ def score(cluster: Cluster, job: JobRecord, node: str) -> int:
     return max((r.placement.score(node, labels) for r in job.spec.roles if r.placement is not None), default=0)
 
 
-def _choosy(job: JobRecord) -> bool:
+def choosy(job: JobRecord) -> bool:
     return any(r.placement is not None and (r.placement.prefer or r.placement.avoid) for r in job.spec.roles)
 
 

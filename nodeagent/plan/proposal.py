@@ -15,7 +15,7 @@ from nodeagent.plan.backfill import kept_for, kept_from
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import of_devices, together
 from nodeagent.plan.elastic import eligible, nodes_wanted, sharing
-from nodeagent.plan.membership import candidates, in_order, ranked
+from nodeagent.plan.membership import asked, candidates, choosy, in_order, ranked
 from nodeagent.plan.placement import Placement, arrange, arranged, choose, gang_of, soon
 from nodeagent.plan.share import claims
 from nodeagent.plan.steps import Decision, End, Propose
@@ -69,21 +69,24 @@ def _place(cluster: Cluster, job: JobRecord, without: Collection[str], most: int
 
 
 def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
-    """Nodes that are getting ready, and that the job would use if it waited for them."""
+    """Nodes that are getting ready, and that the job would use if it waited for them: for its size; before its first
+    start also for nodes that it prefers, or that are closer together."""
     if placement.fits and placement.capped:
         return ()
     if job.spec.several:
         places = soon(cluster, job).places
         return tuple(c.node for c in placement.pending if c.node in places)
-    wanted = nodes_wanted(cluster, job)
-    if len(placement.chosen) >= wanted:
-        return ()
-    if job.spec.placement is not None:
-        names = {c.node for c in (*placement.chosen, *placement.others) if c.standing in ("fit", "pending")}
-        able = [n for n in ranked(cluster, job, [n for n in in_order(cluster) if n in names]) if n in names]
-        used = arrange(cluster, job, able, wanted, [c.node for c in placement.chosen])
-        return tuple(c.node for c in placement.pending if c.node in used)
-    return tuple(c.node for c in placement.pending)
+    wanted, lies = nodes_wanted(cluster, job), arranged(cluster, job.spec)
+    if len(placement.chosen) >= wanted and (job.active is not None or not (lies or choosy(job))):
+        return ()  # a gang that has run goes on at once, wherever that is
+    if not lies and len(placement.chosen) < wanted:
+        return tuple(c.node for c in placement.pending)
+    names = {c.node for c in (*placement.chosen, *placement.others) if c.standing in ("fit", "pending")}
+    if len(placement.chosen) >= wanted:  # nobody waits for a node that would do better and is not asked to get ready
+        names &= asked(cluster).get(job.uid, {}).keys()
+    able = [n for n in ranked(cluster, job, [n for n in in_order(cluster) if n in names]) if n in names]
+    used = arrange(cluster, job, able, wanted, [c.node for c in placement.chosen]) if lies else able[:wanted]
+    return tuple(c.node for c in placement.pending if c.node in used)
 
 
 def propose_or_hold(

@@ -13,6 +13,7 @@ from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role
 from nodeagent.model.node import Cordon, NodeRecord, Readiness
+from nodeagent.model.timing import millis
 from nodeagent.model.world import Place
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.clusterhealth import judge_cluster
@@ -21,6 +22,7 @@ from nodeagent.plan.membership import candidates, ranked
 from nodeagent.plan.placement import arrange, gang_of
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.proposal import place
+from nodeagent.plan.queue import ASSEMBLE
 from nodeagent.plan.room import room_for
 from nodeagent.plan.steps import Propose
 from nodeagent.plan.topology import most
@@ -69,6 +71,12 @@ def chosen(cluster: Cluster, job: JobRecord) -> list[str]:
     return [c.node for c in place(cluster, job).chosen]
 
 
+def starts_on(cluster: Cluster, job: JobRecord) -> list[str]:
+    step = decide(cluster, job, WALL).step
+    assert isinstance(step, Propose)
+    return list(step.members)
+
+
 def preparing(cluster: Cluster, job: JobRecord) -> list[str]:
     return [n for n in cluster.nodes if should_prepare(cluster, job, n)]
 
@@ -107,6 +115,34 @@ def test_those_that_are_preferred_come_first_and_those_to_avoid_last() -> None:
     nodes = [node("n1", spot="1"), node("n2"), node("n3"), node("n4", fast="1")]
     assert chosen(make_cluster(nodes, job), job) == ["n4", "n2"]
     assert chosen(make_cluster(nodes[:2], job), job) == ["n2", "n1"]
+
+
+def test_a_first_start_waits_for_the_nodes_that_are_preferred_while_they_get_ready() -> None:
+    asked = Constraints(prefer=(Match(label="fast"),))
+    job = make_job(spec=make_spec(size=(2, 2), placement=asked), since=NOW)
+    nodes = [node("n1"), node("n2"), node("n3", ready=PREPARING, fast="1"), node("n4", fast="1")]
+    decision = decide(make_cluster(nodes, job), job, WALL)
+    assert (decision.step, decision.why) == (None, ("waits for n3 to get ready",))
+    assert decision.at == NOW + millis(ASSEMBLE)
+    assert starts_on(make_cluster(nodes, late := job.model_copy(update={"since": NOW - millis(ASSEMBLE)})), late)
+    unasked = [*nodes[:2], node("n3", ready=None, fast="1"), nodes[3]]
+    assert starts_on(make_cluster(unasked, job), job) == ["n4", "n1"]
+
+
+def test_a_gang_that_has_run_starts_again_at_once_wherever_it_can() -> None:
+    asked = Constraints(prefer=(Match(label="fast"),))
+    head = make_head(["n4", "n5"], state="ended")
+    held = make_job("holding", head, spec=make_spec(size=(2, 2), placement=asked), since=NOW, active=1)
+    nodes = [node("n1"), node("n2"), node("n3", ready=PREPARING, fast="1")]
+    assert starts_on(make_cluster(nodes, held), held) == ["n1", "n2"]
+
+
+def test_a_first_start_waits_for_nodes_that_are_closer_together() -> None:
+    job = make_job(spec=make_spec(size=(2, 2)), since=NOW)
+    near = [*racks(a1="n1"), *racks(b1="n2"), node("n3", "b1", ready=PREPARING)]
+    assert text(make_cluster(near, job), job) == "waits for n3 to get ready"
+    apart = [*racks(a1="n1"), *racks(b1="n2"), node("n3", "c1", ready=PREPARING)]
+    assert starts_on(make_cluster(apart, job), job) == ["n1", "n2"]
 
 
 def test_who_runs_is_not_moved_to_a_node_that_is_preferred() -> None:
