@@ -45,6 +45,17 @@ async def admitted(
     return spec.model_copy(update={"queue": queue.name, "time_limit": _time_limit(queue, spec)})
 
 
+def may_grow(cluster: Cluster, who: Caller, spec: JobSpec) -> None:
+    """Checks a scale-out of a job of several roles; ``spec``: with the sizes that it is to have. Raises ``ApiError`` if
+    its queue could never let it have them, or the caller's quota does not."""
+    queue = cluster.queues.by_name.get(queue_of(spec.queue))
+    if queue is None:
+        return  # it gets nothing more until the queue is back, and describe says so
+    _may_hold(cluster, queue, spec, "nothing was changed")
+    if not who.operator:
+        _gpus_within_quota(cluster, queue, who, [(spec, 1)], "nothing was changed")
+
+
 def with_quotas(cluster: Cluster, who: Caller, specs: Iterable[JobSpec]) -> tuple[str, ...]:
     """The queues of these jobs (as ``admitted`` returned them) that count the caller's jobs."""
     if who.operator:
@@ -120,7 +131,7 @@ def _open(cluster: Cluster, queue: Queue) -> Queue:
     return queue
 
 
-def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec) -> None:
+def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec, left: str = _NOTHING) -> None:
     most = queue.limits.max_nodes
     if most is not None and spec.nodes.max > most and not spec.several:
         raise ApiError(
@@ -138,7 +149,7 @@ def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec) -> None:
                     "state",
                     f"job {spec.name!r} needs {wants} {resource} at least, and {whose} lets queue {queue.name!r} have "
                     f"{cap} at most: it could never start",
-                    f"ask for less, or name another queue; {_NOTHING}",
+                    f"ask for less, or name another queue; {left}",
                 )
 
 
@@ -159,23 +170,33 @@ def _time_limit(queue: Queue, spec: JobSpec) -> float | None:
 
 def _within_quota(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> None:
     """Checks the caller's quota. ``new``: the submitted jobs, and the number of each."""
-    quota, names = queue.user_quota, {spec.name for spec, _ in new}
-    own = [job for job in live_jobs(cluster, queue.name) if job.owner == who.uid and job.name not in names]
-    if quota.jobs is not None and len(own) + sum(count for _, count in new) > quota.jobs:
+    own, jobs = _others(cluster, queue, who, new), queue.user_quota.jobs
+    if jobs is not None and len(own) + sum(count for _, count in new) > jobs:
         raise ApiError(
             "limit",
-            f"{who.name} has {len(own)} live jobs in queue {queue.name!r}, which allows a user {quota.jobs}",
+            f"{who.name} has {len(own)} live jobs in queue {queue.name!r}, which allows a user {jobs}",
             f"wait for one of them to end, or stop one; {_NOTHING}",
         )
-    if quota.gpus is not None:
-        have, wants = (
-            sum(least(cluster, job.spec).gpus for job in own),
-            sum(least(cluster, spec).gpus * count for spec, count in new),
+    _gpus_within_quota(cluster, queue, who, new, _NOTHING)
+
+
+def _gpus_within_quota(
+    cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]], left: str
+) -> None:
+    gpus = queue.user_quota.gpus
+    if gpus is None:
+        return
+    have = sum(least(cluster, job.sized).gpus for job in _others(cluster, queue, who, new))
+    wants = sum(least(cluster, spec).gpus * count for spec, count in new)
+    if wants and have + wants > gpus:
+        raise ApiError(
+            "limit",
+            f"the live jobs of {who.name} in queue {queue.name!r} ask for {have} GPUs at least, this one for "
+            f"{wants}; the queue allows a user {gpus}",
+            f"wait for one of them to end, ask for less, or stop one; {left}",
         )
-        if wants and have + wants > quota.gpus:
-            raise ApiError(
-                "limit",
-                f"the live jobs of {who.name} in queue {queue.name!r} ask for {have} GPUs at least, this one for "
-                f"{wants}; the queue allows a user {quota.gpus}",
-                f"wait for one of them to end, ask for less, or stop one; {_NOTHING}",
-            )
+
+
+def _others(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> list[JobRecord]:
+    names = {spec.name for spec, _ in new}
+    return [job for job in live_jobs(cluster, queue.name) if job.owner == who.uid and job.name not in names]

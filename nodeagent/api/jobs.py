@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.accounting import job_use
-from nodeagent.api.admission import admitted, with_quotas
+from nodeagent.api.admission import admitted, may_grow, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
@@ -272,6 +272,7 @@ class JobRoutes:
             if new is not None and base.spec.several and new.target > base.control.target:
                 sized = base.spec.of_sizes(new.sizes)
                 limits.few_enough_nodes(who, sized, self.view.config.limits, self.view.node, "nothing was changed")
+                may_grow(self.view.cluster(), who, sized)
             did = asked.did(base, new or base.control)
             event, text = ("", "") if change is None else (change.event, f"{change.text} (by {who.name})")
             try:

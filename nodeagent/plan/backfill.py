@@ -5,7 +5,8 @@ The first gang that lacks nodes gets a reservation. Its start is the earliest ti
 computed from the time limits of the jobs that hold them; it is unknown if one of these jobs has no limit. Of the nodes
 that are free by then, those that become free last are reserved, so that few idle nodes are kept. A job later in line
 may start on a reserved node only if it ends before that start. So no later job delays the gang, and idle nodes are
-used.
+used. If what a gang lacks is not nodes but what a queue's capability leaves, that queue keeps as much for it instead,
+in the same way.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import Cordon, NodeRecord
+from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
 from nodeagent.plan.bookings import Booking, booked
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.demand import least
+from nodeagent.plan.demand import NOTHING as NO_USE
+from nodeagent.plan.demand import Resources, least, together, used
 from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
 from nodeagent.plan.placement import gang_of, lay
 from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, line_key, made_room, patience, places, queue
 from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, shut_for, with_room
-from nodeagent.plan.share import NO_CEILING, ceiling
+from nodeagent.plan.share import NO_CEILING, above, barring, ceiling, holdings
 from nodeagent.plan.timelimit import ends_at
 from nodeagent.plan.topology import PastPlaces, gather, most
 
@@ -57,18 +61,24 @@ class Reservation:
     """If the job lacks no nodes and these are only getting ready: the served time (ms) until which they are kept. 0:
     the job lacks nodes, and they are kept for as long as it does."""
     first: bool = True
-    """No job that may start at all is before it in line."""
+    """No job that may start at all is before it in line; of those of its queue, if that keeps something for it."""
+    queue: str = ""
+    """If a capability is in the job's way: that queue keeps what the job needs of it, and there are no ``nodes``."""
+    needs: Resources = NO_USE
+    """What the queue keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptNodes:
-    """Nodes that one job must leave to others."""
+    """Nodes that one job must leave to others, and what it must leave of its queues' capabilities."""
 
     nodes: frozenset[str]
     by: tuple[int, ...]
     """Which of the reservations keep them."""
     of: str = ""
     """The job (uid) that this set was made for; empty if several jobs share the set."""
+    aside: tuple[tuple[str, Resources], ...] = ()
+    """Queues, and what they keep of their capabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class Reservations:
     """All reservations of a view."""
 
     found: tuple[Reservation, ...] = ()
-    """In the order of the line."""
+    """Of nodes, in the order of the line; then what queues keep of their capabilities."""
     kept: Mapping[str, KeptNodes] = field(default_factory=dict)
     """By job (uid); of those that have to leave some."""
 
@@ -101,7 +111,7 @@ def reserved(cluster: Cluster) -> Reservations:
     line = queue(cluster)
 
     def look(before: _Now | None) -> _Now:
-        found = tuple(_reservations(cluster))
+        found = (*_reservations(cluster), *_holds(cluster))
         if not found:
             return _Now(line, 0, 0, NOTHING)
         same = before is not None and before.line is line and before.reserved.found == found
@@ -161,12 +171,12 @@ class HeldBack:
     """What keeps a job with room from starting."""
 
     nodes: tuple[str, ...]
-    """Those that it could use, in natural order."""
+    """Those that it could use, in natural order; none if its queue keeps something of its capability."""
     by: Reservation
 
 
 def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
-    """The first reservation that keeps nodes which this job could use. None if the job has too little room even without
+    """The first reservation that keeps what this job could use. None if the job has too little room even without
     reservations, or enough room in spite of them."""
     now = reserved(cluster)
     kept = now.kept.get(job.uid)
@@ -178,7 +188,7 @@ def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
     shape = kept, shut_for(cluster, job.spec), *(shape_of(role) for role in job.spec.roles)
     if shape not in alike:
         found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in kept.by))
-        alike[shape] = next((one for one in found if one.nodes), None)
+        alike[shape] = next((one for one in found if one.nodes or one.by.queue), None)
     return alike[shape]
 
 
@@ -258,6 +268,58 @@ def _barred(cluster: Cluster, waiting: Waiting) -> bool:
         limit = ceiling(cluster, job)
         found[job.uid] = limit is not NO_CEILING and not limit.holds(least(cluster, job.sized_before))
     return found[job.uid]
+
+
+def _holds(cluster: Cluster) -> Iterable[Reservation]:
+    """For each queue whose capability bars jobs one reservation, for the first of them."""
+    if not any(one.capability.stated for one in cluster.queues.queues):
+        return
+    for holds in cluster.once("holds", lambda _before: _possible_holds(cluster), cluster.refused).values():
+        yield from islice((hold for hold in holds if cluster.jobs[hold.uid].not_before <= cluster.served), 1)
+
+
+def _possible_holds(cluster: Cluster) -> dict[str, list[Reservation]]:
+    """Queue to the first job in line that it bars; before that those whose time has not come, if there are such."""
+    found: dict[str, list[Reservation]] = {}
+    full, ahead, tried = set[str](), set[str](), 0
+    paths = {name: above(cluster.queues, name) for name in cluster.queues.by_name}
+    capped = {name: [q for q in path if cluster.queues.by_name[q].capability.stated] for name, path in paths.items()}
+    alike: dict[tuple[object, ...], str] = {}
+    for waiting in queue(cluster):
+        job, name = waiting.job, queue_of(waiting.job.spec.queue)
+        if tried == TRIED or not capped.get(name):
+            continue
+        if not waiting.has_room and not full.issuperset(capped[name]):
+            own = job.spec.several or job.head is not None
+            shape = name, job.uid if own else (*shape_of(job.spec.role), job.spec.nodes.min)
+            if shape not in alike:
+                alike[shape] = barring(cluster, job, least(cluster, job.sized_before))
+            by = alike[shape]
+            if by and by not in full and len(of := found.setdefault(by, [])) < TRIED:
+                if _reservation(cluster, waiting, NO_NODES, ()) is None:
+                    tried += 1
+                    continue
+                of.append(replace(_hold(cluster, job, by), first=by not in ahead))
+                if job.not_before <= cluster.served:
+                    full.add(by)
+        ahead.update(paths[name])
+    return found
+
+
+def _hold(cluster: Cluster, job: JobRecord, name: str) -> Reservation:
+    """What a queue keeps of its capability for a job that its other jobs are in the way of."""
+    needs = least(cluster, job.sized_before)
+    cap, leave, by_job = cluster.queues.by_name[name].capability.stated, _leave(cluster), used(cluster)
+    holders = [uid for uid in holdings(cluster).jobs.get(name, ()) if uid != job.uid]
+    at = {uid: leave[uid].at_last for uid in holders}
+    left = together(by_job[uid] for uid in holders)
+    start = 0
+    for uid in sorted(holders, key=at.__getitem__):
+        if all(getattr(left, resource) + getattr(needs, resource) <= most for resource, most in cap.items()):
+            break
+        start, left = at[uid], left.less(by_job[uid])
+    after = tuple(cluster.jobs[uid].name for uid in holders if at[uid] == start)
+    return Reservation(job.uid, job.name, NO_NODES, None if start == UNKNOWN else start, after, queue=name, needs=needs)
 
 
 def _reservation(
@@ -416,6 +478,11 @@ class _Leave:
     goes: int
     """Nodes where its last workers are being stopped."""
 
+    @property
+    def at_last(self) -> int:
+        """When it has left all of them."""
+        return self.stays if self.members else self.goes
+
     def at(self, node: str) -> int:
         return 0 if node in self.lent else self.for_good(node)
 
@@ -472,15 +539,16 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
     """Job (uid) to the nodes that it must leave to reservations before it; and the served time up to which this
     holds."""
     line, out, sets = places(cluster), dict[str, KeptNodes](), dict[tuple[int, ...], KeptNodes]()
-    before = [(i, line[one.uid], line_key(cluster.jobs[one.uid]), one.start) for i, one in enumerate(found)]
+    before = [(i, line[one.uid], line_key(cluster.jobs[one.uid]), one) for i, one in enumerate(found)]
     until = UNKNOWN
     for uid, job in cluster.jobs.items():
         if job.phase in TERMINAL:
             continue
         place, own, by = line.get(uid), line_key(job), list[int]()
-        for i, its_place, its_rank, start in before:
-            if own > its_rank if place is None else place > its_place:
-                last = _last_start(cluster, job, start)
+        for i, its_place, its_rank, one in before:
+            concerns = not one.queue or one.queue in above(cluster.queues, queue_of(job.spec.queue))
+            if concerns and (own > its_rank if place is None else place > its_place):
+                last = _last_start(cluster, job, one.start)
                 if cluster.served > last:
                     by.append(i)
                 else:
@@ -488,7 +556,8 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
         if by:
             key = tuple(by)
             if key not in sets:
-                sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key)
+                aside = tuple((found[i].queue, found[i].needs) for i in by if found[i].queue)
+                sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key, aside=aside)
             out[uid] = sets[key]
             if cluster.served < (back := _comes_back(job)) and job.head is not None:
                 out[uid] = KeptNodes(sets[key].nodes.difference(job.head.members), key, uid)
@@ -534,10 +603,33 @@ def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
             copies[node] = last if last is not None and last[0] is own else (own, own.model_copy(update=_NO_WORK))
         nodes = {**cluster.nodes, **{node: copy for node, (_, copy) in copies.items()}}
         notes = before.cluster.notes if before is not None else Notes()
-        return _View(replace(cluster, nodes=nodes, notes=notes), copies)
+        return _View(replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=notes), copies)
 
-    what = f"without:{' '.join([*map(str, kept.by), kept.of])}"
+    what = f"without:{' '.join([*map(str, kept.by), kept.of])}:{kept.aside}"
     return cluster.once(what, look, kept, len(cluster.nodes)).cluster
+
+
+def with_aside(cluster: Cluster, job: JobRecord) -> Cluster:
+    """The view for a job whose queues keep something of their capabilities for others: it may have less then."""
+    kept = reserved(cluster).kept.get(job.uid)
+    if kept is None or not kept.aside:
+        return cluster
+
+    def look(before: _View | None) -> _View:
+        notes = before.cluster.notes if before is not None else Notes()
+        return _View(replace(cluster, set_aside=_set_aside(kept), notes=notes), {})
+
+    return cluster.once(f"aside:{kept.aside}", look, kept.aside, len(cluster.nodes)).cluster
+
+
+def _set_aside(kept: KeptNodes) -> dict[str, dict[str, int]]:
+    """Of several jobs of one queue together."""
+    found: dict[str, dict[str, int]] = {}
+    for name, needs in kept.aside:
+        of = found.setdefault(name, {})
+        for resource, amount in needs._asdict().items():
+            of[resource] = of.get(resource, 0) + amount
+    return found
 
 
 _NO_WORK = {"cordon": Cordon(reason="kept for another job", by="", at=0.0)}
@@ -551,6 +643,10 @@ def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
     more = f" and {len(held.nodes) - SHOWN} more" if len(held.nodes) > SHOWN else ""
     names = ", ".join(held.nodes[:SHOWN]) + more
     one, text = held.by, f"{names} {'is' if len(held.nodes) == 1 else 'are'} kept for job {held.by.name}"
+    if not held.nodes:
+        stated = cluster.queues.by_name[one.queue].capability.stated
+        amounts = ", ".join(f"{getattr(one.needs, resource)} {resource}" for resource in stated)
+        text = f"queue {one.queue} keeps {amounts} for job {one.name}"
     if one.start is None:
         ends = f" when {_ends(one.after)} (no time limit says when)" if one.after else ", and no time limit says when"
         return f"{text}, which starts{ends}"

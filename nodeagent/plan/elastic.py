@@ -6,7 +6,7 @@ Worked out once for each view and for all jobs together, so that all agents agre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
@@ -23,7 +23,7 @@ from nodeagent.plan.placement import arranged, gang_of
 from nodeagent.plan.queue import line_key, queue
 from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.room import fits, kind_of, shape_of
-from nodeagent.plan.share import ceiling, shared
+from nodeagent.plan.share import shared
 from nodeagent.plan.topology import PastPlaces, gather
 from nodeagent.plan.windows import takes, too_long
 
@@ -94,23 +94,38 @@ def _share(cluster: Cluster) -> Sharing:
     if not borrowers and not shared(cluster):
         return NOTHING
     ledger = _Ledger(cluster, sorted(borrowers, key=line_key))
-    for job, lack in _needers(cluster):
+    for job, lack in _needers(cluster, ledger.barring):
         ledger.provide(job, lack)
     ledger.lend_idle()
     ledger.level()
     return Sharing({uid: tuple(nodes) for uid, nodes in ledger.takes.items() if nodes}, ledger.gives, ledger.stops)
 
 
-def _needers(cluster: Cluster) -> Iterator[tuple[JobRecord, int]]:
+def _needers(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Iterator[tuple[JobRecord, int]]:
     """Jobs that are to have nodes, and how many: those that run on fewer than their target, and those that wait. With
-    several queues those that wait go first: who made room for one of them has less than its target."""
+    several queues those that wait go first: who made room for one of them has less than its target. The first
+    job that a capability bars is the last of its queue that counts."""
     jobs = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and j.control.desired == "run"]
     run = [j for j in jobs if j.phase in ("forming", "running") and not j.spec.several]
     short = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=line_key))
-    wait = [w.job for w in queue(cluster) if not w.job.spec.several]
-    waiting = ((j, j.spec.nodes.min) for j in wait if ceiling(cluster, j).holds(least(cluster, j.spec)))
+    waiting = ((w.job, w.job.spec.nodes.min) for w in queue(cluster) if not w.job.spec.several)
     both = (waiting, short) if shared(cluster) else (short, waiting)
-    return chain(*(islice(((job, lack) for job, lack in some if lack > 0), MOST_NEEDERS) for some in both))
+    return chain(*(_first(((job, lack) for job, lack in some if lack > 0), barring) for some in both))
+
+
+def _first(
+    jobs: Iterable[tuple[JobRecord, int]], barring: Callable[[JobRecord], str]
+) -> Iterator[tuple[JobRecord, int]]:
+    left, looked = MOST_NEEDERS, set[str]()
+    for job, lack in jobs:
+        if job.spec.queue in looked:
+            continue
+        barred = barring(job)
+        if barred or not left:
+            looked.add(job.spec.queue)
+        if barred or left:
+            left -= not barred
+            yield job, lack
 
 
 class _Ledger:
@@ -138,7 +153,12 @@ class _Ledger:
         """By job the nodes on top of its target that it has still, the newest first."""
         self.stops: dict[str, str] = {}
         self._run: list[JobRecord] | None = None
-        self._reclaim = Reclaim(cluster) if shared(cluster) else None
+        self._reclaim = Reclaim(cluster)
+        self._shared = shared(cluster)
+        self._inside: dict[str, str] = {}
+        """Of jobs (uids) that a capability bars: the queue whose jobs would have to give nodes up."""
+        self._anywhere: set[str] = set()
+        """Those among them for which enough other nodes are idle: it does not matter which nodes are given up."""
         self._only: dict[str, frozenset[str]] = {}
         """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
         self._reserved = reserved(cluster)
@@ -160,6 +180,12 @@ class _Ledger:
                 return
             failed |= found
 
+    def barring(self, job: JobRecord) -> str:
+        """The queue whose capability keeps the job from all that it lacks, if there is one."""
+        runs = job.phase in ("forming", "running")
+        more = wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec)
+        return self._reclaim.barring(job, more)
+
     def _near(self, job: JobRecord, lack: int, failed: Collection[str]) -> frozenset[str]:
         """Nodes that are together, with those that it has, and that might be free for it: those that are idle rather
         than borrowed ones, and these rather than what queues would have to give. A job that runs does not move."""
@@ -167,9 +193,9 @@ class _Ledger:
         runs = job.phase in ("forming", "running")
         pools = [list(self._idle_for(job))]
         pools.append(
-            [n for j in self._borrowers if j.uid != job.uid for n in self._lent[j.uid] if self._fits(job, n, j.uid)]
+            [n for j in self._borrowers for n in self._lent[j.uid] if j is not job and self._fits(job, n, j.uid)]
         )
-        if self._reclaim is not None:
+        if self._shared:
             donors = self._donors(job, wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec))
             above, all_of = list[str](), list[str]()
             for donor in donors:
@@ -191,25 +217,84 @@ class _Ledger:
     def _provide(self, job: JobRecord, lack: int) -> bool:
         """False: nothing was done."""
         idle = list(islice(self._idle_for(job), lack))
+        allowed, inside = self._allowed(job, lack)
+        if job.phase in ("forming", "running"):
+            if inside:
+                lack, inside = (allowed, "") if allowed else (1, inside)
+            self._help(job, lack, idle[:lack], inside)
+            return True
+        if self._make_start(job, lack, idle, allowed, inside):
+            return True
+        if inside and allowed > len(idle) and self._make_start(job, lack, idle, allowed, ""):
+            return True
+        if any(one.uid == job.uid and one.queue for one in self._reserved.found):
+            self._reclaim.grant(job, least(self._cluster, job.spec))  # its queue keeps that for it
+        return False
+
+    def _allowed(self, job: JobRecord, lack: int) -> tuple[int, str]:
+        """How many nodes its queues may have more for it, up to ``lack``; and the queue that is in the way of more."""
         runs = job.phase in ("forming", "running")
-        back = self._to_give(job, lack - len(idle))
-        short = lack - len(idle) - len(back)
-        plan = Reclaim(self._cluster, self._reclaim) if self._reclaim is not None else None
-        needs = least(self._cluster, job.spec)
-        if short > 0 and not runs and (plan is None or not self._make_room(job, needs, short, back, plan)):
+        inside = self.barring(job) if not runs else self._reclaim.barring(job, wanted(self._cluster, job.spec, lack))
+        allowed = lack
+        while inside and allowed and self._reclaim.barring(job, wanted(self._cluster, job.spec, allowed)):
+            allowed -= 1
+        return allowed, inside
+
+    def _make_start(self, job: JobRecord, lack: int, idle: Sequence[str], allowed: int, inside: str) -> bool:
+        """All that a job needs that waits, or nothing. ``inside``: only jobs of this queue are to give nodes up."""
+        needs, plan = least(self._cluster, job.spec), Reclaim(self._cluster, self._reclaim)
+        free = min(len(idle), allowed)
+        self._limit(job, inside, anywhere=len(idle) == lack > free)
+        back = self._to_give(job, lack - free)
+        for donor, node in back:
+            plan.release(donor, _use_on(donor, node))
+        short = lack - free - len(back)
+        if short > 0 and not (self._shared and self._make_room(job, needs, short, back, plan)):
             return False
-        if plan is not None:
-            for donor, node in back:
-                plan.release(donor, _use_on(donor, node))
-            plan.grant(job, wanted(self._cluster, job.spec, len(idle) + len(back)) if runs else needs)
-            self._reclaim = self._fill_up(job, short, back, plan) if runs else plan
-        if runs:
-            self._take(job, idle)
+        if plan.barring(job, needs):
+            return False
+        plan.grant(job, needs)
+        self._decide(job, idle if job.uid in self._anywhere else idle[:free], back, plan)
+        return True
+
+    def _help(self, job: JobRecord, lack: int, idle: Sequence[str], inside: str) -> None:
+        """As many nodes as there are for one that runs on too few. ``inside``: as of ``_make_start``; the job's queues
+        may have nothing more for it then."""
+        plan = Reclaim(self._cluster, self._reclaim)
+        free = 0 if inside else len(idle)
+        self._limit(job, inside, anywhere=len(idle) == lack > free)
+        back = self._to_give(job, lack - free)
+        for donor, node in back:
+            plan.release(donor, _use_on(donor, node))
+        if plan.barring(job, wanted(self._cluster, job.spec, free + len(back))):
+            back, plan = [], Reclaim(self._cluster, self._reclaim)
+        plan.grant(job, wanted(self._cluster, job.spec, free + len(back)))
+        if self._shared:
+            plan = self._fill_up(job, lack - free - len(back), back, plan)
+        idle = idle[: free + len(back)] if job.uid in self._anywhere else idle[:free]
+        self._take(job, idle)
+        self._decide(job, idle, back, plan)
+
+    def _limit(self, job: JobRecord, inside: str, *, anywhere: bool) -> None:
+        """Whose nodes count for a job that a capability bars: those of this queue; ``anywhere``: which they are does
+        not matter, since enough others are idle."""
+        self._inside[job.uid] = inside
+        self._anywhere -= {job.uid}
+        if anywhere:
+            self._anywhere.add(job.uid)
+
+    def _decide(
+        self, job: JobRecord, idle: Collection[str], back: Collection[tuple[JobRecord, str]], plan: Reclaim
+    ) -> None:
+        self._reclaim = plan
         self._promised.update(idle)
         self._provided.add(job.uid)
         for donor, node in back:
             self._give(donor, node, job)
-        return True
+
+    def _may_give(self, donor: JobRecord, job: JobRecord) -> bool:
+        inside = self._inside.get(job.uid)
+        return donor.uid != job.uid and (not inside or self._reclaim.is_below(donor, inside))
 
     def lend_idle(self) -> None:
         """Each idle node to the job with the fewest borrowed ones that can use it."""
@@ -220,9 +305,12 @@ class _Ledger:
         while waits:
             i = heappop(waits)[1]
             job = self._borrowers[i]
-            node = next(idle[i], None) if self._size[job.uid] < job.spec.nodes.max else None
+            one = wanted(self._cluster, job.spec, 1)
+            full = self._size[job.uid] >= job.spec.nodes.max or self._reclaim.barring(job, one)
+            node = None if full else next(idle[i], None)
             if node is not None:
                 self._take(job, [node])
+                self._reclaim.grant(job, one)
                 heappush(waits, (self._count(job), i))
 
     def level(self) -> None:
@@ -298,6 +386,8 @@ class _Ledger:
             donor, node = shrink.pop()
             plan.grant(donor, _use_on(donor, node))
             room -= 1
+        if plan.barring(job, needs):
+            return False
         for donor, node in shrink:
             self._part(donor, node, job)
         for donor, _, _ in stop.values():
@@ -307,9 +397,8 @@ class _Ledger:
 
     def _donors(self, job: JobRecord, needs: Resources) -> list[JobRecord]:
         """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
-        assert self._reclaim is not None
         over, owns = self._reclaim.over, self._reclaim.owns(job, needs)
-        donors = [j for j in self._running() if j.uid != job.uid and j.uid not in self.stops]
+        donors = [j for j in self._running() if j.uid not in self.stops and self._may_give(j, job)]
         able: dict[str, bool] = {}
         for donor in donors:
             if donor.spec.queue not in able:
@@ -341,7 +430,8 @@ class _Ledger:
 
     def _to_give(self, job: JobRecord, lack: int) -> list[tuple[JobRecord, str]]:
         """Borrowed nodes for a job, one after the other of who has most then, the newest first."""
-        lent = [(-self._count(j), i) for i, j in enumerate(self._borrowers) if j.uid != job.uid and self._lent[j.uid]]
+        givers = ((i, j) for i, j in enumerate(self._borrowers) if self._lent[j.uid] and self._may_give(j, job))
+        lent = [(-self._count(j), i) for i, j in givers]
         heapify(lent)
         found: list[tuple[JobRecord, str]] = []
         chosen: set[str] = set()
@@ -386,8 +476,7 @@ class _Ledger:
         """Neither is it being scaled out, nor does it make room, nor is its queue at its capability."""
         if job.control.growing is not None or job.uid in self.stops or job.uid in self.gives:
             return False
-        more = wanted(self._cluster, job.spec, self._size[job.uid] + 1)
-        return ceiling(self._cluster, job).holds(more)
+        return not self._reclaim.barring(job, wanted(self._cluster, job.spec, 1))
 
     def _idle_for(self, job: JobRecord) -> Iterator[str]:
         """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
@@ -414,6 +503,8 @@ class _Ledger:
 
     def _fits(self, job: JobRecord, node: str, donor: str = "") -> bool:
         """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
+        if donor and job.uid in self._anywhere:
+            return True
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
         if self._size.get(job.uid, 0) < job.control.target and self._is_kept(node, job):

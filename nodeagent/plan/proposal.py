@@ -11,7 +11,7 @@ from nodeagent.model.jobspec import MOST_NODES
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause
 from nodeagent.plan import keepers
-from nodeagent.plan.backfill import kept_for, kept_from
+from nodeagent.plan.backfill import kept_for, kept_from, with_aside
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import of_devices, together
 from nodeagent.plan.elastic import eligible, nodes_wanted, sharing
@@ -42,7 +42,7 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
 def up_to(cluster: Cluster, job: JobRecord, target: int) -> Placement:
     """What a job that runs could have of so many nodes (``choose``)."""
     kept = kept_from(cluster, job).difference(job.head.members if job.head is not None else ())
-    found = choose(cluster, job, target, kept)
+    found = choose(with_aside(cluster, job), job, target, kept)
     return _with_kept(cluster, job, found, kept) if kept else found
 
 
@@ -53,19 +53,20 @@ def _with_kept(cluster: Cluster, job: JobRecord, found: Placement, kept: Collect
 
 
 def _place(cluster: Cluster, job: JobRecord, without: Collection[str], most: int = MOST_NODES) -> Placement:
+    view = with_aside(cluster, job)
     if job.spec.several:
-        full = choose(cluster, job, job.sized.nodes.target, without)
+        full = choose(view, job, job.sized.nodes.target, without)
         before = job.sized_before.nodes.target
-        return full if full.fits or job.control.growing is None else choose(cluster, job, before, without)
+        return full if full.fits or job.control.growing is None else choose(view, job, before, without)
     if (may := eligible(cluster, job)) is not None:
         without = {n for n in cluster.nodes if n not in may}.union(without)
     elif back := sharing(cluster).gives.get(job.uid):
         without = {*without, *back}
-    full = choose(cluster, job, min(most, nodes_wanted(cluster, job)), without)
+    full = choose(view, job, min(most, nodes_wanted(cluster, job)), without)
     growing = job.control.growing
     if growing is None or len(full.chosen) >= growing.want:
         return full
-    return choose(cluster, job, growing.before, without)
+    return choose(view, job, growing.before, without)
 
 
 def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:

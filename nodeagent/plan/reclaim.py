@@ -16,7 +16,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Resources, of_devices, size, together
 from nodeagent.plan.membership import holding_nodes
-from nodeagent.plan.share import ROUNDING, above, dominant, entitlements, holdings, owned, within
+from nodeagent.plan.share import NO_PART, ROUNDING, above, beyond, entitlements, holdings, owned, within
 
 MIN_RUNTIME = 60.0
 """Seconds that a gang runs at least before it is stopped for another queue."""
@@ -63,13 +63,29 @@ class Reclaim:
             return False
         if all(self._within(name, self._use.get(name, NOTHING).and_(needs)) for name in siblings):
             return True
-        keeps = dominant(has.less(use), self._total) >= self._entitled.get(apart[-1], 0.0) - ROUNDING
+        keeps = self._beyond(apart[-1], has.less(use)) >= -ROUNDING
         return keeps and all(self._below(n, needs) for n in siblings)
+
+    def barring(self, job: JobRecord, more: Resources) -> str:
+        """The lowest of the job's queues that may not have so much more; empty if all may. Then only what jobs of that
+        queue give up can help."""
+        if _of(job) not in self._cluster.queues.by_name:
+            return _of(job)
+        for queue in self._cluster.queues.path(_of(job)):
+            use = self._use.get(queue.name, NOTHING)
+            for name, cap in queue.capability.stated.items():
+                if (asked := getattr(more, name)) and getattr(use, name) + asked > cap:
+                    return queue.name
+        return ""
+
+    def is_below(self, donor: JobRecord, name: str) -> bool:
+        """What the donor gives up is this queue's."""
+        return name in above(self._cluster.queues, _of(donor))
 
     def over(self, donor: JobRecord) -> float:
         """By how much the donor's queue has more than it is entitled to, as a part of the cluster."""
         name = _of(donor)
-        return dominant(self._use.get(name, NOTHING), self._total) - self._entitled.get(name, 0.0)
+        return self._beyond(name, self._use.get(name, NOTHING))
 
     def release(self, donor: JobRecord, use: Resources) -> None:
         """The donor is to give that much."""
@@ -81,15 +97,16 @@ class Reclaim:
         for name in above(self._cluster.queues, _of(job)):
             self._use[name] = self._use.get(name, NOTHING).and_(use)
 
+    def _beyond(self, name: str, use: Resources) -> float:
+        return beyond(use, self._entitled.get(name, NO_PART), self._total)
+
     def _within(self, name: str, use: Resources) -> bool:
-        part = self._entitled.get(name, 0.0) + ROUNDING
-        return dominant(use, self._total) <= part or within(self._owned(name), use)
+        return self._beyond(name, use) <= ROUNDING or within(self._owned(name), use)
 
     def _below(self, name: str, needs: Resources) -> bool:
         """The queue would have less than its part if the job had one node less."""
         but_one = Resources(*(amount - amount // max(1, needs.nodes) for amount in needs))
-        share = dominant(self._use.get(name, NOTHING).and_(but_one), self._total)
-        return share < self._entitled.get(name, 0.0) - ROUNDING
+        return self._beyond(name, self._use.get(name, NOTHING).and_(but_one)) < -ROUNDING
 
     def _spares(self, name: str, use: Resources) -> bool:
         left = self._use.get(name, NOTHING).less(use)

@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import RESOURCES, Queue, Queues, queue_of
@@ -80,29 +81,63 @@ def dominant(use: Resources, total: Resources) -> float:
     return part
 
 
-def parts(tree: Queues, among: Collection[str] | None = None) -> dict[str, float]:
-    """Queue to its part of the cluster by weight, from the top down, parents before their children. ``among``: queues
-    that count; None: all."""
+class Part(NamedTuple):
+    """What a queue is to have by weight, in the order of ``model.queue.RESOURCES``; hardly ever whole devices."""
+
+    gpus: float = 0.0
+    nodes: float = 0.0
+    slots: float = 0.0
+
+
+NO_PART = Part()
+
+
+def beyond(use: Resources, part: Part, total: Resources) -> float:
+    """How much more than the part this is, of the resource of which it is most, as a part of the cluster; below 0 if it
+    is less of each resource."""
+    most = -1.0
+    for mine, due, all_ in zip(use, part, total, strict=True):
+        if all_ and (mine - due) / all_ > most:
+            most = (mine - due) / all_
+    return most
+
+
+def parts(tree: Queues, total: Resources, among: Collection[str] | None = None) -> dict[str, Part]:
+    """Queue to its part of the cluster by weight, from the top down, parents before their children. No part is larger
+    than the queue's capability: what it may not have is its siblings'. ``among``: queues that count; None: all."""
+    divided = [_divided(tree, resource, amount, among) for resource, amount in zip(RESOURCES, total, strict=True)]
+    return {name: Part(*(of[name] for of in divided)) for name in divided[0]}
+
+
+def _divided(tree: Queues, resource: str, total: int, among: Collection[str] | None) -> dict[str, float]:
     found: dict[str, float] = {}
 
-    def divide(parent: str, part: float) -> None:
+    def divide(parent: str, amount: float) -> None:
         siblings = [name for name in tree.children.get(parent, ()) if among is None or name in among]
-        weights = sum(tree.by_name[name].weight for name in siblings)
+        rest, shares = list(siblings), dict[str, float]()
+        while rest:
+            weights = sum(tree.by_name[name].weight for name in rest)
+            shares |= {name: amount * tree.by_name[name].weight / weights for name in rest}
+            caps = {name: tree.by_name[name].capability.stated.get(resource) for name in rest}
+            full = {name: cap for name, cap in caps.items() if cap is not None and cap < shares[name]}
+            shares |= full
+            amount -= sum(full.values())
+            rest = [name for name in rest if name not in full] if full else []
         for name in siblings:
-            found[name] = part * tree.by_name[name].weight / weights
+            found[name] = shares[name]
             divide(name, found[name])
 
-    divide(TOP, 1.0)
+    divide(TOP, total)
     return found
 
 
-def entitlements(cluster: Cluster) -> Mapping[str, float]:
+def entitlements(cluster: Cluster) -> Mapping[str, Part]:
     """Queue to its part of the cluster by weight, siblings without jobs left out."""
 
-    def look(_before: object) -> dict[str, float]:
+    def look(_before: object) -> dict[str, Part]:
         tree = cluster.queues
         busy = {name for job in cluster.jobs.values() if _counts(job) for name in above(tree, queue_of(job.spec.queue))}
-        return parts(tree, busy)
+        return parts(tree, size(cluster).total, busy)
 
     return cluster.once("entitlements", look)
 
@@ -160,12 +195,25 @@ def ceiling(cluster: Cluster, job: JobRecord) -> Ceiling:
     most: dict[str, int] = {}
     by: dict[str, str] = {}
     for queue in queues:
-        others = found.by_queue.get(queue.name, NOTHING).less(own)
+        others, kept = found.by_queue.get(queue.name, NOTHING).less(own), cluster.set_aside.get(queue.name, {})
         for name, cap in queue.capability.stated.items():
-            left = max(cap - getattr(others, name), getattr(own, name))
+            left = max(cap - getattr(others, name) - kept.get(name, 0), getattr(own, name))
             if left < most.get(name, left + 1):
                 most[name], by[name] = left, queue.name
     return Ceiling(most, by)
+
+
+def barring(cluster: Cluster, job: JobRecord, needs: Resources) -> str:
+    """The lowest of the job's queues that cannot have so much now, and could if its other jobs had ended; empty if
+    there is none."""
+    found, own = holdings(cluster), used(cluster).get(job.uid, NOTHING)
+    for queue in cluster.queues.path(queue_of(job.spec.queue)):
+        stated, others = queue.capability.stated, found.by_queue.get(queue.name, NOTHING).less(own)
+        if any(getattr(needs, name) > cap for name, cap in stated.items()):
+            return ""
+        if any(getattr(others, name) + getattr(needs, name) > cap for name, cap in stated.items()):
+            return queue.name
+    return ""
 
 
 def claims(cluster: Cluster, job: JobRecord, use: Resources) -> tuple[str, ...]:
@@ -189,9 +237,9 @@ def full(cluster: Cluster, job: JobRecord, needs: Resources) -> str:
         return f"queue {name} does not exist any more: create it again, or delete the job"
     own = getattr(used(cluster).get(job.uid, NOTHING), resource)
     cap, has = queue.capability.stated[resource], getattr(holdings(cluster).by_queue.get(name, NOTHING), resource)
-    text = (
-        f"queue {name} may use {cap} {resource} and has {has} in use; this needs {getattr(needs, resource) - own} more"
-    )
+    kept = cluster.set_aside.get(name, {}).get(resource, 0)
+    uses = f"has {has} in use" + (f" and keeps {kept} for jobs before this one" if kept else "")
+    text = f"queue {name} may use {cap} {resource} and {uses}; this needs {getattr(needs, resource) - own} more"
     others = [uid for uid in holdings(cluster).jobs.get(name, ()) if uid != job.uid]
     held = sorted(((getattr(used(cluster)[uid], resource), cluster.jobs[uid]) for uid in others), key=_most_first)
     shown = [f"job {other.name} holds {amount}" for amount, other in held[:3] if amount]
@@ -256,7 +304,7 @@ class _Branch:
     use: Resources = NOTHING
     past: float = 0.0
     """Its part of what it and its siblings used before, by the weight."""
-    entitled: float = 0.0
+    entitled: Part | None = None
     """Of a queue: its part of the cluster."""
     below: list[_Entry] = field(default_factory=list)
     """A heap of those below that have jobs in line."""
@@ -311,16 +359,17 @@ class _Turns:
     def _entry(self, name: str) -> _Entry:
         """By the share that it would have with its next job; of equal ones the one with the older job goes first."""
         branch = self._branches[name]
-        then = dominant(branch.use.and_(self._next_use(name)), self._total)
+        then = branch.use.and_(self._next_use(name))
         oldest = branch.jobs[-1].order if branch.jobs else branch.below[0][2]
-        return self._has_part(branch, then), then / branch.weight + branch.past, oldest, name
+        share = dominant(then, self._total) / branch.weight + branch.past
+        return self._has_part(branch, then), share, oldest, name
 
-    def _has_part(self, branch: _Branch, then: float) -> int:
-        """How far the queue has its part; ``then``: what it has with its next job, as a part of the cluster. Who is
-        within its part goes before others, whatever it used before."""
-        if dominant(branch.use, self._total) > branch.entitled - ROUNDING:
+    def _has_part(self, branch: _Branch, then: Resources) -> int:
+        """How far the queue has its part; ``then``: what it has with its next job. Who is within its part goes before
+        others, whatever it used before."""
+        if branch.entitled is None or beyond(branch.use, branch.entitled, self._total) > -ROUNDING:
             return 2
-        return 0 if then <= branch.entitled + ROUNDING else 1
+        return 0 if beyond(then, branch.entitled, self._total) <= ROUNDING else 1
 
     def _next_use(self, name: str) -> Resources:
         while heap := self._branches[name].below:
@@ -348,7 +397,7 @@ class _Turns:
             known = self._cluster.queues.by_name.get(name)
             weight = known.weight if known is not None else 1.0
             use, past = self._held.by_queue.get(name, NOTHING), self._past.get(name, 0.0)
-            found = _Branch(weight, use, past, self._entitled.get(name, 0.0))
+            found = _Branch(weight, use, past, self._entitled.get(name))
         self._branches[name] = found
         return found
 
@@ -415,7 +464,8 @@ def standings(cluster: Cluster) -> dict[str, QueueShare]:
             waiting[name] = waiting.get(name, 0) + (job.phase in ("queued", "holding"))
     found: dict[str, QueueShare] = {}
 
-    for name, part in parts(tree).items():
+    for name, part in parts(tree, total).items():
         queue, use = tree.by_name[name], held.by_queue.get(name, NOTHING)
-        found[name] = QueueShare(queue, use, dominant(use, total), part, live.get(name, 0), waiting.get(name, 0))
+        entitled = min((due / all_ for due, all_ in zip(part, total, strict=True) if all_), default=0.0)
+        found[name] = QueueShare(queue, use, dominant(use, total), entitled, live.get(name, 0), waiting.get(name, 0))
     return found

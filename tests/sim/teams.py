@@ -76,9 +76,11 @@ def drawn(seed: int) -> Teams:
     rng = random.Random(f"teams {seed}")
     nodes, pause = rng.randint(3, 5), rng.choice([1.0, 2.0, 4.0])
     if rng.random() < 0.25:
-        queues = tuple(Queue(name=name, weight=_weight(rng)) for name in "abc"[: rng.randint(2, 3)])
-        late = {queue.name: rng.choice([0.0, STORM * rng.random(), STORM + 5.0]) for queue in queues}
-        names = [queue.name for queue in queues for _ in range(nodes + 1)]
+        queues = _under(rng, nodes, 2, *(Queue(name=name, weight=_weight(rng)) for name in "abc"[: rng.randint(2, 3)]))
+        late = {
+            queue.name: rng.choice([0.0, STORM * rng.random(), STORM + 5.0]) for queue in queues if queue.name != "p"
+        }
+        names = [name for name in late for _ in range(nodes + 1)]
         jobs = tuple(Work(f"j{i}", name, 1, 1, 600, late[name]) for i, name in enumerate(names))
         return Teams(nodes, queues, jobs, pause, equals=True)
     if rng.random() < 0.2:
@@ -104,11 +106,20 @@ def drawn(seed: int) -> Teams:
 def _promised(rng: random.Random, nodes: int, pause: float) -> Teams:
     """A queue has all nodes, and then jobs come of one that is guaranteed half of them or more."""
     owned, late = rng.randint((nodes + 1) // 2, nodes - 1), rng.choice([STORM * rng.random(), STORM + 5.0])
-    queues = (Queue(name="a", weight=4.0), Queue(name="b", weight=0.5, guarantee=Amount(nodes=owned)))
+    b = Queue(name="b", weight=0.5, guarantee=Amount(nodes=owned))
+    queues = _under(rng, nodes, owned, Queue(name="a", weight=4.0), b)
     low = rng.randint(1, 2)
     greedy = [Work(f"j{i}", "a", low, rng.randint(low, nodes), 600, 0.0) for i in range(nodes)]
     theirs = [Work(f"j{i}", "b", 1, 1, 600, late) for i in range(nodes, nodes + owned)]
     return Teams(nodes, queues, (*greedy, *theirs), pause, promised=True)
+
+
+def _under(rng: random.Random, nodes: int, least: int, *queues: Queue) -> tuple[Queue, ...]:
+    """Sometimes these are below another, and may not have all nodes together, but so many at least."""
+    if rng.random() < 0.6:
+        return queues
+    above = Queue(name="p", capability=Amount(nodes=rng.randint(least, nodes)))
+    return above, *(queue.model_copy(update={"parent": "p"}) for queue in queues)
 
 
 def _tree(rng: random.Random, nodes: int) -> tuple[Queue, ...]:
@@ -126,6 +137,9 @@ def _tree(rng: random.Random, nodes: int) -> tuple[Queue, ...]:
                 reclaimable=rng.random() > 0.1, priority=rng.choice([0, 0, 0, 1]),
             )
         )  # fmt: skip
+    if inner and rng.random() < 0.5:
+        below = sum(queue.guarantee.nodes or 0 for queue in queues if queue.parent == "p")
+        queues[0] = queues[0].model_copy(update={"capability": Amount(nodes=rng.randint(max(1, below), nodes))})
     return tuple(queues)
 
 
@@ -244,13 +258,16 @@ class Play:
 
     def _all_want_more(self) -> bool:
         waiting = {job.spec.queue for job in self.cluster.server.state.jobs.values() if in_queue(job)}
-        return waiting == {queue.name for queue in self.teams.queues}
+        return waiting == {queue.name for queue in self.teams.queues if queue.name != "p"}
 
     def _parts(self) -> None:
-        """Each queue has its part by weight of the nodes, to one node."""
-        use, weights = in_use(self.cluster), sum(queue.weight for queue in self.teams.queues)
-        for queue in self.teams.queues:
-            part = self.teams.nodes * queue.weight / weights
+        """Each queue has its part by weight of the nodes, or of what they may have together, to one node."""
+        all_of = {queue.name: queue for queue in self.teams.queues}
+        above = all_of.pop("p", None)
+        nodes = self.teams.nodes if above is None else above.capability.nodes or 0
+        use, weights = in_use(self.cluster), sum(queue.weight for queue in all_of.values())
+        for queue in all_of.values():
+            part = nodes * queue.weight / weights
             if abs(use[queue.name] / WORKERS - part) > 1:
                 raise Broken(f"queue {queue.name} has {use} slots, its part is {part} nodes\n{self.cluster.describe()}")
 

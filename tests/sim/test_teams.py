@@ -39,6 +39,9 @@ def test_what_seeds_stand_for() -> None:
         kinds["guarantee"] += any(queue.guarantee.nodes for queue in drawn.queues)
         kinds["capability"] += any(queue.capability.nodes for queue in drawn.queues)
         kinds["inner"] += any(queue.parent for queue in drawn.queues)
+        kinds["inner capability"] += any(
+            queue.capability.nodes and tree.children.get(queue.name) for queue in tree.queues
+        )
         for job in drawn.jobs:
             caps = [queue.capability.nodes for queue in tree.path(job.queue) if queue.capability.nodes is not None]
             assert 1 <= job.low <= min([drawn.nodes, *caps])

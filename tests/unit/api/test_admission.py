@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.api.admission import admitted
+from nodeagent.api.admission import admitted, may_grow
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError
 from nodeagent.model.jobspec import JobSpec
@@ -151,3 +151,27 @@ async def test_a_users_quota_of_gpus() -> None:
         "8 GPUs at least, this one for 16; the queue allows a user 16"
         in (await refusal(cluster(limited, jobs=(mine,)), job("team", (2, 2)))).message
     )
+
+
+def roles(trainers: int, name: str = "a") -> JobSpec:
+    """A server and so many trainers, each with a whole node's GPUs."""
+    spec = job("team", name=name)
+    server, trainer = (spec.role.model_copy(update={"name": of}) for of in ("server", "trainer"))
+    nodes = spec.nodes.model_copy(update={"min": trainers, "max": trainers, "target": trainers})
+    return spec.model_copy(update={"roles": (server, trainer.model_copy(update={"nodes": nodes}))})
+
+
+def test_a_role_grows_within_what_its_queue_and_its_owner_may_have() -> None:
+    limited = Queue(name="team", capability=Amount(gpus=24), user_quota=UserQuota(gpus=24))
+    may_grow(cluster(limited), ALICE, roles(2))
+    with pytest.raises(
+        ApiError, match=r"needs 32 gpus at least, and its capability lets queue 'team' have 24"
+    ) as caught:
+        may_grow(cluster(limited), ROOT, roles(3))
+    assert caught.value.next_step == "ask for less, or name another queue; nothing was changed"
+    grown = make_job(uid="u1", owner=1000, spec=roles(1, "one"))
+    grown = grown.model_copy(update={"control": grown.control.model_copy(update={"sizes": {"trainer": 2}})})
+    with pytest.raises(ApiError, match="ask for 24 GPUs at least, this one for 16; the queue allows a user 24"):
+        may_grow(cluster(limited, jobs=(grown,)), ALICE, roles(1))
+    may_grow(cluster(limited, jobs=(grown,)), ROOT, roles(1))
+    may_grow(cluster(), ALICE, roles(9))  # its queue is gone: it gets nothing more until that is back

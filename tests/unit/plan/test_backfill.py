@@ -172,6 +172,73 @@ def test_one_whose_queue_is_at_its_capability_keeps_nothing() -> None:
     assert decided(replace(full, queues=Queues(queues=(more, other)), notes=Notes()), "s")[0] is None
 
 
+# --- what a queue keeps of its capability
+
+
+TEAM = Queue(name="team", capability=Amount(nodes=4))
+
+
+def of_team(cluster: Cluster, *queues: Queue) -> Cluster:
+    """All jobs are of the queue ``team``, but those whose name begins with ``x``."""
+    jobs = {
+        uid: j.model_copy(update={"spec": j.spec.model_copy(update={"queue": "other" if j.name[0] == "x" else "team"})})
+        for uid, j in cluster.jobs.items()
+    }
+    return replace(cluster, jobs=jobs, queues=Queues(queues=(*(queues or (TEAM,)), Queue(name="other"))), notes=Notes())
+
+
+def test_small_jobs_do_not_take_what_a_large_one_of_a_full_queue_needs() -> None:
+    one, big, small, x = runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2), waits("x", 1, 3)
+    cluster = of_team(cluster_of(8, one, big, small, x))
+    why = "queue team keeps 4 nodes for job big, which starts by about 01:18 UTC (when job a ends at its time limit)"
+    assert decided(cluster, "small") == (None, why)
+    assert decided(cluster, "x")[0] is not None, "another queue"
+    assert decided(of_team(cluster_of(8, runs("a", ["n1", "n2"]), big, small)), "small")[1] == (
+        "queue team keeps 4 nodes for job big, which starts when job a ends (no time limit says when)"
+    )
+    first = backfill.start_estimate(cluster, cluster.jobs["u-big"])
+    assert first is not None
+    assert first.start == NOW + 60 * MINUTE + GRACE * 1000
+
+
+def test_one_that_ends_before_the_large_one_starts_goes_first() -> None:
+    jobs = runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2, minutes=30)
+    cluster = of_team(cluster_of(8, *jobs))
+    assert decided(cluster, "small")[0] is not None
+    last = NOW + 60 * MINUTE + GRACE * 1000 - 30 * MINUTE - GRACE * 1000 - int(cluster.timing.form_margin * 1000)
+    assert decided(at(cluster, last + 1), "small")[0] is None
+
+
+def test_what_the_large_one_does_not_need_is_open() -> None:
+    jobs = runs("a", ["n1", "n2"], 60), waits("big", 3, 1), waits("small", 1, 2), waits("two", 2, 3)
+    cluster = of_team(cluster_of(8, *jobs))
+    assert decided(cluster, "small")[0] is None, "big needs three of four, and a has two: small would not have ended"
+    wide = TEAM.model_copy(update={"capability": Amount(nodes=5)})
+    cluster = of_team(cluster_of(8, runs("a", ["n1", "n2", "n3"], 60), *jobs[1:]), wide)
+    assert decided(cluster, "small")[0] is None
+    assert decided(cluster, "two")[0] is None
+
+
+def test_nothing_is_kept_for_one_that_could_never_start() -> None:
+    one, small = runs("a", ["n1", "n2"], 60), waits("small", 1, 2)
+    assert decided(of_team(cluster_of(8, one, waits("big", 5, 1), small)), "small")[0] is not None, "more than it may"
+    assert decided(of_team(cluster_of(3, one, waits("big", 4, 1), small)), "small")[0] is not None, "no such nodes"
+
+
+def test_one_that_runs_does_not_grow_into_what_is_kept() -> None:
+    grows, big = runs("a", ["n1"], order=2, size=3), waits("big", 4, 1)
+    assert reserved(of_team(cluster_of(8, grows, big))).kept["u-a"].aside
+    assert decided(of_team(cluster_of(8, grows, big)), "a")[0] is None
+    assert decided(of_team(cluster_of(8, grows)), "a")[0] == {"n1", "n2", "n3"}
+
+
+def test_each_full_queue_keeps_something_for_its_first_job_only() -> None:
+    jobs = runs("a", ["n1", "n2"]), waits("big", 4, 1), waits("next", 3, 2), waits("x", 8, 3), runs("xa", ["n3"])
+    (nodes, hold) = reserved(of_team(cluster_of(8, *jobs))).found
+    assert (hold.name, hold.queue, hold.needs.nodes, hold.nodes) == ("big", "team", 4, frozenset())
+    assert (nodes.name, nodes.queue) == ("x", "")
+
+
 def test_nodes_that_will_not_do_are_not_kept() -> None:
     cluster = cluster_of(6, runs("a", ["n1"], 60), waits("big", 3, 1), waits("small", 1, 2))
     records = dict(cluster.nodes)

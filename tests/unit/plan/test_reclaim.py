@@ -17,7 +17,7 @@ from nodeagent.plan.elastic import Sharing, sharing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.queue import ASSEMBLE, queue
 from nodeagent.plan.reclaim import MIN_RUNTIME
-from nodeagent.plan.share import entitlements
+from nodeagent.plan.share import Part, entitlements
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import (
     NOW,
@@ -58,14 +58,19 @@ def cluster(count: int, queues: Iterable[Queue], *jobs: JobRecord) -> Cluster:
     return replace(make_cluster(nodes, *jobs), queues=Queues(rev=1, queues=tuple(queues)))
 
 
+def part(nodes: float) -> Part:
+    """Of a cluster whose nodes have one slot each."""
+    return Part(0, nodes, nodes)
+
+
 def test_parts_are_by_weight_of_queues_that_have_jobs() -> None:
     tree = [A, Queue(name="b", weight=3), Queue(name="x", parent="b"), Queue(name="y", parent="b"), Queue(name="c")]
     view = cluster(8, tree, job("a1", 1), job("x1", 1), job("y1", 1))
-    assert entitlements(view) == {"a": 0.25, "b": 0.75, "x": 0.375, "y": 0.375}
-    assert entitlements(cluster(8, tree, job("a1", 1))) == {"a": 1.0}
+    assert entitlements(view) == {"a": part(2), "b": part(6), "x": part(3), "y": part(3)}
+    assert entitlements(cluster(8, tree, job("a1", 1))) == {"a": part(8)}
     ended, paused = job("x1", 1).model_copy(update={"phase": "succeeded"}), job("y1", 1)
     paused = paused.model_copy(update={"control": paused.control.model_copy(update={"desired": "pause"})})
-    assert entitlements(cluster(8, tree, job("a1", 1), ended, paused)) == {"a": 1.0}
+    assert entitlements(cluster(8, tree, job("a1", 1), ended, paused)) == {"a": part(8)}
 
 
 def test_an_elastic_job_shrinks_first_and_only_to_the_others_part() -> None:
@@ -334,7 +339,7 @@ def test_what_must_hold_of_every_view(
     total = used + idle
     view = cluster(total, tree, *jobs)
     found = sharing(view)
-    by_uid, part = {one.uid: one for one in jobs}, entitlements(view)
+    by_uid, due = {one.uid: one for one in jobs}, {name: one.nodes for name, one in entitlements(view).items()}
 
     def of(uid: str) -> str:
         return queue_of(by_uid[uid].spec.queue)
@@ -360,10 +365,10 @@ def test_what_must_hold_of_every_view(
         if one.name in lost:
             assert one.reclaimable
             assert has(one.name) - lost[one.name] >= (one.guarantee.nodes or 0), "nothing that is guaranteed"
-            assert owned or has(one.name) > part[one.name] * total, "only from one that had more than its part"
+            assert owned or has(one.name) > due[one.name], "only from one that had more than its part"
     for uid in takers:
         name, needs = of(uid), by_uid[uid].spec.nodes.min
-        assert has(name) + needs < max(part[name] * total + 1, guaranteed[name] + 1), "up to its part only, to one node"
+        assert has(name) + needs < max(due[name] + 1, guaranteed[name] + 1), "up to its part only, to one node"
         given = [of(donor) for donor, nodes in found.gives.items() for one in nodes.values() if one == uid]
         assert len(given) <= needs, "no more than it needs"
         stopped = {donor: len(by_uid[donor].head.members) for donor, one in found.stops.items() if one == uid}  # type: ignore[union-attr]
@@ -374,10 +379,115 @@ def test_what_must_hold_of_every_view(
     assert sharing(turned) == found, "whatever order they are read in"
 
 
-def test_nobody_borrows_over_a_capability() -> None:
-    spec = make_spec(name="a1", size=(1, 8)).model_copy(update={"queue": "a"})
+# --- under a capability
+
+
+TEAM = [Queue(name="p", capability=Amount(nodes=4)), Queue(name="a", parent="p"), Queue(name="b", parent="p")]
+"""Two queues that may have four nodes together."""
+
+
+def auto(name: str, on: Iterable[int]) -> JobRecord:
+    """It has one node of its own; the others that it runs on are borrowed."""
+    spec = make_spec(name=name, size=(1, 8)).model_copy(update={"queue": name[:1]})
     nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
     spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
-    one = make_job("running", make_head(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
-    assert sharing(cluster(4, [Queue(name="a", capability=Amount(nodes=2)), B], one)).takes == {}
-    assert sharing(cluster(4, [Queue(name="a", capability=Amount(nodes=4)), B], one)).takes == {"u-a1": ("n3", "n4")}
+    return make_job("running", make_head([f"n{i}" for i in on]), spec=spec, uid=f"u-{name}", target=1)
+
+
+def test_nobody_borrows_over_a_capability() -> None:
+    one = auto("a1", [1, 2])
+    assert sharing(cluster(6, [Queue(name="a", capability=Amount(nodes=2)), B], one)).takes == {}
+    assert sharing(cluster(6, [Queue(name="a", capability=Amount(nodes=4)), B], one)).takes == {"u-a1": ("n3", "n4")}
+
+
+def test_nobody_borrows_what_one_that_waits_may_have() -> None:
+    view = cluster(6, [Queue(name="a", capability=Amount(nodes=4)), B], auto("a1", [1, 2]), job("a2", 1))
+    assert sharing(view).takes == {"u-a1": ("n4",)}, "n3 is for a2, and a may have no more than four"
+
+
+def test_borrowed_nodes_come_back_for_one_that_a_capability_bars() -> None:
+    few = [Queue(name="a", capability=Amount(nodes=4)), B]
+    for nodes, why in ((6, "others are idle: which come back does not matter"), (4, "it gets those")):
+        view = cluster(nodes, few, auto("a1", [1, 2, 3, 4]), job("a2", 2))
+        assert sharing(view).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}, why
+    other = cluster(8, few, auto("b1", [5, 6, 7, 8]), job("a1", 4, [1, 2, 3, 4]), job("a2", 2))
+    assert sharing(other) == Sharing(), "what another queue borrows would not help"
+
+
+def test_queues_share_what_they_may_have_together() -> None:
+    elastic = cluster(8, TEAM, job("a1", 1, range(1, 5)), job("b1", 2))
+    assert sharing(elastic).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}
+    assert sharing(cluster(8, TEAM, job("a1", 1, range(1, 5)), job("b1", 3))).gives == {}, "two are its part"
+    whole = cluster(8, TEAM, job("a1", 2, [1, 2]), job("a2", 2, [3, 4], order=1), job("b1", 2))
+    assert (sharing(whole).stops, sharing(whole).gives) == ({"u-a2": "u-b1"}, {})
+    c1 = job("c1", 1, range(5, 9))
+    busy = cluster(8, [*TEAM, C], job("a1", 1, range(1, 5)), c1, job("b1", 2))
+    assert sharing(busy).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}, "from whom it helps"
+    free = cluster(8, [*TEAM, C], job("a1", 2, [1, 2]), job("c1", 1, range(3, 9)), job("b1", 2))
+    assert sharing(free).gives == {"u-c1": {"n8": "u-b1", "n7": "u-b1"}}, "the four are not all in use"
+
+
+def test_a_guarantee_is_had_under_a_capability() -> None:
+    tree = [*TEAM[:2], Queue(name="b", parent="p", weight=0.01, guarantee=Amount(nodes=3))]
+    assert len(sharing(cluster(8, tree, job("a1", 1, range(1, 5)), job("b1", 3))).gives["u-a1"]) == 3
+
+
+def test_nobody_gives_what_a_capability_keeps_from_the_other() -> None:
+    tree = [Queue(name="a", capability=Amount(nodes=2)), B]
+    short = job("a1", 1, [7, 8], most=4)
+    assert sharing(cluster(8, tree, job("b1", 1, range(1, 7)), short)) == Sharing()
+    more = [Queue(name="a", capability=Amount(nodes=3)), B]
+    assert sharing(cluster(8, more, job("b1", 1, range(1, 7)), short)).gives == {"u-b1": {"n6": "u-a1"}}
+    two = cluster(6, tree, job("b1", 1, range(1, 7)), job("a1", 2), job("a2", 2, order=1))
+    assert len(sharing(two).gives["u-b1"]) == 2, "for the first of them: the second may not start beside it"
+
+
+def test_a_part_is_no_more_than_a_capability_and_others_have_the_rest() -> None:
+    jobs = job("a1", 1), job("b1", 1), job("c1", 1)
+    assert entitlements(cluster(8, [*TEAM, C], *jobs)) == {"p": part(4), "a": part(2), "b": part(2), "c": part(4)}
+    small = Queue(name="p", capability=Amount(nodes=2))
+    found = entitlements(cluster(8, [small, *TEAM[1:], C], *jobs))
+    assert {name: one.nodes for name, one in found.items()} == {"p": 2, "a": 1, "b": 1, "c": 6}
+
+
+CAPS = st.tuples(st.integers(1, 6), st.one_of(st.none(), st.integers(1, 6)))
+
+
+@REPEATABLE
+@given(caps=CAPS, running=RUNNING, waiting=WAITING, idle=st.integers(0, 3))
+def test_what_must_hold_of_every_view_with_capabilities(
+    caps: tuple[int, int | None], running: list[tuple[int, int, bool]], waiting: list[tuple[int, int]], idle: int
+) -> None:
+    """``caps``: of the parent of a and b, and of a."""
+    mine = Queue(name="a", parent="p", capability=Amount(nodes=caps[1]))
+    tree = [Queue(name="p", capability=Amount(nodes=caps[0])), mine, Queue(name="b", parent="p"), C]
+    jobs, used = list[JobRecord](), 0
+    for at, (which, size, elastic) in enumerate(running):
+        on = range(used + 1, used + size + 1)
+        used += size
+        name = f"{'abc'[which]}r{at}"
+        one = auto(name, on) if elastic else job(name, size, on)
+        jobs.append(one.model_copy(update={"order": at}))
+    jobs += [job(f"{'abc'[which]}w{at}", size, order=50 + at) for at, (which, size) in enumerate(waiting)]
+    view = cluster(used + idle, tree, *jobs)
+    found, path = sharing(view), {"a": "pa", "b": "pb", "c": "c"}
+    has = dict.fromkeys("pabc", 0)
+    for one in jobs:
+        for name in path[one.spec.queue]:
+            has[name] += len(one.head.members) if one.head is not None else 0
+    after = dict(has)
+    takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
+    for one in jobs:
+        members = len(one.head.members) if one.head is not None else 0
+        less = members if one.uid in found.stops else len(found.gives.get(one.uid, ()))
+        gets = one.spec.nodes.min if one.uid in takers and one.head is None else 0
+        gets += len(found.takes.get(one.uid, ()))
+        for name in path[one.spec.queue]:
+            after[name] += gets - less
+    for name, cap in (("p", caps[0]), ("a", caps[1])):
+        assert cap is None or after[name] <= max(cap, has[name]), f"{name} has no more than it may"
+        for uid in takers:
+            if cap is not None and name in path[view.jobs[uid].spec.queue]:
+                assert after[name] <= cap, "nobody gives anything for one that may not have it"
+    turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
+    assert sharing(turned) == found, "whatever order they are read in"
