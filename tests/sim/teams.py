@@ -191,7 +191,11 @@ class Play:
 
     async def _submit(self, work: Work) -> None:
         def open_() -> bool:
-            return self.cluster.settled() and bool(self.cluster.server.state.nodes)
+            """An agent knows all jobs of this very store. A job that comes into an emptied one before those who know
+            others makes it another cluster's: they come too late then."""
+            agents = [node.agent for node in self.cluster.nodes.values() if node.agent is not None]
+            known = {agent.era for agent in agents if agent.certain}
+            return self.cluster.settled() and self.cluster.server.state.era in known
 
         async def step() -> None:
             await self.cluster.until(open_, RECOVERED, "the store has read what agents know")
@@ -272,7 +276,7 @@ class Play:
                 raise Broken(f"queue {queue.name} has {use} slots, its part is {part} nodes\n{self.cluster.describe()}")
 
     def _guarantees(self, now: float) -> None:
-        lacking = {*self._lacking()}
+        lacking = {*self._lacking()} if self.cluster.settled() else set()  # nothing is decided before
         self._withheld = {name: self._withheld.get(name, now) for name in lacking}
         for name, since in self._withheld.items():
             if now - since > GRACE:
