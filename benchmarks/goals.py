@@ -110,6 +110,8 @@ GOALS = (
     _no_step("scaled down: most steps lost", "scale_down"),
     _median("scaled up: median standstill", "scale_up", 0.2),
     _no_step("scaled up: most steps lost", "scale_up"),
+    _median("borrowed node given back: median standstill", "give_back", 0.3),
+    _no_step("borrowed node given back: most steps lost", "give_back"),
     _median("sick GPU out of the running job: median", "gpu_evicted", 1.0),
     _no_step("paused and resumed: most steps lost", "resume"),
     Goal("steps per second against bare torchrun", "steps_per_second", speed_ratio, 0.99, at_least=True, unit="x"),

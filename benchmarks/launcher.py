@@ -31,6 +31,8 @@ class Shape:
     """The script uses ``nodeagent.train``."""
     hang: float | None = None
     """Seconds without progress that are a hang; None: nobody looks."""
+    auto: bool = False
+    """It starts with ``least`` nodes and borrows idle ones; nodeagent only."""
     gpus: bool = False
     """Each worker has a GPU, of a driver that is not real; nodeagent only."""
 

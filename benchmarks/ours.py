@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.launcher import MAX_RESTARTS, PYTHON, LaunchError, Shape, tail
 from benchmarks.steplog import POLL, NotReachedError, StepLog
-from nodeagent.ctl.client import Client, job_path
+from nodeagent.ctl.client import Client, job_path, node_path
 from nodeagent.local import control, power
 from nodeagent.local.layout import HOME_VARIABLE, LocalFolders
 from nodeagent.local.registry import LocalCluster, cluster, clusters
@@ -115,6 +115,10 @@ class Ours:
         """The job as ``get -o json`` shows it."""
         return self._client().get(job_path(JOB))
 
+    def slots(self, node: str) -> int:
+        """How many workers without a GPU fit on a node that is idle."""
+        return int(self._client().get(node_path(node))["cpu_slots"])
+
     def change(self, path: str, **body: Any) -> None:
         """Ask an agent for a change, as the tool does."""
         self._client().change("POST", path, **body)
@@ -188,10 +192,11 @@ class Ours:
 def job_file(folder: Path, shape: Shape) -> dict[str, Any]:
     """The job that runs the same script as torchrun does, with as little patience between restarts."""
     hang = {} if shape.hang is None else {"hang": {"progress": f"{shape.hang:g}s"}}
+    span = shape.least if shape.least == shape.most else f"{shape.least}:{shape.most}"
     return {
         "name": JOB,
         "command": [PYTHON, *shape.command(folder)],
-        "nodes": shape.least if shape.least == shape.most else f"{shape.least}:{shape.most}",
+        "nodes": {"min": shape.least, "max": shape.most, "target": "auto"} if shape.auto else span,
         "workers_per_node": "gpu" if shape.gpus else shape.workers,
         **({"uneven": True} if shape.gpus else {}),
         "working_dir": str(folder),

@@ -26,6 +26,7 @@ SHRINKING = Shape(least=1)
 GROWING = Shape(most=3, helped=True)
 LEAVING = Shape(least=1, helped=True)
 SCALING = Shape(nodes=3, least=1, most=3, helped=True)
+BORROWING = Shape(nodes=3, least=1, most=3, helped=True, auto=True)
 HANGING = Shape(helped=True, hang=2.0)
 """``helped``: its fourth hang would end a job that shows no progress in between."""
 
@@ -123,6 +124,13 @@ ROWS = {
         "scaled from 1 node to 3: training stands still",
         SCALING,
         lambda t: wishes.scale_up(t, SCALING.least * SCALING.workers, SCALING.world),
+        5,
+        instead=HAS_NONE,
+    ),
+    "give_back": Row(
+        "borrowed node given back to a job that comes: training stands still",
+        BORROWING,
+        lambda t: wishes.give_back(t, BORROWING.world, BORROWING.world - BORROWING.workers),
         5,
         instead=HAS_NONE,
     ),

@@ -64,6 +64,8 @@ METHOD = f"""\
   (`--helped`, which does nothing under torchrun): the save is part of the seconds.
 - **Drained, scaled down:** as there, from two nodes to one; then back. torchrun's node leaves by SIGTERM to its
   launcher. **Scaled up:** from one node to three; one of the two newcomers was a spare, the other has to get ready.
+- **Borrowed node given back:** a job with `nodes: auto` runs on three nodes, two of them borrowed; another is submitted
+  that needs a whole node. Afterwards that one is deleted, and its node borrowed again.
 - **Xid 79:** an event of a driver that is not real (the tests', under the unmodified nvidia-ml-py) on a random GPU of
   {WITH_GPUS.nodes} nodes of {WITH_GPUS.workers}, each with a worker that needs none; the time is taken before it is
   written. The old gang's workers are dead before the new one's start.

@@ -20,6 +20,8 @@ from nodeagent.ctl.client import job_path, node_path
 
 WATCHED = 6.0
 """Seconds after an agent's death in which training must not stand still: two leases."""
+OTHER = "other"
+"""The job for which a borrowed node is given back."""
 PAUSED = 4.0
 """Seconds that a paused job stays so."""
 OFF_THE_BUS = 79
@@ -63,6 +65,21 @@ def scale_up(training: Ours, before: int, after: int) -> Trial:
     new = _next(training, old, after)
     settle()
     return stood(training, old, new)
+
+
+def give_back(training: Ours, full: int, left: int) -> Trial:
+    """A job comes that needs a whole node; the training has borrowed one, and does so again when that job is gone."""
+    settle()
+    old = training.log.newest()
+    file = training.folder / "other.yaml"
+    file.write_text(f"name: {OTHER}\ncommand: [sleep, infinity]\nnodes: 1\nworkers_per_node: {training.slots('n1')}\n")
+    training.ctl("submit", str(file))
+    new = _next(training, old, left)
+    settle()
+    trial = stood(training, old, new)
+    training.ctl("delete", OTHER)
+    _next(training, new, full)
+    return trial
 
 
 def resume(training: Ours, world: int) -> Trial:
