@@ -199,7 +199,7 @@ class Batches:
         async def write(_specs: Sequence[JobSpec], claims: QuotaClaims | None) -> str:
             new = await self._signed(who, jobs, now)
             return await self._view.store.submit_all(
-                base, new, who.uid, now, who.name, request, quota=quota, claims=claims
+                base, new, who.uid, now, who.name, request, era=self._view.era, quota=quota, claims=claims
             )
 
         done = await self._jobs.written(who, specs, admit, write)

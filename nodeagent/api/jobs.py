@@ -13,6 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -177,7 +178,7 @@ class JobRoutes:
                 uid, spec, who.uid, now, who.name, requests.request_id(asked),
                 control=seal.control(uid, first_control(spec, who.name, None)),
                 admission=seal.admit(uid, who.uid, spec, now, self.view.node),
-                quota=limits.quota(who, self.view.config.limits), claims=claims,
+                era=self.view.era, quota=limits.quota(who, self.view.config.limits), claims=claims,
             )  # fmt: skip
 
         job = await self.written(who, [spec], admit, write)
@@ -196,7 +197,7 @@ class JobRoutes:
         they are admitted again, by a view that has all that was submitted to it before: one submit after the other,
         here and, by the store's word, on all nodes. Raises ``ApiError`` and ``StoreError``."""
         if not with_quotas(self.view.cluster(), who, specs):
-            done = await write(specs, None)
+            done = await write_again(self.view, partial(write, specs, None))
             await self.seen()
             return done
 

@@ -199,6 +199,7 @@ class Store(Protocol):
         *,
         control: Control | None = None,
         admission: Admission | None = None,
+        era: str = "",
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
     ) -> JobRecord:
@@ -207,6 +208,7 @@ class Store(Protocol):
         that name (``name_taken``), or if an ended one still has holders that have not lapsed or is kept (``stopping``);
         both refusals name its uid and phase. An ended job of that name is removed. Refused if the owner's jobs with
         this one, without the one that it replaces, exceed ``quota`` (``limit``), and if ``claims`` are old (``stale``).
+        ``era``: of the caller's view; of another store than this it is refused (``stale``): that may have lost jobs.
         The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
         ...
 
@@ -219,6 +221,7 @@ class Store(Protocol):
         by: str,
         request: str,
         *,
+        era: str = "",
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
     ) -> str:

@@ -276,11 +276,13 @@ class RedisStore:
         *,
         control: Control | None = None,
         admission: Admission | None = None,
+        era: str = "",
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
     ) -> JobRecord:
         new = NewJob(uid=uid, spec=spec, control=first_control(spec, by, control), admission=admission)
-        return await self._job("submit", {"uid": uid} | _submitted([new], owner, wall, by, request, quota, claims))
+        asked = _submitted([new], owner, wall, by, request, era, quota, claims)
+        return await self._job("submit", {"uid": uid} | asked)
 
     async def submit_all(
         self,
@@ -291,11 +293,12 @@ class RedisStore:
         by: str,
         request: str,
         *,
+        era: str = "",
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
     ) -> str:
         (known,) = await self._calls.step(
-            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, quota, claims), always
+            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, era, quota, claims), always
         )
         return str(known)
 
@@ -511,6 +514,7 @@ def _submitted(
     wall: float,
     by: str,
     request: str,
+    era: str,
     quota: Quota | None,
     claims: QuotaClaims | None,
 ) -> dict[str, object]:
@@ -520,6 +524,7 @@ def _submitted(
         "submitted": repr(wall),
         "by": by,
         "request": request,
+        "era": era,
         "quota": None if quota is None else quota.model_dump(),
         "claims": None if claims is None else claims.model_dump(),
     }

@@ -215,11 +215,11 @@ class Bench:
 
     async def submit(
         self, uid: str = "u1", name: str = "train", request: str = "", quota: Quota | None = None, owner: int = 1000,
-        env: dict[str, str] | None = None, claims: QuotaClaims | None = None, **size: int,
+        env: dict[str, str] | None = None, claims: QuotaClaims | None = None, era: str = "", **size: int,
     ) -> JobRecord:  # fmt: skip
         asked = spec(name, **size).model_copy(update={"env": env or {}})
         return await self.store.submit(
-            uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", quota=quota, claims=claims
+            uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", era=era, quota=quota, claims=claims
         )
 
     async def job(self, uid: str = "u1", watcher: str = "") -> JobRecord:

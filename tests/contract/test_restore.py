@@ -338,6 +338,31 @@ async def test_a_view_without_jobs_gives_way_to_one_with_jobs(bench: Bench) -> N
     assert (after.reply.cluster_uid, after.jobs) == (view.reply.cluster_uid, view.jobs)
 
 
+async def test_who_knows_of_another_store_submits_nothing_to_an_emptied_one(bench: Bench) -> None:
+    """Else the store would be another cluster's, and the first one's jobs would be lost."""
+    await bench.up("n1")
+    await bench.submit()
+    view = await read(bench)
+    await bench.put_back(None)
+    await refused("stale", bench.submit("u2", "next", era=view.reply.era))
+    await bench.join("n2")
+    await refused("stale", bench.submit("u2", "next", era=view.reply.era))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1")
+    after = await read_after(bench)
+    assert after.jobs == view.jobs
+    assert (await bench.submit("u2", "next", era=after.reply.era)).name == "next"
+    assert (await bench.submit("u2", "next", era=view.reply.era)).name == "next", "the same request again"
+
+
+async def test_who_has_not_seen_a_restart_yet_may_submit(bench: Bench) -> None:
+    await bench.up("n1")
+    before = await read(bench)
+    await bench.restart()
+    await bench.recovered("n1")
+    assert (await bench.submit(era=before.reply.era)).name == "train"
+
+
 async def test_another_cluster_with_jobs_is_left_alone(bench: Bench) -> None:
     await bench.up("n1")
     await bench.submit()

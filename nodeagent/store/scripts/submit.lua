@@ -1,6 +1,6 @@
 -- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), base?,
 -- owner,
--- submitted, by, request, quota?, claims?. All of them or none. base: of a batch, a text that is stored with its
+-- submitted, by, request, era (of the submitter's view, or ''), quota?, claims?. All of them or none. base: of a batch, a text that is stored with its
 -- request.
 local CLAIMS, USERS = P .. 'claims', 'users:' -- no queue's name has a colon
 local seen = request_seen(A.request)
@@ -16,6 +16,10 @@ if job or past then
 end
 if seen then
   return no_job(first)
+end
+-- A job in an emptied store makes it another cluster's: agents that know other jobs could not restore these any more.
+if A.era ~= '' and A.era ~= meta.era and A.era ~= meta.parent then
+  return refuse('stale', 'the store is not the one that this agent has read: it may have lost jobs; then try again')
 end
 local wanted, old = {}, {} -- by the jobs' records: the records behind names may have been removed by hand
 for _, new in ipairs(A.jobs) do
