@@ -15,7 +15,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord
 from nodeagent.model.jobspec import Role
@@ -58,8 +57,8 @@ class Reservation:
     after: tuple[str, ...] = ()
     """Names of the jobs that leave last; of an unknown start those without a time limit."""
     lapses: int = 0
-    """If the job lacks no nodes and these are only getting ready: the served time (ms) until which they are kept. 0:
-    the job lacks nodes, and they are kept for as long as it does."""
+    """If the job lacks nothing, and nodes only get ready for it: the served time (ms) until which this is kept. 0: as
+    long as it lacks something."""
     first: bool = True
     """No job that may start at all is before it in line; of those of its queue, if that keeps something for it."""
     queue: str = ""
@@ -271,15 +270,21 @@ def _barred(cluster: Cluster, waiting: Waiting) -> bool:
 
 
 def _holds(cluster: Cluster) -> Iterable[Reservation]:
-    """For each queue whose capability bars jobs one reservation, for the first of them."""
+    """For each queue whose capability bars jobs a reservation for the first of them; before it those of jobs for which
+    nodes get ready."""
     if not any(one.capability.stated for one in cluster.queues.queues):
         return
     for holds in cluster.once("holds", lambda _before: _possible_holds(cluster), cluster.refused).values():
-        yield from islice((hold for hold in holds if cluster.jobs[hold.uid].not_before <= cluster.served), 1)
+        for one in holds:
+            if cluster.jobs[one.uid].not_before <= cluster.served and (not one.lapses or cluster.served < one.lapses):
+                yield one
+                if not one.lapses:
+                    break
 
 
 def _possible_holds(cluster: Cluster) -> dict[str, list[Reservation]]:
-    """Queue to the first job in line that it bars; before that those whose time has not come, if there are such."""
+    """Queue to the first job in line that it bars; before that those whose time has not come, and those for which nodes
+    get ready: without it others, whose pods are ready, would take what has just become free for them."""
     found: dict[str, list[Reservation]] = {}
     full, ahead, tried = set[str](), set[str](), 0
     paths = {name: above(cluster.queues, name) for name in cluster.queues.by_name}
@@ -302,8 +307,29 @@ def _possible_holds(cluster: Cluster) -> dict[str, list[Reservation]]:
                 of.append(replace(_hold(cluster, job, by), first=by not in ahead))
                 if job.not_before <= cluster.served:
                     full.add(by)
+        elif waiting.has_room and not waiting.fits:
+            for by in capped[name]:
+                if by not in full and len(of := found.setdefault(by, [])) < TRIED:
+                    lapses = _left(cluster, by) + millis(GIVE_WAY)
+                    needs = least(cluster, job.sized_before)
+                    of.append(Reservation(job.uid, job.name, NO_NODES, 0, lapses=lapses, queue=by, needs=needs))
         ahead.update(paths[name])
     return found
+
+
+def _left(cluster: Cluster, name: str) -> int:
+    """The latest served time at which a job of this queue, or below it, left some of its nodes; 0: none has."""
+
+    def look(_before: object) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for job in cluster.jobs.values():
+            head = job.head
+            if head is not None and (head.state == "ended" or head.cause.kind in ("scale", "share")):
+                for one in above(cluster.queues, queue_of(job.spec.queue)):
+                    found[one] = max(found.get(one, 0), head.since + millis(job.spec.grace))
+        return found
+
+    return cluster.once("left", look).get(name, 0)
 
 
 def _hold(cluster: Cluster, job: JobRecord, name: str) -> Reservation:
@@ -652,7 +678,9 @@ def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
         return f"{text}, which starts{ends}"
     if one.start > cluster.served:
         return f"{text}, which {starts_by(cluster, one, wall)}"
-    return f"{text}, for which they get ready" if one.lapses else f"{text}, which is about to start"
+    if one.lapses:
+        return f"{text}, for which they get ready" if held.nodes else f"{text}, which gets ready"
+    return f"{text}, which is about to start"
 
 
 def starts_by(cluster: Cluster, one: Reservation, wall: float) -> str:

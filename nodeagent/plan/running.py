@@ -178,13 +178,15 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     goes = [m.node for m in head.ordered() if pending is not None and m.node in pending.leaving]
     who = job.control.by or "an operator"
     grace = pending.grace if pending is not None else None
+    others = sharing(cluster)
+    back = others.gives.get(job.uid, {})
     if goes:
         cause = Cause(kind="scale", text=f"{', '.join(goes)} scaled in by {who}", node=goes[0])
-        return _propose_or_stay(cluster, job, cause, wall, goes, grace)
-    others = sharing(cluster)
+        scaled = _propose_or_stay(cluster, job, cause, wall, goes, grace)
+        if scaled.step is not None or not (back or job.uid in others.stops):
+            return scaled  # one that cannot be carried out keeps nobody from getting its nodes
     if job.uid in others.stops:
         return _make_room(cluster, job, head, cluster.jobs[others.stops[job.uid]], wall)
-    back = others.gives.get(job.uid, {})
     if back:
         return _give_back(cluster, job, back, wall)
     if target < size:

@@ -80,7 +80,7 @@ def drawn(seed: int) -> Teams:
         late = {
             queue.name: rng.choice([0.0, STORM * rng.random(), STORM + 5.0]) for queue in queues if queue.name != "p"
         }
-        names = [name for name in late for _ in range(nodes + 1)]
+        names = [name for name in late for _ in range(nodes + 3)]  # some fail at their first start
         jobs = tuple(Work(f"j{i}", name, 1, 1, 600, late[name]) for i, name in enumerate(names))
         return Teams(nodes, queues, jobs, pause, equals=True)
     if rng.random() < 0.2:

@@ -219,6 +219,21 @@ def test_what_the_large_one_does_not_need_is_open() -> None:
     assert decided(cluster, "two")[0] is None
 
 
+def test_what_becomes_free_is_kept_while_nodes_get_ready_for_it() -> None:
+    """Else another whose pods are ready would take it."""
+    left = make_job("succeeded", make_head(["n9"], state="ended"), uid="u-l", spec=spec_of(size=(1, 1), name="left"))
+    first, small = waits("first", 2, 1), waits("small", 1, 2)
+    cluster = of_team(cluster_of(8, runs("a", ["n2", "n3"]), left, first, small))
+    slow = {n: one.model_copy(update={"readiness": {"u-small": READY}}) for n, one in cluster.nodes.items()}
+    head = cluster.jobs["u-l"].head
+    assert head is not None
+    recent = cluster.jobs["u-l"].model_copy(update={"head": head.model_copy(update={"since": NOW - 40_000})})
+    cluster = replace(cluster, nodes=slow, jobs={**cluster.jobs, "u-l": recent}, notes=Notes())
+    assert decided(cluster, "small") == (None, "queue team keeps 2 nodes for job first, which gets ready")
+    lapsed = at(cluster, NOW - 40_000 + GRACE * 1000 + int(GIVE_WAY * 1000))
+    assert decided(lapsed, "small")[0] is not None, "not for ever"
+
+
 def test_nothing_is_kept_for_one_that_could_never_start() -> None:
     one, small = runs("a", ["n1", "n2"], 60), waits("small", 1, 2)
     assert decided(of_team(cluster_of(8, one, waits("big", 5, 1), small)), "small")[0] is not None, "more than it may"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import JobRecord, Scale, Spend
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
@@ -111,6 +111,19 @@ def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
     assert not step.spend.counts
     assert step.reason == "made room: job b1 of queue b is entitled to its nodes"
     assert decide(view, first, WALL).step is None
+
+
+def test_a_scale_in_that_cannot_be_carried_out_keeps_nobody_from_its_nodes() -> None:
+    """It would need another node for the one that is to leave."""
+    leaves = Scale(request="r", want=3, before=3, state="pending", leaving=("n3",))
+    one = job("a1", 3, [1, 2, 3])
+    one = one.model_copy(update={"control": one.control.model_copy(update={"scale": leaves})})
+    view = cluster(3, [A, Queue(name="b", guarantee=Amount(nodes=1))], one, job("b1", 1, order=1))
+    step = decide(view, one, WALL).step
+    assert isinstance(step, End)
+    assert step.reason == "made room: job b1 of queue b is entitled to its nodes"
+    alone = decide(cluster(3, [A, B], one), one, WALL)
+    assert (alone.step, alone.why[0][:26]) == (None, "not yet n3 scaled in by an")
 
 
 def stopped(one: JobRecord, at: int, *others: str) -> JobRecord:
