@@ -28,7 +28,7 @@ from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import Resources, least, together, used
 from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
 from nodeagent.plan.placement import gang_of, lay
-from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, line_key, made_room, patience, places, queue
+from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, is_favoured, line_key, made_room, patience, places, queue
 from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, shut_for, with_room
 from nodeagent.plan.share import NO_CEILING, above, barring, ceiling, holdings
 from nodeagent.plan.timelimit import ends_at
@@ -566,6 +566,7 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
     holds."""
     line, out, sets = places(cluster), dict[str, KeptNodes](), dict[tuple[int, ...], KeptNodes]()
     before = [(i, line[one.uid], line_key(cluster.jobs[one.uid]), one) for i, one in enumerate(found)]
+    made_for = {one.uid for one in found if is_favoured(cluster, cluster.jobs[one.uid])}
     until = UNKNOWN
     for uid, job in cluster.jobs.items():
         if job.phase in TERMINAL:
@@ -573,7 +574,8 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
         place, own, by = line.get(uid), line_key(job), list[int]()
         for i, its_place, its_rank, one in before:
             concerns = not one.queue or one.queue in above(cluster.queues, queue_of(job.spec.queue))
-            if concerns and (own > its_rank if place is None else place > its_place):
+            goes_first = own > its_rank or one.uid in made_for if place is None else place > its_place
+            if concerns and goes_first:
                 last = _last_start(cluster, job, one.start)
                 if cluster.served > last:
                     by.append(i)

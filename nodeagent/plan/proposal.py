@@ -26,17 +26,20 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
     """Choose nodes for the next generation, never more than it is to have. ``without`` are nodes not to use this time.
 
     A scale-out is all or nothing: until all that it wants fit, the target from before it counts. Of nodes that are kept
-    for others (``backfill.py``) a job that waits gets none, and one that runs only as many as it loses.
+    for others (``backfill.py``), and of what queues keep, a job that waits gets none, and one that runs only as many as
+    it loses.
     """
-    kept = kept_from(cluster, job)
-    if not kept or eligible(cluster, job) is not None:
-        return _place(cluster, job, without)
+    kept, view = kept_from(cluster, job), with_aside(cluster, job)
+    if eligible(cluster, job) is not None:
+        kept = frozenset()
+    if not kept and view is cluster:
+        return _place(cluster, cluster, job, without)
     head = job.head if job.head is not None and job.head.state != "ended" else None
     kept = kept.difference(head.members if head is not None else (), without)
-    found = _place(cluster, job, kept.union(without))
+    found = _place(cluster, view, job, kept.union(without))
     if head is not None and len(found.chosen) < len(head.members):
-        return _place(cluster, job, without, len(head.members))
-    return _with_kept(cluster, job, found, kept)
+        return _place(cluster, cluster, job, without, len(head.members))
+    return _with_kept(cluster, job, found, kept) if kept else found
 
 
 def up_to(cluster: Cluster, job: JobRecord, target: int) -> Placement:
@@ -52,8 +55,10 @@ def _with_kept(cluster: Cluster, job: JobRecord, found: Placement, kept: Collect
     return replace(found, others=(*found.others, *left))
 
 
-def _place(cluster: Cluster, job: JobRecord, without: Collection[str], most: int = MOST_NODES) -> Placement:
-    view = with_aside(cluster, job)
+def _place(
+    cluster: Cluster, view: Cluster, job: JobRecord, without: Collection[str], most: int = MOST_NODES
+) -> Placement:
+    """``view``: in which it is placed, with what its queues keep for others set aside, or without that."""
     if job.spec.several:
         full = choose(view, job, job.sized.nodes.target, without)
         before = job.sized_before.nodes.target

@@ -134,8 +134,12 @@ def _line_up(cluster: Cluster, jobs: Collection[JobRecord]) -> list[JobRecord]:
         return sorted(jobs, key=line_key)
     without_room = {job.uid for job in jobs if not room_for(cluster, job).enough_soon}
     line = in_line(cluster, jobs, decayed(cluster), without_room=without_room)
-    given = favoured(cluster)
-    return sorted(line, key=lambda job: given.get(job.uid, -1) < job.since)
+    return sorted(line, key=lambda job: not is_favoured(cluster, job))
+
+
+def is_favoured(cluster: Cluster, job: JobRecord) -> bool:
+    """Others have made room for it while it waited."""
+    return favoured(cluster).get(job.uid, -1) >= job.since
 
 
 def favoured(cluster: Cluster) -> Mapping[str, int]:

@@ -247,6 +247,28 @@ def test_one_that_runs_does_not_grow_into_what_is_kept() -> None:
     assert decided(of_team(cluster_of(8, grows)), "a")[0] == {"n1", "n2", "n3"}
 
 
+def test_one_that_runs_replaces_what_it_loses_whatever_is_kept() -> None:
+    runs_on, big = runs("a", ["n1", "n2", "n3"], order=2), waits("big", 4, 1)
+    cluster = of_team(cluster_of(8, runs_on, big))
+    assert reserved(cluster).kept["u-a"].aside
+    assert decided(replace(cluster, lapsed=frozenset({"n3"}), notes=Notes()), "a")[0] == {"n1", "n2", "n4"}
+
+
+def test_one_that_runs_does_not_take_what_others_gave_up_for_one_that_waits() -> None:
+    """Even if it is the older one."""
+    head = make_head(["n2"], state="ended").model_copy(update={"since": NOW - 1000})
+    gave = make_job("holding", head, uid="u-g", spec=spec_of(size=(1, 1), name="g"), order=5)
+    entry = spend("share", counts=False).model_copy(update={"room_for": ("u-b",)})
+    gave = gave.model_copy(update={"budget": {"1": entry}})
+    older, waiting = runs("a", ["n1"], order=0, size=2), waits("b", 1, 9)
+    cluster = of_team(cluster_of(4, older, gave, waiting), TEAM.model_copy(update={"capability": Amount(nodes=2)}))
+    slow = {n: one.model_copy(update={"readiness": {"u-a": READY}}) for n, one in cluster.nodes.items()}
+    cluster = replace(cluster, nodes=slow, notes=Notes())
+    assert decided(cluster, "a")[0] is None
+    alone = {uid: one for uid, one in cluster.jobs.items() if uid != "u-b"}
+    assert decided(replace(cluster, jobs=alone, notes=Notes()), "a")[0] == {"n1", "n2"}
+
+
 def test_each_full_queue_keeps_something_for_its_first_job_only() -> None:
     jobs = runs("a", ["n1", "n2"]), waits("big", 4, 1), waits("next", 3, 2), waits("x", 8, 3), runs("xa", ["n3"])
     (nodes, hold) = reserved(of_team(cluster_of(8, *jobs))).found

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import JobRecord, Scale, Spend
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
@@ -425,6 +426,29 @@ def test_borrowed_nodes_come_back_for_one_that_a_capability_bars() -> None:
         assert sharing(view).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}, why
     other = cluster(8, few, auto("b1", [5, 6, 7, 8]), job("a1", 4, [1, 2, 3, 4]), job("a2", 2))
     assert sharing(other) == Sharing(), "what another queue borrows would not help"
+
+
+def test_what_comes_back_need_not_be_what_the_other_can_use() -> None:
+    few = [Queue(name="a", capability=Amount(nodes=4)), B]
+    waits = job("a2", 2)
+    role = waits.spec.role.model_copy(
+        update={"placement": Constraints(require=(Match(label="node", values=("n[5-6]",)),))}
+    )
+    waits = waits.model_copy(update={"spec": waits.spec.model_copy(update={"roles": (role,)})})
+    assert sharing(cluster(6, few, auto("a1", [1, 2, 3, 4]), waits)).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}
+    assert sharing(cluster(5, few, auto("a1", [1, 2, 3, 4]), waits)) == Sharing(), "n6 is not there"
+
+
+def test_borrowed_nodes_come_back_from_other_queues_as_well_as_far_as_they_help() -> None:
+    five = [TEAM[0].model_copy(update={"capability": Amount(nodes=5)}), *TEAM[1:], C]
+    view = cluster(6, five, auto("a1", [1, 2]), auto("c1", [3, 4, 5, 6]), job("b1", 4))
+    assert sharing(view).gives == {"u-a1": {"n2": "u-b1"}, "u-c1": dict.fromkeys(["n6", "n5", "n4"], "u-b1")}
+
+
+def test_nobody_borrows_what_a_queue_keeps() -> None:
+    jobs = job("a1", 2, [1, 2]), auto("a2", [3]).model_copy(update={"order": 1})
+    assert sharing(cluster(8, TEAM, *jobs)).takes == {"u-a2": ("n4",)}
+    assert sharing(cluster(8, TEAM, *jobs, job("b1", 4, order=2))).takes == {}, "four are kept for b1"
 
 
 def test_queues_share_what_they_may_have_together() -> None:
