@@ -272,8 +272,6 @@ def _barred(cluster: Cluster, waiting: Waiting) -> bool:
 def _holds(cluster: Cluster) -> Iterable[Reservation]:
     """For each queue whose capability bars jobs a reservation for the first of them; before it those of jobs for which
     nodes get ready."""
-    if not any(one.capability.stated for one in cluster.queues.queues):
-        return
     for holds in cluster.once("holds", lambda _before: _possible_holds(cluster), cluster.refused).values():
         for one in holds:
             if cluster.jobs[one.uid].not_before <= cluster.served and (not one.lapses or cluster.served < one.lapses):
@@ -289,6 +287,8 @@ def _possible_holds(cluster: Cluster) -> dict[str, list[Reservation]]:
     full, ahead, tried = set[str](), set[str](), 0
     paths = {name: above(cluster.queues, name) for name in cluster.queues.by_name}
     capped = {name: [q for q in path if cluster.queues.by_name[q].capability.stated] for name, path in paths.items()}
+    if not any(capped.values()):
+        return found
     alike: dict[tuple[object, ...], str] = {}
     for waiting in queue(cluster):
         job, name = waiting.job, queue_of(waiting.job.spec.queue)
