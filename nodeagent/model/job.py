@@ -222,6 +222,9 @@ class JobRecord(Record):
     together, so nothing newer starts before one of them has let go. Empty: no node can lend."""
     first_active: int | None = None
     """Served time (ms) at which the first generation became active."""
+    running_since: int | None = None
+    """Served time (ms) at which a generation became active for the first time since the job last waited or was paused:
+    however often its gang was formed anew since."""
     started: float | None = None
     """Unix time at which the first generation became active, for people only."""
     ran: int = 0

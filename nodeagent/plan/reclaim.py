@@ -19,7 +19,7 @@ from nodeagent.plan.membership import holding_nodes
 from nodeagent.plan.share import NO_PART, ROUNDING, above, beyond, entitlements, holdings, owned, within
 
 MIN_RUNTIME = 60.0
-"""Seconds that a gang runs at least before it is stopped for another queue."""
+"""Seconds that a job runs at least, once it has its nodes, before it is stopped for another queue."""
 
 
 class Reclaim:

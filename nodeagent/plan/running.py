@@ -233,10 +233,10 @@ def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: 
 
 
 def _make_room(cluster: Cluster, job: JobRecord, head: Head, other: JobRecord, wall: float) -> Decision:
-    """The job is stopped as planned, saves, and waits in line again; not before its gang has run for a while, lest one
-    that has just come back is stopped once more."""
+    """The job is stopped as planned, saves, and waits in line again; not before it has run for a while, lest one that
+    has just come back is stopped once more. That its gang was formed anew meanwhile does not count."""
     text = f"job {other.name} of queue {queue_of(other.spec.queue)} is entitled to its nodes"
-    at = head.since + millis(MIN_RUNTIME)
+    at = (job.running_since or head.since) + millis(MIN_RUNTIME)
     if cluster.served < at:
         return Decision(None, (f"{text}: makes room when it has run for {MIN_RUNTIME:g} s",), at)
     cause = Cause(kind="share", text=text, room_for=(other.uid,))

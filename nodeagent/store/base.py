@@ -156,8 +156,9 @@ class Store(Protocol):
     async def activate(self, uid: str, token: Token) -> JobRecord:
         """If no member of the forming head is missing, each of them is in its life and not lapsed, lost or left,
         holders is empty, and the job has no keepers or one of them has released it: active, since = served, ``active``
-        = token, keepers = the head's, phase running, ``restarts`` + 1 unless it is the first, ``first_active``, event
-        GenerationActive. Otherwise refused (``not_live``). Already active: returns it."""
+        = token, keepers = the head's, phase running, ``restarts`` + 1 unless it is the first, ``first_active``,
+        ``running_since`` unless a generation was active since the job last waited, event GenerationActive. Otherwise
+        refused (``not_live``). Already active: returns it."""
         ...
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:

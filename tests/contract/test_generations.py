@@ -31,6 +31,23 @@ async def test_the_last_ack_activates(bench: Bench) -> None:
     assert job.reason == "generation 2 runs on 1 node"
 
 
+async def test_how_long_it_runs_begins_anew_after_a_wait_only(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1")
+    first = job.running_since
+    assert first == head(job).since
+    await bench.sleep(0.02)
+    job = await bench.active(job, "n1", "n2")
+    assert head(job).since > first
+    assert job.running_since == first, "its gang was formed anew"
+    job = await bench.end(job, "holding", planned=True)
+    assert job.running_since is None
+    for node in ("n1", "n2"):
+        job = await bench.ack(job, node)
+    job = await bench.active(job, "n1")
+    assert job.running_since == head(job).since > first
+
+
 async def test_an_ack_again_changes_nothing(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")

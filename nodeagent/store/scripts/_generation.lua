@@ -252,6 +252,7 @@ local function make_active(job, freed)
     job.first_active = int(served)
     job.started = string.format('%.0f.%03.0f', math.floor(now / 1000), now % 1000)
   end
+  job.running_since = job.running_since or int(served)
   local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
   enter_phase(job, 'running', text)
   job_save(job, true)

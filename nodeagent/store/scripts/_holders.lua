@@ -73,6 +73,9 @@ local function enter_phase(job, phase, reason)
       add_over(job, tonumber(job.since), served, { waited_ms = 1 })
     end
     job.since = int(served)
+    if not USES_TIME[phase] then
+      job.running_since = nil
+    end
   end
   job.phase, job.reason = phase, reason
 end

@@ -302,9 +302,9 @@ local function counted(job)
   return counts
 end
 
-local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'rev', 'head_id', 'head_number',
-  'head_state', 'last_number', 'active_number', 'active_id', 'checkpoint', 'head_address', 'head_store_hosted',
-  'head_seal', 'head_released', 'head_stopped', 'head_ready', 'held' }
+local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since', 'rev', 'head_id',
+  'head_number', 'head_state', 'last_number', 'active_number', 'active_id', 'checkpoint', 'head_address',
+  'head_store_hosted', 'head_seal', 'head_released', 'head_stopped', 'head_ready', 'held' }
 local OF_NODE = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
 
 -- Reads only the fields of a job that concern one node, and the job's counts: reading and saving then cost the same

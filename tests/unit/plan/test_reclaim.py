@@ -170,6 +170,15 @@ def test_nobody_is_stopped_before_it_has_run_for_a_while() -> None:
     assert isinstance(decide(later, fresh, WALL).step, End)
 
 
+def test_a_resize_begins_no_new_while() -> None:
+    since = NOW - millis(MIN_RUNTIME)
+    resized = formed(job("a1", 6, range(1, 7)), NOW - 1000)
+    for began, stops in ((since, True), (since + 1, False), (None, False)):
+        one = resized.model_copy(update={"running_since": began})
+        decision = decide(cluster(6, [A, B], one, job("b1", 2)), one, WALL)
+        assert isinstance(decision.step, End) == stops, began
+
+
 @pytest.mark.parametrize(
     ("queues", "why"),
     [
@@ -477,6 +486,17 @@ def test_nobody_gives_what_a_capability_keeps_from_the_other() -> None:
     assert sharing(cluster(8, more, job("b1", 1, range(1, 7)), short)).gives == {"u-b1": {"n6": "u-a1"}}
     two = cluster(6, tree, job("b1", 1, range(1, 7)), job("a1", 2), job("a2", 2, order=1))
     assert len(sharing(two).gives["u-b1"]) == 2, "for the first of them: the second may not start beside it"
+
+
+def test_nobody_gives_what_is_less_than_the_other_needs_under_a_capability() -> None:
+    """A node that comes back with one slot does not make room for a member that takes two."""
+    wide = make_spec(name="a2", size=(1, 2), workers=2).model_copy(update={"queue": "a"})
+    short = make_job("running", make_head(["n3"], workers=2), spec=wide, uid="u-a2", target=2)
+    lender = auto("a1", [1, 2])
+    for slots, gives in ((4, {}), (5, {"u-a1": {"n2": "u-a2"}})):
+        view = cluster(3, [Queue(name="a", capability=Amount(slots=slots)), B], lender, short)
+        nodes = {name: make_node(name, slots=2, ready={"u-a1": READY, "u-a2": READY}) for name in view.nodes}
+        assert sharing(replace(view, nodes=nodes, notes=Notes())).gives == gives, slots
 
 
 def test_a_part_is_no_more_than_a_capability_and_others_have_the_rest() -> None:
