@@ -424,7 +424,7 @@ def _of_places(
     """As ``_of_one_role``, for a job of several roles. Each time at which devices of a node become free has a key of
     its own in the mapping."""
     leave = _leave(cluster)
-    left = {(n, uid): leave[uid].for_good(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
+    left = {(n, uid): leave[uid].at(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
 
     def pick(until: int) -> Sequence[str]:
         able = [_candidate(cluster, job, n, until) for n in nodes if until == UNKNOWN or n not in taken]
@@ -434,10 +434,10 @@ def _of_places(
 
 
 def _candidate(cluster: Cluster, job: JobRecord, node: str, until: int) -> Candidate:
-    """A node with what is free there by then. Nothing is given back for a job of several roles (``elastic.py``)."""
+    """A node with what is free there by then."""
     record = cluster.nodes[node]
     leave, bookings = _leave(cluster), booked(cluster).get(node, ())
-    stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].for_good(node) > until]
+    stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].at(node) > until]
     used = {device for devices in stay for device in devices}
     devices = tuple(d for d in record.facts.devices() if d not in used)
     return Candidate(node, record.incarnation.life, "fit", "", devices)
@@ -510,10 +510,8 @@ class _Leave:
         return self.stays if self.members else self.goes
 
     def at(self, node: str) -> int:
-        return 0 if node in self.lent else self.for_good(node)
-
-    def for_good(self, node: str) -> int:
-        """The same if nobody takes back the nodes that the job has borrowed."""
+        if node in self.lent:
+            return 0
         return self.stays if node in self.members else self.goes
 
 

@@ -6,6 +6,7 @@ Worked out once for each view and for all jobs together, so that all agents agre
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -18,8 +19,9 @@ from nodeagent.plan.backfill import lent, reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import Resources, least, of_devices, together, wanted
-from nodeagent.plan.membership import asked, in_order, ruled_out, score, survivors, takes_work
-from nodeagent.plan.placement import arranged, gang_of
+from nodeagent.plan.membership import Candidate, asked, in_order, ruled_out, score, survivors, takes_work
+from nodeagent.plan.placement import arranged, gang_of, lay
+from nodeagent.plan.places import Layout
 from nodeagent.plan.queue import line_key, queue
 from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.room import fits, kind_of, shape_of
@@ -31,6 +33,10 @@ MOST_NEEDERS = 32
 """For so many jobs that wait, and for so many that run on too few nodes, nodes are looked for at a time: the first."""
 MOST_PLACES = 4
 """So many sets of nodes are tried for a job whose nodes have to be together: not all of them can be given up."""
+
+
+MOST_OF_ROLES = 4
+"""For so many jobs of several roles that wait nodes are looked for at a time: each of their places is laid out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ def _needers(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Iterator[
     jobs = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and j.control.desired == "run"]
     run = [j for j in jobs if j.phase in ("forming", "running") and not j.spec.several]
     short = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=line_key))
-    waiting = ((w.job, w.job.spec.nodes.min) for w in queue(cluster) if not w.job.spec.several)
+    waiting = ((w.job, w.job.spec.nodes.min) for w in queue(cluster))
     both = (waiting, short) if shared(cluster) else (short, waiting)
     return chain(*(_first(((job, lack) for job, lack in some if lack > 0), barring) for some in both))
 
@@ -116,16 +122,27 @@ def _needers(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Iterator[
 def _first(
     jobs: Iterable[tuple[JobRecord, int]], barring: Callable[[JobRecord], str]
 ) -> Iterator[tuple[JobRecord, int]]:
-    left, looked = MOST_NEEDERS, set[str]()
+    left, of_roles, looked = MOST_NEEDERS, MOST_OF_ROLES, set[str]()
     for job, lack in jobs:
-        if job.spec.queue in looked:
+        if job.spec.queue in looked or (job.spec.several and not of_roles):
             continue
+        of_roles -= job.spec.several
         barred = barring(job)
         if barred or not left:
             looked.add(job.spec.queue)
         if barred or left:
             left -= not barred
             yield job, lack
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a job could leave: one of its nodes, or all of them (``whole``), and what it has there."""
+
+    donor: JobRecord
+    nodes: tuple[str, ...]
+    use: Resources
+    whole: bool = False
 
 
 class _Ledger:
@@ -170,6 +187,9 @@ class _Ledger:
         borrowed nodes are given back for it; then queues with more than their part make room. If that is still too
         little, nothing is done for a waiting job: it holds up nobody. If the job's nodes must be together (``within``,
         ``segments``), only nodes that are together count."""
+        if job.spec.several:
+            self._provide_places(job)
+            return
         if job.spec.placement is None:
             self._provide(job, lack)
             return
@@ -183,7 +203,7 @@ class _Ledger:
     def barring(self, job: JobRecord) -> str:
         """The queue whose capability keeps the job from all that it lacks, if there is one."""
         runs = job.phase in ("forming", "running")
-        more = wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec)
+        more = wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.sized_before)
         return self._reclaim.barring(job, more)
 
     def _near(self, job: JobRecord, lack: int, failed: Collection[str]) -> frozenset[str]:
@@ -202,7 +222,7 @@ class _Ledger:
                 kept = self._kept(donor, ())
                 able = [m.node for m in kept if self._fits(job, m.node, donor.uid)]
                 all_of += able
-                spare = {m.node for m in kept[: max(0, len(kept) - donor.spec.nodes.min)]}
+                spare = {m.node for m in self._above_min(donor, ())}
                 above += [n for n in able if n in spare]
             pools += [above] if runs else [above, all_of]
         seen: set[str] = set(failed)
@@ -227,9 +247,109 @@ class _Ledger:
             return True
         if inside and allowed > len(idle) and self._make_start(job, lack, idle, allowed, ""):
             return True
-        if any(one.uid == job.uid and one.queue for one in self._reserved.found):
-            self._reclaim.grant(job, least(self._cluster, job.spec))  # its queue keeps that for it
+        self._keep(job)
         return False
+
+    def _keep(self, job: JobRecord) -> None:
+        """A queue may keep something of its capability for one that gets nothing now."""
+        if any(one.uid == job.uid and one.queue for one in self._reserved.found):
+            self._reclaim.grant(job, least(self._cluster, job.sized_before))
+
+    def _provide_places(self, job: JobRecord) -> None:
+        """Nodes for all places of a job of several roles that waits, or nothing: idle ones, and of what others could
+        leave as little as will do."""
+        self._limit(job, self.barring(job), anywhere=False)
+        idle, sources = [*self._idle_for(job)], self._sources(job)
+        tried = {len(sources): self._laid(job, idle, sources)}
+        if tried[len(sources)] is None:
+            self._keep(job)
+            return
+
+        def enough(count: int) -> bool:
+            tried[count] = self._laid(job, idle, sources[:count])
+            return tried[count] is not None
+
+        count = bisect_left(range(len(sources)), True, key=enough)
+        found = tried[count]
+        assert found is not None
+        layout, plan = found
+        needs, some = _use_of(layout), list[_Source]()
+        for source in reversed(sources[:count]):
+            plan.grant(source.donor, source.use)
+            if _touches(layout, source) or plan.barring(job, needs):
+                plan.release(source.donor, source.use)
+                some.append(source)
+        plan.grant(job, needs)
+        nodes = [node for source in some if not source.whole for node in source.nodes]
+        free = [node for node in layout.places if node in idle and node not in nodes]
+        self._decide(job, free, [(one.donor, one.nodes[0]) for one in reversed(some) if not one.whole], plan)
+        for one in some:
+            if one.whole:
+                self.stops[one.donor.uid] = job.uid
+                self._promised.update(one.nodes)
+
+    def _sources(self, job: JobRecord) -> list[_Source]:
+        """What others could leave for all places of a job, those first that are to leave something first: what they
+        borrowed, what they have above their ``min``, and all that they have."""
+        back = self._to_give(job, len(self._nodes))
+        found = [_Source(donor, (node,), _use_on(donor, node)) for donor, node in back]
+        if not self._shared:
+            return found
+        needs, plan = self._least_of_places(job), Reclaim(self._cluster, self._reclaim)
+        for one in found:
+            plan.release(one.donor, one.use)
+        owns, donors, given = plan.owns(job, needs), self._donors(job, needs), set[tuple[str, str]]()
+
+        def leave(source: _Source) -> bool:
+            able = plan.may_lose(source.donor, source.use, job, needs, owns)
+            if able:
+                plan.release(source.donor, source.use)
+                found.append(source)
+            return able
+
+        for donor in donors:
+            for member in self._above_min(donor, back):
+                if self._fits(job, member.node, donor.uid):
+                    if not leave(_Source(donor, (member.node,), of_devices(member.devices))):
+                        break
+                    given.add((donor.uid, member.node))
+        for donor in donors:
+            rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
+            if any(self._fits(job, m.node, donor.uid) for m in rest):
+                use = together(of_devices(m.devices) for m in rest)
+                leave(_Source(donor, tuple(m.node for m in rest), use, whole=True))
+        return found
+
+    def _least_of_places(self, job: JobRecord) -> Resources:
+        """What a job of several roles has to have; on as few nodes as could be."""
+        spec, facts = job.sized_before, [self._cluster.nodes[node].facts for node in self._nodes]
+        needs = least(self._cluster, spec)
+        alone = max((role.places for role in spec.roles if role.replicas is None), default=1)
+        gpus = max((len(one.gpus) for one in facts), default=0)
+        slots = max((one.cpu_slots for one in facts), default=0)
+        return needs._replace(nodes=max(alone, -(-needs.gpus // max(1, gpus)), -(-needs.slots // max(1, slots))))
+
+    def _laid(self, job: JobRecord, idle: Iterable[str], sources: Sequence[_Source]) -> tuple[Layout, Reclaim] | None:
+        """Where the places of a job of several roles would be on idle nodes and on those, and what queues use without
+        what is left so; None if not all have room, or if the job's queues may not have so much."""
+        gone: dict[str, set[str]] = {}
+        for source in sources:
+            for node in source.nodes:
+                if self._fits(job, node, source.donor.uid):
+                    gone.setdefault(node, set()).add(source.donor.uid)
+        able = []
+        for node in dict.fromkeys((*idle, *gone)):
+            record, leave = self._cluster.nodes[node], gone.get(node, ())
+            used = {d for uid, devices in self._used.get(node, {}).items() if uid not in leave for d in devices}
+            devices = tuple(d for d in record.facts.devices() if d not in used)
+            able.append(Candidate(node, record.incarnation.life, "fit", "", devices))
+        layout = lay(self._cluster, job, job.sized_before, able)
+        if layout.lack:
+            return None
+        plan = Reclaim(self._cluster, self._reclaim)
+        for source in sources:
+            plan.release(source.donor, source.use)
+        return None if plan.barring(job, _use_of(layout)) else (layout, plan)
 
     def _allowed(self, job: JobRecord, lack: int) -> tuple[int, str]:
         """How many nodes its queues may have more for it, up to ``lack``; and the queue that is in the way of more."""
@@ -412,11 +532,10 @@ class _Ledger:
         return frozenset(n for n in self._nodes if {gang.paths[n][: gang.within]} == domains)
 
     def _running(self) -> list[JobRecord]:
-        """Jobs of one role that run: those that could make room."""
+        """Jobs that run: those that could make room."""
         if self._run is None:
             jobs = (j for j in self._cluster.jobs.values() if j.head is not None and j.head.state == "active")
-            live = (j for j in jobs if j.control.desired == "run" and j.uid not in self._cluster.refused)
-            self._run = [j for j in live if not j.spec.several]
+            self._run = [j for j in jobs if j.control.desired == "run" and j.uid not in self._cluster.refused]
         return self._run
 
     def _kept(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
@@ -425,8 +544,9 @@ class _Ledger:
         return [m for m in reversed(survivors(self._cluster, job)) if m.node not in given]
 
     def _above_min(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
+        """Those that it could run without. A gang of several roles needs all."""
         kept = self._kept(job, back)
-        return kept[: max(0, len(kept) - job.spec.nodes.min)]
+        return [] if job.spec.several else kept[: max(0, len(kept) - job.spec.nodes.min)]
 
     def _to_give(self, job: JobRecord, lack: int) -> list[tuple[JobRecord, str]]:
         """Borrowed nodes for a job, one after the other of who has most then, the newest first."""
@@ -481,10 +601,10 @@ class _Ledger:
     def _idle_for(self, job: JobRecord) -> Iterator[str]:
         """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
         begun = asked(self._cluster).get(job.uid, {})
-        shape, role = shape_of(job.spec.role), job.spec.role
-        if shape not in self._room:
-            self._room[shape] = [n for n in self._nodes if self._has_room(role, n, "")]
-        free = [n for n in self._room[shape] if n not in self._promised and n not in job.control.leaving]
+        shapes, roles = tuple(shape_of(role) for role in job.spec.roles), job.spec.roles
+        if shapes not in self._room:
+            self._room[shapes] = [n for n in self._nodes if any(self._has_room(role, n, "") for role in roles)]
+        free = [n for n in self._room[shapes] if n not in self._promised and n not in job.control.leaving]
         if arranged(self._cluster, job.spec):
             free.sort(key=self._distance(job))
         free.sort(key=lambda n: n not in begun)
@@ -519,13 +639,14 @@ class _Ledger:
         kind = self._kind_of.get(job.uid)
         if kind is None:
             spec = job.spec
-            asks = shape_of(spec.role), spec.within, takes(spec), spec.elastic or spec.spot
+            shapes = tuple(shape_of(role) for role in spec.roles)
+            asks = shapes, spec.within, takes(spec), spec.elastic or spec.spot
             kind = self._kind_of[job.uid] = self._kinds.setdefault(asks, len(self._kinds))
         key = kind, node, donor
         if key not in self._suitable:
             record = self._cluster.nodes[node]
             no = ruled_out(job.spec, record) or too_long(job.spec, record)
-            self._suitable[key] = not no and self._has_room(job.spec.role, node, donor)
+            self._suitable[key] = not no and any(self._has_room(role, node, donor) for role in job.spec.roles)
         return self._suitable[key]
 
     def _is_kept(self, node: str, job: JobRecord) -> bool:
@@ -542,6 +663,23 @@ class _Ledger:
             taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
             self._fit[key] = fits(role, kind_of(self._cluster.nodes[node], taken))
         return self._fit[key]
+
+
+def _use_of(layout: Layout) -> Resources:
+    """What the places of a gang take."""
+    return together(of_devices([d for place in places for d in place.devices]) for places in layout.places.values())
+
+
+def _touches(layout: Layout, source: _Source) -> bool:
+    """Some place needs what the donor would leave."""
+    head = source.donor.head
+    assert head is not None
+    return any(
+        device in head.members[node].devices
+        for node in source.nodes
+        for place in layout.places.get(node, ())
+        for device in place.devices
+    )
 
 
 def _use_on(job: JobRecord, node: str) -> Resources:

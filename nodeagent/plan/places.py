@@ -7,10 +7,11 @@ exhaustive search: with odd sizes of GPUs a packing that exists may be missed, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
-from nodeagent.model.constraints import value_of
+from nodeagent.model.constraints import Constraints, value_of
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeFacts
 from nodeagent.model.world import Member, Place
@@ -96,20 +97,39 @@ class _Try:
                     if self._has_room(role, site):
                         self._take(role, index, site)
                         free.remove(index)
+        left = self._by_load(role, free) if role.placement is None else self._by_labels(role, role.placement, free)
+        if left is None:
+            return ""
+        one = f"{role.name}.{left}" if role.places > 1 else role.name
+        such = f" {role.placement.words}" if role.placement is not None and role.placement.hard else ""
+        return f"no node{such} has room for {one} ({_wants(role)})"
+
+    def _by_load(self, role: Role, free: Iterable[int]) -> int | None:
+        """Each of these places where the load is least, of equals the first; the place for which there is no room. Only
+        the site that got one changes: a heap finds the next."""
+        able = [(self._load(site), i) for i, site in enumerate(self._sites) if self._has_room(role, site)]
+        heapify(able)
+        for index in free:
+            if not able:
+                return index
+            i = heappop(able)[1]
+            site = self._sites[i]
+            self._take(role, index, site)
+            if self._has_room(role, site):
+                heappush(able, (self._load(site), i))
+        return None
+
+    def _by_labels(self, role: Role, asked: Constraints, free: Iterable[int]) -> int | None:
+        """Likewise where the labels of all sites that have room count."""
         for index in free:
             able = [site for site in self._sites if self._has_room(role, site)]
             if not able:
-                one = f"{role.name}.{index}" if role.places > 1 else role.name
-                such = f" {role.placement.words}" if role.placement is not None and role.placement.hard else ""
-                return f"no node{such} has room for {one} ({_wants(role)})"
-            self._take(role, index, self._best(role, able))
-        return ""
+                return index
+            self._take(role, index, self._best(role, asked, able))
+        return None
 
-    def _best(self, role: Role, able: Sequence[Site]) -> Site:
+    def _best(self, role: Role, asked: Constraints, able: Sequence[Site]) -> Site:
         """Where the next place of this role goes; of equals the first."""
-        asked = role.placement
-        if asked is None:
-            return min(able, key=self._load)
         label = asked.spread or asked.pack
         values = {site.node: value_of(label, site.node, site.facts.labels) for site in self._sites} if label else {}
         here = Counter(

@@ -172,6 +172,8 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         text = f"restarted by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
     if job.spec.several:
+        if other := sharing(cluster).stops.get(job.uid):
+            return _make_room(cluster, job, head, cluster.jobs[other], wall)
         return _resize_roles(cluster, job, head, wall)
     size, target, scale = len(head.members), nodes_wanted(cluster, job), job.control.scale
     pending = scale if scale is not None and scale.state == "pending" else None

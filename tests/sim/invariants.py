@@ -247,10 +247,13 @@ class Checker:
                 used[device] = uid
 
     def _newest(self, job: JobRecord) -> None:
-        """Nothing runs that is newer than what the store knows: a generation that it lost came back."""
+        """Nothing runs that is newer than what the store knows: a generation that it lost came back. Only where no
+        other can become active before this node has answered may it still do so."""
         for token in self._generations.get(job.uid, ()):
             if job.head is None or token.number > job.head.number:
-                names = sorted(n for n, t in self._running[job.uid].items() if t == token)
+                names = {n for n, t in self._running[job.uid].items() if t == token}
+                if job.head is not None and names <= job.head.missing.keys() | job.head.holders.keys():
+                    continue
                 raise Broken(f"{names} run generation {token.number} of {job.name}, the store has {job.head}")
 
     def _pointer(self, job: JobRecord) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nodeagent.model.job import TERMINAL
+from nodeagent.model.jobspec import Role
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
 from nodeagent.plan.queue import in_queue
 from nodeagent.plan.reclaim import MIN_RUNTIME
@@ -21,6 +23,7 @@ from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import RECOVERED, TIMING, SimCluster
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.invariants import Broken
+from tests.sim.parts import sim_spec
 from tests.sim.schedule import WORKERS, heal
 from tests.sim.test_shares import held, in_use, share, watch
 from tests.sim.virtual import run_virtual
@@ -48,6 +51,8 @@ class Work:
     """Seconds after the start at which it is submitted."""
     auto: bool = False
     priority: int = 0
+    in_roles: bool = False
+    """One node is of a role of its own, and all are needed."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def drawn(seed: int) -> Teams:
         jobs = tuple(Work(f"j{i}", name, 1, 1, 600, late[name]) for i, name in enumerate(names))
         return Teams(nodes, queues, jobs, pause, equals=True)
     if rng.random() < 0.2:
-        return _promised(rng, nodes, pause)
+        return _promised(rng, seed, nodes, pause)
     queues = _tree(rng, nodes)
     tree = Queues(queues=queues)
     leaves = [queue.name for queue in queues if queue.name not in tree.children]
@@ -100,10 +105,17 @@ def drawn(seed: int) -> Teams:
         works.append(
             Work(f"j{i}", queue, low, high, seconds, after, auto=rng.random() < 0.3, priority=rng.choice([0, 0, 0, 5]))
         )
-    return Teams(nodes, queues, tuple(works), pause)
+    return Teams(nodes, queues, _in_roles(seed, works), pause)
 
 
-def _promised(rng: random.Random, nodes: int, pause: float) -> Teams:
+def _in_roles(seed: int, works: Sequence[Work]) -> tuple[Work, ...]:
+    """Half of those that could have two roles."""
+    rng = random.Random(f"teams {seed}: roles")
+    able = [work.low == work.high > 1 and not work.auto and rng.random() < 1 / 2 for work in works]
+    return tuple(replace(work, in_roles=roles) for work, roles in zip(works, able, strict=True))
+
+
+def _promised(rng: random.Random, seed: int, nodes: int, pause: float) -> Teams:
     """A queue has all nodes, and then jobs come of one that is guaranteed half of them or more."""
     owned, late = rng.randint((nodes + 1) // 2, nodes - 1), rng.choice([STORM * rng.random(), STORM + 5.0])
     b = Queue(name="b", weight=0.5, guarantee=Amount(nodes=owned))
@@ -111,7 +123,9 @@ def _promised(rng: random.Random, nodes: int, pause: float) -> Teams:
     low = rng.randint(1, 2)
     greedy = [Work(f"j{i}", "a", low, rng.randint(low, nodes), 600, 0.0) for i in range(nodes)]
     theirs = [Work(f"j{i}", "b", 1, 1, 600, late) for i in range(nodes, nodes + owned)]
-    return Teams(nodes, queues, (*greedy, *theirs), pause, promised=True)
+    if rng.random() < 0.3:
+        theirs = [Work(f"j{nodes}", "b", owned, owned, 600, late)]
+    return Teams(nodes, queues, _in_roles(seed, [*greedy, *theirs]), pause, promised=True)
 
 
 def _under(rng: random.Random, nodes: int, least: int, *queues: Queue) -> tuple[Queue, ...]:
@@ -147,6 +161,13 @@ def _weight(rng: random.Random) -> float:
     return rng.choice([0.5, 1.0, 1.0, 2.0, 3.0])
 
 
+def _roles(work: Work) -> tuple[Role, ...]:
+    """All places are as wide as a node."""
+    parts = {"x": 1, "y": work.low - 1}
+    role = sim_spec(work.name, 1, 1, 1).role
+    return tuple(role.of_places(count).model_copy(update={"name": name}) for name, count in parts.items())
+
+
 @dataclass
 class Seen:
     """What a schedule came to."""
@@ -165,6 +186,7 @@ class Play:
     def __init__(self, cluster: SimCluster, teams: Teams) -> None:
         self.cluster, self.teams, self.seen = cluster, teams, Seen()
         self._tree = Queues(queues=teams.queues)
+        self._least = {work.name: work.low for work in teams.jobs}
         self._done: Counter[str] = Counter()
         """Seconds of work by job."""
         self._committed: dict[str, int] = {}
@@ -191,18 +213,21 @@ class Play:
 
     async def _submit(self, work: Work) -> None:
         def open_() -> bool:
-            """An agent knows all jobs of this very store. A job that comes into an emptied one before those who know
-            others makes it another cluster's: they come too late then."""
+            """An agent knows all jobs of this very store, and its queues: it refuses a job of an unknown one. A job
+            that comes into an emptied store before those who know others makes it another cluster's: they come too late
+            then."""
             agents = [node.agent for node in self.cluster.nodes.values() if node.agent is not None]
             known = {agent.era for agent in agents if agent.certain}
-            return self.cluster.settled() and self.cluster.server.state.era in known
+            state = self.cluster.server.state
+            return self.cluster.settled() and state.era in known and state.queues is not None
 
         async def step() -> None:
             await self.cluster.until(open_, RECOVERED, "the store has read what agents know")
             if self.cluster.find(work.name) is None:
+                more: dict[str, Any] = {"roles": _roles(work)} if work.in_roles else {}
                 await self.cluster.submit(
                     work.name, work.low, work.high, work.low if work.auto else work.high,
-                    auto=work.auto, queue=work.queue, priority=work.priority,
+                    auto=work.auto, queue=work.queue, priority=work.priority, **more,
                 )  # fmt: skip
 
         await self.cluster.patiently(step)
@@ -291,7 +316,7 @@ class Play:
             mine = [job for job in jobs if job.spec.queue == queue.name]
             use = sum(held(job) for job in mine) // WORKERS
             owned = self._tree.guaranteed(queue.name, "nodes")
-            if any(in_queue(job) and use + job.spec.nodes.min <= owned for job in mine):
+            if any(in_queue(job) and use + self._least[job.name] <= owned for job in mine):
                 yield queue.name
 
     def _steps(self) -> None:

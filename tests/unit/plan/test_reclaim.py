@@ -339,16 +339,27 @@ RUNNING = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5), st.booleans()
 WAITING = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=5)
 
 
+def in_roles(one: JobRecord) -> JobRecord:
+    """With the same needs, but of two roles, one of which has a single place."""
+    size = one.spec.nodes.min
+    if size == 1 or one.spec.elastic:
+        return one
+    parts = {"x": 1, "y": size - 1}
+    roles = tuple(one.spec.role.of_places(count).model_copy(update={"name": name}) for name, count in parts.items())
+    return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
+
+
 @REPEATABLE
-@given(queues=QUEUES, running=RUNNING, waiting=WAITING, idle=st.integers(0, 3))
+@given(queues=QUEUES, running=RUNNING, waiting=WAITING, idle=st.integers(0, 3), roles=st.booleans())
 def test_what_must_hold_of_every_view(
     queues: list[tuple[float, int, bool]],
     running: list[tuple[int, int, bool]],
     waiting: list[tuple[int, int]],
     idle: int,
+    roles: bool,
 ) -> None:
     """Weight, guarantee and reclaimable of queues; queue, size and elasticity of jobs that run; queue and least of
-    those that wait."""
+    those that wait. ``roles``: jobs that are not elastic have two."""
     tree = [
         Queue(name="abc"[i], weight=w, guarantee=Amount(nodes=g), reclaimable=r) for i, (w, g, r) in enumerate(queues)
     ]
@@ -359,6 +370,8 @@ def test_what_must_hold_of_every_view(
         used += size
         jobs.append(job(f"{'abc'[which % len(tree)]}r{at}", 1 if elastic else size, on, order=at))
     jobs += [job(f"{'abc'[which % len(tree)]}w{at}", size, order=50 + at) for at, (which, size) in enumerate(waiting)]
+    sizes = {one.uid: one.spec.nodes.min for one in jobs}
+    jobs = [in_roles(one) if roles else one for one in jobs]
     total = used + idle
     view = cluster(total, tree, *jobs)
     found = sharing(view)
@@ -375,7 +388,7 @@ def test_what_must_hold_of_every_view(
     for uid, nodes in found.gives.items():
         head = by_uid[uid].head
         assert head is not None
-        assert len(head.members) - len(nodes) >= by_uid[uid].spec.nodes.min
+        assert len(head.members) - len(nodes) >= sizes[uid]
         lost[of(uid)] = lost.get(of(uid), 0) + len(nodes)
     for uid in found.stops:
         head = by_uid[uid].head
@@ -383,14 +396,14 @@ def test_what_must_hold_of_every_view(
         lost[of(uid)] = lost.get(of(uid), 0) + len(head.members) - len(found.gives.get(uid, ()))
     takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
     guaranteed = {queue.name: queue.guarantee.nodes or 0 for queue in tree}
-    owned = any(has(of(uid)) + by_uid[uid].spec.nodes.min <= guaranteed[of(uid)] for uid in takers)
+    owned = any(has(of(uid)) + sizes[uid] <= guaranteed[of(uid)] for uid in takers)
     for one in tree:
         if one.name in lost:
             assert one.reclaimable
             assert has(one.name) - lost[one.name] >= (one.guarantee.nodes or 0), "nothing that is guaranteed"
             assert owned or has(one.name) > due[one.name], "only from one that had more than its part"
     for uid in takers:
-        name, needs = of(uid), by_uid[uid].spec.nodes.min
+        name, needs = of(uid), sizes[uid]
         assert has(name) + needs < max(due[name] + 1, guaranteed[name] + 1), "up to its part only, to one node"
         given = [of(donor) for donor, nodes in found.gives.items() for one in nodes.values() if one == uid]
         assert len(given) <= needs, "no more than it needs"
@@ -511,11 +524,15 @@ CAPS = st.tuples(st.integers(1, 6), st.one_of(st.none(), st.integers(1, 6)))
 
 
 @REPEATABLE
-@given(caps=CAPS, running=RUNNING, waiting=WAITING, idle=st.integers(0, 3))
+@given(caps=CAPS, running=RUNNING, waiting=WAITING, idle=st.integers(0, 3), roles=st.booleans())
 def test_what_must_hold_of_every_view_with_capabilities(
-    caps: tuple[int, int | None], running: list[tuple[int, int, bool]], waiting: list[tuple[int, int]], idle: int
+    caps: tuple[int, int | None],
+    running: list[tuple[int, int, bool]],
+    waiting: list[tuple[int, int]],
+    idle: int,
+    roles: bool,
 ) -> None:
-    """``caps``: of the parent of a and b, and of a."""
+    """``caps``: of the parent of a and b, and of a. ``roles``: jobs that are not elastic have two."""
     mine = Queue(name="a", parent="p", capability=Amount(nodes=caps[1]))
     tree = [Queue(name="p", capability=Amount(nodes=caps[0])), mine, Queue(name="b", parent="p"), C]
     jobs, used = list[JobRecord](), 0
@@ -526,6 +543,8 @@ def test_what_must_hold_of_every_view_with_capabilities(
         one = auto(name, on) if elastic else job(name, size, on)
         jobs.append(one.model_copy(update={"order": at}))
     jobs += [job(f"{'abc'[which]}w{at}", size, order=50 + at) for at, (which, size) in enumerate(waiting)]
+    sizes = {one.uid: one.spec.nodes.min for one in jobs}
+    jobs = [in_roles(one) if roles else one for one in jobs]
     view = cluster(used + idle, tree, *jobs)
     found, path = sharing(view), {"a": "pa", "b": "pb", "c": "c"}
     has = dict.fromkeys("pabc", 0)
@@ -537,7 +556,7 @@ def test_what_must_hold_of_every_view_with_capabilities(
     for one in jobs:
         members = len(one.head.members) if one.head is not None else 0
         less = members if one.uid in found.stops else len(found.gives.get(one.uid, ()))
-        gets = one.spec.nodes.min if one.uid in takers and one.head is None else 0
+        gets = sizes[one.uid] if one.uid in takers and one.head is None else 0
         gets += len(found.takes.get(one.uid, ()))
         for name in path[one.spec.queue]:
             after[name] += gets - less

@@ -1,0 +1,116 @@
+"""Jobs of several roles: what is given up for one that waits, and when one of them is stopped for another job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Nodes, Role
+from nodeagent.model.queue import Amount, Queue
+from nodeagent.model.world import Member, Place
+from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.elastic import MOST_OF_ROLES, Sharing, sharing
+from nodeagent.plan.gang import decide
+from nodeagent.plan.steps import End
+from tests.unit.plan.build import READY, WALL, make_job, make_node, make_spec
+from tests.unit.plan.test_reclaim import TEAM, A, auto, cluster, formed, in_roles, job
+
+PROMISED = Queue(name="b", weight=0.01, guarantee=Amount(nodes=3))
+
+
+def servers(name: str, least: int, *, order: int = 0) -> JobRecord:
+    """A job that waits, of one place of a role on a node and the others of another; none fits beside another."""
+    return in_roles(job(name, least, order=order))
+
+
+def test_nodes_come_back_for_all_places_of_a_job() -> None:
+    elastic = job("a1", 1, range(1, 6))
+    assert sharing(cluster(6, [A, PROMISED], elastic, servers("b1", 3))).gives == {"u-a1": {"n5": "u-b1", "n4": "u-b1"}}
+    assert sharing(cluster(6, [A, PROMISED], elastic, servers("b1", 6))) == Sharing(), "not for a part of them"
+
+
+def test_what_was_borrowed_comes_back_in_a_cluster_of_one_queue_too() -> None:
+    lender = auto("a1", [1, 2, 3])
+    assert sharing(cluster(4, [A], lender, servers("a2", 3))).gives == {"u-a1": {"n3": "u-a2", "n2": "u-a2"}}
+    assert sharing(cluster(4, [A], lender, servers("a2", 4))) == Sharing(takes={"u-a1": ("n4",)}), "it holds up nobody"
+
+
+def test_nobody_borrows_what_its_places_need() -> None:
+    lender = auto("a1", [1])
+    assert sharing(cluster(4, [A], lender, servers("a2", 2))).takes == {"u-a1": ("n4",)}
+
+
+def test_whole_jobs_make_room_for_it() -> None:
+    jobs = job("a1", 2, [1, 2]), job("a2", 2, [3, 4], order=1), job("a3", 2, [5, 6], order=2)
+    assert sharing(cluster(6, [A, PROMISED], *jobs, servers("b1", 3))).stops == {"u-a3": "u-b1", "u-a2": "u-b1"}
+    assert sharing(cluster(6, [A, PROMISED], *jobs, servers("b1", 2))).stops == {"u-a3": "u-b1"}
+
+
+def test_it_makes_room_as_a_whole() -> None:
+    gang = formed(in_roles(job("a1", 3, range(1, 4))), 0)
+    view = cluster(4, [A, PROMISED], gang, job("b1", 2))
+    assert sharing(view) == Sharing(stops={"u-a1": "u-b1"})
+    step = decide(view, view.jobs["u-a1"], WALL).step
+    assert isinstance(step, End)
+    assert (step.phase, step.planned) == ("holding", True)
+    assert step.spend is not None
+    assert (step.spend.counts, step.spend.room_for) == (False, ("u-b1",))
+
+
+def test_under_a_capability_only_those_below_it_give() -> None:
+    c1 = job("c1", 1, range(5, 9))
+    view = cluster(8, [*TEAM, Queue(name="c")], job("a1", 1, range(1, 5)), c1, servers("b1", 2))
+    assert sharing(view).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}
+
+
+def test_only_for_the_first_few_nodes_are_looked_for() -> None:
+    lender, late = auto("a0", range(1, 10)), servers("a9", 3, order=99)
+    too_large = [servers(f"a{i}", 11, order=i) for i in range(1, MOST_OF_ROLES + 1)]
+    assert set(sharing(cluster(10, [A], lender, *too_large[1:], late)).gives["u-a0"].values()) == {"u-a9"}
+    assert sharing(cluster(10, [A], lender, *too_large, late)).gives == {}
+
+
+def of_places(name: str, *roles: tuple[str, int, int]) -> JobRecord:
+    """A job that waits: names of roles with how many places, each with so many workers."""
+    made = tuple(
+        Role(
+            name=role, command=("x",), nodes=Nodes(min=1, max=count, target=count), replicas=count,
+            workers_per_node=workers, gpus_per_worker=0,
+        )
+        for role, count, workers in roles
+    )  # fmt: skip
+    spec = make_spec(name=name).model_copy(update={"roles": made, "queue": name[:1]})
+    return make_job(spec=spec, uid=f"u-{name}")
+
+
+def wide(view: Cluster, slots: int) -> Cluster:
+    nodes = {n: make_node(n, slots=slots, ready=dict.fromkeys(view.jobs, READY)) for n in view.nodes}
+    return replace(view, nodes=nodes, notes=Notes())
+
+
+@pytest.mark.parametrize(("workers", "given"), [(3, 0), (4, 2)])
+def test_places_share_nodes_with_what_stays_there(workers: int, given: int) -> None:
+    """Three slots of each of three nodes are free. That is enough for places of three workers."""
+    view = wide(cluster(3, [A], auto("a1", [1, 2, 3]), of_places("a2", ("x", 2, workers), ("y", 1, 3))), 4)
+    assert len(sharing(view).gives.get("u-a1", {})) == given
+
+
+def test_of_a_gang_of_roles_a_place_counts_with_its_devices() -> None:
+    """It has two slots on one node: that is what others can have when it is stopped."""
+    gang = in_roles(job("a1", 2, [1, 2]))
+    assert gang.head is not None
+    members = {
+        name: Member.model_validate(
+            {**member.model_dump(), "devices": ("cpu0", "cpu1"), "workers": 2,
+             "places": (Place(role="x", index=i, workers=2, devices=("cpu0", "cpu1")),)}
+        )
+        for i, (name, member) in enumerate(gang.head.members.items())
+    }  # fmt: skip
+    gang = gang.model_copy(update={"head": gang.head.model_copy(update={"members": members})})
+    owned = Queue(name="b", weight=0.01, guarantee=Amount(slots=2))
+    needs = make_spec(name="b1", size=(1, 1), workers=2).model_copy(update={"queue": "b"})
+    waits = make_job(spec=needs, uid="u-b1")
+    assert sharing(wide(cluster(2, [A, owned], gang, waits), 3)).stops == {"u-a1": "u-b1"}
+    assert sharing(wide(cluster(2, [A, owned], gang, waits), 4)) == Sharing(), "two slots of each node are free"
