@@ -13,8 +13,9 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.elastic import NOTHING, borrowed, nodes_wanted, sharing
+from nodeagent.plan.elastic import borrowed, nodes_wanted, sharing
 from nodeagent.plan.gang import decide
+from nodeagent.plan.ledger import NOTHING
 from nodeagent.plan.proposal import place
 from nodeagent.plan.queue import line_key
 from nodeagent.plan.steps import Propose

@@ -14,8 +14,9 @@ from nodeagent.model.job import JobRecord, Scale, Spend
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.elastic import Sharing, sharing
+from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
+from nodeagent.plan.ledger import Sharing
 from nodeagent.plan.queue import ASSEMBLE, queue
 from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.share import Part, entitlements

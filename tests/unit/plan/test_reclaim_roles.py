@@ -11,8 +11,9 @@ from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.queue import Amount, Queue
 from nodeagent.model.world import Member, Place
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.elastic import MOST_OF_ROLES, Sharing, sharing
+from nodeagent.plan.elastic import MOST_OF_ROLES, sharing
 from nodeagent.plan.gang import decide
+from nodeagent.plan.ledger import Sharing
 from nodeagent.plan.steps import End
 from tests.unit.plan.build import READY, WALL, make_job, make_node, make_spec
 from tests.unit.plan.test_reclaim import TEAM, A, auto, cluster, formed, in_roles, job
