@@ -586,14 +586,18 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
                 sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key, aside=aside)
             out[uid] = sets[key]
             if cluster.served < (back := _comes_back(job)) and job.head is not None:
-                out[uid] = KeptNodes(sets[key].nodes.difference(job.head.members), key, uid)
+                given = tuple(
+                    (found[i].queue, found[i].needs) for i in by if found[i].queue and found[i].uid in made_for
+                )
+                out[uid] = KeptNodes(sets[key].nodes.difference(job.head.members), key, uid, aside=given)
                 until = min(until, back - 1)
     return out, until
 
 
 def _comes_back(job: JobRecord) -> int:
-    """The served time (ms) up to which a gang that has just failed may start again on the nodes that it had. 0 for any
-    other job, and for a job that made room for another queue."""
+    """The served time (ms) up to which a gang that has just failed may start again on the nodes that it had, though not
+    within what others of a capability gave up for one that waits. 0 for any other job, and for a job that made room for
+    another queue."""
     entry = job.budget.get(str(job.last_number))
     if job.phase != "holding" or entry is None or made_room(job):
         return 0

@@ -90,6 +90,8 @@ class Size:
     total: Resources
     installed: tuple[int, ...]
     """The numbers of GPUs that nodes have, ascending."""
+    slots: int
+    """The most CPU slots that a node has."""
 
 
 def size(cluster: Cluster) -> Size:
@@ -98,7 +100,8 @@ def size(cluster: Cluster) -> Size:
     def look(before: Size | None) -> Size:
         live = [cluster.nodes[name].facts for name in cluster.nodes if cluster.live(name)]
         total = Resources(sum(len(facts.gpus) for facts in live), len(live), sum(facts.cpu_slots for facts in live))
-        found = Size(total, tuple(sorted({len(facts.gpus) for facts in live})))
+        slots = max((facts.cpu_slots for facts in live), default=0)
+        found = Size(total, tuple(sorted({len(facts.gpus) for facts in live})), slots)
         return before if before == found and before is not None else found
 
     return cluster.notes.once("size", (cluster.nodes, cluster.lapsed), look)
@@ -112,10 +115,13 @@ def place_use(role: Role, installed: int) -> Resources:
 
 def least(cluster: Cluster, spec: JobSpec) -> Resources:
     """What the job has to have to start, on the nodes of the cluster on which that is least."""
-    counts = size(cluster).installed or (0,)
-    if spec.several:
-        all_of = (times(min(place_use(r, n) for n in counts), r.places) for r in spec.roles)
-        return together(all_of)._replace(nodes=1)  # its places may share a node
+    known = size(cluster)
+    counts = known.installed or (0,)
+    if spec.several:  # places may share a node
+        all_of = together(times(min(place_use(r, n) for n in counts), r.places) for r in spec.roles)
+        alone = max((role.places for role in spec.roles if role.replicas is None), default=1)
+        fewest = -(-all_of.gpus // max(1, counts[-1])), -(-all_of.slots // max(1, known.slots))
+        return all_of._replace(nodes=max(alone, *fewest))
     return times(min(place_use(spec.role, n) for n in counts), spec.nodes.min)
 
 

@@ -5,7 +5,7 @@ that is entitled to them and needs them gets them back. Worked out once for each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from nodeagent.model.job import JobRecord
@@ -61,28 +61,38 @@ def _share(cluster: Cluster) -> Sharing:
     if not borrowers and not shared(cluster):
         return NOTHING
     ledger = NodeLedger(cluster, sorted(borrowers, key=line_key))
-    for job, lack in _needers(cluster, ledger.barring):
-        ledger.provide(job, lack)
+    waiting, short = _waiting(cluster, ledger.barring), _short(cluster, ledger.barring)
+    if shared(cluster):  # who made room for one that waits has less than its target: those that wait go first
+        late = [(job, lack) for job, lack in waiting if not ledger.provide(job, lack, rounded=False)]
+        for job, lack in chain(late, short):
+            ledger.provide(job, lack, rounded=True)
+    else:
+        for job, lack in chain(short, waiting):
+            ledger.provide(job, lack, rounded=True)
     ledger.lend_idle()
     ledger.level()
     return Sharing({uid: tuple(nodes) for uid, nodes in ledger.takes.items() if nodes}, ledger.gives, ledger.stops)
 
 
-def _needers(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Iterator[tuple[JobRecord, int]]:
-    """Jobs that are to have nodes, and how many: those that run on fewer than their target, and those that wait. With
-    several queues those that wait go first: who made room for one of them has less than its target. The first
-    job that a capability bars is the last of its queue that counts."""
+Needers = Iterator[tuple[JobRecord, int]]
+"""Jobs that are to have nodes, and how many."""
+
+
+def _waiting(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Needers:
+    """Those that wait, in line."""
+    return _first(((w.job, w.job.spec.nodes.min) for w in queue(cluster) if w.job.control.desired == "run"), barring)
+
+
+def _short(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Needers:
+    """Those that run on fewer nodes than their target."""
     jobs = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and j.control.desired == "run"]
     run = [j for j in jobs if j.phase in ("forming", "running") and not j.spec.several]
-    short = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=line_key))
-    waiting = ((w.job, w.job.spec.nodes.min) for w in queue(cluster))
-    both = (waiting, short) if shared(cluster) else (short, waiting)
-    return chain(*(_first(((job, lack) for job, lack in some if lack > 0), barring) for some in both))
+    lacks = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=line_key))
+    return _first(((job, lack) for job, lack in lacks if lack > 0), barring)
 
 
-def _first(
-    jobs: Iterable[tuple[JobRecord, int]], barring: Callable[[JobRecord], str]
-) -> Iterator[tuple[JobRecord, int]]:
+def _first(jobs: Needers, barring: Callable[[JobRecord], str]) -> Needers:
+    """Only so many. The first job that a capability bars is the last of its queue that counts."""
     left, of_roles, looked = MOST_NEEDERS, MOST_OF_ROLES, set[str]()
     for job, lack in jobs:
         if job.spec.queue in looked or (job.spec.several and not of_roles):

@@ -99,26 +99,36 @@ class NodeLedger:
         self._only: dict[str, frozenset[str]] = {}
         """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
         self._reserved = reserved(cluster)
+        self._rounded = True
+        """As of the call of ``provide``."""
+        self._kept_for: set[str] = set()
+        """Jobs (uids) that get nothing now, but for which a queue keeps something of its capability."""
         self._provided: set[str] = set()
         """Jobs (uids) that have what they lacked: nothing more is kept for them."""
 
-    def provide(self, job: JobRecord, lack: int) -> None:
+    def provide(self, job: JobRecord, lack: int, *, rounded: bool) -> bool:
         """Find ``lack`` nodes for a job. Idle nodes that it can use are not lent to others. If they are too few,
         borrowed nodes are given back for it; then queues with more than their part make room. If that is still too
-        little, nothing is done for a waiting job: it holds up nobody. If the job's nodes must be together (``within``,
-        ``segments``), only nodes that are together count."""
+        little, nothing is done for a waiting job: it holds up nobody, and False is returned. If the job's nodes must be
+        together (``within``, ``segments``), only nodes that are together count. ``rounded``: as of
+        ``Reclaim.may_lose``."""
+        self._rounded = rounded
+        if job.uid in self._kept_for:
+            self._reclaim.release(job, least(self._cluster, job.sized_before))
+            self._kept_for.remove(job.uid)
         if job.spec.several:
-            self._provide_places(job)
-            return
+            return self._provide_places(job)
         if job.spec.placement is None:
-            self._provide(job, lack)
-            return
+            return self._provide(job, lack)
         failed: set[str] = set()
         for _ in range(MOST_PLACES):
             found = self._only[job.uid] = self._near(job, lack, failed)
-            if not found or self._provide(job, len(found)):
-                return
+            if not found:
+                return False
+            if self._provide(job, len(found)):
+                return True
             failed |= found
+        return False
 
     def barring(self, job: JobRecord) -> str:
         """The queue whose capability keeps the job from all that it lacks, if there is one."""
@@ -174,8 +184,9 @@ class NodeLedger:
         """A queue may keep something of its capability for one that gets nothing now."""
         if any(one.uid == job.uid and one.queue for one in self._reserved.found):
             self._reclaim.grant(job, least(self._cluster, job.sized_before))
+            self._kept_for.add(job.uid)
 
-    def _provide_places(self, job: JobRecord) -> None:
+    def _provide_places(self, job: JobRecord) -> bool:
         """Nodes for all places of a job of several roles that waits, or nothing: idle ones, and of what others could
         leave as little as will do."""
         self._limit(job, self.barring(job), anywhere=False)
@@ -183,7 +194,7 @@ class NodeLedger:
         tried = {len(sources): self._laid(job, idle, sources)}
         if tried[len(sources)] is None:
             self._keep(job)
-            return
+            return False
 
         def enough(count: int) -> bool:
             tried[count] = self._laid(job, idle, sources[:count])
@@ -207,6 +218,7 @@ class NodeLedger:
             if one.whole:
                 self.stops[one.donor.uid] = job.uid
                 self._promised.update(one.nodes)
+        return True
 
     def _sources(self, job: JobRecord) -> list[_Source]:
         """What others could leave for all places of a job, those first that are to leave something first: what they
@@ -215,13 +227,13 @@ class NodeLedger:
         found = [_Source(donor, (node,), _use_on(donor, node)) for donor, node in back]
         if not self._shared:
             return found
-        needs, plan = self._least_of_places(job), Reclaim(self._cluster, self._reclaim)
+        needs, plan = least(self._cluster, job.sized_before), Reclaim(self._cluster, self._reclaim)
         for one in found:
             plan.release(one.donor, one.use)
         owns, donors, given = plan.owns(job, needs), self._donors(job, needs), set[tuple[str, str]]()
 
         def leave(source: _Source) -> bool:
-            able = plan.may_lose(source.donor, source.use, job, needs, owns)
+            able = plan.may_lose(source.donor, source.use, job, needs, owns, rounded=self._rounded)
             if able:
                 plan.release(source.donor, source.use)
                 found.append(source)
@@ -239,15 +251,6 @@ class NodeLedger:
                 use = together(of_devices(m.devices) for m in rest)
                 leave(_Source(donor, tuple(m.node for m in rest), use, whole=True))
         return found
-
-    def _least_of_places(self, job: JobRecord) -> Resources:
-        """What a job of several roles has to have; on as few nodes as could be."""
-        spec, facts = job.sized_before, [self._cluster.nodes[node].facts for node in self._nodes]
-        needs = least(self._cluster, spec)
-        alone = max((role.places for role in spec.roles if role.replicas is None), default=1)
-        gpus = max((len(one.gpus) for one in facts), default=0)
-        slots = max((one.cpu_slots for one in facts), default=0)
-        return needs._replace(nodes=max(alone, -(-needs.gpus // max(1, gpus)), -(-needs.slots // max(1, slots))))
 
     def _laid(self, job: JobRecord, idle: Iterable[str], sources: Sequence[_Source]) -> tuple[Layout, Reclaim] | None:
         """Where the places of a job of several roles would be on idle nodes and on those, and what queues use without
@@ -399,7 +402,7 @@ class NodeLedger:
             for member in self._above_min(donor, back):
                 use = of_devices(member.devices)
                 if len(shrink) < lack and self._fits(job, member.node, donor.uid):
-                    if not plan.may_lose(donor, use, job, needs, owns):
+                    if not plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
                         break
                     plan.release(donor, use)
                     shrink.append((donor, member.node))
@@ -411,7 +414,7 @@ class NodeLedger:
             rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
             use = together(of_devices(m.devices) for m in rest)
-            if more and plan.may_lose(donor, use, job, needs, owns):
+            if more and plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
                 plan.release(donor, use)
                 room += more
                 stop[donor.uid] = donor, more, use
@@ -442,7 +445,7 @@ class NodeLedger:
         able: dict[str, bool] = {}
         for donor in donors:
             if donor.spec.queue not in able:
-                able[donor.spec.queue] = self._reclaim.may_lose(donor, NO_USE, job, needs, owns)
+                able[donor.spec.queue] = self._reclaim.may_lose(donor, NO_USE, job, needs, owns, rounded=self._rounded)
         return sorted((j for j in donors if able[j.spec.queue]), key=lambda j: (-over(j), j.spec.priority, -j.order))
 
     def _home(self, job: JobRecord) -> frozenset[str]:

@@ -43,11 +43,13 @@ class Reclaim:
         name = _of(job)
         return within(self._owned(name), self._use.get(name, NOTHING).and_(use))
 
-    def may_lose(self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources, owns: bool) -> bool:
+    def may_lose(
+        self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources, owns: bool, *, rounded: bool
+    ) -> bool:
         """The donor may give this much for a job that needs so much: with that much less its queues still have what
         they are guaranteed; and the job's queue ``owns`` what it asks for, or has no more than its part then and takes
-        from one that has more. Of nodes that cannot be divided by weight it may have part of one more, where the
-        other still has its part."""
+        from one that has more. ``rounded``: of nodes that cannot be divided by weight it may have part of one more,
+        where the other still has its part."""
         tree = self._cluster.queues
         gives, gets = above(tree, _of(donor)), above(tree, _of(job))
         apart = [name for name in gives if name not in gets]
@@ -63,6 +65,8 @@ class Reclaim:
             return False
         if all(self._within(name, self._use.get(name, NOTHING).and_(needs)) for name in siblings):
             return True
+        if not rounded:
+            return False
         keeps = self._beyond(apart[-1], has.less(use)) >= -ROUNDING
         return keeps and all(self._below(n, needs) for n in siblings)
 

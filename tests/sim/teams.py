@@ -356,6 +356,16 @@ async def _storm(cluster: SimCluster, pause: float) -> None:
             faults.create_task(strike(cluster.rng.choice(FAULTS)))
 
 
+async def _resize(cluster: SimCluster, teams: Teams) -> None:
+    """A role that was scaled out while its job did not run gets its places again: there may be no room for more."""
+    for work in teams.jobs:
+        job = cluster.find(work.name)
+        if work.in_roles and job is not None and job.phase not in TERMINAL:
+            for role in job.spec.roles:
+                if job.control.sizes.get(role.name, 0) > role.places:
+                    await cluster.scale(work.name, "scale", timeout=0.0, role=role.name, target=role.places)
+
+
 async def _run(seed: int) -> Seen:
     teams = drawn(seed)
     async with asyncio.TaskGroup() as tasks:
@@ -370,6 +380,7 @@ async def _run(seed: int) -> Seen:
             await asyncio.sleep(5)
             await _storm(cluster, teams.pause)
             await heal(cluster)
+            await _resize(cluster, teams)
             seconds = sum(work.seconds * work.low for work in teams.jobs) / teams.nodes
             await play.calm(2 * seconds + 10 * MIN_RUNTIME)
             await submitting

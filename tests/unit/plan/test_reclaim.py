@@ -23,6 +23,7 @@ from nodeagent.plan.share import Part, entitlements
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import (
     NOW,
+    PREPARING,
     READY,
     REPEATABLE,
     WALL,
@@ -316,6 +317,15 @@ def test_what_a_job_leaves_is_no_longer_its_queues() -> None:
     assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-c6": "u-b9"}
 
 
+def test_nobody_has_part_of_one_node_more_before_all_have_their_parts() -> None:
+    """Parts are 3.33, 0.56 and 1.11 of five nodes: b gives one to a and one to c, though two of a are before c."""
+    tree = [Queue(name="a", weight=3.0), Queue(name="b", weight=0.5), C]
+    waiting = [job("a6", 1, order=6), job("a7", 1, order=7), job("c8", 1, order=8)]
+    found = sharing(cluster(5, tree, *ones("a", [1, 2], order=1), *ones("b", [3, 4, 5], order=3), *waiting))
+    assert sorted(found.stops.values()) == ["u-a6", "u-c8"]
+    assert {uid[:3] for uid in found.stops} == {"u-b"}
+
+
 def test_who_has_made_room_lets_others_get_ready() -> None:
     """Its own pods are ready there still: it would take its nodes again."""
     entry = spend("share", counts=False)
@@ -466,6 +476,22 @@ def test_borrowed_nodes_come_back_from_other_queues_as_well_as_far_as_they_help(
     five = [TEAM[0].model_copy(update={"capability": Amount(nodes=5)}), *TEAM[1:], C]
     view = cluster(6, five, auto("a1", [1, 2]), auto("c1", [3, 4, 5, 6]), job("b1", 4))
     assert sharing(view).gives == {"u-a1": {"n2": "u-b1"}, "u-c1": dict.fromkeys(["n6", "n5", "n4"], "u-b1")}
+
+
+@pytest.mark.parametrize(("made_for", "starts"), [(("u-b1",), False), ((), True)])
+def test_who_has_failed_does_not_come_back_into_what_was_given_up(made_for: tuple[str, ...], starts: bool) -> None:
+    """a1 has failed, and a2 made room for b1, which still gets ready: p has one node left."""
+    given = spend("share", counts=False).model_copy(update={"room_for": made_for, "at": NOW - 500})
+    gone = {"phase": "holding", "since": NOW - 1000, "last_number": 1}
+    ended = {n: make_head([n], state="ended", since=NOW - 1000) for n in ("n1", "n2")}
+    failed = job("a1", 1).model_copy(update={**gone, "head": ended["n1"], "budget": {"1": spend("worker")}})
+    donor = job("a2", 1, order=1).model_copy(update={**gone, "head": ended["n2"], "budget": {"1": given}})
+    waits = job("b1", 1, order=9).model_copy(update={"since": 0})
+    jobs = [failed, donor, waits, *ones("a", [3, 4, 5], order=5)]
+    view = cluster(6, TEAM, *jobs)
+    slow = {n: make_node(n, slots=1, ready={"u-a1": READY, "u-a2": READY, "u-b1": PREPARING}) for n in view.nodes}
+    view = replace(view, nodes=slow, notes=Notes())
+    assert isinstance(decide(view, failed, WALL).step, Propose) == starts
 
 
 def test_nobody_borrows_what_a_queue_keeps() -> None:

@@ -11,11 +11,12 @@ from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.queue import Amount, Queue
 from nodeagent.model.world import Member, Place
 from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.demand import Resources, least
 from nodeagent.plan.elastic import MOST_OF_ROLES, sharing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.ledger import Sharing
 from nodeagent.plan.steps import End
-from tests.unit.plan.build import READY, WALL, make_job, make_node, make_spec
+from tests.unit.plan.build import NOW, READY, WALL, make_head, make_job, make_node, make_spec, spend
 from tests.unit.plan.test_reclaim import TEAM, A, auto, cluster, formed, in_roles, job
 
 PROMISED = Queue(name="b", weight=0.01, guarantee=Amount(nodes=3))
@@ -115,3 +116,26 @@ def test_of_a_gang_of_roles_a_place_counts_with_its_devices() -> None:
     waits = make_job(spec=needs, uid="u-b1")
     assert sharing(wide(cluster(2, [A, owned], gang, waits), 3)).stops == {"u-a1": "u-b1"}
     assert sharing(wide(cluster(2, [A, owned], gang, waits), 4)) == Sharing(), "two slots of each node are free"
+
+
+def test_the_fewest_nodes_that_a_gang_of_roles_could_be_on() -> None:
+    """A role with ``nodes`` has each place on a node of its own; places of roles with ``replicas`` share nodes."""
+    view = wide(cluster(4, [A]), 4)
+    assert least(view, in_roles(job("a1", 3)).spec) == Resources(nodes=2, slots=3)
+    assert least(view, of_places("a1", ("x", 2, 1), ("y", 2, 1)).spec) == Resources(nodes=1, slots=4)
+    assert least(view, of_places("a1", ("x", 2, 1), ("y", 1, 3)).spec) == Resources(nodes=2, slots=5)
+    assert least(cluster(4, [A]), in_roles(job("a1", 3)).spec) == Resources(nodes=3, slots=3)
+
+
+def test_all_that_a_gang_of_roles_needs_is_kept_of_a_capability() -> None:
+    """a1 has made room for b1 and would be back before others have: p keeps both nodes that b1 needs."""
+    entry = spend("share", counts=False).model_copy(update={"room_for": ("u-b1",)})
+    ended = make_head(["n1"], state="ended", since=NOW - 1000)
+    donor = job("a1", 1).model_copy(
+        update={"phase": "holding", "since": NOW - 1000, "last_number": 1, "head": ended, "budget": {"1": entry}}
+    )
+    small = TEAM[0].model_copy(update={"capability": Amount(nodes=2)})
+    promised = Queue(name="b", parent="p", weight=0.01, guarantee=Amount(nodes=2))
+    view = cluster(3, [small, TEAM[1], promised], donor, formed(job("a2", 1, [2], order=1), NOW), servers("b1", 2))
+    assert sharing(view).stops == {"u-a2": "u-b1"}
+    assert decide(view, donor, WALL).step is None
