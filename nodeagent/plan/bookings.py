@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Head
-from nodeagent.plan.changes import SeenNodes, changed, seen
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 
 Booking = tuple[str, tuple[str, ...]]
 """A job (uid) and the devices it holds."""

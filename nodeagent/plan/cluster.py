@@ -2,8 +2,9 @@
 from one view, kept for as long as that view stays the same.
 
 With thousands of nodes, sorting and judging all of them anew for each job in each round of each agent would be most of
-what an agent does. Decides nothing, and no result may depend on whether it was kept: only pure functions of the view's
-nodes, jobs, queues and lapsed leases belong here, never what depends on its time.
+what an agent does. For the same reason it says what differs between a view and an earlier one: what was worked out from
+that one need not be worked out anew. Decides nothing, and no result may depend on whether it was kept: only pure
+functions of the view's nodes, jobs, queues and lapsed leases belong here, never what depends on its time.
 """
 
 from __future__ import annotations
@@ -170,3 +171,38 @@ class Cluster:
         return self.next_lapse is not None and self.next_lapse <= millis(
             self.timing.heartbeat + self.timing.store_timeout
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNodes:
+    """The nodes and leases of a view that something was worked out from."""
+
+    nodes: Mapping[str, NodeRecord]
+    lapsed: frozenset[str]
+
+
+def seen(cluster: Cluster) -> SeenNodes:
+    """This view's."""
+    view = cluster.nodes, cluster.lapsed
+    return cluster.notes.once("seen", view, lambda _before: SeenNodes(*view))
+
+
+def changed(cluster: Cluster, before: SeenNodes) -> frozenset[str] | None:
+    """Nodes that have another record or another standing of their lease than before; None if nodes came or went."""
+    now = seen(cluster)
+    if now is before:
+        return _NONE
+    return cluster.notes.once("changed", (now, before), lambda _before: _changed(now, before))
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+def _changed(now: SeenNodes, before: SeenNodes) -> frozenset[str] | None:
+    lapses = (now.lapsed ^ before.lapsed) & now.nodes.keys() if now.lapsed is not before.lapsed else _NONE
+    if now.nodes is before.nodes:
+        return lapses
+    if len(now.nodes) != len(before.nodes) or list(now.nodes) != list(before.nodes):
+        return None
+    same = map(is_, now.nodes.values(), before.nodes.values())
+    return lapses.union(name for name, is_same in zip(now.nodes, same, strict=True) if not is_same)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from nodeagent.model.health import LABEL, Action, Claim, Verdict
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.world import Head, Member
-from nodeagent.plan.changes import SeenNodes, changed, seen
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 
 WINDOW = 600.0
 """Seconds within which nodes became unfit at about the same time."""

@@ -16,8 +16,7 @@ from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
-from nodeagent.plan.changes import SeenNodes, changed, seen
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 from nodeagent.plan.devices import pick
 from nodeagent.plan.health import bar, worn_nodes
 from nodeagent.plan.spot import shuns, spot_nodes

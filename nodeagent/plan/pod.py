@@ -305,8 +305,10 @@ def keep(case: PodCase) -> PodAction | None:
     job, head = case.job, case.head
     if job is None or head is None or case.lends:
         return None
-    forming_member = head.state == "forming" and case.node in head.members  # its own acknowledgement says it
-    if must_let_go(case.cluster, job, case.node) and not forming_member:
+    # The acknowledgement of a member or holder says it as well, and says more: that nothing older runs there. An agent
+    # that has just started does not know that of its pods yet.
+    has_part = case.is_holder or (head.state == "forming" and case.node in head.members)
+    if must_let_go(case.cluster, job, case.node) and not has_part:
         let_go = Ack(life=case.life, ended=head.state == "ended")
         why = f"{case.node} gives no failsafe time to an older generation"
         return SendAck(job.uid, head.token, let_go, None, why)

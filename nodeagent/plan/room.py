@@ -18,8 +18,7 @@ from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.bookings import Booked, booked, changed_bookings
 from nodeagent.plan.capped import cheapest
-from nodeagent.plan.changes import SeenNodes, changed, seen
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 from nodeagent.plan.demand import NOTHING, Resources, of_devices, times, together
 from nodeagent.plan.membership import (
     Candidate,

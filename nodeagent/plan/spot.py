@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeFacts
-from nodeagent.plan.changes import SeenNodes, changed, seen
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 
 SPARE = 5.0
 """Seconds before a node is taken away by which its workers are to have ended."""

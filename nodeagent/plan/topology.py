@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeagent.model.constraints import Constraints, value_of
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan.changes import SeenNodes, changed, seen
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 from nodeagent.plan.membership import natural
 
 Path = tuple[str, ...]

@@ -16,7 +16,7 @@ from tests.e2e.test_graceful import check_no_step_lost
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
-STEPS = {"wide": 600, "fixed": 400, "bee": 250, "sea": 60}
+STEPS = {"wide": 600, "fixed": 400, "bee": 250, "sea": 60, "tall": 250}
 
 
 @pytest.fixture
@@ -55,9 +55,40 @@ def test_three_teams_share_six_nodes(six: Bare, reference: dict[int, float], rec
     assert held["generations"][-1]["ended_by"]["text"] == "job sea of queue c is entitled to its nodes"
     for name in ("sea", "bee", "fixed", "wide"):
         six.until_phase(name, "succeeded", 240)
-    for name, steps in STEPS.items():
+    for name in ("wide", "fixed", "bee", "sea"):
         rows, job = read_steps(six.work, name), six.job(name)
         check_steps(rows, reference)
-        check_complete(rows, steps)
+        check_complete(rows, STEPS[name])
         check_no_step_lost(rows, record_property, job)
         assert job["budget"]["used"] == 0, name
+
+
+def test_a_gang_of_roles_gets_what_its_queue_is_guaranteed(
+    six: Bare, reference: dict[int, float], record_property: Any
+) -> None:
+    """Two servers and two trainers, each on a node of its own: the training that has all six gives back four."""
+    six.ctl("queue", "create", "a")
+    six.ctl("queue", "create", "b", "guarantee.nodes=4")
+    submit(six, "tall", "a", "{min: 1, max: 6}")
+    six.until_running("tall", 6, limit=90)
+    role = "workers_per_node: 1, gpus_per_worker: 0"
+    six.submit(f"""\
+name: gang
+queue: b
+working_dir: {six.work}
+completes: trainer
+roles:
+  server: {{command: [sleep, "600"], nodes: 2, {role}}}
+  trainer: {{command: [sleep, "5"], nodes: 2, after: server, {role}}}
+""")
+    six.until_running("gang", 4)
+    six.until_running("tall", 2)
+    six.until_phase("gang", "succeeded", 60)
+    six.until_running("tall", 6)
+    six.until_phase("tall", "succeeded", 240)
+    rows, job = read_steps(six.work, "tall"), six.job("tall")
+    check_steps(rows, reference)
+    check_complete(rows, STEPS["tall"])
+    check_no_step_lost(rows, record_property, job)
+    assert (job["budget"]["used"], job["restarts"]) == (0, 2)
+    assert six.job("gang")["generation"] == 1

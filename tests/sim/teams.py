@@ -187,6 +187,8 @@ class Play:
         self.cluster, self.teams, self.seen = cluster, teams, Seen()
         self._tree = Queues(queues=teams.queues)
         self._least = {work.name: work.low for work in teams.jobs}
+        self._over: set[str] = set()
+        """Jobs that were seen to have ended when nothing failed any more: the store does not keep them for ever."""
         self._done: Counter[str] = Counter()
         """Seconds of work by job."""
         self._committed: dict[str, int] = {}
@@ -278,12 +280,15 @@ class Play:
                     self._fair = True
             if self.teams.promised and loop.time() - contended > GRACE + START:
                 self._fair = True
+        self.cluster.checker.forgotten |= {f"uid-{name}" for name in self._over}
         self.seen.fair, self.seen.made_room = self._fair, self._room_made()
         self.seen.ended = Counter(job.phase for job in self.cluster.server.state.jobs.values())
 
     def _ended(self, name: str) -> bool:
         job = self.cluster.find(name)
-        return job is not None and job.phase in TERMINAL
+        if job is not None and job.phase in TERMINAL:
+            self._over.add(name)
+        return name in self._over
 
     def _all_want_more(self) -> bool:
         waiting = {job.spec.queue for job in self.cluster.server.state.jobs.values() if in_queue(job)}

@@ -72,6 +72,14 @@ def says_it_lends(action: PodAction | None) -> bool:
     return action.ack.lends
 
 
+def test_who_may_still_run_what_is_older_lets_go_only_when_that_has_ended() -> None:
+    """To the store the one is the other. The agent of n1 has just started and has not heard from its shim."""
+    job = forming(("n4",), ("n1", "n2", "n3"), holders=("n1",))
+    assert act(job, status("unknown"), "n1") is None
+    assert isinstance(act(job, WARM, "n1"), SendAck)
+    assert isinstance(act(job, None, "n2"), SendAck), "it has nothing there"
+
+
 # --- acknowledging
 
 
@@ -196,7 +204,7 @@ RUNS = (WorkerState(rank=0, local_rank=0, pid=7, state="running"),)
     ("job", "now", "node", "speak"),
     [
         (forming(("n4",), ("n3",)), status("running", generation=OLD, workers=RUNS), "n3", "end keep"),
-        (forming(("n4",), ("n3",), holders=("n3",)), WARM, "n3", "form keep"),
+        (forming(("n4",), ("n3",), holders=("n3",)), WARM, "n3", "form"),
         (running(), status("running", generation=OLD, workers=RUNS), "n1", "keep"),
         (running(), status("gone"), "n1", "run keep"),
         (ended(), WARM, "n1", "retire keep"),
