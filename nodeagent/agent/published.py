@@ -47,6 +47,16 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
     return out
 
 
+def dated(found: Mapping[str, Readiness], before: Mapping[str, Readiness], served: int) -> dict[str, Readiness]:
+    """``found`` with the times of its states: that of ``before`` where the state is the same, else ``served``."""
+    out = {}
+    for uid, ready in found.items():
+        old = before.get(uid)
+        since = old.since if old is not None and old.state == ready.state else served
+        out[uid] = ready.model_copy(update={"since": since})
+    return out
+
+
 def kept_verdicts(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
     """Job uid to the verdict of a check that failed here, of jobs that wait and have no pod here any more to look
     again (``plan/prepare.py``): forgotten, it would be found anew, again and again."""
@@ -128,6 +138,7 @@ class Publisher:
         self._lease, self._machine, self._reach = lease, machine, reach
         self._unreachable = reach.unreachable
         self._ready: dict[str, Readiness] = {}
+        self._checked: dict[str, Readiness] = {}
         self._published: dict[str, Readiness] = {}
 
     async def publish(self, cluster: Cluster) -> bool:
@@ -135,7 +146,8 @@ class Publisher:
         and StoreRefusedError."""
         statuses, self._unreachable = self._host.status(), self._reach.unreachable
         self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
-        self._published = self._machine.checked(self._ready, cluster)
+        self._checked = self._machine.checked(self._ready, cluster)
+        self._published = dated(self._checked, self._published, cluster.served)
         pods = pod_states(cluster, self._node, statuses, self._unreachable)
         if not self._lease.publish(self._published, pods):
             return False
@@ -146,7 +158,7 @@ class Publisher:
         """The neighbours' watch or a check before a job's start has changed what is to be published."""
         if self._unreachable is not self._reach.unreachable:
             return True
-        return self._machine.checked(self._ready, cluster) != self._published
+        return self._machine.checked(self._ready, cluster) != self._checked
 
 
 MOST_NOTED = 64

@@ -136,6 +136,8 @@ class Readiness(Record):
     """For ``unfit``: the exit code a shell would give (127 command not found, 126 not executable), else 0."""
     folder: str = ""
     """The random id in the job's checkpoint folder as this node sees it; empty if unknown or the job has none."""
+    since: int = 0
+    """Served time (ms) of the view in which the node first saw itself in this state."""
     warming: bool = False
     """``ready``, but its first workers are still being forked ahead: a gang that trains does not stop for it yet."""
 

@@ -21,9 +21,9 @@ from nodeagent.plan.elastic import borrowed, nodes_wanted, sharing
 from nodeagent.plan.faults import match
 from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
-from nodeagent.plan.membership import drained, gone_nodes, natural
+from nodeagent.plan.membership import asked, drained, gone_nodes, natural
 from nodeagent.plan.placement import Placement
-from nodeagent.plan.proposal import place, propose, propose_or_hold, up_to
+from nodeagent.plan.proposal import awaited, place, propose, propose_or_hold, up_to
 from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.spot import grace_left
 from nodeagent.plan.steps import Decision, End, Judge, Settle
@@ -293,6 +293,11 @@ def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
         return Decision(None, (f"{short}; {names} joins after the cool-down of {cluster.timing.cooldown:g} s",), at)
     if cold := _cold(head, placement):
         return Decision(None, (f"{short}: {cold}",))
+    if late := _getting_ready(cluster, job, placement):
+        states = asked(cluster)[job.uid]
+        until = max(at, min(states[c.node].since for c in newcomers)) + cool
+        if cluster.served < until:
+            return Decision(None, (f"{short}; {names} joins together with {late} (still getting ready)",), until)
     cause = Cause(kind="join", text=f"{names} joined")
     if job.control.target < wanted:
         cause = Cause(kind="share", text=f"{names} borrowed: nobody else needs it")
@@ -318,6 +323,14 @@ def _regain(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decisi
         cool = f"the cool-down of {cluster.timing.cooldown:g} s"
         return Decision(None, (f"{names} has more GPUs than are used; they are taken after {cool}",), at)
     return _propose_or_stay(cluster, job, Cause(kind="join", text=f"GPUs of {names} are back"), wall)
+
+
+def _getting_ready(cluster: Cluster, job: JobRecord, placement: Placement) -> str:
+    """Names of nodes that would join as well if the gang waited for them: it stops once for all of them. Waiting is
+    bounded by a cool-down."""
+    states = asked(cluster).get(job.uid, {})
+    late = (n for n in awaited(cluster, job, placement) if n in states and states[n].state == "preparing")
+    return ", ".join(sorted(late, key=natural))
 
 
 def _cold(head: Head, placement: Placement) -> str:

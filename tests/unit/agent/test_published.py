@@ -6,7 +6,8 @@ from typing import get_args
 
 import pytest
 
-from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.published import dated, pod_states, readiness
+from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.world import Token
 from nodeagent.pods.base import PodStatus
@@ -45,3 +46,14 @@ def test_pods_as_published() -> None:
     assert (first.generation, first.shim_pid, first.workers) == (4, 5, workers)
     assert (first.parked, first.parked_memory, second.parked) == (2, 1200, 0)
     assert (second.uid, second.generation, second.reason) == ("u-z", 0, "hook failed")
+
+
+def test_a_state_keeps_the_time_at_which_the_node_first_saw_itself_in_it() -> None:
+    def seen(phase: PodPhase, warming: bool = False) -> dict[str, Readiness]:
+        return readiness({UID: PodStatus(uid=UID, phase=phase, warming=warming)})
+
+    first = dated(seen("preparing"), {}, 100)
+    ready = dated(seen("ready", warming=True), first, 200)
+    warm = dated(seen("ready"), ready, 300)
+    assert [one[UID].since for one in (first, dated(seen("gone"), first, 150), ready, warm)] == [100, 100, 200, 200]
+    assert not warm[UID].warming

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.model.job import JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Policy
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.steps import Activate, Decision, End, Propose, Remove
@@ -284,6 +284,18 @@ def test_who_trains_goes_on_until_the_newcomer_is_warm() -> None:
     assert waits(take(nodes, running(2, target=3))) == "runs on 2 of 3 nodes: n3 is still warming up its workers"
     nodes = ["n1", make_node("n2", ready={UID: WARMING}), "n3"]
     assert proposed(take(nodes, running(2, target=3))).cause.text == "n3 joined", "a member's is no reason to wait"
+
+
+def test_it_stops_once_for_newcomers_that_get_ready_together() -> None:
+    first = make_node("n3", ready={UID: Readiness(state="ready", since=NOW - COOL + 1)})
+    nodes: Nodes = ["n1", "n2", first, *(make_node(n, ready={UID: PREPARING}) for n in ("n10", "n4"))]
+    decision = take(nodes, running(2, target=5))
+    assert waits(decision) == "runs on 2 of 5 nodes; n3 joins together with n4, n10 (still getting ready)"
+    assert decision.at == NOW + 1, "a cool-down after the first was ready"
+    assert proposed(take(nodes, running(2, target=5), served=NOW + 1)).cause.text == "n3 joined"
+    assert proposed(take(nodes, running(2, target=3))).cause.text == "n3 joined", "the others are not needed"
+    nodes = ["n1", "n2", first, make_node("n10", ready={UID: UNFIT}), make_node("n4", ready={})]
+    assert proposed(take(nodes, running(2, target=5))).cause.text == "n3 joined", "no other is getting ready"
 
 
 def test_a_need_does_not_wait_for_warm_workers() -> None:
