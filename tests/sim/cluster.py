@@ -35,7 +35,7 @@ from tests.sim.host import SimHost
 from tests.sim.invariants import Broken, Checker
 from tests.sim.lease import SimLease, SimLeaseProcess
 from tests.sim.machine import SimMachine
-from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
+from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers, StoreThread
 from tests.sim.parts import SimLedger, WatchedServer, sim_spec
 from tests.sim.sharing import Shared, SharedSeal, SharedSnapshot, SharedWriting
 from tests.sim.virtual import SimClock
@@ -60,7 +60,7 @@ class Node:
         self.clock = SimClock(rate=1 + rng.uniform(-0.01, 0.01), boot=rng.uniform(0, 1e6))
         self.machine = SimMachine(name, self.clock, rng, cluster.observe)
         self.machine.peers = cluster.peers_lost
-        self.link = Link(rng, TIMING.store_timeout, cluster.frozen)
+        self.link = Link(rng, TIMING.store_timeout, cluster.frozen, cluster.thread)
         self.gate = Gate()
         self.boots = 0
         self.run_dir = cluster.folder / name
@@ -212,6 +212,7 @@ class SimCluster:
         self.clock_step = 0.0
         self.frozen = Gate()
         """Closed while the store is stopped (SIGSTOP)."""
+        self.thread = StoreThread()
         self._stirred = asyncio.Event()
         self.server: Server = WatchedServer(lambda: loop.time() + self.clock_step, self._stepped)
         self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())

@@ -185,6 +185,13 @@ async def freeze_store(cluster: SimCluster) -> None:
     cluster.frozen.open()
 
 
+async def overload_store(cluster: SimCluster) -> None:
+    """Its one thread has more to do than it can, whoever asks."""
+    cluster.thread.cost = cluster.rng.choice([0.01, 0.05, 0.2])
+    await asyncio.sleep(cluster.rng.choice([0.5, 3.0, 12.0]))
+    cluster.thread.cost = 0.0
+
+
 async def restart_store(cluster: SimCluster) -> None:
     cluster.server.restart()
 
@@ -296,6 +303,6 @@ FAULTS: tuple[Fault, ...] = (
     kill_worker, kill_worker, kill_shim, hang_shim, restart_agent, restart_agent, restart_agent_as_planned,
     kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine, cut_link, cut_link,
     cut_store, cut_store, away_and_killed, away_and_killed, cut_peers, cut_peers, bad_link, bad_link, cut_workers,
-    freeze_store, restart_store, empty_store,
+    freeze_store, overload_store, restart_store, empty_store,
     roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
 )  # fmt: skip

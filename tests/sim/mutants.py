@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from nodeagent.agent import saver
+from nodeagent.agent.clock import WakePace
 from nodeagent.agent.guard import TrustGuard, _Judged
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
@@ -117,6 +118,11 @@ def freed_and_still_counted(patch: pytest.MonkeyPatch) -> None:
     """Devices that a node lets go with its acknowledgement count for the job on and on."""
     booked = "book(A.node, job.uid, devices)"
     change(patch, (f"count_changes(job, {{ [A.node] = {booked} }})", booked))
+
+
+def asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A call that was not answered in time is made again with the next heartbeat, however long that goes on."""
+    patch.setattr(WakePace, "left", lambda pace, now: 0.0)
 
 
 def ack_before_stopping(patch: pytest.MonkeyPatch) -> None:
@@ -456,6 +462,7 @@ MUTANTS = (
     Mutant(the_first_view_wins, saved.off_while_it_ended),
     Mutant(the_first_view_wins, provocations.an_old_view_comes_first),
     Mutant(the_first_to_be_heard_is_enough, provocations.an_old_view_comes_first),
+    Mutant(asked_again_at_once, provocations.overloaded),
     Mutant(those_who_come_are_enough, provocations.the_store_goes_back_and_one_alone_comes),
 )
 

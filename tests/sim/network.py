@@ -6,15 +6,16 @@ A call that takes longer than the store timeout fails at the timeout, but its ef
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 from nodeagent.lease.failsafe import RESEND
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.peers import Message
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
+
+Result = TypeVar("Result")
 
 
 class Gate:
@@ -114,11 +115,44 @@ class SimPeers:
             future.set_result(message)
 
 
+class StoreThread:
+    """The store's one thread: calls that cost time are carried out one after another, in the order in which they come,
+    whether or not somebody still waits for the reply."""
+
+    def __init__(self) -> None:
+        self.cost = 0.0
+        """Seconds that each call takes."""
+        self.waiting = 0
+        """Calls that have come and are not carried out."""
+        self.done = 0
+        self._turn = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        return self.cost > 0 or self.waiting > 0
+
+    async def carry_out(
+        self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, StoreError | None]:
+        """The call's result, or the store's refusal."""
+        self.waiting += 1
+        try:
+            async with self._turn:
+                if self.cost:
+                    await asyncio.sleep(self.cost)
+                return await real(*args, **kwargs), None
+        except StoreError as caught:
+            return None, caught
+        finally:
+            self.waiting -= 1
+            self.done += 1
+
+
 class Link:
     """What may happen to the calls of one agent."""
 
-    def __init__(self, rng: random.Random, timeout: float, frozen: Gate) -> None:
-        self.rng, self.timeout = rng, timeout
+    def __init__(self, rng: random.Random, timeout: float, frozen: Gate, thread: StoreThread) -> None:
+        self.rng, self.timeout, self.thread = rng, timeout, thread
         self.cut = False
         self.cut_replies = False
         self.slow = 0.0
@@ -151,7 +185,7 @@ class LinkedStore:
     def __init__(self, real: object, link: Link, gate: Gate, rng: random.Random | None = None) -> None:
         self._real: Any = real
         self._link, self._gate, self._rng = link, gate, rng or link.rng
-        self._late: set[asyncio.Task[None]] = set()
+        self._late: set[asyncio.Task[Any]] = set()
 
     def as_store(self) -> Store:
         return cast("Store", self)
@@ -191,10 +225,18 @@ class LinkedStore:
             await self._gate.passed()
             raise StoreUnavailableError("the request is late")
         await asyncio.sleep(there)
-        try:
-            result, error = await real(*args, **kwargs), None
-        except StoreError as caught:
-            result, error = None, caught
+        effect = link.thread.carry_out(real, args, kwargs)
+        if not link.thread.busy:
+            result, error = await effect
+        else:
+            loop = asyncio.get_running_loop()
+            came, task = loop.time(), self._keep(effect)
+            await asyncio.wait([task], timeout=link.timeout - there)
+            if not task.done():
+                await self._gate.passed()
+                raise StoreUnavailableError("the store is overloaded")
+            result, error = task.result()
+            there += loop.time() - came
         if link.twice and self._rng.random() < link.twice:
             self._again(real, args, kwargs, self._rng.uniform(0, 30))
         back = link.delay(self._rng)
@@ -209,15 +251,18 @@ class LinkedStore:
         return result
 
     def _again(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delay: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._late_effect(real, args, kwargs, delay))
+        self._keep(self._late_effect(real, args, kwargs, delay))
+
+    def _keep(self, effect: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.get_running_loop().create_task(effect)
         self._late.add(task)
         task.add_done_callback(self._late.discard)
+        return task
 
     async def _late_effect(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delay: float) -> None:
         await asyncio.sleep(delay)
         await self._link.frozen.passed()
-        with contextlib.suppress(StoreError):  # nobody listens to the answer of a late request
-            await real(*args, **kwargs)
+        await self._link.thread.carry_out(real, args, kwargs)  # nobody listens to the answer of a late request
 
     async def close(self) -> None:
         for task in list(self._late):

@@ -399,3 +399,28 @@ async def a_shim_hangs(cluster: SimCluster) -> None:
     cluster.nodes[head.ordered()[-1].node].machine.hang_shim("uid-a")
     await cluster.scale("a", "scale", target=4)
     await cluster.until(lambda: cluster.whole("a") and cluster.job("a").head != head, 90, "whole again")
+
+
+async def overloaded(cluster: SimCluster) -> None:
+    """Each call takes so long that the store can carry out a third of what comes at rest, for longer than a lease: all
+    ask less often, no training is disturbed, and it ends with its cause."""
+    await cluster.submit("a", 2, 4, 4)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    await asyncio.sleep(20)
+    thread, seconds = cluster.thread, 15.0
+    begun = thread.done
+    await asyncio.sleep(20)
+    rate, before = (thread.done - begun) / 20, cluster.job("a").last_number
+    thread.cost, begun = 3 / rate, thread.done
+    await asyncio.sleep(seconds)
+    came = thread.waiting + thread.done - begun
+    assert thread.waiting > 0 and came < 0.82 * rate * seconds, f"{came} calls came; at rest {rate * seconds:g} do"
+    thread.cost = 0.1 / rate
+    await cluster.until(lambda: thread.waiting == 0, 20.0, "what has piled up is worked off")
+    await asyncio.sleep(10)
+    begun = thread.done
+    await asyncio.sleep(20)
+    assert (thread.done - begun) / 20 < 1.1 * rate, "as many calls as before"
+    assert cluster.job("a").last_number == before, "no training was disturbed"
+    cluster.nodes["n2"].machine.worker_ends("uid-a", 0, signal=9)
+    await cluster.until(lambda: cluster.job("a").restarts == 1 and cluster.whole("a"), 5.0, "replaced")
