@@ -26,6 +26,8 @@ State = Literal["idle", "holding", "stopping", "giving up", "lost", "left"]
 Call = Literal["renew", "leave"]
 FOREIGN = frozenset({"era", "unknown"})
 """Codes of refusals by a store that may have lost what this node knows."""
+MOMENT = 0.001
+"""Seconds after which something that was due is over."""
 NO_PROMISES = Promises("", float("-inf"), True, {})
 
 
@@ -124,6 +126,9 @@ class Core:
         self.away, self.renewed, self.last, self._until = "", sent, sent, sent + order.fence
         self._estranged = False
         self._next = max(now, sent + order.heartbeat)
+        asks_from = self._agent_seen + order.lease + MOMENT
+        if now < asks_from < self._next:  # somebody may wait for this node: not a heartbeat longer than must be
+            self._next = asks_from
         if wanted and self.asks(now) and self.state in ("holding", "stopping"):
             self._depart(
                 now, True, f"its agent is silent for {now - self._agent_seen:.1f} s, and {wanted} waits for it"

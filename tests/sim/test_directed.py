@@ -228,7 +228,7 @@ def test_a_fault_elsewhere_does_not_wait_for_a_silent_agent(before: float) -> No
         other = next(name for name in head.members if name != "n2")
         c.nodes[other].machine.worker_ends("uid-j", 0, signal=9)
         await asyncio.sleep(0.1)
-        await running(c, 3, limit=TIMING.lease + 1.0)  # with the spare
+        await running(c, 3, limit=TIMING.lease + 0.5)  # with the spare
         head = c.job("j").head
         assert head is not None and "n2" not in head.members
         c.nodes["n2"].thaw()

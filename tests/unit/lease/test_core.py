@@ -160,6 +160,23 @@ def test_a_node_is_given_up_when_somebody_waits_for_it_after_a_lease_of_silence(
         assert run.core.departure.why == "its agent is silent for 3.1 s, and job a waits for it"
 
 
+def test_it_asks_who_waits_for_it_as_soon_as_its_agent_was_silent_for_a_lease() -> None:
+    run = Run()
+    run.go(GIVEN_UP - 0.3)
+    run.renew()
+    assert 100 + GIVEN_UP < run.core.due() < 100 + GIVEN_UP + 0.01, "in the middle of a heartbeat"
+    assert not run.core.asks(100 + GIVEN_UP)
+    run.now = run.core.due()
+    assert run.core.asks(run.now)
+    run.renew("job a")
+    assert run.state == "giving up"
+    spoken = Run()
+    spoken.go(GIVEN_UP - 0.3)
+    spoken.speak()
+    spoken.renew()
+    assert spoken.core.due() == 100 + GIVEN_UP - 0.3 + ORDER.heartbeat
+
+
 def test_nobody_is_given_up_for_nobody() -> None:
     run = Run()
     run.go(GIVEN_UP + 1)
