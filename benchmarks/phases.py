@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import floor, recovery, rest, speed
+from benchmarks import floor, leasestart, recovery, rest, speed
 from benchmarks.launcher import Shape
 from benchmarks.ours import Ours
 from benchmarks.recovery import START_TIMEOUT
@@ -42,6 +42,7 @@ QUICK = Effort(0.0, 2, 5, 3.0)
 FLAT_OUT = Shape(step_delay=0.0, ckpt_every=100)
 NO_JOB = "no job"
 WATCHED = "no job, 8 GPUs (a driver that is not real)"
+LEASE_PROCESS = "lease process"
 PROBES = {"GPU probe": "nodeagent.hardware.probes.nvml", "host probe": "nodeagent.hardware.probes.host"}
 """Kinds of processes, and what their command has in it."""
 IDLE = Shape(workers=4, step_delay=1.0)
@@ -121,6 +122,10 @@ PHASES: dict[str, Phase] = {
         "torchrun at its defaults, worker killed", lambda folder, _: recovery.default_torchrun(folder)
     ),
     "steps_per_second": Phase("undisturbed steps per second, both launchers in turns", steps_per_second),
+    "lease_start": Phase(
+        "lease process: from its start to its first grant",
+        lambda folder, effort: leasestart.measure(folder, effort.floors),
+    ),
     "at_rest": Phase("memory and CPU per kind of process", at_rest),
     "watching": Phase("what it costs to watch 8 GPUs, side by side with a cluster that has none", watching),
 }
@@ -144,7 +149,7 @@ def _kinds(ours: Ours) -> dict[str, list[int]]:
     known = {pid for pids in kinds.values() for pid in pids}
     ours_all = power.processes(ours.cluster().uid)
     kinds["watchdog"] = sorted(pid for pid in ours_all - known if _parent(pid) in kinds["shim"])
-    for name, module in PROBES.items():
+    for name, module in {LEASE_PROCESS: "nodeagent.lease", **PROBES}.items():
         kinds[name] = sorted(pid for pid in ours_all - known if module in _command(pid))
         known |= set(kinds[name])
     known |= set(kinds["watchdog"])

@@ -171,6 +171,13 @@ def tables(results: Results, picture: str = "") -> str:
         )
         columns = ("nodeagent: median", "torchrun: median", "turns", "ratio: median ± noise", "middle half")
         parts.append("## Undisturbed steps per second\n\n" + _table(columns, [row]))
+    if "lease_start" in results:
+        start = results["lease_start"]
+        parts.append(
+            f"A lease process gives its first grant {statistics.median(start['seconds']):.3f} s after its start "
+            f"({min(start['seconds']):.3f} to {max(start['seconds']):.3f}; {statistics.median(start['cpu']):.3f} s of "
+            f"CPU; median of {len(start['seconds'])}).\n"
+        )
     if "at_rest" in results:
         rows = [
             (state, kind, f"{cost['processes']}", f"{cost['pss_mb']:.1f}", f"{cost['cpu_percent']:.2f}")

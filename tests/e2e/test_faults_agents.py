@@ -119,6 +119,36 @@ def test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing(calm: Cluster,
     check_steps(rows, reference)
 
 
+@pytest.mark.slow
+def test_20_s_without_an_agent_disturb_nothing(calm: Cluster, reference: dict[int, float]) -> None:
+    """One node's agent stands still for 20 s; the other's is killed again whenever it is back."""
+    calm.submit(digits_job(calm.work, "alone", nodes="2", steps=590, delay=0.06))
+    stuck, crashing = (pod["node"] for pod in calm.until_running("alone", 2)["pods"])
+    calm.until_steps("alone", 10)
+    workers, lives = calm.workers("alone"), {n: calm.node(n)["incarnation"]["life"] for n in (stuck, crashing)}
+    agent, killed, end = calm.node(stuck)["agent_pid"], set[int](), time.monotonic() + 20
+    freeze(calm, stuck, [agent])
+    try:
+        while time.monotonic() < end:
+            pid = calm.node(crashing)["agent_pid"]
+            if pid not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            time.sleep(0.1)
+        assert len(killed) >= 3
+        assert all(is_alive(pid) for pid in workers.values())
+    finally:
+        thaw(calm, stuck, [agent])
+    calm.until_steps("alone", 10)
+    assert calm.workers("alone") == workers
+    assert {n: calm.node(n)["incarnation"]["life"] for n in lives} == lives
+    job = calm.until_phase("alone", "succeeded", 90)
+    assert (job["generation"], job["restarts"]) == (1, 0)
+    rows = read_steps(calm.work, "alone")
+    check_undisturbed(rows)
+    check_steps(rows, reference)
+
+
 def there(calm: Cluster, node: str) -> int | None:
     with suppress(AssertionError):
         return calm.lease_pid(node)

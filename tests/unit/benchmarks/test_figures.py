@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import leasecurve
 from benchmarks.goals import judged, p95
-from benchmarks.phases import NO_JOB, WATCHED
+from benchmarks.phases import LEASE_PROCESS, NO_JOB, WATCHED
 from benchmarks.plot import svg
 from benchmarks.report import commands, tables
 from benchmarks.speed import ratios
@@ -24,6 +24,7 @@ def rows(ours: list[float], torchrun: list[float], instead: str = "", lost: int 
 
 
 COST = {"processes": 2, "pss_mb": 50.0, "cpu_percent": 0.4}
+LEASE = {"processes": 2, "pss_mb": 7.0, "cpu_percent": 0.05}
 PROBE = {"processes": 2, "pss_mb": 7.0, "cpu_percent": 0.09}
 RESULTS: dict[str, Any] = {
     "floor": {"seconds": [0.1, 0.1]},
@@ -36,9 +37,9 @@ RESULTS: dict[str, Any] = {
     "torchrun_default": {"default": [], "default_lost": [], "default_instead": "no step within 60 s"},
     "steps_per_second": {"nodeagent": [99.0, 99.0], "torchrun": [100.0, 100.0, 100.0]},
     "at_rest": {
-        NO_JOB: {"agent": COST},
-        WATCHED: {"agent": COST, "GPU probe": PROBE, "host probe": PROBE | {"pss_mb": 9.0}},
-        "8 workers": {"agent": COST | {"pss_mb": 81.0}},
+        NO_JOB: {"agent": COST, LEASE_PROCESS: LEASE},
+        WATCHED: {"agent": COST, LEASE_PROCESS: LEASE, "GPU probe": PROBE, "host probe": PROBE | {"pss_mb": 9.0}},
+        "8 workers": {"agent": COST | {"pss_mb": 74.0}, LEASE_PROCESS: LEASE},
     },
     "watching": {
         NO_JOB: {"agent": 0.2, "redis (one per cluster)": 9.0},
@@ -105,7 +106,7 @@ def test_goals_are_judged_and_shown() -> None:
         "worker killed: p95",
         "third node joins: median standstill",
         "node drained: most steps lost",
-        "memory of an agent (PSS)",
+        "memory of an agent and its lease process (PSS)",
         "memory of a node's health probes (PSS)",
         "CPU that watching 8 GPUs takes, the agent's part included",
     }
