@@ -1,0 +1,81 @@
+"""A node whose agent is stuck lets a waiting job go; its agent, lease process or shim dies at each step of that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.sim.cluster import TIMING, Node, SimCluster
+from tests.sim.test_directed import running, simulate
+
+pytestmark = pytest.mark.slow
+UID = "uid-j"
+
+
+def ended(node: Node) -> bool:
+    """None of its workers is left."""
+    pod = node.machine.pods.get(UID)
+    return pod is None or not pod.alive
+
+
+def there(cluster: SimCluster, node: Node) -> bool:
+    record = cluster.server.state.nodes[node.name]
+    return not (record.left or record.lost)
+
+
+STEPS: dict[str, Callable[[SimCluster, Node], bool]] = {
+    "silent": lambda _c, node: node.lease.core is not None and node.lease.core.asks(node.clock.now()),
+    "waited for": lambda c, _node: c.job("j").phase == "forming",
+    "decided": lambda _c, node: node.lease.departure is not None,
+    "its time taken back": lambda _c, node: node.lease.departure is not None and node.machine.grants[UID].until == 0,
+    "stopped": lambda _c, node: ended(node),
+    "left": lambda c, node: c.server.state.nodes[node.name].left,
+    "formed again": lambda c, _node: c.job("j").restarts == 1 and c.job("j").phase == "running",
+}
+
+
+async def agent_dies(node: Node) -> None:
+    await node.kill_agent()
+    await asyncio.sleep(1)
+    node.thaw()
+    node.start_agent()
+
+
+async def lease_process_dies(node: Node) -> None:
+    node.lease.kill()
+
+
+async def shim_dies(node: Node) -> None:
+    if UID in node.machine.pods:
+        node.machine.kill_shim(UID)
+
+
+@pytest.mark.parametrize("dies", [agent_dies, lease_process_dies, shim_dies], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("step", STEPS)
+def test_whoever_dies_at_whichever_step_the_gang_is_whole_again_without_it(
+    step: str, dies: Callable[[Node], Awaitable[None]]
+) -> None:
+    """The checker sees that nothing runs twice; the spare takes the node's place."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        head = c.job("j").head
+        assert head is not None
+        stuck, other = (c.nodes[member.node] for member in head.ordered()[:2])
+        stuck.freeze_agent()
+        if step != "silent":
+            other.machine.worker_ends(UID, 0, signal=9)
+        await c.until(lambda: STEPS[step](c, stuck), 2 * TIMING.lease, step)
+        await dies(stuck)
+        if step == "silent":
+            other.machine.worker_ends(UID, 0, signal=9)
+        await c.until(lambda: c.job("j").restarts == 1 and c.whole("j"), 2 * TIMING.lease + 2, "whole again")
+        stuck.thaw()
+        stuck.start_agent()
+        await c.until(lambda: there(c, stuck), 30.0, "the node is there again")
+        await running(c, 3)
+
+    simulate(4, scenario)
