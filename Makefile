@@ -7,7 +7,7 @@
 #     make test-all   both
 #     make endurance  what takes many minutes, and is no part of make test: Redis away for 10 minutes
 #     make soak       one training under random faults for hours: make soak HOURS=2
-#     make fuzz       arbitrary input to everything that a stranger can reach: make fuzz MINUTES=15
+#     make fuzz       arbitrary input to everything that a stranger can reach: make fuzz MINUTES=60
 #     make nodes      real systemd nodes on a private switch, fault after fault; root, debootstrap, systemd-nspawn
 #     make frameworks Paddle, JAX, Lightning and others under faults; installs each into an environment of its own
 #     make bench      the figures of docs/benchmarks.md; make bench ONLY=drain for a single row

@@ -93,17 +93,17 @@ def _no_step(text: str, phase: str) -> Goal:
 
 HANG = HANGING.hang or 0.0
 GOALS = (
-    _median("worker killed: median", "worker_killed", 0.1),
+    _median("worker killed: median", "worker_killed", 0.075),
     Goal("worker killed: p95", "worker_killed", lambda r: p95(r["worker_killed"]["nodeagent"]), 0.15, unit=" s"),
     Goal(
         "worker killed: times faster than torchrun, tuned",
         "worker_killed",
         lambda r: times_faster(r, "worker_killed"),
-        40,
+        45,
         at_least=True,
         unit="x",
     ),
-    _median("worker killed, no parked worker left: median", "empty_pool", 0.15),
+    _median("worker killed, no pre-forked worker left: median", "empty_pool", 0.15),
     _median(f"worker hung: median beyond the limit of {HANG:g} s", "worker_hung", 0.5, beyond=HANG),
     _median(f"node killed: median beyond the lease of {LEASE:g} s", "node_killed", 0.2, beyond=LEASE),
     _median(f"rank 0's node killed: median beyond the lease of {LEASE:g} s", "first_node_killed", 0.2, beyond=LEASE),

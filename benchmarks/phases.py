@@ -153,7 +153,7 @@ def _kinds(ours: Ours) -> dict[str, list[int]]:
         kinds[name] = sorted(pid for pid in ours_all - known if module in _command(pid))
         known |= set(kinds[name])
     known |= set(kinds["watchdog"])
-    kinds["rendezvous stores, parked workers"] = sorted(ours_all - known)
+    kinds["rendezvous stores, pre-forked workers"] = sorted(ours_all - known)
     kinds["redis (one per cluster)"] = [status["redis"]["pid"]]
     del kinds["workers"]
     return kinds

@@ -61,11 +61,11 @@ ROWS = {
         5,
     ),
     "empty_pool": Row(
-        "the same, no parked worker left",
+        "the same, no pre-forked worker left",
         FULL_GANG,
         lambda t: faults.kill_worker_again(t, FULL_GANG.world),
         10,
-        instead="as above: it parks none",
+        instead="as above: it forks none ahead",
     ),
     "worker_hung": Row(
         f"worker SIGSTOP → first step, limit {HANGING.hang:g} s",

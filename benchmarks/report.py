@@ -48,8 +48,8 @@ METHOD = f"""\
   has done one, so process start, rendezvous, process group and checkpoint are all inside.
 - "Steps lost" is how many steps had been done and were to be done again (median).
 - **Worker killed:** SIGKILL to a random worker, rank 0 included, after 2 to 3 s of undisturbed steps, with a pause of
-  {FULL_GANG.step_delay * 1000:.0f} ms after each step. **No parked worker left:** a second kill, within 0.4 s of the
-  first one: before that no new worker is parked, so all are forked on demand.
+  {FULL_GANG.step_delay * 1000:.0f} ms after each step. **No pre-forked worker left:** a second kill, within 0.4 s of
+  the first one: before that no new worker is forked ahead, so all are forked on demand.
 - **Worker hung:** SIGSTOP to a random worker, in a job with `hang: {{progress: {HANGING.hang:g}s}}` whose script tells
   its progress. The seconds hold that limit, and the reading of all workers' stacks.
 - **Node killed:** all processes of a node (launcher or agent, shim, workers) are stopped and killed at once; the clock
@@ -152,7 +152,7 @@ def tables(results: Results, picture: str = "") -> str:
         parts.append(
             f"The floor, {statistics.median(floor):.3f} s (median of {len(floor)}; {min(floor):.3f} to "
             f"{max(floor):.3f}), is what a plain fork of the same four workers takes until all have stepped, with "
-            "nothing around it. Workers that were parked ahead and warmed up start below it.\n"
+            "nothing around it. Workers that were forked ahead and warmed up start below it.\n"
         )
     if "torchrun_default" in results:
         default = results["torchrun_default"]

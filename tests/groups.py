@@ -22,6 +22,10 @@ WAYS: dict[str, tuple[str, ...]] = {
     "a node dies, and a spare takes its place": (
         "test_faults_nodes.py::test_a_node_killed_is_replaced_by_the_spare[rank-0]",
     ),
+    "a node dies, and its peers hide why they failed": (
+        "test_blame.py::test_a_node_that_is_lost_right_after_the_start_costs_nothing_although_its_peers_hide_it",
+    ),
+    "nodes whose address nobody configured": ("test_addresses.py",),
     "a node freezes past its lease": ("test_faults_agents.py::test_frozen_past_the_lease[agent-and-shim]",),
     "an agent dies, and another is started": ("test_faults_agents.py::test_an_agent_killed_disturbs_nothing",),
     "an agent hangs, and a lease process dies": (

@@ -2,7 +2,8 @@
 neither the store nor any agent notices. A fact for people; nothing is decided by it.
 
 Each member asks its neighbours by rank, and the node of rank 0, by signed datagrams (``questions.py``): so a cut
-between two nodes of a ring is seen, at a cost that does not grow with the gang. An answer takes both directions.
+between two nodes of a ring is seen at once, at a cost that does not grow with the gang. And one more each time, another
+one in turn: so a cut between any two is seen once each pair had its turn. An answer takes both directions.
 """
 
 from __future__ import annotations
@@ -25,11 +26,19 @@ MISSED = 2
 """Questions in a row without an answer after which a node counts as not reached."""
 
 
-def asked(head: Head, node: str) -> tuple[str, ...]:
-    """Whom this member asks: at most three others, whatever the size of the gang."""
+MOST_FOLLOWED = 8
+"""Nodes of one gang that are asked each time because they did not answer in their turn."""
+
+
+def asked(head: Head, node: str, turn: int = 0) -> tuple[str, ...]:
+    """Whom this member asks: at most four others, whatever the size of the gang. In half as many turns as there are
+    members each pair is asked for, by one of the two."""
     order = [m.node for m in head.ordered()]
-    at = order.index(node)
-    around = (order[at - 1], order[(at + 1) % len(order)], order[0])
+    at, size = order.index(node), len(order)
+    others = size // 2 - 1  # at distances from 2 to half of the ring
+    around = [order[at - 1], order[(at + 1) % size], order[0]]
+    if others > 0:
+        around.append(order[(at + 2 + turn % others) % size])
     return tuple(dict.fromkeys(other for other in around if other != node))
 
 
@@ -47,6 +56,7 @@ class Reach:
     ) -> None:
         self._node, self._peers, self._clock, self._cluster = node, peers, clock, cluster
         self._changed = changed
+        self._turn = 0
         self._missed: dict[tuple[str, str], int] = {}
         """Job and node to the questions in a row that it has not answered."""
         self.unreachable: Mapping[str, Mapping[str, float]] = {}
@@ -66,7 +76,7 @@ class Reach:
             for job in cluster.jobs.values()
             if job.phase == "running" and job.head is not None and job.head.state == "active"
             if self._node in job.head.members
-            for other in asked(job.head, self._node)
+            for other in self._asked(job.uid, job.head)
             if (address := _address(cluster, job.head, other))
         ]
         async with asyncio.TaskGroup() as questions:
@@ -75,7 +85,7 @@ class Reach:
             (job.uid, other): 0 if task.result() else self._missed.get((job.uid, other), 0) + 1
             for (job, other, _), task in zip(whom, tasks, strict=True)
         }
-        self._missed = missed
+        self._missed, self._turn = missed, self._turn + 1
         found: dict[str, dict[str, float]] = {}
         for (uid, other), count in missed.items():
             if count >= MISSED:
@@ -85,6 +95,11 @@ class Reach:
             self._log.warning("peers that cannot be reached", nodes=sorted({n for of in found.values() for n in of}))
             self.unreachable = found
             self._changed()
+
+    def _asked(self, uid: str, head: Head) -> tuple[str, ...]:
+        """Those whose turn it is, and those that did not answer the last time."""
+        follow = [other for (of, other), count in self._missed.items() if of == uid and count and other in head.members]
+        return tuple(dict.fromkeys((*asked(head, self._node, self._turn), *follow[:MOST_FOLLOWED])))
 
     async def _answers(self, job: JobRecord, address: str) -> bool:
         """A question that no keeper says yes to, whatever it knows: with no keepers named it promises nothing."""

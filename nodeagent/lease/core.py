@@ -150,7 +150,7 @@ class Core:
         self._left = True
 
     def look(self, now: float, obeyed: Mapping[str, float]) -> Call | None:
-        """What to ask the store now. ``obeyed``: what each pod's shim says (``grants.read_obeyed``)."""
+        """What to ask the store now. ``obeyed``: what each pod's shim says (``answers.read_obeyed``)."""
         order = self.order
         if order is None or self.state in ("lost", "left"):
             return None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from nodeagent.osutil.linux import write_atomic
 
 _GRANT = struct.Struct("=dd")
-_OBEYED = struct.Struct("=d")
+OBEYED_FORM = struct.Struct("=d")
 _FAR = 1e9
 """Seconds since the boot that no machine reaches: what says more is damaged."""
 _TRIES = 10
@@ -49,7 +49,7 @@ def make_grant(folder: Path, key: str, owner: int, group: int) -> Path:
     write_atomic(file, twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)), durable=False)
     file.chmod(0o644)
     answer = folder / (key + OBEYED)
-    write_atomic(answer, twice(_OBEYED.pack(0.0)), durable=False, mode=0o600)
+    write_atomic(answer, twice(OBEYED_FORM.pack(0.0)), durable=False, mode=0o600)
     if os.geteuid() == 0:
         os.chown(answer, owner, group, follow_symlinks=False)
     return file
@@ -88,20 +88,6 @@ def read_grant_of(folder: Path, key: str) -> Grant:
         return NOTHING
 
 
-def read_obeyed(folder: Path, key: str) -> float:
-    """No workers run in this pod that were started before this time; 0 if its shim has not said. The record is the
-    job's user's, in a folder that is not: what lies in it may be any number, and concerns that user's pod only."""
-    try:
-        fd = os.open(folder / (key + OBEYED), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return 0.0
-    try:
-        found = read_twice(fd, _OBEYED)
-    finally:
-        os.close(fd)
-    return found[0] if found is not None else 0.0
-
-
 class GrantReader:
     """A shim's or a watchdog's look at its grant. Raises OSError where there is none."""
 
@@ -124,7 +110,7 @@ class GrantReader:
 
 
 class GrantAnswer:
-    """A shim's side of ``read_obeyed``."""
+    """A shim's side of ``answers.read_obeyed``."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -136,7 +122,7 @@ class GrantAnswer:
             return
         fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            os.pwrite(fd, twice(_OBEYED.pack(at)), 0)
+            os.pwrite(fd, twice(OBEYED_FORM.pack(at)), 0)
         finally:
             os.close(fd)
         self._logged = at

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import __version__
+from nodeagent.lease.answers import read_obeyed
 from nodeagent.lease.core import Call, Core
 from nodeagent.lease.failsafe import Failsafe
-from nodeagent.lease.grants import Grant, grant_keys, grants_folder, read_grant_of, read_obeyed, write_grant
+from nodeagent.lease.grants import Grant, grant_keys, grants_folder, read_grant_of, write_grant
 from nodeagent.lease.lending import Ask, LoanAnswer, Promises
 from nodeagent.lease.order import LeaseOrder, Server, order_file, read_order
 from nodeagent.lease.peers import PeerPort

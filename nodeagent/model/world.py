@@ -22,8 +22,8 @@ CauseKind = Literal[
     "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced",
     "scale", "join", "share", "drain", "hardware", "resume", "restart",
 ]  # fmt: skip
-"""Why a generation was formed. ``collective``: only victims of a broken collective were seen so far, the culprit is
-still unknown. ``hang``: the gang made no progress. ``reform``: a worker requested it (exit 101). ``fenced``: a node
+"""Why a generation was formed. ``collective``: workers failed and all of them speak of lost peers, so who failed first
+is unknown. ``hang``: the gang made no progress. ``reform``: a worker requested it (exit 101). ``fenced``: a node
 stopped its own workers because it could not renew its lease. ``hardware``: a node or GPU in use is unfit. ``share``:
 idle nodes were borrowed, or borrowed ones returned."""
 

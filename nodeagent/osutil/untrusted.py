@@ -5,22 +5,24 @@ that change while they are read. So every entry is reached by the descriptor of 
 another mount. It is checked before it is opened: only plain files of the expected owner are opened, without blocking.
 All reads, lists and walks are bounded. Every violation raises ``UntrustedError``, and nothing else is raised: to the
 caller it means that there is no such file. Calls that may take long run ``aside``. Must never know what a file means.
+The lease process uses it too: it loads nothing large, asyncio and threads only where a caller runs ``aside``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import secrets
 import socket
 import stat
 import struct
-import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    import threading
 
 T = TypeVar("T")
 
@@ -100,10 +102,11 @@ class UntrustedFolder:
         finally:
             os.close(at)
 
-    def open(self, name: str, *, also: int | None = None) -> BinaryIO:
-        """Opens a plain file of the folder's owner (or of ``also``) for reading."""
+    def open(self, name: str, *, also: int | None = None, anyones: bool = False) -> BinaryIO:
+        """Opens a plain file of the folder's owner (or of ``also``) for reading. ``anyones``: whoever it belongs to, in
+        a folder in which only its owner makes entries."""
         with _naming(self.path / name):
-            fd = _opened(self.fd, name, stat.S_ISREG, os.O_RDONLY, {self.owner, also})
+            fd = _opened(self.fd, name, stat.S_ISREG, os.O_RDONLY, None if anyones else {self.owner, also})
         return os.fdopen(fd, "rb", buffering=0)
 
     def append(self, name: str, mode: int, *, also: int) -> BinaryIO:
@@ -316,7 +319,7 @@ def _remove_entry(top: int, name: str) -> None:
             try:
                 os.unlink(entry, dir_fd=fd)
             except (IsADirectoryError, PermissionError):
-                os.rename(entry, f".{secrets.token_hex(8)}", src_dir_fd=fd, dst_dir_fd=top)
+                os.rename(entry, f".{os.urandom(8).hex()}", src_dir_fd=fd, dst_dir_fd=top)
     finally:
         os.close(fd)
     with suppress(OSError):  # more than NAMES_MAX: the next round continues
@@ -329,6 +332,9 @@ _aside: set[threading.Thread] = set()
 async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
     """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises UntrustedError if it
     does not end within ``seconds``, or if too many earlier calls have not ended."""
+    import asyncio
+    import threading
+
     _aside.difference_update([thread for thread in _aside if not thread.is_alive()])
     if len(_aside) >= ASIDE_MAX:
         raise UntrustedError(f"{ASIDE_MAX} looks at users' files have not come back")

@@ -23,7 +23,8 @@ COLLECTIVE = re.compile(
     re.IGNORECASE,
 )
 """What PyTorch, gloo and NCCL write when a *peer* is gone: the writer is a victim. A plain "Connection refused" is
-not here: a script that cannot reach a service of its own is at fault itself."""
+not here: a script that cannot reach a service of its own is at fault itself. Words only: it decides which of several
+failed workers is named, never what a fault costs, nor what follows."""
 
 OUT_OF_MEMORY = re.compile(r"^nodeagent: (out of memory(?:, it seems)?): ", re.MULTILINE)
 """What the shim writes below a killed worker's last lines (``shim/record.py``)."""
@@ -96,6 +97,11 @@ def is_failure(exited: WorkerExit) -> bool:
     return not exited.stopped and (exited.signal is not None or bool(exited.code))
 
 
+def asks_to_reform(exited: WorkerExit) -> bool:
+    """It ended with a code that asks for a new generation."""
+    return exited.signal is None and exited.code in REFORM_CODES
+
+
 def is_victim(exited: WorkerExit) -> bool:
     """It ended with an error that says a peer was gone."""
     return exited.signal in (None, signal.SIGABRT) and bool(COLLECTIVE.search(exited.error))
@@ -123,25 +129,45 @@ def culprit_first(exited: WorkerExit) -> tuple[bool, bool, int]:
 def blame(reports: Mapping[str, PodReport]) -> Blame | None:
     """The worker to blame, None when none failed by itself.
 
-    A SIGKILL comes of no peer; those whose error does not speak of a lost peer come before those whose does; then the
-    node whose report reached the store first (seq, given by the store); then the order of ending on that node.
+    A SIGKILL comes of no peer; then the node counts whose report reached the store first (seq, given by the store),
+    then the order of ending on that node. If the first of them asks to be re-formed, it is the one. Else, of those that
+    do not ask, one whose error does not speak of a lost peer is named before those whose does.
     """
     failed = sorted(
-        ((e.signal != signal.SIGKILL, is_victim(e), r.seq or 1 << 30, e.order, node, e)
+        ((e.signal != signal.SIGKILL, r.seq or 1 << 30, e.order, node, e)
          for node, r in reports.items() for e in _failures(r)),
-        key=lambda row: row[:5],
+        key=lambda row: row[:4],
     )  # fmt: skip
     if not failed:
         return None
-    _, victim, _, _, node, worst = failed[0]
+    *_, node, worst = failed[0]
+    if not asks_to_reform(worst):
+        *_, node, worst = min(failed, key=lambda row: (row[0], asks_to_reform(row[-1]), is_victim(row[-1])))
+    victim = is_victim(worst)
     text = f"rank {worst.rank} on {node} failed first: {describe(worst)}"
     if victim:
         text = f"rank {worst.rank} on {node} lost its peers ({describe(worst)}); who failed first is not known"
         text += describe_pairs(reports)
     elif len(failed) > 1:
-        others = ", ".join(str(row[5].rank) for row in failed[1:])
+        others = ", ".join(str(row[-1].rank) for row in failed if row[-1] is not worst)
         text += f" (ranks {others} ended after it)"
     return Blame(node, worst, victim, text)
+
+
+def may_be_cause(reports: Mapping[str, PodReport], who: Blame) -> list[tuple[str, WorkerExit]]:
+    """Of the failed workers, those of whom order alone does not tell that a peer was the cause, with their nodes, the
+    blamed one first: only it if it asks to be re-formed; those that were killed if there are any; else all that do not
+    ask to be re-formed. What they wrote makes no difference."""
+    if asks_to_reform(who.worker):
+        return [(who.node, who.worker)]
+    killed = who.worker.signal == signal.SIGKILL
+    others = [
+        (node, e)
+        for node, report in sorted(reports.items())
+        for e in _failures(report)
+        if e is not who.worker and not asks_to_reform(e) and (e.signal == signal.SIGKILL) == killed
+    ]
+    return [(who.node, who.worker), *others]
 
 
 def _failures(report: PodReport) -> Iterable[WorkerExit]:

@@ -3,7 +3,8 @@ the job waits before it starts again.
 
 A fault is *judged* when every other member has answered after it, or is known to be lost: whoever fell silent first was
 the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would end the
-job waits. What workers wrote decides nothing but the words. This module reads the reports and lapses; what the gang
+job waits. What workers wrote decides nothing but the words, and whether a gang that failed right after its first start
+is re-formed while it waits for the verdict. This module reads the reports and lapses; what the gang
 does next is decided in ``running.py`` (``after_fault``).
 """
 
@@ -18,8 +19,17 @@ from nodeagent.model.backoff import backoff
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.jobspec import ActionName, EventName, Policy
 from nodeagent.model.timing import millis
-from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport
-from nodeagent.plan.blame import REFORM_CODES, Blame, blame, is_failure
+from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport, WorkerExit
+from nodeagent.plan.blame import (
+    REFORM_CODES,
+    Blame,
+    asks_to_reform,
+    blame,
+    describe,
+    is_failure,
+    may_be_cause,
+    shell_code,
+)
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.membership import gone_nodes, natural
@@ -78,12 +88,13 @@ def judge(job: JobRecord, served: int) -> BudgetVerdict:
 
 EVENTS: dict[CauseKind, EventName] = {
     "worker_failed": "WorkerFailed",
+    "collective": "WorkerFailed",
     "hang": "WorkerHung",
     "pod_failed": "PodFailed",
     "node_lost": "NodeLost",
     "fenced": "NodeLost",
 }
-"""The policy event of each kind of fault. ``collective`` has none: its exit codes are the victims'."""
+"""The policy event of each kind of fault. ``collective`` is ``worker_failed`` in other words."""
 
 COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
 """Faults of the job itself: they spend the budget. Membership, hardware and operators never do."""
@@ -121,7 +132,8 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     faulty = {n for n, r in head.reports.items() if r.seq}
     if unanswered := [n for n in gone if n not in faulty]:
         return _node_fault(cluster, job, unanswered, wall)
-    case = _Case(cluster, job, head.number, cluster.served, round(wall, 3))
+    awaits = tuple(m.node for m in head.ordered() if m.node not in faulty)
+    case = _Case(cluster, job, head.number, cluster.served, round(wall, 3), awaits)
     fault = _reported(case, head.reports)
     if fault is None and gone:
         return _node_fault(cluster, job, gone, wall)
@@ -132,7 +144,7 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
         fault = _hang_fault(case, hung) if hung is not None else None
     if fault is None or not fault.spend.counts:
         return fault
-    return replace(fault, awaits=tuple(m.node for m in head.ordered() if m.node not in faulty))
+    return replace(fault, awaits=awaits)
 
 
 def _all_reported(head: Head) -> bool:
@@ -175,9 +187,10 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     if lost:
         found = _node_fault(cluster, job, lost, wall)
         return replace(found, spend=found.spend.model_copy(update={"alone": entry.alone}))
-    known = (job.budget, job.last_reports, job.restarts)
-    fault = cluster.notes.once(f"late:{job.uid}", known, lambda _before: _again(cluster, job, entry))
-    fault = replace(fault, awaits=awaited(cluster, job))
+    awaits = awaited(cluster, job)
+    known = (job.budget, job.last_reports, job.restarts, job.head.state, awaits)
+    fault = cluster.notes.once(f"late:{job.uid}", known, lambda _before: _again(cluster, job, entry, awaits))
+    fault = replace(fault, awaits=awaits)
     differs = (fault.cause.kind, fault.cause.node, fault.cause.rank) != (entry.kind, entry.node, entry.rank)
     if job.head.state == "active":
         return fault if differs or fault.fail != entry.fails else None
@@ -196,10 +209,10 @@ def judged_cause(job: JobRecord) -> Cause | None:
     return Cause(kind=kind, text=entry.text, node=entry.node, rank=entry.rank)
 
 
-def _again(cluster: Cluster, job: JobRecord, entry: Spend) -> Fault:
+def _again(cluster: Cluster, job: JobRecord, entry: Spend, awaits: tuple[str, ...]) -> Fault:
     """The fault as all that has been told since makes it."""
     number = job.last_number
-    case = _Case(cluster, job, number, entry.at, entry.wall)
+    case = _Case(cluster, job, number, entry.at, entry.wall, awaits)
     found = _reported(case, job.last_reports) if entry.kind != "hang" else None
     if found is not None:
         return found
@@ -233,6 +246,8 @@ class _Case:
     at: int
     """Served time (ms)."""
     wall: float
+    awaits: tuple[str, ...] = ()
+    """Who has not answered since."""
 
 
 _POD_FAULTS = {
@@ -271,17 +286,40 @@ def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) 
 
 def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> Fault:
     kind: CauseKind = "collective" if who.victim else "worker_failed"
-    if who.worker.signal is None and who.worker.code in REFORM_CODES:
+    if asks_to_reform(who.worker):
         kind = "reform"
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
     role = Place.role_of(who.worker.place)
     fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code, role)
-    decided = fault.fail or match(case.job.spec.policies_of(role), "WorkerFailed", who.code) is not None
-    if kind == "worker_failed" and not decided and _early(case, reports):
-        early = case.cluster.timing.early
-        text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
-        return replace(fault, fail=f"{text}; fix the script and submit it again")
-    return fault
+    if kind == "reform":
+        return fault
+    action, text = _asked(case.job, who, reports)
+    if action == "FailJob":
+        return replace(fault, fail=text)
+    if fault.fail or action is not None or not _early(case, reports):
+        return fault
+    if who.victim and case.awaits:
+        return fault  # a lost node, or a killed worker, is what they speak of most often: see ADR 39
+    early = case.cluster.timing.early
+    advice = "fix the script, or what keeps its workers apart," if who.victim else "fix the script"
+    text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
+    return replace(fault, fail=f"{text}; {advice} and submit it again")
+
+
+def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> tuple[ActionName | None, str]:
+    """What the policies say of the workers that may be the cause, each asked with its own code and role: ``FailJob``,
+    with the reason, if they say so of any. The reports of a gang have few different codes, so few are asked."""
+    cases: dict[tuple[str, int], tuple[str, WorkerExit]] = {}
+    for node, exited in may_be_cause(reports, who):
+        cases.setdefault((Place.role_of(exited.place), shell_code(exited)), (node, exited))
+    found: ActionName | None = None
+    for (role, code), (node, exited) in cases.items():
+        action = match(job.spec.policies_of(role), "WorkerFailed", code)
+        if action == "FailJob":
+            other = "" if exited is who.worker else f"; rank {exited.rank} on {node} ended with {describe(exited)}"
+            return action, f"a policy of the job says FailJob for WorkerFailed: {who.text}{other}"
+        found = found or action
+    return found, ""
 
 
 def _alone_fault(case: _Case, head: Head) -> Fault | None:

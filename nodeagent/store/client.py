@@ -85,6 +85,8 @@ class RedisStore:
         self._decoder = Decoder()
         self._nodes = Base(0, "")
         """The revision up to which all nodes' records were read by ``read_nodes``."""
+        self._anew = Base(0, "")
+        """The store's revision at the first of the beats that read everything: removals since then show by marks."""
 
     @property
     def reached(self) -> Reached | None:
@@ -131,11 +133,15 @@ class RedisStore:
             arguments["nodes"] = NEVER
         elif beat.rev < self._nodes.rev and beat.era == self._nodes.era:
             arguments["nodes"] = self._nodes.rev
+        if 0 < beat.rev < self._anew.rev and beat.era == self._anew.era:
+            arguments["anew"] = self._anew.rev
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
         nodes, jobs, gone, unread, missing, usage = [], [], [], [], [], []
         queues, windows = None, None
+        if beat.rev == 0 and not recovering:
+            self._anew = Base(int(recovery[6]), era)
         if not recovering:
             self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
         for raw, flat, cordon, kind in records:

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from nodeagent.ctl.client import Client, job_path, node_path
 from nodeagent.lease.signs import find_holder
+from tests.bounds import Bound
 from tests.folders import short
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,8 +31,6 @@ DIGITS = ROOT / "examples" / "digits" / "train.py"
 TOOL = "from nodeagent.ctl.main import main; main()"
 CALL_LIMIT = 90.0
 """Seconds for one call of the tool."""
-PATIENCE = 2.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0
-"""How much longer than alone a test that runs beside others waits before it gives up."""
 ENDED = ("succeeded", "failed", "stopped")
 
 
@@ -131,13 +130,14 @@ class Cluster:
         return int(total)
 
     def until(self, condition: Callable[[], bool], limit: float, what: str) -> float:
-        """Poll until it holds; AssertionError with the cluster's state after ``limit`` seconds (times ``PATIENCE``)."""
-        start = time.monotonic()
+        """Poll until it holds, and return the seconds that it took. AssertionError with the cluster's state once
+        ``limit`` seconds have passed that count (``tests/bounds.py``)."""
+        bound = Bound(limit)
         while not condition():
-            if time.monotonic() - start > limit * PATIENCE:
-                raise AssertionError(f"not within {limit * PATIENCE:g} s: {what}\n{self.state()}")
+            if bound.over:
+                raise AssertionError(f"not within {limit:g} s ({bound.passed:.1f} s): {what}\n{self.state()}")
             time.sleep(0.1)
-        return time.monotonic() - start
+        return bound.passed
 
     def until_phase(self, job: str, phase: str, limit: float = 60.0) -> dict[str, Any]:
         def so() -> bool:

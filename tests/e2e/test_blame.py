@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -42,18 +43,36 @@ def joined(calm: Cluster, generation: int, world: int) -> None:
     calm.until(lambda: all(f.exists() for f in files), 30, f"all workers of generation {generation} have met")
 
 
-def test_lost_nodes_cost_nothing_although_their_peers_hide_it(calm: Cluster) -> None:
-    """The first one goes within 30 s of the start, where an error ends a job; then more than the budget allows; then
-    workers are killed, and each is charged once."""
+def submit(calm: Cluster, budget: int) -> dict[str, Any]:
     here = calm.work / "quiet"
-    here.mkdir()
+    here.mkdir(exist_ok=True)
     script = here / "w.py"
     script.write_text(WORKER.format(here=str(here)))
     calm.submit(
         f"name: quiet\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: {{min: 2, max: 3, target: 3}}\n"
-        f"workers_per_node: 1\ncheckpoint_dir: {here}\nstandby: off\nrestarts: {{max: 2}}\n"
+        f"workers_per_node: 1\ncheckpoint_dir: {here}\nstandby: off\nrestarts: {{max: {budget}}}\n"
     )
-    job = calm.until_running("quiet", 3)
+    return calm.until_running("quiet", 3)
+
+
+def test_a_node_that_is_lost_right_after_the_start_costs_nothing_although_its_peers_hide_it(calm: Cluster) -> None:
+    """Within 30 s, where an error of a worker's own ends the job, and with a budget that allows no restart."""
+    job = submit(calm, 0)
+    generation = job["generation"]
+    joined(calm, generation, 3)
+    node = job["pods"][-1]["node"]
+    calm.ctl("local", "kill", node)
+    job = calm.until_running("quiet", 2, above=generation, limit=30)
+    assert (job["cause"]["kind"], job["cause"]["node"], job["budget"]["used"]) == ("node_lost", node, 0)
+    calm.at_rest()
+    for file in (calm.work / "quiet").iterdir():
+        file.unlink()
+
+
+def test_lost_nodes_cost_nothing_although_their_peers_hide_it(calm: Cluster) -> None:
+    """The first one goes within 30 s of the start, where an error ends a job; then more than the budget allows; then
+    workers are killed, and each is charged once."""
+    job = submit(calm, 2)
     for loss in range(LOSSES):
         generation = job["generation"]
         joined(calm, generation, 3)

@@ -344,6 +344,11 @@ def departures_not_saved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "__init__", begin)
 
 
+def marks_lost_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    """Who may have missed the mark of a removal, which is gone by now, reads on."""
+    change(patch, ("math.max(A.rev, A.anew or 0) < tonumber(meta.horizon or '0')", "false"))
+
+
 def renewed_in_any_era(patch: pytest.MonkeyPatch) -> None:
     """A lease is renewed in a store that lost writes before an agent has said what its node knows of them."""
     change(patch, ("if A.era ~= meta.era then\n  return refuse('era'", "if false then\n  return refuse('era'"))
@@ -454,6 +459,7 @@ MUTANTS = (
     Mutant(departures_not_saved, provocations.its_lease_process_dies_as_it_leaves),
     Mutant(renewed_in_any_era, provocations.the_store_goes_back_while_agents_are_dead),
     Mutant(every_renewal_is_a_usual_one, provocations.the_store_goes_back_while_agents_are_dead),
+    Mutant(marks_lost_unnoticed, provocations.removals_that_an_agent_sleeps_through),
     Mutant(acknowledged_unsaved, saved.dark_after_an_answer),
     Mutant(one_disk_is_enough, saved.dark_after_an_answer),
     Mutant(said_before_it_was_written, saved.dark_after_an_answer),

@@ -424,3 +424,19 @@ async def overloaded(cluster: SimCluster) -> None:
     assert cluster.job("a").last_number == before, "no training was disturbed"
     cluster.nodes["n2"].machine.worker_ends("uid-a", 0, signal=9)
     await cluster.until(lambda: cluster.job("a").restarts == 1 and cluster.whole("a"), 5.0, "replaced")
+async def removals_that_an_agent_sleeps_through(cluster: SimCluster) -> None:
+    """While an agent is stuck a job is removed, and so many records after it that the mark of this removal is too."""
+    await started(cluster, 1, 1)
+    asleep = cluster.nodes[next(name for name in cluster.nodes if name not in members(cluster))]
+    asleep.freeze_agent()
+    await cluster.operate("j", desired="stop", delete=True)
+    await cluster.until(lambda: cluster.find("j") is None, 30, "deleted")
+    cluster.server.run("for i = 1, 1200 do bury('job:old' .. i) end return { 1 }")
+    asleep.thaw()
+    await asyncio.sleep(20)
+    await cluster.submit("b", 4, 4, 4)
+    await cluster.until(lambda: cluster.whole("b"), 90, "it goes on")
+    for node in cluster.nodes.values():
+        assert node.agent is not None
+        left = [job.name for job in node.agent.cluster().jobs.values()]
+        assert left == ["b"], f"{node.name} still has {left}"

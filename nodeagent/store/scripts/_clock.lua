@@ -38,7 +38,7 @@ end
 local function read_meta()
   local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
   local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped excused order '
-    .. 'asked requests unannounced '
+    .. 'asked requests unannounced buried horizon '
   local found = redis.pcall('HGETALL', META)
   local map, whole = {}, not found.err
   for i = 1, #found, 2 do

@@ -14,12 +14,6 @@ local function unannounced()
   redis.call('HSET', META, 'unannounced', redis.call('HGET', META, 'rev'))
 end
 
--- The record is removed; the mark shows that a step removed it.
-local function bury(record)
-  redis.call('ZREM', CHANGES, record)
-  return touch('gone:' .. record)
-end
-
 local function copied(map)
   local copy = {}
   for key, value in pairs(map) do
@@ -34,6 +28,34 @@ local function in_parts(words, step, call)
   for i = 1, #words, most do
     call(unpack(words, i, math.min(i + most - 1, #words)))
   end
+end
+
+-- Removes the oldest marks of removals. An agent that has not read as far as the newest of these reads everything anew.
+local GONE_KEPT, GONE_EACH = 1024, 64
+local function forget_marks()
+  local listed, marks, revs = redis.call('ZRANGE', CHANGES, 0, -1, 'WITHSCORES'), {}, {}
+  for i = 1, #listed, 2 do
+    if string.sub(listed[i], 1, 5) == 'gone:' then
+      marks[#marks + 1], revs[#revs + 1] = listed[i], listed[i + 1]
+    end
+  end
+  local old = {}
+  for i = 1, #marks - GONE_KEPT do
+    old[i] = marks[i]
+  end
+  if old[1] then
+    redis.call('HSET', META, 'horizon', revs[#old])
+    in_parts(old, 1, function(...) redis.call('ZREM', CHANGES, ...) end)
+  end
+end
+
+-- The record is removed; the mark shows that a step removed it.
+local function bury(record)
+  redis.call('ZREM', CHANGES, record)
+  if redis.call('HINCRBY', META, 'buried', 1) % GONE_EACH == 0 then
+    forget_marks()
+  end
+  return touch('gone:' .. record)
 end
 
 local PACK_FROM = 32

@@ -1,11 +1,16 @@
 -- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
 --     notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent,
---     nodes (the agent has read their records up to this revision, or is about to)
+--     nodes (the agent has read their records up to this revision, or is about to), anew? (the store's revision when
+--     the agent began to read everything)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 8192, 1048576, 1000, 2
 local id = A.node
 local top = math.max(A.rev, A.top)
 local node = node_brief(id)
 local continued = A.era == meta.parent and top <= known -- this era has all that the agent has read
+if A.rev > 0 and math.max(A.rev, A.anew or 0) < tonumber(meta.horizon or '0') then
+  return refuse('behind', 'records were removed since node ' .. id .. ' has read the store, and the marks of these '
+    .. 'removals are gone too: it must read everything anew')
+end
 if meta.timing and A.rev > 0 and A.era == meta.era and not node and not buried('node:' .. id)
   and served >= recover then
   return distrust({ 'node:' .. id })
@@ -192,4 +197,4 @@ return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end -
   newest and newest[1] or '0-0', records, meta.era or '', served < recover and 1 or 0,
   int(asked), int(math.max(0, recover - served)), served < recover and redis.call('ZRANGE', AWAITED, 0, NAMED - 1) or {}, sheltered,
   served < recover and redis.call('ZCARD', AWAITED) or 0,
-  silent, same and 1 or 0 }
+  silent, same and 1 or 0, int(revision) }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.agent.reach import Reach, asked
+from nodeagent.agent.reach import MOST_FOLLOWED, Reach, asked
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Table, answer
 from nodeagent.plan.cluster import Cluster
 from tests.sim.virtual import SimClock, run_virtual
@@ -34,11 +34,63 @@ def gang(size: int = 4, lapsed: tuple[str, ...] = ()) -> Cluster:
 def test_each_asks_its_neighbours_and_the_first() -> None:
     names = [f"n{i}" for i in range(1, 8)]
     head = make_head(names)
-    assert asked(head, "n4") == ("n3", "n5", "n1")
-    assert asked(head, "n1") == ("n7", "n2")
+    assert asked(head, "n4") == ("n3", "n5", "n1", "n6")
+    assert asked(head, "n1") == ("n7", "n2", "n3")
+    assert asked(make_head(names[:3]), "n2", 5) == ("n1", "n3")
     assert asked(make_head(["n1", "n2"]), "n2") == ("n1",)
     assert asked(make_head(["n1"]), "n1") == ()
     assert {other for n in names for other in asked(head, n)} == set(names), "everybody is asked by somebody"
+
+
+@pytest.mark.parametrize("size", [*range(1, 10), 32, 33])
+def test_in_turn_each_pair_is_asked_for_in_half_as_many_turns_as_there_are_members(size: int) -> None:
+    names = [f"n{i}" for i in range(size)]
+    head = make_head(names)
+    pairs = {
+        frozenset((node, other))
+        for node in names
+        for turn in range(7, 7 + max(1, size // 2 - 1))
+        for other in asked(head, node, turn)
+    }  # fmt: skip
+    assert len(pairs) == size * (size - 1) // 2
+    assert max(len(asked(head, node, turn)) for node in names for turn in range(40)) <= 4
+
+
+def test_a_cut_between_any_two_is_found_and_followed_until_it_is_over() -> None:
+    """n1 and n4 of eight are three apart; n4 does not answer."""
+    peers = Silent()
+    peers.silent = {"n4:1"}
+
+    async def main() -> None:
+        reach = Reach("n1", peers=peers, clock=SimClock(), cluster=lambda: gang(8), changed=lambda: None)
+        for _ in range(4):
+            await reach.look()
+        assert list(reach.unreachable[UID]) == ["n4"]
+        for _ in range(9):
+            peers.questions.clear()
+            await reach.look()
+            assert list(reach.unreachable[UID]) == ["n4"]
+            assert len(peers.questions) <= 4
+        peers.silent.clear()
+        await reach.look()
+        assert reach.unreachable == {}
+
+    run_virtual(main())
+
+
+def test_of_many_that_do_not_answer_a_few_are_followed() -> None:
+    peers = Silent()
+    peers.silent = {f"n{i}:1" for i in range(1, 65)}
+
+    async def main() -> None:
+        reach = Reach("n1", peers=peers, clock=SimClock(), cluster=lambda: gang(64), changed=lambda: None)
+        for _ in range(70):
+            peers.questions.clear()
+            await reach.look()
+            assert len(peers.questions) <= 4 + MOST_FOLLOWED
+        assert len(reach.unreachable[UID]) >= MOST_FOLLOWED
+
+    run_virtual(main())
 
 
 def test_who_does_not_answer_twice_is_not_reached_until_it_does() -> None:
@@ -73,7 +125,7 @@ def test_a_node_that_is_gone_is_not_asked() -> None:
         await reach.look()
 
     run_virtual(main())
-    assert sorted({address for address, _ in peers.questions}) == ["n1:1"]
+    assert sorted({address for address, _ in peers.questions}) == ["n1:1", "n4:1"]
 
 
 def test_the_question_never_makes_a_keeper_lend() -> None:

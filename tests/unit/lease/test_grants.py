@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.lease.answers import read_obeyed
 from nodeagent.lease.grants import (
     NOTHING,
     Grant,
@@ -17,7 +18,6 @@ from nodeagent.lease.grants import (
     grant_keys,
     make_grant,
     read_grant_of,
-    read_obeyed,
     remove_grant,
     write_grant,
 )

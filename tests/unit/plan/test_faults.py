@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from nodeagent.model.job import JobRecord, Spend
@@ -106,7 +108,7 @@ def test_nothing_is_wrong() -> None:
         (make_exit(code=1), 30_001, 0, False),
         (make_exit(code=1), 1000, 1, False),  # not the first start
         (make_exit(signal=9), 1000, 0, False),  # nobody mistypes a SIGKILL
-        (make_exit(code=1, error=VICTIM), 1000, 0, False),  # somebody else was first
+        (make_exit(code=1, error=VICTIM), 1000, 0, False),  # formed again until n2 has answered
         (make_exit(code=101), 1000, 0, False),
     ],
 )
@@ -137,6 +139,102 @@ def test_a_policy_fails_the_job(code: int, fails: bool) -> None:
     assert fault is not None
     assert bool(fault.fail) is fails
     assert (fault.outcome.code, fault.outcome.error, fault.spend.error) == (code, "boom", "boom")
+
+
+@pytest.mark.parametrize(("code", "fails"), [(3, True), (4, False)])
+@pytest.mark.parametrize("error", ["boom", VICTIM])
+def test_a_policy_is_asked_of_all_that_may_be_the_cause_whatever_they_wrote(code: int, fails: bool, error: str) -> None:
+    """rank 0 is reported first; rank 1 took longer to end."""
+    reports = {"n1": failed(make_exit(0, code=1, error=error)), "n2": failed(make_exit(1, code=code), seq=2)}
+    job = running(reports, spec=make_spec(policies=FAIL_ON_3))
+    fault = find_fault(make_cluster(["n1", "n2"], job), job, WALL)
+    assert fault is not None
+    assert bool(fault.fail) is fails
+    if fails and error != VICTIM:
+        assert fault.fail.endswith("; rank 1 on n2 ended with exit code 3")
+    alone = running({"n1": failed(make_exit(code=code, error=error))}, spec=make_spec(policies=FAIL_ON_3))
+    fault = find_fault(make_cluster(["n1", "n2"], alone), alone, WALL)
+    assert fault is not None
+    assert bool(fault.fail) is fails
+    killed = running(reports | {"n1": failed(make_exit(0, signal=9))}, spec=make_spec(policies=FAIL_ON_3))
+    fault = find_fault(make_cluster(["n1", "n2"], killed), killed, WALL)
+    assert fault is not None
+    assert fault.fail == "", "rank 1 may have died of it"
+
+
+def test_who_asks_to_be_re_formed_does_so_by_being_the_first_of_those_that_failed() -> None:
+    for text in ("", VICTIM):
+        asks, dies = failed(make_exit(0, code=101), seq=1), failed(make_exit(1, error=text), seq=2)
+        for reports, kind, counts in (
+            ({"n1": asks, "n2": dies}, "reform", False),
+            ({"n1": asks.model_copy(update={"seq": 3}), "n2": dies}, "collective" if text else "worker_failed", True),
+        ):
+            job = running(reports)
+            fault = find_fault(make_cluster(["n1", "n2"], job), job, WALL)
+            assert fault is not None
+            assert (fault.cause.kind, fault.spend.counts) == (kind, counts)
+
+
+def test_what_workers_wrote_changes_neither_the_verdict_nor_the_cost() -> None:
+    """All members have answered, early or late, under any policy."""
+    rng = random.Random(7)
+    names = ["n1", "n2", "n3"]
+    verdicts = set()
+    for _ in range(400):
+        policies = tuple(
+            Policy(
+                on=("WorkerFailed",), exit_code=rng.choice([None, 1, 3, 137]), do=rng.choice(["FailJob", "RestartJob"])
+            )
+            for _ in range(rng.randrange(3))
+        )
+        ends = [(rng.choice([1, 3, 101]), rng.choice([None, None, None, 6, 9, 11])) for _ in names]
+        seqs = rng.sample(range(1, 4), 3)
+        found = set()
+        served, restarts = rng.choice([1000, NOW]), rng.choice([0, 10])
+        for _ in range(4):
+            reports = {
+                name: failed(make_exit(i, code=code, signal=signal, error=rng.choice(["", "boom", VICTIM])), seq=seq)
+                for i, (name, (code, signal), seq) in enumerate(zip(names, ends, seqs, strict=True))
+            }  # fmt: skip
+            head = make_head(names, reports=reports)
+            budget = {str(-i): spend("worker_failed", at=served) for i in range(restarts)}
+            spec = make_spec(policies=policies)
+            job = make_job("running", head, restarts=restarts, spec=spec, budget=budget)
+            fault = find_fault(make_cluster(names, job, served=served), job, WALL)
+            assert fault is not None
+            found.add((bool(fault.fail), fault.spend.counts, fault.awaits))
+        assert len(found) == 1, (policies, ends, seqs)
+        verdicts |= found
+    assert len(verdicts) == 3, "it fails, it costs, it is free"
+
+
+def test_a_gang_whose_workers_all_speak_of_lost_peers_fails_early_once_everybody_has_answered() -> None:
+    """It is formed again meanwhile: a lost node, or a killed worker, is the usual cause, and no recovery shall wait."""
+    victims = {"n1": failed(make_exit(error=VICTIM))}
+    job = running(victims, restarts=0)
+    fault = find_fault(make_cluster(["n1", "n2"], job, served=1000), job, WALL)
+    assert fault is not None
+    assert (fault.cause.kind, fault.fail, fault.awaits) == ("collective", "", ("n2",))
+    entry = {"1": spend("collective", at=1000)}
+    waits = forming(last_reports=victims, budget=entry)
+    assert late_fault(make_cluster(["n1", "n2"], waits), waits, WALL) is None, "n2 has not answered"
+    lost = late_fault(make_cluster(["n1", "n2"], waits, lapsed=["n2"]), waits, WALL)
+    assert lost is not None
+    assert (lost.cause.kind, lost.fail, lost.spend.counts) == ("node_lost", "", False)
+    head = make_head(["n1", "n2"], number=2)
+    runs = make_job("running", head, last_number=1, restarts=1, budget=entry).model_copy(
+        update={"last_reports": victims, "first_active": 0}
+    )
+    found = late_fault(make_cluster(["n1", "n2"], runs), runs, WALL)
+    assert found is not None
+    assert found.fail.startswith("failed within 30 s of its first start, so it is not started again: rank 0 on n1 lost")
+    both = running(victims | {"n2": failed(make_exit(1, error=VICTIM), seq=2)}, restarts=0)
+    at_once = find_fault(make_cluster(["n1", "n2"], both, served=1000), both, WALL)
+    assert at_once is not None
+    assert at_once.fail.endswith("; fix the script, or what keeps its workers apart, and submit it again")
+    later = find_fault(make_cluster(["n1", "n2"], both, served=30_001), both, WALL)
+    assert later is not None
+    assert (later.fail, later.spend.counts) == ("", True)
 
 
 def test_a_policy_on_lost_nodes() -> None:
