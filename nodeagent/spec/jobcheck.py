@@ -69,6 +69,8 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
         yield "after", jobvalues.job_name, one.name
     if spec.array is not None:
         yield "array.name", jobvalues.job_name, spec.array.name
+    if spec.finish is not None:
+        yield "finish", jobvalues.finish, spec.finish
     if spec.hang is not None:
         yield "hang.progress", jobvalues.hang_progress, spec.hang.progress or "auto"
         yield "hang.phases", jobvalues.bounded(*jobvalues.HANG_BOUNDS), spec.hang.phases

@@ -79,8 +79,9 @@ class SimHost:
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         self._do(lambda: self._machine.stop(uid, grace, given_up, broken))
 
-    def look(self, uid: str) -> None:
-        self._do(lambda: self._machine.look(uid))
+    def look(self, uid: str, limit: float | None = None) -> None:
+        if limit is None:  # simulated workers that others outlive do nothing for ever
+            self._do(lambda: self._machine.look(uid))
 
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))
