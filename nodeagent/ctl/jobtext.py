@@ -128,6 +128,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         field("Owner", job["owner"] + ("" if job["owner"] == job["user"] else f", runs as {job['user']}")),
         *([] if several else [field("Command", shlex.join(spec["roles"][0]["command"]))]),
         field("Folder", spec["working_dir"]),
+        *_preloaded(spec),
     ]
     if spec["checkpoint_dir"]:
         lines.append(field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
@@ -157,6 +158,14 @@ def _head(job: Json, colour: bool) -> list[str]:
     if job["outcome"]:
         lines.append(field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     return lines
+
+
+def _preloaded(spec: Json) -> list[str]:
+    """What is imported ahead of time, and what of it is a guess."""
+    if not spec["preload"] and not spec["guessed"]:
+        return []
+    guess = f"{', '.join(spec['guessed'])} (the script imports it)" if spec["guessed"] else ""
+    return [field("Preloads", "; ".join(filter(None, (", ".join(spec["preload"]), guess))))]
 
 
 def use_text(used: Json) -> str:

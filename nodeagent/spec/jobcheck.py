@@ -82,6 +82,7 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
         yield f"limits.{name}", jobvalues.limit_name, name
         yield f"limits.{name}", jobvalues.limit_value, limit
     yield "preload", jobvalues.modules, spec.preload
+    yield "guessed", jobvalues.modules, spec.guessed
     for where, command in {"pre_start": spec.hooks.pre_start, "post_stop": spec.hooks.post_stop}.items():
         if command:
             yield f"hooks.{where}", jobvalues.command, command
