@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import get_args
 
 from nodeagent.agent.devicetime import MAX_SERIES
-from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES, REPAIRING
+from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES, PLACE_STATES, REPAIRING
 from nodeagent.agent.metrics import Metrics
 from nodeagent.ctl.torchline import FLAGS
 from nodeagent.hardware.judging.judge import rules
@@ -98,7 +98,8 @@ LABELS: dict[str, str] = {
     "job": f"name of a job with a record; gauges have the {MAX_JOBS} oldest live jobs only",
     "node": "id of a node with a record; of a restart the one at fault, empty where none is",
     "version": "the agent's own version: one series",
-    "state": f"of nodes: {words(NODE_STATES)}; of GPUs: {words(GPU_STATES)}",
+    "state": f"of nodes: {words(NODE_STATES)}; of GPUs: {words(GPU_STATES)}; of places: {words(PLACE_STATES)}",
+    "role": f"name of a role of a job of several roles; the first {MAX_ROLES} of a job only",
     "cause": f"{words(CauseKind)} ([what they mean](protocol.md#faults-and-blame))",
     "reason": f"{words(RefusalKind)} ([what they mean](protocol.md#signatures))",
     "gpu": "UUID of a GPU of this node; empty for the node itself",

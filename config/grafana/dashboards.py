@@ -140,6 +140,12 @@ JOB_PANELS = [
     Panel("Restarts, by cause and node at fault", "Counted by the agents of now: an agent's restart forgets its own.",
           "table",
           [('sum by (job, cause, node) (nodeagent_restarts_total{cluster=~"$cluster", job=~"$job"})', "restarts")]),
+    Panel("Places, by role", "Of jobs of several roles: that run, and that are wanted.", "timeseries",
+          [(of_job("role_places", "job, role, state"), "{{job}} {{role}}: {{state}}")]),
+    Panel("Workers, by role", "Of jobs of several roles, in the active generation; and those of services that were "
+          "started again alone in it.", "timeseries",
+          [(of_job("role_workers", "job, role"), "{{job}} {{role}}: workers"),
+           (of_job("role_restarts_alone", "job, role"), "{{job}} {{role}}: started again alone")]),
     Panel("What the faults cost", "Downtime of the job while it was re-formed, within the shown range, by cause.",
           "bargauge", [(f"sum by (job, cause) (increase({STANDSTILL}[$__range])) > 0", "{{job}}: {{cause}}")],
           unit="s"),

@@ -64,9 +64,9 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.info("release", generation=token.number, roles=list(roles), why=why)
                     self._host.release(uid, token, roles)
-            case pod.LookAtWorkers(uid, why):
+            case pod.LookAtWorkers(uid, why, limit):
                 log.debug("look", why=why)
-                self._host.look(uid)
+                self._host.look(uid, limit)
             case pod.Retire(uid, why):
                 status = self._host.status().get(uid)
                 if job is None and status is not None and not status.quiet and not self._lease.seasoned:

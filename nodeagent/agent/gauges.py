@@ -32,6 +32,9 @@ NODE_STATES = (
 )  # fmt: skip
 GPU_STATES = ("used", "free", "unfit")
 REPAIRING = ("asks", "holds", "runs", "verifies", "probation")
+PLACE_STATES = ("wanted", "running")
+MAX_ROLES = 16
+"""Most roles of a job that have series of their own, the first of its job file."""
 MAX_JOBS = 200
 """Most jobs that have series of their own, the oldest first; jobs beyond it are counted in ``nodeagent_jobs`` only."""
 
@@ -61,6 +64,25 @@ class Gauges:
             "cause",
         )
         self.restarts = gauge("job_restarts", "Generations of each live job that became active after its first.", "job")
+        self.places = gauge(
+            "role_places",
+            "Places of each role of a live job of several roles: that it is to have, and has in an active generation.",
+            "job",
+            "role",
+            "state",
+        )
+        self.role_workers = gauge(
+            "role_workers",
+            "Workers of each role in the active generation of a live job of several roles.",
+            "job",
+            "role",
+        )
+        self.alone = gauge(
+            "role_restarts_alone",
+            "Workers of each role that were started again alone in the newest generation, as far as it is on record.",
+            "job",
+            "role",
+        )
         self.goodput = gauge(
             "job_goodput", "Part of the devices' time of each live job that was not lost to faults.", "job"
         )
@@ -133,11 +155,12 @@ class Gauges:
     def _read_jobs(self, cluster: Cluster) -> None:
         mine = (
             self.generation, self.cause, self.restarts, self.phase, self.ends, self.spent, self.limit, self.checkpoint,
-            self.goodput,
+            self.goodput, self.places, self.role_workers, self.alone,
         )  # fmt: skip
         for gauge in mine:
             gauge.clear()
         for job in live_jobs(cluster):
+            self._read_roles(job)
             self.phase.labels(job=job.name, phase=job.phase).set(max(0, cluster.served - job.since) / 1000)
             self.spent.labels(job=job.name).set(spent(job, cluster.served))
             self.limit.labels(job=job.name).set(job.spec.restarts.max)
@@ -154,6 +177,25 @@ class Gauges:
                 self.cause.labels(job=job.name, cause=job.head.cause.kind).set(job.head.number)
             if job.checkpoint is not None:
                 self.checkpoint.labels(job=job.name).set(job.checkpoint.step)
+
+    def _read_roles(self, job: JobRecord) -> None:
+        if not job.spec.several:
+            return
+        members = job.head.members if job.head is not None and job.head.state == "active" else {}
+        running = Tally(place.role for member in members.values() for place in member.places)
+        alone = Tally(
+            place.role
+            for node, member in members.items()
+            if job.head is not None and node in job.head.reports
+            for one in job.head.reports[node].alone
+            if (place := member.place_of(one.rank)) is not None
+        )
+        for role in job.sized.roles[:MAX_ROLES]:
+            self.places.labels(job=job.name, role=role.name, state="wanted").set(role.places)
+            self.places.labels(job=job.name, role=role.name, state="running").set(running[role.name])
+            workers = sum(len(member.ranks_of(role.name)) for member in members.values())
+            self.role_workers.labels(job=job.name, role=role.name).set(workers)
+            self.alone.labels(job=job.name, role=role.name).set(alone[role.name])
 
     def _read_gpus(self, node: str, cluster: Cluster) -> None:
         record = cluster.nodes.get(node)

@@ -395,6 +395,7 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
                     "ranks": (
                         [] if member is None else list(range(member.first_rank, member.first_rank + member.workers))
                     ),
+                    "places": [] if member is None else [place.name for place in member.places],
                     "stopping": holder is not None,
                 }
             )

@@ -55,6 +55,7 @@ _OF_JOB = (
     "name", "uid", "phase", "reason", "generation", "generation_state", "restarts", "min", "max", "target", "chief",
     "gpus", "world_nodes", "world_size", "owner", "desired", "cause", "submitted", "started", "ended",
     "checkpoint",
+    "roles",
 )  # fmt: skip
 _OF_VERDICT = ("rule", "severity", "stage", "text", "gpu", "dry_run", "next")
 

@@ -57,11 +57,11 @@ def usual_sockets() -> list[str]:
     return [SYSTEM_SOCKET, f"{own}/api.sock"]
 
 
-def local_sockets() -> list[str]:
-    """Sockets of this user's running development clusters."""
+def local_clusters() -> dict[str, list[str]]:
+    """Name to sockets of each of this user's running development clusters."""
     from nodeagent.local.registry import find
 
-    return [str(path) for path in find()]
+    return {name: [str(path) for path in sockets] for name, sockets in find().items()}
 
 
 def _listens(path: str) -> bool:
@@ -101,7 +101,7 @@ def _path_of(agent: str) -> str:
 def find(where: Where | str | None = None) -> Client:
     """The agent that options or environment name, else the first that answers here.
 
-    Raises ``NoAgentError``.
+    Raises ``NoAgentError``; ``CtlError`` if several local clusters run here, since a command could reach the wrong one.
     """
     named = (where if isinstance(where, Where) else Where(where)).complete(os.environ)
     if named.remote:
@@ -119,8 +119,16 @@ def find(where: Where | str | None = None) -> Client:
                 return Client([path])
         else:
             strange.append(stranger)
-    if local := local_sockets():
-        return Client(local)
+    if local := local_clusters():
+        if len(local) > 1:
+            raise CtlError(
+                f"{len(local)} local clusters run here ({', '.join(local)}); which one is meant?",
+                Exit.USAGE,
+                f"name an agent of it, by {ENV} or by --agent; or end what is not needed: "
+                "nodeagentctl local down --name NAME",
+                [f"{name}: --agent {sockets[0]}" for name, sockets in local.items()],
+            )
+        return Client(next(iter(local.values())))
     looked = f"looked at {', '.join(usual)} and for local clusters"
     raise NoAgentError("; ".join([f"no agent runs on this machine ({looked})", *strange]), HOW_TO_START)
 

@@ -107,12 +107,16 @@ TRIES = 5
 """Attempts to read a job whose world changes in the meantime."""
 
 
-@click.command(short_help="Print the hosts of a job's world, for Horovod.")
+HOST_FORMATS = {"horovod": "{host}:{slots}", "mpi": "{host} slots={slots}"}
+"""The line for one host: of Horovod's discovery script, and of Open MPI's host file."""
+
+
+@click.command(short_help="Print the hosts of a job's world, for Horovod or MPI.")
 @job_argument
 @click.option(
     "--format",
     "form",
-    type=click.Choice(("horovod",)),
+    type=click.Choice(tuple(HOST_FORMATS)),
     default="horovod",
     show_default=True,
     help="Format of the lines.",
@@ -120,14 +124,15 @@ TRIES = 5
 @agent_option
 @click.pass_context
 def hosts(ctx: click.Context, job: str | None, job_named: str | None, form: str) -> None:
-    """Print the nodes that JOB trains on now, one `HOST:SLOTS` a line: a Horovod discovery script.
+    """Print the nodes that JOB trains on now, one a line: `HOST:SLOTS`, as a Horovod discovery script does, or with
+    `--format mpi` `HOST slots=SLOTS`, as in a host file of Open MPI.
 
     HOST is the address that workers reach each other by, SLOTS the workers there. A job that does not run is refused
     (exit code 6).
     """
     client = connect(ctx)
     for host, slots in world(client, which_job(client, job, job_named)).items():
-        echo(f"{host}:{slots}")
+        echo(HOST_FORMATS[form].format(host=host, slots=slots))
 
 
 def world(client: Client, ref: str) -> dict[str, int]:

@@ -128,6 +128,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         field("Owner", job["owner"] + ("" if job["owner"] == job["user"] else f", runs as {job['user']}")),
         *([] if several else [field("Command", shlex.join(spec["roles"][0]["command"]))]),
         field("Folder", spec["working_dir"]),
+        *_preloaded(spec),
     ]
     if spec["checkpoint_dir"]:
         lines.append(field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
@@ -157,6 +158,14 @@ def _head(job: Json, colour: bool) -> list[str]:
     if job["outcome"]:
         lines.append(field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     return lines
+
+
+def _preloaded(spec: Json) -> list[str]:
+    """What is imported ahead of time, and what of it is a guess."""
+    if not spec["preload"] and not spec["guessed"]:
+        return []
+    guess = f"{', '.join(spec['guessed'])} (the script imports it)" if spec["guessed"] else ""
+    return [field("Preloads", "; ".join(filter(None, (", ".join(spec["preload"]), guess))))]
 
 
 def use_text(used: Json) -> str:
@@ -471,6 +480,31 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
     return "look at what keeps the nodes above from running it: nodeagentctl nodes"
 
 
+def _outliving(job: Json) -> list[Json]:
+    """Workers that run on though others of their generation have exited 0. Those of several roles may."""
+    if len(job["spec"]["roles"]) > 1 or job["phase"] != "running":
+        return []
+    pods = [pod for pod in job["pods"] if pod["generation"] == job["generation"]]
+    workers = [worker | {"node": pod["node"]} for pod in pods for worker in pod["workers"]]
+    done = any(worker["state"] == "exited" and worker["exit"] == 0 for worker in workers)
+    return [worker for worker in workers if worker["state"] == "running"] if done else []
+
+
+def _ends_outliving(job: Json, left: list[Json]) -> str:
+    """What becomes of them."""
+    first, spec = left[0], job["spec"]
+    more = f" and {count(len(left) - 1, 'other')}" if len(left) > 1 else ""
+    who = (
+        f"rank {first['rank']} on {first['node']}{more} still run{'s' if len(left) == 1 else ''}, others have exited 0"
+    )
+    look = f"nodeagentctl logs {job['name']} --rank {first['rank']}"
+    if spec["hang"] is not None:
+        return f"nothing yet: {who}; without progress it is a hang. Look: {look}"
+    if spec["finish"] is None:
+        return f"see what holds it: {who}, and with finish: off it may stay for ever: {look}"
+    return f"nothing yet: {who}; whoever then does nothing for {span(spec['finish'])} hangs (finish). Look: {look}"
+
+
 def _next(job: Json) -> list[str]:
     name, phase = job["name"], job["phase"]
     if job["deleting"]:
@@ -498,6 +532,8 @@ def _next(job: Json) -> list[str]:
         step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"
     elif job["no_progress"]:
         step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
+    elif left := _outliving(job):
+        step = _ends_outliving(job, left)
     elif job["why"]:
         step = f"nothing is wrong; it will grow when it can. Follow it: nodeagentctl logs {name} -f"
     else:

@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "queue": ("queue", "How teams share the cluster."),
     "health": ("health", "The rules for faulty hardware; confirm a repair; drills."),
     "diag": ("health", "Have a node check its GPUs by work."),
-    "hosts": ("get", "Print the hosts of a job's world, for Horovod."),
+    "hosts": ("get", "Print the hosts of a job's world, for Horovod or MPI."),
     "doctor": ("doctor", "Show what is wrong, and what to do about it."),
     "local": ("local", "A development cluster of real agents on this machine."),
     "completion": ("options", "Print the completion script of a shell."),

@@ -339,7 +339,8 @@ def _spec(
             nproc=workers(asked["nproc"] or manner.nproc, lambda: _see_gpus(ctx, local)),
             max_restarts=_restarts(manner.max_restarts if asked["max_restarts"] is None else asked["max_restarts"]),
             env=asked["env"],
-            preload=asked["preload"] or (() if no_standby else guess_preload(command)),
+            preload=asked["preload"],
+            guessed=() if no_standby or asked["preload"] else guess_preload(command),
             checkpoint_dir=asked["checkpoint_dir"],
             role=asked["role"] or manner.role,
             grace=asked["shutdown_timeout"],
@@ -411,23 +412,34 @@ def default_name(command: tuple[str, ...]) -> str:
     return f"{stem}-{os.urandom(3).hex()}"
 
 
+HEAVY = (
+    "torch", "transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "paddle", "jax", "tensorflow",
+)  # fmt: skip
+"""Packages whose import costs seconds: each is preloaded if the script imports it, in this order."""
+MOST_SOURCE = 1 << 20
+"""Bytes of a script that is looked at."""
+
+
 def guess_preload(command: tuple[str, ...]) -> tuple[str, ...]:
-    """``torch``, if the command is a Python script that imports it."""
+    """The packages of ``HEAVY`` that the command's script imports; none for a command that is no Python script."""
     import ast
+
+    from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 
     script = script_of(command) or module_of(command)
     if script is None:
         return ()
     try:
-        tree = ast.parse(script.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        path = script.resolve(strict=True)
+        with UntrustedFolder(path.parent) as folder, folder.open(path.name, also=path.stat().st_uid) as file:
+            source = file.read(MOST_SOURCE + 1)
+        tree = ast.parse(source if len(source) <= MOST_SOURCE else b"")
+    except (OSError, UntrustedError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ()  # the worker will report the error, in better words
+    found = set[str]()
     for node in ast.walk(tree):
-        names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        if any(name.partition(".")[0] == "torch" for name in names):
-            return ("torch",)
-    return ()
+            found.add((node.module or "").partition(".")[0])
+    return tuple(name for name in HEAVY if name in found)

@@ -59,19 +59,20 @@ class LocalCluster:
         return sorted(names, key=lambda name: (len(name), name))
 
 
-def find() -> list[Path]:
-    """The api sockets of all live nodes of this user's running clusters: clusters that ``up`` started before those of a
-    single command, newer before older, n1 before n2. Removes clusters whose supervisor died."""
+def find() -> dict[str, list[Path]]:
+    """The api sockets of all live nodes of this user's running clusters, by the cluster's name: clusters that ``up``
+    started before those of a single command, newer before older, n1 before n2; a cluster without a live node is left
+    out. Removes clusters whose supervisor died."""
     try:
         folders = LocalFolders.of_user()
     except LocalError:  # no folder for local clusters, so there are none; ``up`` reports the error
-        return []
-    return [
-        socket_path
-        for cluster in clusters(folders)
-        for node in cluster.nodes()
-        if _listens(socket_path := cluster.layout.node(node).api_socket)
-    ]
+        return {}
+    found = {}
+    for cluster in clusters(folders):
+        sockets = [cluster.layout.node(node).api_socket for node in cluster.nodes()]
+        if live := [path for path in sockets if _listens(path)]:
+            found[cluster.name] = live
+    return found
 
 
 def clusters(folders: LocalFolders) -> list[LocalCluster]:

@@ -28,6 +28,8 @@ DEFAULT_ROLE = "worker"
 MOST_NODES = 4096
 DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
 """Seconds that workers have to end after they are asked to; then they are killed."""
+DEFAULT_FINISH = 300.0
+"""Seconds that workers may do nothing once others have ended well."""
 
 
 class Nodes(Record):
@@ -186,13 +188,18 @@ class JobSpec(Record):
     """How close together the gang's nodes must be; None: no rule. Each role says which nodes it may use."""
     preload: tuple[str, ...] = ()
     """Modules imported ahead of time in the standby interpreter."""
+    guessed: tuple[str, ...] = Field(default=(), max_length=16)
+    """Modules that the script was seen to import: imported likewise, if they are there and leave forking safe."""
     standby: bool = True
     grace: float = Field(default=DEFAULT_GRACE, ge=0, le=MOST_GRACE)
     restarts: RestartLimits = RestartLimits()
     policies: tuple[Policy, ...] = ()
     hooks: Hooks = Hooks()
     hang: Hang | None = None
-    """None: hangs are not detected."""
+    """None: hangs are not detected, but for those of ``finish``."""
+    finish: float | None = Field(default=DEFAULT_FINISH, gt=0)
+    """Seconds that workers may do nothing once others have exited 0, in a job of one role without ``hang``; None: for
+    ever."""
     hold_timeout: float | None = Field(default=None, gt=0)
     """Seconds that a job may hold when nodes are missing before it fails; None: for ever."""
     time_limit: float | None = Field(default=None, gt=0)

@@ -68,7 +68,7 @@ def find_hang(head: Head) -> Hung | None:
     return Hung(
         node=guilty[0].node if known else "",
         rank=guilty[0].facts.rank if known else None,
-        text=_text(guilty, len(seen), known, limit) + describe_pairs(head.reports),
+        text=_text(guilty, len(seen), known, limit) + _done(head, seen) + describe_pairs(head.reports),
         table=_table(guilty, seen, known),
         step=max((s.facts.step for s in seen if s.facts.step is not None), default=None),
         limit=limit,
@@ -160,6 +160,12 @@ def _text(guilty: Sequence[SeenWorker], world: int, known: bool, limit: float) -
     if waits:
         text += f"; the other {waits} wait" if waits > 1 else "; the other one waits"
     return f"{text}; no progress for {limit:g} s"
+
+
+def _done(head: Head, seen: Sequence[SeenWorker]) -> str:
+    """How many have ended, and so well: a gang with one that did not has failed."""
+    done = head.world_size - len(seen)
+    return f"; all others ({done}) have exited 0" if done > 0 else ""
 
 
 def _table(guilty: Sequence[SeenWorker], seen: Sequence[SeenWorker], known: bool) -> str:

@@ -113,10 +113,13 @@ class ReportPod:
 
 @dataclass(frozen=True, slots=True)
 class LookAtWorkers:
-    """Others of the gang see no progress: have this node's shim tell what its workers do."""
+    """Others of the gang see no progress: have this node's shim tell what its workers do. With a limit: have it tell
+    only once they have done nothing for so long."""
 
     uid: str
     why: str
+    limit: float | None = None
+    """Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +498,10 @@ def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> LookAtWor
         return None
     others = [n for n, r in head.reports.items() if n != node and r.stall is not None and r.stall.suspects]
     names = ", ".join(sorted(others, key=natural))
+    if status.watched is False and job.spec.hang is None and job.spec.finish is not None and not job.spec.several:
+        done = any(e.code == 0 and not e.stopped for e in status.exits)
+        if done or others or any(r.state == "succeeded" for r in head.reports.values()):
+            return LookAtWorkers(job.uid, "workers of its gang have exited 0, and others run on", job.spec.finish)
     return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
 
 

@@ -92,6 +92,8 @@ class PodStatus(Record):
     commit: CommitRequest | None = None
     stepped: float | None = None
     """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
+    watched: bool | None = None
+    """The shim watches whether the workers of ``generation`` get on; None: an older shim, which does not tell."""
     stall: Stall | None = None
     """What the workers of ``generation`` do, while they or others of their gang make no progress."""
 
@@ -160,8 +162,10 @@ class PodHost(Protocol):
         rank is missing that was to leave with the others, so those that wait for it are killed."""
         ...
 
-    def look(self, uid: str) -> None:
-        """Have ``stall`` told for what runs: others of its gang see no progress. Nothing for a job without ``hang``."""
+    def look(self, uid: str, limit: float | None = None) -> None:
+        """Have ``stall`` told for what runs: others of its gang see no progress. Nothing where nobody watches the
+        workers (``watched``). With a ``limit`` (seconds): watch them from now on, and tell only once they do nothing
+        for it."""
         ...
 
     def retire(self, uid: str) -> None:

@@ -23,6 +23,9 @@ from nodeagent.shim.checks import DEFAULTS
 
 PSERVER = "pserver"
 """The role whose workers are Paddle's parameter servers."""
+TRAINER = "trainer"
+"""Beside parameter servers: the role whose workers are Paddle's trainers. A job without it: the role that completes it,
+else the first that is no parameter server."""
 
 
 def worker_environments(
@@ -38,11 +41,12 @@ def worker_environments(
     if job.spec.several:
         worlds = _worlds(job, head, addresses)
         gang = _of_gang(worlds)
+        served = _of_trainers(job, worlds)
         out: list[dict[str, str]] = []
         for place in member.places:
             world = worlds[place.role]
             out += [
-                env | gang | _of_place(worlds, place, local)
+                env | gang | _of_place(worlds, place, local) | (served if place.role == PSERVER else {})
                 for local, env in enumerate(_of_world(job, head, world, world.members[place.index], node, faulty))
             ]
         return tuple(out)
@@ -136,6 +140,18 @@ def _of_gang(worlds: Mapping[str, _World]) -> dict[str, str]:
     if PSERVER in worlds:
         env["PADDLE_PSERVERS_IP_PORT_LIST"] = ",".join(worlds[PSERVER].endpoints)
     return env
+
+
+def _of_trainers(job: JobRecord, worlds: Mapping[str, _World]) -> dict[str, str]:
+    """What Paddle's parameter servers see of the trainers that they serve: its fleet counts these, not servers."""
+    names = [name for name in worlds if name != PSERVER]
+    trainers = worlds[next(name for name in (TRAINER, job.spec.completes, *names) if name in names)]
+    return {
+        "PADDLE_TRAINERS_NUM": str(trainers.size),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers.endpoints),
+        "PADDLE_GLOBAL_SIZE": str(trainers.size),
+        "PADDLE_NNODES": str(len(trainers.members)),
+    }
 
 
 def _of_place(worlds: Mapping[str, _World], place: Place, local: int) -> dict[str, str]:

@@ -189,6 +189,7 @@ def pod_file(
         "env_file": spec.env_file,
         "limits": spec.limits,
         "preload": spec.preload,
+        "guessed": spec.guessed,
         "standby": spec.standby,
         "parked": workers if isinstance(workers := spec.role.workers_per_node, int) else 0,
         "checkpoint_dir": spec.checkpoint_dir,

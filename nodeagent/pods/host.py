@@ -211,8 +211,8 @@ class ShimHost:
         if uid in self._pods:
             self._pods[uid].stop(grace=grace, given_up=plain, broken=broken)
 
-    def look(self, uid: str) -> None:
-        self._command(uid, "look")
+    def look(self, uid: str, limit: float | None = None) -> None:
+        self._command(uid, "look", **({} if limit is None else {"limit": limit}))
 
     def retire(self, uid: str) -> None:
         self._unfit.pop(uid, None)

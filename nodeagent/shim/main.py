@@ -272,9 +272,16 @@ class Shim:
     def _do_committed(self, command: Command) -> None:
         self.commits.answered(command["request"], command["refused"])
 
-    def _do_look(self, _command: Command) -> None:
-        if self.hang is not None:
-            self.hang.ask()
+    def _do_look(self, command: Command) -> None:
+        limit, gang = command.get("limit"), self.gang
+        if limit is None:
+            if self.hang is not None:
+                self.hang.ask()
+        elif self.hang is None and gang is not None and gang.phase == "running":
+            rule = {"progress": limit, "phases": limit}
+            self.hang = HangWatch(self.loop, self.children, rule, self.folder, self.logs, self.changed)
+            self.hang.watch(gang)
+            self.changed()
 
     def _write_out(self, changed: Callable[[], None]) -> WriteOut:
         log = self._file(self.logs / "pod.log")
@@ -366,6 +373,7 @@ class Shim:
             "snapshot_bytes": self.snapshots.bytes,
             "written": gang.written if gang else "",
             "stepped": self.first_steps.at,
+            "watched": self.hang is not None,
             "stall": self.hang.stall if self.hang is not None else None,
         }
 

@@ -163,7 +163,8 @@ class Preparation:
         self._starts += 1
         env = self.environment({})
         pod = self._pod
-        self.standby.start(pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"])
+        guessed = [name for name in pod["guessed"] if self._starts == 1 or name == "torch"]  # another one may end it
+        self.standby.start(pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"], guessed)
         pid = self.standby.pid
         assert pid is not None
 

@@ -69,6 +69,8 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
         yield "after", jobvalues.job_name, one.name
     if spec.array is not None:
         yield "array.name", jobvalues.job_name, spec.array.name
+    if spec.finish is not None:
+        yield "finish", jobvalues.finish, spec.finish
     if spec.hang is not None:
         yield "hang.progress", jobvalues.hang_progress, spec.hang.progress or "auto"
         yield "hang.phases", jobvalues.bounded(*jobvalues.HANG_BOUNDS), spec.hang.phases
@@ -80,6 +82,7 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
         yield f"limits.{name}", jobvalues.limit_name, name
         yield f"limits.{name}", jobvalues.limit_value, limit
     yield "preload", jobvalues.modules, spec.preload
+    yield "guessed", jobvalues.modules, spec.guessed
     for where, command in {"pre_start": spec.hooks.pre_start, "post_stop": spec.hooks.post_stop}.items():
         if command:
             yield f"hooks.{where}", jobvalues.command, command

@@ -23,6 +23,7 @@ from pydantic import (
 
 from nodeagent.model.batch import Need, Submission
 from nodeagent.model.jobspec import (
+    DEFAULT_FINISH,
     DEFAULT_ROLE,
     MOST_RESTARTS,
     ActionName,
@@ -214,6 +215,7 @@ class HangFile(_Written):
     """How long a phase may take that a worker says it is in (evaluate, checkpoint, ...), unless it says that too."""
 
 
+_FINISH: dict[str, Any] = {"anyOf": [{"enum": ["off", False]}, _DURATION]}
 _HANG: dict[str, Any] = {
     "anyOf": [
         {"enum": ["off", False, "auto"]},
@@ -334,6 +336,9 @@ class JobFile(_RoleKeys):
         WithJsonSchema({"type": ["string", "integer"], "examples": ["0-99%8"]}),
     ] = None
     """Submits it once for each index, as NAME-INDEX: 0-99, 0-99:10 or 1,3,5-7; %N behind it: N at once at most."""
+    finish: Annotated[float | None, BeforeValidator(jobvalues.finish), WithJsonSchema(_FINISH)] = DEFAULT_FINISH
+    """Workers that do nothing at all for so long after others have exited 0 hang: they are named and the gang is
+    restarted. off: they may stay for ever. With hang its limits apply."""
     hang: Annotated[HangFile | None, BeforeValidator(jobvalues.hang), WithJsonSchema(_HANG)] = None
     """off, auto, or {progress: 10m}: a gang without progress for so long is restarted, and the worker that hangs is
     named."""
@@ -427,6 +432,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
             post_stop=written.hooks.post_stop or (),
             timeout=written.hooks.timeout,
         ),
+        finish=written.finish,
         hang=None if written.hang is None else Hang(progress=written.hang.progress, phases=written.hang.phases),
         hold_timeout=written.hold_timeout,
         time_limit=written.time_limit,

@@ -282,6 +282,16 @@ HANG_BOUNDS = (1.0, 7 * 86400.0)
 """Seconds: the shortest and the longest limit of ``hang``."""
 
 
+def finish(value: object) -> float | None:
+    """``off`` or a duration within the bounds of ``hang``."""
+    if value is False or value == "off":
+        return None
+    try:
+        return bounded(*HANG_BOUNDS)(value)
+    except CheckError as error:
+        raise CheckError(error.what, f"{error.right}, or off") from None
+
+
 def hang(value: object) -> object:
     """``off``, ``auto``, or the mapping that is checked next."""
     if value in ("off", False, None):

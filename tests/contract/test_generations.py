@@ -254,6 +254,27 @@ async def test_success_needs_every_members_report(bench: Bench) -> None:
     assert (await bench.kinds())[-1] == "JobSucceeded"
 
 
+async def test_a_fault_that_comes_after_all_success_is_refused(bench: Bench) -> None:
+    """Who decides on it has not read yet that the work is done: that the job succeeds is next. An operator's end is
+    taken."""
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    before = await bench.report(job, "n1", "succeeded")
+    job = await bench.report(before, "n2", "succeeded")
+    await refused("stale", bench.propose(job, "n1", spend=spend()))
+    await refused("stale", bench.end(before, "failed", spend=spend()))
+    await refused("stale", bench.end(before, "holding", spend=spend()))
+    assert (await bench.job()) == job
+    assert (await bench.end(job, "stopped", planned=True)).phase == "stopped"
+
+
+async def test_a_fault_is_taken_while_a_worker_that_completes_the_job_runs(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.report(job, "n1", "succeeded")
+    assert head(await bench.propose(job, "n1", "n2", spend=spend())).number == 2
+
+
 @pytest.mark.parametrize("phase", ["holding", "pausing", "paused", "failed", "stopped"])
 async def test_ending_makes_members_holders(bench: Bench, phase: Phase) -> None:
     await bench.up("n1", "n2")

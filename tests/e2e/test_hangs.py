@@ -3,8 +3,10 @@ long evaluation raises no alarm."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,32 @@ def test_random_trials(empty: Cluster) -> None:
             found.append(trial(empty, "trials", how, dice))
             print(found[-1], flush=True)
     assert not [one for one in found if not one["named"]]
+
+
+OUTLIVES = """
+import os
+if os.environ["RANK"] == "3" and os.environ["NODEAGENT_GENERATION"] == "1":
+    def never_ends():
+        os.read(os.pipe()[0], 1)
+    never_ends()
+"""
+
+
+def test_a_rank_that_outlives_the_others_success_is_named_and_does_not_stay_for_ever(empty: Cluster) -> None:
+    """Without ``hang``: it waits in its last line while all others have exited 0."""
+    script = empty.work / "outlives.py"
+    script.write_text(OUTLIVES)
+    empty.submit(
+        f"name: outlives\ncommand: [{json.dumps(sys.executable)}, {script}]\nnodes: 2\nworkers_per_node: 2\n"
+        "gpus_per_worker: 0\nfinish: 8s\ngrace: 1s\n"
+    )
+    empty.until(lambda: list(empty.workers("outlives")) == [3], 60, "the others have ended")
+    said = empty.ctl("describe", "outlives").stdout
+    assert "nothing is wrong" not in said
+    assert "rank 3 on " in said and "still runs, others have exited 0; whoever then does nothing for 8s hangs" in said
+    job = empty.until_phase("outlives", "succeeded", 90)
+    end = job["generations"][0]["ended_by"]
+    assert (end["kind"], end["rank"], job["generation"], job["budget"]["used"]) == ("hang", 3, 2, 1)
+    assert "no progress for 8 s; all others (3) have exited 0" in end["text"]
+    (row,) = end["error"].splitlines()
+    assert "never_ends" in Path(row.partition("; stacks: ")[2]).read_text()

@@ -148,3 +148,24 @@ def test_a_role_is_scaled_while_the_job_runs(shared: Cluster) -> None:
     assert (job["target"], job["budget"]["used"], job["cause"]["kind"], job["generation"]) == (3, 0, "scale", 3)
     shared.until(lambda: newest(shared.work, "scaled") > before + 6, 30, "one trains on")
     shared.ctl("stop", "scaled")
+
+
+def test_a_node_is_drained(shared: Cluster) -> None:
+    """Its places move, the gang starts again where it was, and the weights are those of an undisturbed run."""
+    shared.at_rest()
+    shared.submit(roles_job(shared.work, "quiet", pause=0.0))
+    shared.until_phase("quiet", "succeeded", 60)
+    shared.submit(roles_job(shared.work, "drained"))
+    shared.until_running("drained", NODES)
+    shared.until(lambda: newest(shared.work, "drained") > 5, 30, "it trains")
+    leaves = next(
+        p["node"] for p in shared.job("drained")["pods"] if any(w["place"] == "trainer.1" for w in p["workers"])
+    )
+    shared.ctl("drain", leaves, "--reason", "a fan", "--timeout", "60s")
+    job = shared.until_running("drained", NODES - 1, above=1)
+    assert (job["restarts"], job["budget"]["used"], job["cause"]["kind"]) == (1, 0, "drain")
+    shared.until(lambda: sorted(pids(shared, "drained")) == PLACES, 10, "all places are on the other nodes")
+    assert leaves not in [p["node"] for p in shared.job("drained")["pods"]]
+    shared.until_phase("drained", "succeeded", 60)
+    assert result(shared.work, "drained") == result(shared.work, "quiet")
+    shared.ctl("uncordon", leaves)

@@ -261,3 +261,32 @@ async def test_output_of_a_flood_does_not_hold_up_the_worker(tmp_path: Path) -> 
         files = list((bench.logs / "g1").iterdir())
         assert len(files) == 3
         assert all(file.stat().st_size <= (1 << 20) + 70_000 * 5 for file in files)
+
+
+IMPORTS = """
+import os, sys
+print(sorted(name for name in ("plain", "threaded", "broken") if name in sys.modules), flush=True)
+"""
+
+
+async def test_a_guess_with_which_forking_is_unsafe_is_taken_back_and_the_others_stay(tmp_path: Path) -> None:
+    """One that is not there is not told of."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "train.py").write_text(IMPORTS)
+    (folder / "plain.py").write_text("")
+    (folder / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()"
+    )
+    (folder / "broken.py").write_text("raise ValueError('no luck')")
+    command = (PYTHON, "train.py")
+    async with open_bench(tmp_path / "pods") as bench:
+        status = await bench.ready(make_spec(command, folder, guessed=("plain", "threaded", "nowhere", "broken")))
+        assert status.standby_warm
+        assert (
+            "threaded is not preloaded, though the script imports it: the preloaded modules started 1" in status.reason
+        )
+        assert "preload broken: ValueError: no luck" in status.reason
+        assert "nowhere" not in status.reason
+        await bench.run(1)
+        assert bench.output(1) == ["['plain']"]

@@ -16,7 +16,7 @@ from nodeagent.store.trouble import waits_for
 from tests.integration.browser_support import CHROMIUM, WHY_NOT, Page, browser
 from tests.integration.page_scenes import MARKUP, busy
 from tests.integration.remote_support import TOKENS, https, write_tokens
-from tests.unit.api.fakes import FakeView, live_agent
+from tests.unit.api.fakes import FakeView, live_agent, spec_of_roles
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
 
@@ -96,6 +96,22 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
                 assert await page.value(OVERFLOW) == 0, f"nothing sticks out at {width}"
                 assert await page.value(DIM) == [], scheme
                 await page.picture(tmp_path / f"{width}-{scheme}.png")  # for whoever looks: pytest keeps it
+        no_fault(page, server.http_url)
+
+
+async def test_it_shows_roles_and_their_places(page: Page, tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    await view.join()
+    await view.store.submit("u1", spec_of_roles(), 1000, time.time(), "alice", "r1")
+    await view.refresh()
+    await view.form(view.job("ctr"), 2)
+    await view.refresh()
+    async with ApiServer(view, Metrics()) as server:
+        await page.open(server.http_url, WIDE)
+        await page.until(SHOWN, "the cluster is shown")
+        assert "server 2/2, trainer 2/2" in await page.text("#jobs tbody")
+        nodes = await page.text("#nodes tbody")
+        assert "ctr ranks 0-1: server.0, trainer.0" in nodes and "ctr ranks 2-3: server.1, trainer.1" in nodes
         no_fault(page, server.http_url)
 
 

@@ -62,7 +62,7 @@ class SimHost:
 
     def prepare(self, uid: str, spec: JobSpec) -> None:
         def prepare() -> None:
-            self._machine.prepare(uid)
+            self._machine.prepare(uid, {role.name: role.after for role in spec.roles} if spec.ordered else {})
             self._granted()
 
         self._do(prepare)
@@ -74,13 +74,14 @@ class SimHost:
         self._do(lambda: self._machine.start(uid, order))
 
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
-        """Simulated workers wait for nobody."""
+        self._do(lambda: self._machine.release(uid, token, roles))
 
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         self._do(lambda: self._machine.stop(uid, grace, given_up, broken))
 
-    def look(self, uid: str) -> None:
-        self._do(lambda: self._machine.look(uid))
+    def look(self, uid: str, limit: float | None = None) -> None:
+        if limit is None:  # simulated workers that others outlive do nothing for ever
+            self._do(lambda: self._machine.look(uid))
 
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))

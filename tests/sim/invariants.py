@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from nodeagent.model.job import Checkpoint, JobRecord, Phase
 from nodeagent.model.world import Head, HeadState, Member, Token
+from nodeagent.plan.faults import all_succeeded
 from nodeagent.plan.lifecycles import PodState, allowed, generation_may_become, pod_may_become, pod_state
 from nodeagent.plan.running import scaled_size
 from tests.inprocess.server import Server
@@ -60,6 +61,10 @@ class Checker:
         self._pointers: dict[str, Checkpoint | None] = {}
         self._uses: dict[str, JobRecord] = {}
         """Each job as it was when its use was looked at last."""
+        self._complete: dict[str, Token] = {}
+        """Job to the generation of which the store knows that it has done all its work."""
+        self.calm = False
+        """Nothing fails any more: who has done its work must be seen to have."""
         self.submitted: set[str] = set()
         """Uids of the jobs whose submission was acknowledged."""
         self.forgotten: set[str] = set()
@@ -103,6 +108,7 @@ class Checker:
         self._pointers.clear()
         self._uses.clear()
         self._tokens.clear()
+        self._complete.clear()
 
     def check_blame(self) -> None:
         """Invariant 11. To be asked once things are quiet: by then every fault is judged. What was counted was a fault
@@ -181,9 +187,55 @@ class Checker:
         self._phase(job)
         self._budget(job)
         self._use(job)
+        self._completion(job)
+
+    def _completion(self, job: JobRecord) -> None:
+        """A job succeeds when all workers of the role that completes it (of all roles without one) have exited 0, and
+        only then: no other generation is formed once the store knows it, or once it is so and nothing fails."""
+        head, before = job.head, self._complete.pop(job.uid, None)
+        if head is None:
+            return
+        done = not self.unfinished(job)
+        if job.phase == "succeeded" and not done:
+            raise Broken(f"{job.name} succeeded, and ranks {self.unfinished(job)} of {head.token} have not exited 0")
+        by_itself = job.control.desired == "run" and job.restart_done >= job.control.restart
+        if (
+            before is not None
+            and by_itself
+            and job.phase != "succeeded"
+            and (head.token, head.state) != (before, "active")
+        ):
+            raise Broken(f"{job.name} had completed in {before}, and is {job.phase} with {head.token}: {job.reason}")
+        if head.state == "active" and (all_succeeded(job) or (self.calm and done)):
+            self._complete[job.uid] = head.token
+
+    def unfinished(self, job: JobRecord) -> list[int]:
+        """The ranks of the newest generation that have yet to exit 0 for the job to succeed."""
+        assert job.head is not None
+        role, token = job.spec.completes, job.head.token
+        wanted = {
+            (member.node, rank)
+            for member in job.head.members.values()
+            for rank in (
+                member.ranks_of(role) if role else range(member.first_rank, member.first_rank + member.workers)
+            )
+        }
+        return sorted(rank for node, rank in wanted if (job.uid, token, rank) not in self.machines[node].well)
+
+    def _in_order(self, machine: SimMachine) -> None:
+        """A worker of a role that comes after others runs only once all their places were ready in its generation."""
+        for uid, pod in machine.pods.items():
+            job = self.server.state.jobs.get(uid)
+            if not pod.after or job is None or job.head is None or job.head.token != pod.generation:
+                continue
+            before = {other for local in pod.alive for other in pod.after[pod.role_of(local)]}
+            for name in (f"{other}.{i}" for other in before for i in range(job.head.sizes[other])):
+                if not any((uid, pod.generation, name) in other.were_ready for other in self.machines.values()):
+                    raise Broken(f"{machine.name} runs {pod.places} of {pod.generation}, and {name} was not ready")
 
     def _machine(self, machine: SimMachine) -> None:
         self._pod_states(machine)
+        self._in_order(machine)
         name, now = machine.name, _executes(machine)
         before = self._on.get(name, {})
         if now == before:

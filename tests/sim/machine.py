@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.lease.grants import NOTHING, Grant
@@ -60,6 +60,16 @@ class SimPod:
     generation: Token | None = None
     ranks: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
+    after: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of a job whose roles start one after another: role to those that it waits for."""
+    places: tuple[str, ...] = ()
+    """In a job of several roles: the name of each worker's place."""
+    held: set[int] = field(default_factory=set)
+    """Local ranks that wait for other roles, and have not been started."""
+    dropped: set[int] = field(default_factory=set)
+    """Local ranks that waited when the pod was stopped: they are never started."""
+    ready: list[str] = field(default_factory=list)
+    """Names of the places here that are ready."""
     alive: set[int] = field(default_factory=set)
     """Local ranks still running."""
     exits: list[WorkerExit] = field(default_factory=list)
@@ -90,6 +100,24 @@ class SimPod:
     _told: tuple[tuple[object, ...], PodStatus] | None = None
     """The last status, and what it was made of."""
 
+    @property
+    def live(self) -> bool:
+        """It has workers that run, or may be started still."""
+        return bool(self.alive or self.held)
+
+    def role_of(self, local: int) -> str:
+        """The role of a worker; empty in a job of one role."""
+        return self.places[local].rpartition(".")[0] if self.places else ""
+
+    def drop_held(self) -> None:
+        """What waits is not started any more."""
+        if self.held and not self.alive and not self.exits:
+            self.refused = self.refused or "stopped before its workers started"
+        self.dropped |= self.held
+        self.held.clear()
+        if not self.alive:
+            self.phase, self.killing, self.doomed = "exited", False, False
+
     def status(self) -> PodStatus:
         if self.hung and self._told is not None:
             return self._told[1]
@@ -97,7 +125,7 @@ class SimPod:
             self.phase, self.reason, self.folder, self.highest, self.generation, self.ranks, self.pids,
             tuple(self.alive), tuple(self.exits), tuple(self.restarted), self.fenced, self.refused,
             self.rendezvous, self.ports, self.wish, self.stall,
-            self.warming,
+            self.warming, tuple(self.held), tuple(self.dropped), tuple(self.ready),
         )  # fmt: skip
         if self._told is None or self._told[0] != of:
             self._told = of, self._status()
@@ -106,9 +134,10 @@ class SimPod:
     def _status(self) -> PodStatus:
         by_rank = {e.local_rank: e for e in self.exits}
         workers = tuple(
-            WorkerState(rank=r, local_rank=i, pid=self.pids[i], state="running" if i in self.alive else "exited",
+            WorkerState(rank=r, local_rank=i, pid=None if i in self.held else self.pids[i],
+                        state="starting" if i in self.held else "running" if i in self.alive else "exited",
                         exit=None if i in self.alive or i not in by_rank else (by_rank[i].code or 0))
-            for i, r in enumerate(self.ranks)
+            for i, r in enumerate(self.ranks) if i not in self.dropped
         )  # fmt: skip
         return PodStatus(
             uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
@@ -118,6 +147,7 @@ class SimPod:
             ports=self.ports,
             commit=self.wish if self.alive else None,
             stall=self.stall, warming=self.warming and self.generation is None,
+            waiting=tuple(sorted({self.role_of(local) for local in self.held})), ready=tuple(self.ready),
         )  # fmt: skip
 
 
@@ -148,6 +178,10 @@ class SimMachine:
         """How workers here end when a peer is gone: one of these, at random."""
         self.guilty: list[Guilt] = []
         """Failures here that came of no peer: what really happened, for the checker."""
+        self.well: set[tuple[str, Token, int]] = set()
+        """Job, generation and rank of workers that ended here with 0 by themselves: what really happened, likewise."""
+        self.were_ready: set[tuple[str, Token, str]] = set()
+        """Job, generation and name of places that were ready here, likewise."""
         self.grants: dict[str, Grant] = {}
         """The pods' grant records."""
         self._pid = 1000
@@ -211,6 +245,9 @@ class SimMachine:
         )
         self._pid += 1
         pod.pids = (*pod.pids[:local], self._pid, *pod.pids[local + 1 :])
+        if pod.places and pod.places[local] in pod.ready:
+            pod.ready.remove(pod.places[local])
+        self._get_ready(pod)
         self.touch()
 
     def wish(self, uid: str, order: int) -> None:
@@ -236,7 +273,9 @@ class SimMachine:
             WorkerExit(rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], code=code, signal=signal,
                        stopped=pod.killing, order=len(pod.exits) + len(pod.restarted), error=error, missed=missed)
         )  # fmt: skip
-        if not pod.alive:
+        if code == 0 and signal is None and not pod.killing and pod.generation is not None:
+            self.well.add((pod.uid, pod.generation, pod.ranks[local]))
+        if not pod.live:
             pod.phase, pod.killing, pod.doomed = "exited", False, False
 
     def lose_peers(self, uid: str, token: Token) -> None:
@@ -266,6 +305,7 @@ class SimMachine:
         pod.hung = False
         self.guilty.append(Guilt(uid, token, self.name, None, False))
         pod.alive.clear()
+        pod.held.clear()
         pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
         if pod.retiring:
             self._forget(uid)
@@ -365,7 +405,7 @@ class SimMachine:
             self._watch(uid, self.clock.true_delay(self.granted(uid)) + self.guard_late)
             return
         pod = self.pods.get(uid)
-        if pod is not None and pod.alive:
+        if pod is not None and pod.live:
             pod.fenced = True
             self._kill([pod])
 
@@ -374,12 +414,12 @@ class SimMachine:
         pod, grant = self._acts(uid), self.grants.get(uid, NOTHING)
         if pod is None or pod.phase == "gone":
             return
-        if pod.alive and self.clock.now() >= grant.until:
+        if pod.live and self.clock.now() >= grant.until:
             pod.fenced = True
             self._kill([pod])
-        if pod.alive and pod.started < grant.stop_before and not pod.killing:
+        if pod.live and pod.started < grant.stop_before and not pod.killing:
             self.stop(uid, GRACE)
-        if not pod.alive:
+        if not pod.live:
             pod.obeyed = grant.stop_before
         elif grant.stop_before:
             self.later(TICK, lambda: self._look(uid))
@@ -388,6 +428,7 @@ class SimMachine:
         """SIGKILL to all workers of these pods in one go."""
         for pod in pods:
             pod.killing = bool(pod.alive)
+            pod.drop_held()
             for local in sorted(pod.alive):
                 self._record(pod, local, None, 9)
         self.touch()
@@ -404,7 +445,7 @@ class SimMachine:
         """The machine goes on. Its shim's guard acts before its workers step: assumption A2 of the protocol."""
         self.frozen.open()
         now = self.clock.now()
-        doomed = [pod for pod in self.pods.values() if pod.alive and now >= self.granted(pod.uid)]
+        doomed = [pod for pod in self.pods.values() if pod.live and now >= self.granted(pod.uid)]
         for pod in doomed:
             pod.fenced = True
         if doomed:
@@ -413,12 +454,12 @@ class SimMachine:
 
     # --- commands
 
-    def prepare(self, uid: str) -> None:
+    def prepare(self, uid: str, after: Mapping[str, tuple[str, ...]]) -> None:
         pod = self.pods.get(uid)
         if pod is not None and pod.phase != "gone":
             return
         self._pid += 1
-        pod = self.pods[uid] = SimPod(uid, self._pid, highest=self.promised.get(uid))
+        pod = self.pods[uid] = SimPod(uid, self._pid, highest=self.promised.get(uid), after=after)
         self.grants[uid] = NOTHING
         self.touch()
 
@@ -436,7 +477,7 @@ class SimMachine:
 
     def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
         pod = self._acts(uid)
-        if pod is None or pod.phase == "gone" or (pod.alive and not pod.doomed):
+        if pod is None or pod.phase == "gone" or (pod.live and not pod.doomed):
             return
         known = self.promised.get(uid)
         if known is not None and known.number > token.number:
@@ -459,11 +500,12 @@ class SimMachine:
         pod = self._acts(uid)
         if pod is None or pod.phase in ("gone", "preparing") or pod.generation == order.token:
             return
-        if pod.highest is None or order.token.number < pod.highest.number or pod.alive:
+        if pod.highest is None or order.token.number < pod.highest.number or pod.live:
             return
         pod.restarted = []
         pod.generation, pod.exits, pod.fenced, pod.refused, pod.stall = order.token, [], False, "", None
         pod.ranks, pod.pids, pod.env = (), (), order.environments
+        pod.places, pod.ready, pod.dropped = order.places, [], set()
         pod.started = self.clock.now()
         if pod.started >= min(order.not_after, self.granted(uid)):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
@@ -472,15 +514,47 @@ class SimMachine:
         pod.ranks = order.ranks
         self._pid += len(order.ranks)
         pod.pids = tuple(range(self._pid, self._pid + len(order.ranks)))
-        pod.alive = set(range(len(order.ranks)))
+        pod.held = {local for local in range(len(order.ranks)) if pod.after.get(pod.role_of(local))}
+        pod.alive = set(range(len(order.ranks))) - pod.held
         pod.phase = "running"
+        self._get_ready(pod)
         self.touch()
+
+    def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
+        pod = self._acts(uid)
+        if pod is None or pod.generation != token or pod.phase != "running":
+            return
+        chosen = {local for local in pod.held if pod.role_of(local) in roles}
+        pod.held -= chosen
+        pod.alive |= chosen
+        self._get_ready(pod)
+        self.touch()
+
+    def _get_ready(self, pod: SimPod) -> None:
+        """Places whose workers have been started are ready a moment later, unless the generation stops."""
+        token = pod.generation
+        assert token is not None
+        waiting = {pod.places[local] for local in pod.held}
+
+        def ready(name: str) -> None:
+            if self._acts(pod.uid) is pod and pod.generation == token and pod.phase == "running":
+                if name not in pod.ready:
+                    pod.ready.append(name)
+                self.were_ready.add((pod.uid, token, name))
+                self.touch()
+
+        for name in sorted({*pod.places} - waiting - {*pod.ready}) if pod.after else ():
+            self.later(self.rng.uniform(0.0, 1.0), lambda name=name: ready(name))  # type: ignore[misc]
 
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         pod = self._acts(uid)
-        if pod is None or not pod.alive:
+        if pod is None or not pod.live:
             return
         pod.phase, pod.killing, pod.doomed = "stopping", True, pod.doomed or grace is None
+        pod.drop_held()
+        if not pod.alive:
+            self.touch()
+            return
         if grace is None or broken:
             delay = self.rng.uniform(0.001, 0.01)
         else:
@@ -516,5 +590,6 @@ class SimMachine:
             pod.retiring = True
         elif pod is not None:
             pod.alive.clear()
+            pod.held.clear()
             self._forget(uid)
             self.touch()

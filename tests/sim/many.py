@@ -12,15 +12,17 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import structlog
 
-from tests.sim import schedule, teams
+from tests.sim import roles, schedule, teams
 from tests.sim.test_random import REPLAY
 
 LIMIT = 1800
@@ -28,6 +30,16 @@ LIMIT = 1800
 BATCH = 20
 """Schedules after which a process is replaced, so that none grows."""
 BINS = (3, 9, 25, 50, 100, 201)
+
+
+class Drawn(Protocol):
+    """What is counted of a cluster that a seed stands for."""
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def jobs(self) -> Sized: ...
 
 
 @dataclass(frozen=True)
@@ -45,12 +57,27 @@ def _hangs(_number: int, _frame: FrameType | None) -> None:
     raise TimeoutError(f"the schedule took more than {LIMIT} s of CPU")
 
 
-def run(seed: int, of_teams: bool = False) -> Outcome:
+@dataclass(frozen=True)
+class Kind:
+    """One kind of schedule: what a seed stands for, and its run; ``tests/sim/test_KIND.py`` replays one."""
+
+    drawn: Callable[[int], Drawn]
+    run: Callable[[int], object]
+
+
+KINDS = {
+    "random": Kind(schedule.shape, schedule.run),
+    "teams": Kind(teams.drawn, teams.run),
+    "roles": Kind(roles.drawn, roles.run),
+}
+
+
+def run(seed: int, kind: str = "random") -> Outcome:
     """In a process of the pool."""
-    drawn, start, error = (teams.drawn if of_teams else schedule.shape)(seed), time.process_time(), ""
+    drawn, start, error = KINDS[kind].drawn(seed), time.process_time(), ""
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
     try:
-        (teams.run if of_teams else schedule.run)(seed)
+        KINDS[kind].run(seed)
     except BaseException as failure:
         if isinstance(failure, KeyboardInterrupt):
             raise
@@ -83,15 +110,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one for each core")
     parser.add_argument("--teams", action="store_true", help="schedules of several queues (teams.py)")
+    parser.add_argument("--roles", action="store_true", help="schedules of a job of several roles (roles.py)")
     parser.add_argument("--failures", type=Path, default=Path("sim-failures.txt"), help="where tracebacks go")
     asked = parser.parse_args()
+    kind = "teams" if asked.teams else "roles" if asked.roles else "random"
     seeds = range(asked.first, asked.first + asked.schedules)
     start, shown, done = time.monotonic(), time.monotonic(), []
     failed: list[int] = []
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([schedule.__name__, teams.__name__])
+    context.set_forkserver_preload([roles.__name__, schedule.__name__, teams.__name__])
     with context.Pool(asked.processes, _prepare, maxtasksperchild=BATCH) as pool:
-        for one in pool.imap_unordered(partial(run, of_teams=asked.teams), seeds):
+        for one in pool.imap_unordered(partial(run, kind=kind), seeds):
             done.append(one)
             if one.error:
                 failed.append(one.seed)
@@ -107,7 +136,7 @@ def main() -> int:
     print(f"nodes: {_distribution(done)}; jobs: {sum(one.jobs for one in done)}")
     print(f"slowest: seed {slowest.seed} with {slowest.nodes} nodes, {slowest.cpu:.0f} s of CPU")
     for seed in sorted(failed):
-        print(f"replay: {REPLAY}={seed} python -m pytest tests/sim/test_{'teams' if asked.teams else 'random'}.py")
+        print(f"replay: {REPLAY}={seed} python -m pytest tests/sim/test_{kind}.py")
     if failed:
         print(f"tracebacks: {asked.failures}")
     return 1 if failed else 0

@@ -27,9 +27,10 @@ from nodeagent.lease.failsafe import Failsafe as Lender
 from nodeagent.lease.failsafe import Question
 from nodeagent.lease.grants import Grant
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
-from nodeagent.model.job import Admission
+from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.timing import Timing
-from nodeagent.plan import gang
+from nodeagent.model.world import Head, Member, PodReport
+from nodeagent.plan import gang, pod
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.pods.base import PodStatus
 from nodeagent.store import calls, client, scripts
@@ -423,6 +424,29 @@ def judged_at_once(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("put_entries(job, 'silent', silent)", "put_entries(job, 'silent', {})"))
 
 
+def one_trainer_is_enough(patch: pytest.MonkeyPatch) -> None:
+    """A node says that its workers of the role that completes the job have ended well when the first of them has."""
+
+    def first(report: PodReport | None, status: PodStatus, member: Member, role: str) -> PodReport | None:
+        ranks = member.ranks_of(role)
+        if not any(e.rank in ranks and e.code == 0 and not e.stopped for e in status.exits):
+            return report
+        return (report or PodReport(state="running")).model_copy(update={"completed": True})
+
+    patch.setattr(pod, "with_completion", first)
+
+
+def roles_start_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A role that comes after others is released when the first place of those is ready."""
+
+    def at_once(job: JobRecord, head: Head, status: PodStatus) -> pod.Release | None:
+        if not status.waiting or not any(report.ready for report in head.reports.values()):
+            return None
+        return pod.Release(job.uid, head.token, status.waiting, "some place is ready")
+
+    patch.setattr(pod, "_release", at_once)
+
+
 def silent_shims_left_alone(patch: pytest.MonkeyPatch) -> None:
     """A shim that does not answer its agent is not killed by its host."""
     patch.setattr(SimMachine, "_kill_silent", lambda machine, pod: None)
@@ -430,6 +454,8 @@ def silent_shims_left_alone(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = (
     Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
+    Mutant(one_trainer_is_enough, provocations.trainers_end_one_by_one),
+    Mutant(roles_start_at_once, provocations.trainers_end_one_by_one),
     Mutant(judged_at_once, provocations.peers_hide_why_they_fail),
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(freed_and_still_counted, provocations.falls_silent_and_scales),

@@ -9,6 +9,7 @@ from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.node import Cordon
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.machine import HIDDEN
+from tests.sim.roles import end, role
 from tests.sim.test_failsafe import cut, members, pids, started
 from tests.sim.test_signatures import forged, write
 
@@ -440,3 +441,12 @@ async def removals_that_an_agent_sleeps_through(cluster: SimCluster) -> None:
         assert node.agent is not None
         left = [job.name for job in node.agent.cluster().jobs.values()]
         assert left == ["b"], f"{node.name} still has {left}"
+async def trainers_end_one_by_one(cluster: SimCluster) -> None:
+    """Of a job whose trainers come after its servers, each trainer ends by itself, a while after the one before."""
+    servers, trainers = role("server", replicas=3), role("trainer", nodes=3, workers=2, after=("server",))
+    await cluster.submit("j", 1, 1, 1, roles=(servers, trainers), completes="trainer")
+    await cluster.until(lambda: cluster.whole("j"), 90, "whole")
+    for _ in range(6):
+        end(cluster, cluster.job("j"), "trainer", 1)
+        await asyncio.sleep(2)
+    await cluster.until(lambda: cluster.job("j").phase == "succeeded", 10, "the last one has ended")

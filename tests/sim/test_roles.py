@@ -1,132 +1,49 @@
-"""Jobs of several roles under random faults: whole or not at all, and ended by the role that completes them."""
+"""Jobs of several roles: whole or not at all, and ended by the role that completes them.
+
+A few random schedules (``roles.py``) here; ``python -m tests.sim.many --roles`` runs more. Replay one with
+``NODEAGENT_SIM_SEED=<seed> pytest tests/sim/test_roles.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
-from typing import Literal
+from collections import Counter
 
 import pytest
 
-from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.model.jobspec import Nodes, RestartLimits, Role
+from nodeagent.model.jobspec import RestartLimits
 from nodeagent.plan.faults import all_succeeded, spent
-from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.faults import FAULTS
-from tests.sim.schedule import heal
+from tests.sim import roles
+from tests.sim.cluster import SimCluster
+from tests.sim.roles import end, role
 from tests.sim.test_directed import simulate
-from tests.sim.virtual import run_virtual
+from tests.sim.test_random import REPLAY
 
-SCHEDULES = int(os.environ.get("SCHEDULES", "12"))
-STORM = 40.0
-"""Seconds of faults."""
-SLOTS = 4
+SEEDS = [int(os.environ[REPLAY])] if REPLAY in os.environ else [*range(1, 13)]
 
 
-def role(
-    name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1, restart: Literal["gang", "alone"] = "gang"
-) -> Role:
-    size = nodes or replicas
-    return Role(
-        name=name, command=("train",), nodes=Nodes(min=nodes or 1, max=size, target=size), replicas=replicas or None,
-        workers_per_node=workers, restart=restart,
-    )  # fmt: skip
-
-
-def drawn(rng: random.Random) -> tuple[int, tuple[Role, ...]]:
-    """(nodes, roles), of which there is room for all."""
-    nodes = rng.randint(2, 5)
-    trainers = role("trainer", nodes=rng.randint(1, nodes), workers=rng.randint(1, 2))
-    servers = role("server", replicas=rng.randint(1, nodes), restart="alone")
-    return nodes, rng.choice([(servers, trainers), (trainers, servers)])
-
-
-def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> None:
-    """So many workers of a role end well."""
-    assert job.head is not None
-    for member in job.head.ordered():
-        for rank in sorted(member.ranks_of(name))[:most]:
-            cluster.nodes[member.node].machine.worker_ends(job.uid, rank - member.first_rank, code=0)
-            most -= 1
-
-
-def restart_alone(cluster: SimCluster) -> None:
-    """Some server fails, and is started again by its shim."""
-    job = cluster.find("j")
-    if job is None or job.head is None or job.head.state != "active":
-        return
-    member = cluster.rng.choice(job.head.ordered())
-    ranks = sorted(member.ranks_of("server"))
-    machine = cluster.nodes[member.node].machine
-    if ranks and machine.running(job.uid) == job.head.token and not machine.frozen.closed:
-        machine.worker_restarts(job.uid, cluster.rng.choice(ranks) - member.first_rank)
-
-
-async def storm(cluster: SimCluster) -> None:
-    """Faults at random moments, for ``STORM`` seconds; servers fail now and then, and are started again alone."""
-    loop = asyncio.get_running_loop()
-    over = loop.time() + STORM
-    async with asyncio.TaskGroup() as faults:
-        while loop.time() < over:
-            await asyncio.sleep(cluster.rng.expovariate(0.5))
-            faults.create_task(cluster.rng.choice(FAULTS)(cluster))  # type: ignore[arg-type]
-            if cluster.rng.random() < 0.3:
-                restart_alone(cluster)
-
-
-def _fine(cluster: SimCluster) -> bool:
-    """It is whole, with as many places of each role as are wanted of it by now."""
-    job = cluster.job("j")
-    scale = job.control.scale
-    if not cluster.whole("j") or job.head is None or (scale is not None and scale.state == "pending"):
-        return False
-    return job.head.sizes == {one.name: one.places for one in job.sized.roles}
-
-
-def _ended(cluster: SimCluster) -> bool:
-    """Its trainers have ended it; in each generation that is whole they end, since a late fault may re-form it."""
-    if cluster.whole("j"):
-        end(cluster, cluster.job("j"), "trainer")
-    return cluster.job("j").phase == "succeeded"
-
-
-async def _run(seed: int) -> None:
-    nodes, roles = drawn(random.Random(f"roles {seed}"))
-    async with asyncio.TaskGroup() as tasks:
-        cluster = SimCluster(seed, nodes, tasks, SLOTS)
-        try:
-            for node in cluster.nodes.values():
-                node.start_agent()
-            await cluster.submit("j", 1, 1, 1, roles=roles, completes="trainer")
-            await cluster.until(lambda: cluster.whole("j"), 90, "whole at first")
-            await storm(cluster)
-            await heal(cluster)
-            lost = cluster.checker.forgotten
-            await cluster.until(lambda: cluster.find("j") is not None or lost, 60, "an emptied store is given back")
-            if cluster.find("j") is None:  # perhaps no agent that was there knew the job
-                await asyncio.sleep(30)
-            if cluster.find("j") is None:
-                await cluster.until(lambda: not cluster.checker.running("uid-j"), 60, "what nobody knows is stopped")
-                return
-            if cluster.job("j").phase not in TERMINAL:
-                await cluster.operate("j", desired="run")
-            scale = cluster.job("j").control.scale
-            if scale is not None and scale.state == "set":  # while it was paused: there may never be room
-                await cluster.scale("j", "scale", role=scale.role, target=scale.before)
-            ended = ("failed", "stopped")
-            limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
-            await cluster.until(lambda: _fine(cluster) or cluster.job("j").phase in ended, limit, "whole again")
-            if cluster.job("j").phase not in ended:
-                await cluster.until(lambda: _ended(cluster), 60, "its trainers ended it")
-                await cluster.until(lambda: not cluster.checker.running("uid-j"), 30, "its servers are stopped")
-        finally:
-            await cluster.close()
-
-
-@pytest.mark.parametrize("seed", range(1, SCHEDULES + 1))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_schedule(seed: int) -> None:
-    run_virtual(_run(seed))
+    seen = roles.run(seed)
+    assert seen.checks > 100
+    assert seen.forgotten or seen.ended
+
+
+def test_what_seeds_stand_for() -> None:
+    """Enough of each kind."""
+    kinds: Counter[str] = Counter()
+    for seed in range(1, 301):
+        shape = roles.drawn(seed)
+        after = {one.name: one.after for one in shape.roles}
+        kinds["trainers after servers"] += "server" in after["trainer"]
+        kinds["servers after trainers"] += "trainer" in after["server"]
+        kinds["a chain"] += any(after[before] for befores in after.values() for before in befores)
+        kinds["all have to end"] += not shape.completes
+        kinds["a third role"] += len(shape.roles) > 2
+        kinds["workers end in the storm"] += shape.ending > 0
+        assert sum(one.places * int(one.workers_per_node) for one in shape.roles) <= shape.nodes * roles.SLOTS
+    assert min(kinds.values()) > 30, kinds
 
 
 ROLES = (role("server", replicas=2), role("trainer", nodes=2))

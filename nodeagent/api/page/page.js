@@ -150,12 +150,13 @@ function showJobs({ jobs, more_jobs: more }) {
 
 function jobRow(job) {
   const over = ENDED.has(job.phase);
+  const roles = Object.entries(job.roles).map(([name, role]) => `${name} ${role.places}/${role.target}`);
   const about = [job.min === job.max ? "" : `may be ${job.min}-${job.max}`, job.chief ? `chief ${job.chief}` : ""];
   const { used, max } = job.budget;
   return row([
     ["Job", [job.name, small(job.owner)]],
     ["Phase", [badge(job.phase, tones[job.phase]), el("small", {}, ...(over && job.ended !== null ? [`at ${at(job.ended)}`] : ["for ", since(job.since)]))], "few"],
-    ["Nodes", [`${job.world_nodes} of ${job.target + (job.borrowed ?? 0)}`, small(about.filter(Boolean).join(", "))], "few"],
+    ["Nodes", [`${job.world_nodes} of ${job.target + (job.borrowed ?? 0)}`, small([...about, ...roles].filter(Boolean).join(", "))], "few"],
     ["Workers", job.world_size ? [`${job.world_size}`, small(job.gpus ? plural(job.gpus, "GPU") : "")] : "", "few"],
     ["Generation", job.generation ? [`${job.generation}`, small(job.generation_state === "ended" ? "" : job.generation_state)] : "", "few"],
     ["Restarts", [`${job.restarts}`, small(`${used} of ${max} spent`)], "few"],
@@ -193,7 +194,7 @@ function nodeRow(node) {
     ["State", badge(node.state, NODE_TONES[node.state]), "few"],
     ["GPUs", node.gpus.length ? [`${healthy} of ${node.gpus.length} healthy`, gpus(node.gpus)] : "", "few"],
     ["CPU slots", node.cpu_slots ? `${node.cpu_slots_used} of ${node.cpu_slots} used` : "", "few"],
-    ["Work", node.pods.map((p) => el("div", {}, p.job, el("span", { class: "quiet" }, p.ranks.length ? ` ranks ${ranges(p.ranks)}` : " stopping"))), "work"],
+    ["Work", node.pods.map((p) => el("div", {}, p.job, el("span", { class: "quiet" }, p.ranks.length ? ` ranks ${ranges(p.ranks)}` : " stopping", p.places.length ? `: ${p.places.join(", ")}` : ""))), "work"],
     ["Condition", told.length ? [...told.map((text) => el("div", {}, text)), small(next && `Next: ${next}`)] : "", "wide"],
   ], { class: node.state === "left" ? "over" : "" });
 }

@@ -59,13 +59,19 @@ class Standby:
         return self._notes + self.pool.notes
 
     def start(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: str, path0: str, preload: Sequence[str]
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        path0: str,
+        preload: Sequence[str],
+        guessed: Sequence[str] = (),
     ) -> None:
         """Run the interpreter of the job's command on server.py; ``warm`` follows."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
-            "shim": os.getpid(), "fd": theirs.fileno(), "preload": list(preload), "path0": path0,
-            "program": program_words(command)[0],
+            "shim": os.getpid(), "fd": theirs.fileno(), "preload": list(preload),
+            "guessed": list(guessed), "path0": path0, "program": program_words(command)[0],
         }  # fmt: skip
         source = str(Path(__file__).with_name("server.py"))
         argv = [command[0], source, json.dumps(config)]

@@ -42,15 +42,21 @@ _end = types.ModuleType("__nodeagent_end__")
 
 
 def main() -> None:
-    """``server.py CONFIG``: JSON with ``fd`` (SOCK_SEQPACKET to the shim), ``preload``, ``path0`` and the
+    """``server.py CONFIG``: JSON with ``fd`` (SOCK_SEQPACKET to the shim), ``preload``, ``guessed``, ``path0`` and the
     ``program`` of the job's command: a script, or "-m"."""
     config = json.loads(sys.argv[1])
     die_with_parent(config["shim"])
     load("ending.py", _end)
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = config["path0"]
+    notes = config.get("notes", [])
+    for name in config["guessed"]:
+        notes += preloaded(name, guessed=True)
+        why = why_unusable()
+        if why:
+            start_again(config, name, why)
     link = socket.socket(fileno=config["fd"])
-    send(link, warm_up(config["preload"]))
+    send(link, warm_up(config["preload"], notes))
     work = serve(link, config["shim"], config["program"])  # returns in a forked worker only
     del link, config
     run(work)
@@ -62,16 +68,30 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def warm_up(preload: list[str]) -> dict[str, Any]:
-    """Import; say whether forking is safe and what went wrong."""
-    notes = []
+def preloaded(name: str, guessed: bool = False) -> list[str]:
+    """Import it; what went wrong. A guess that is not there is none: the script may try it, or its worker tells."""
+    for part in (name, *(TORCH_PARTS if name == "torch" else ())):
+        try:
+            importlib.import_module(part)
+        except Exception as error:  # noqa: BLE001 (whatever a module raises is told, not fatal)
+            if guessed and isinstance(error, ImportError):
+                return []
+            return [cut(f"preload {part}: {type(error).__name__}: {error}")]
+    return []
+
+
+def start_again(config: dict[str, Any], name: str, why: str) -> None:
+    """Be this program anew, without a guess with which forking is unsafe: what is imported cannot be taken back."""
+    left = [other for other in config["guessed"] if other != name]
+    notes = [*config.get("notes", []), cut(f"{name} is not preloaded, though the script imports it: {why}")]
+    changed = json.dumps({**config, "guessed": left, "notes": notes})
+    os.execv(sys.executable, [sys.executable, *sys.argv[:1], changed])
+
+
+def warm_up(preload: list[str], notes: list[str]) -> dict[str, Any]:
+    """Import; say whether forking is safe and what went wrong, ``notes`` included."""
     for name in preload:
-        for part in (name, *(TORCH_PARTS if name == "torch" else ())):
-            try:
-                importlib.import_module(part)
-            except Exception as error:  # noqa: BLE001 (whatever a module raises is told, not fatal)
-                notes.append(cut(f"preload {part}: {type(error).__name__}: {error}"))
-                break
+        notes += preloaded(name)
     if "torch" in sys.modules and rehearsal_is_safe():
         helper("rehearse")
     gc.collect()

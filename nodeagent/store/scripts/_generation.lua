@@ -27,6 +27,36 @@ local function check_expected(job, expect, state, control_rev)
   end
 end
 
+-- All workers of this member must succeed, or only those of the role that completes the job, if it has any there.
+local function ended_well(job, node, role)
+  local state, body = string.match(job['report:' .. node] or '', '^%d+ (%a+) (.*)$')
+  if not role or role == '' then
+    return state == 'succeeded'
+  end
+  local has = false
+  for _, place in ipairs(cjson.decode(job['member:' .. node]).places or {}) do
+    has = has or place.role == role
+  end
+  return not has or (body and cjson.decode(body).completed)
+end
+
+-- The first member that has not, or nil.
+local function first_unfinished(job)
+  local role = cjson.decode(job.spec).completes
+  for _, node in ipairs(sorted_keys(entries(job, 'member'))) do
+    if not ended_well(job, node, role) then
+      return node
+    end
+  end
+end
+
+-- Whoever decides on a fault may not have read yet that all the work was done meanwhile: then the job has succeeded.
+local function check_unfinished(job)
+  if job.head_state == 'active' and not first_unfinished(job) then
+    return refuse('stale', 'all workers that complete job ' .. job.name .. ' have ended well by now: read it again')
+  end
+end
+
 local function check_head(job, token)
   if job.head_id ~= token.id or job.head_number ~= int(token.number) then
     local is = job.head_id and ('generation ' .. job.head_number) or 'none'

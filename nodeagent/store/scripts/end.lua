@@ -1,19 +1,6 @@
 -- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, grace, kept,
 -- delay_ms, wall, by
 
--- All workers of this member must succeed, or only those of the role that completes the job, if it has any there.
-local function ended_well(job, node, role)
-  local state, body = string.match(job['report:' .. node] or '', '^%d+ (%a+) (.*)$')
-  if not role or role == '' then
-    return state == 'succeeded'
-  end
-  local has = false
-  for _, place in ipairs(cjson.decode(job['member:' .. node]).places or {}) do
-    has = has or place.role == role
-  end
-  return not has or (body and cjson.decode(body).completed)
-end
-
 local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
@@ -38,15 +25,13 @@ if A.phase == 'succeeded' then
   if job.head_state ~= 'active' then
     return refuse('unsupported', 'job ' .. job.name .. ' has no active generation that could have succeeded')
   end
-  local role = cjson.decode(job.spec).completes
-  for _, node in ipairs(sorted_keys(entries(job, 'member'))) do
-    if not ended_well(job, node, role) then
-      return refuse('unsupported', 'node ' .. node .. ' has not reported success of generation ' .. job.head_number
-        .. ' of job ' .. job.name)
-    end
+  local node = first_unfinished(job)
+  if node then
+    return refuse('unsupported', 'node ' .. node .. ' has not reported success of generation ' .. job.head_number
+      .. ' of job ' .. job.name)
   end
 end
-no = check_lost(job, A.lost)
+no = check_lost(job, A.lost) or (A.spend and A.phase ~= 'succeeded' and check_unfinished(job))
 if no then
   return no
 end

@@ -38,7 +38,7 @@ if #order < tonumber(job.min) or #order > tonumber(job.max) then
   return refuse('unsupported', 'job ' .. job.name .. ' takes ' .. job.min .. ' to ' .. job.max .. ' nodes, not '
     .. int(#order))
 end
-no = check_lost(job, A.lost) or check_array(job)
+no = check_lost(job, A.lost) or check_unfinished(job) or check_array(job)
 if no then
   return no
 end

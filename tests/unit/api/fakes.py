@@ -25,7 +25,7 @@ from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import NO_WINDOWS
-from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
+from nodeagent.model.world import Ack, Cause, Member, Place, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.queue import in_queue
 from nodeagent.plan.running import settle_scale
@@ -49,6 +49,16 @@ def spec(name: str = "digits", low: int = 1, high: int = 3, target: int = 2, **m
     role = Role(command=("python", "train.py"), nodes=Nodes(min=low, max=high, target=target), workers_per_node=2)
     values: dict[str, Any] = {"working_dir": "/tmp", "user": "alice", "submitter": submitter} | more
     return JobSpec(name=name, roles=(role,), **values)
+
+
+def spec_of_roles(name: str = "ctr") -> JobSpec:
+    """Two servers, and two trainers that complete the job."""
+    server = Role(
+        name="server", command=("serve",), replicas=2, nodes=Nodes(min=1, max=2, target=2), workers_per_node=1
+    )
+    one = spec(name)
+    trainer = one.role.model_copy(update={"name": "trainer", "nodes": Nodes(min=2, max=2, target=2)})
+    return one.model_copy(update={"roles": (server, trainer), "completes": "trainer"})
 
 
 class FlakyStore(HereStore):
@@ -226,13 +236,18 @@ class FakeView:
         return sorted(able, key=lambda n: n in job.control.leaving)
 
     async def form(self, job: JobRecord, count: int, cause: Cause | None = None, spend: Spend | None = None) -> None:
-        """A new generation on the first ``count`` nodes, active at once."""
+        """A new generation on the first ``count`` nodes, active at once. Of a job of several roles each node has
+        a place with one worker of the first and of the second."""
         chosen = self._free(job)[:count]
         slots = ("cpu0", "cpu1") if job.order % 2 else ("cpu2", "cpu3")
+        roles = tuple(zip(job.spec.roles, slots, strict=False)) if job.spec.several else ()
         members = {
-            n: Member(node=n, life=self.lives[n].life, group_rank=i, first_rank=2 * i, workers=2, devices=slots)
+            n: Member(
+                node=n, life=self.lives[n].life, group_rank=i, first_rank=2 * i, workers=2, devices=slots,
+                places=tuple(Place(role=role.name, index=i, workers=1, devices=(slot,)) for role, slot in roles),
+            )
             for i, n in enumerate(chosen)
-        }
+        }  # fmt: skip
         head = job.head
         after = await self.store.propose(
             Proposal(

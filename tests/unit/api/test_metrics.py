@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from docs.generate import METRICS
 from nodeagent.agent.clock import SystemClock
-from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
+from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
@@ -26,10 +26,10 @@ from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.job import Phase, Spend
 from nodeagent.model.node import Gpu
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
-from nodeagent.model.world import Cause
+from nodeagent.model.world import AloneRestart, Cause, PodReport
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.base import PodStatus
-from tests.unit.api.fakes import FakeView, spec
+from tests.unit.api.fakes import FakeView, spec, spec_of_roles
 
 ROOT = Path(__file__).parents[3]
 PROMTOOL = shutil.which("promtool")
@@ -50,6 +50,7 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     view.unlike["n1"] = {"gpus": gpus}  # the job's first slot has the name of a GPU: so that GPU is used
     await view.join()
     await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await view.store.submit("u2", spec_of_roles(), 1000, 1.0, "alice", "r2")
     await view.refresh()
     await view.form(view.job("digits"), 2)
     await view.refresh()
@@ -189,6 +190,43 @@ async def test_series_of_a_live_job_go_when_it_ends(tmp_path: Path) -> None:
     await view.refresh()
     left = {line.partition("{")[0] for line in metrics.page(view).decode().splitlines() if 'job="digits"' in line}
     assert left == {"nodeagent_restarts_total", "nodeagent_standstill_seconds_total"}, "its record is still there"
+
+
+async def test_what_is_said_of_roles(tmp_path: Path) -> None:
+    view, metrics = FakeView(tmp_path), Metrics()
+    await view.join()
+    await view.store.submit("u1", spec_of_roles(), 1000, 1.0, "alice", "r1")
+    await view.store.submit("u2", spec(), 1000, 1.0, "alice", "r2")
+    await view.refresh()
+
+    def said(name: str) -> dict[str, float]:
+        page = values(metrics.page(view))
+        return {dict(k)["role"] + dict(k).get("state", ""): v for (n, k), v in page.items() if n == f"nodeagent_{name}"}
+
+    wanted = {"serverwanted": 2, "trainerwanted": 2}
+    assert said("role_places") == wanted | {"serverrunning": 0, "trainerrunning": 0}
+    await view.form(view.job("ctr"), 2)
+    await view.refresh()
+    assert said("role_places") == wanted | {"serverrunning": 2, "trainerrunning": 2}
+    assert said("role_workers") == {"server": 2, "trainer": 2}
+    token = view.job("ctr").active
+    assert token is not None
+    alone = tuple(AloneRestart(rank=2, order=i, at=1000 + i, exit=137, text="server.1 failed") for i in range(2))
+    report = PodReport(state="running", alone=alone)
+    await view.store.report("u1", token, "n2", view.lives["n2"], report)
+    await view.refresh()
+    assert said("role_restarts_alone") == {"server": 2, "trainer": 0}
+
+
+async def test_roles_that_have_series_are_bounded(tmp_path: Path) -> None:
+    view, metrics = FakeView(tmp_path), Metrics()
+    await view.join()
+    many = spec_of_roles()
+    roles = tuple(many.role.model_copy(update={"name": f"r{i}"}) for i in range(MAX_ROLES + 2))
+    await view.store.submit("u1", many.model_copy(update={"roles": roles}), 1000, 1.0, "alice", "r1")
+    await view.refresh()
+    page = values(metrics.page(view))
+    assert len([key for key in page if key[0] == "nodeagent_role_workers"]) == MAX_ROLES
 
 
 async def test_jobs_that_have_series_are_bounded(tmp_path: Path) -> None:

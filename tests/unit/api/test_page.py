@@ -24,7 +24,7 @@ from nodeagent.api.server import ApiServer
 from nodeagent.api.status import MAX_ENDED, PATH, SETTLED, Stories, shown
 from nodeagent.model.job import JobEvent, Spend
 from nodeagent.model.world import Cause
-from tests.unit.api.fakes import FakeView, FlakyStore, spec
+from tests.unit.api.fakes import FakeView, FlakyStore, spec, spec_of_roles
 
 Owner = Callable[[End, End], int | None]
 
@@ -92,6 +92,19 @@ async def test_the_status_of_a_job_with_a_fault(tmp_path: Path) -> None:
     assert abs(second["active"] - time.time()) < 60
     assert [node["name"] for node in told["nodes"]] == ["n1", "n2", "n3"]
     assert told["nodes"][1]["pods"][0]["ranks"] == [2, 3]
+
+
+async def test_the_status_of_a_job_of_roles(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    await view.join()
+    await view.store.submit("u1", spec_of_roles(), 1000, time.time(), "alice", "r1")
+    await view.refresh()
+    await view.form(view.job("ctr"), 2)
+    await view.refresh()
+    async with ApiServer(view, Metrics()) as server:
+        _, _, told = await fetched(server, PATH)
+    assert told["jobs"][0]["roles"] == {"server": {"target": 2, "places": 2}, "trainer": {"target": 2, "places": 2}}
+    assert told["nodes"][1]["pods"][0]["places"] == ["server.1", "trainer.1"]
 
 
 async def test_what_could_be_secret_is_not_in_it(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def listen(stack: ExitStack, path: Path) -> str:
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No agent of this machine is found."""
     monkeypatch.setattr(client, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
-    monkeypatch.setattr(client, "local_sockets", lambda: [])
+    monkeypatch.setattr(client, "local_clusters", dict)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "xdg"))
     monkeypatch.delenv(ENV, raising=False)
     return tmp_path
@@ -45,7 +45,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_the_order(nowhere: Path, listeners: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     local = listen(listeners, nowhere / "local.sock")
-    monkeypatch.setattr(client, "local_sockets", lambda: [local])
+    monkeypatch.setattr(client, "local_clusters", lambda: {"default": [local]})
     assert client.find().sockets == [local]
     own = listen(listeners, nowhere / "xdg" / "nodeagent" / "api.sock")
     assert client.find().sockets == [own]
@@ -57,6 +57,21 @@ def test_the_order(nowhere: Path, listeners: ExitStack, monkeypatch: pytest.Monk
     said = listen(listeners, nowhere / "said.sock")
     assert client.find(said).sockets == [said]
     assert client.find("unix://" + said).sockets == [said]
+
+
+def test_of_two_local_clusters_none_is_chosen(nowhere: Path, listeners: ExitStack) -> None:
+    """A command must not reach another cluster than the one that its user thinks of."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            client, "local_clusters", lambda: {"default": ["/a/n1.sock", "/a/n2.sock"], "dev": ["/b/n1.sock"]}
+        )
+        with pytest.raises(CtlError, match=r"2 local clusters run here \(default, dev\)") as raised:
+            client.find()
+        assert raised.value.code == 2
+        assert raised.value.problems == ("default: --agent /a/n1.sock", "dev: --agent /b/n1.sock")
+        assert ENV in raised.value.next_step
+        own = listen(listeners, nowhere / "named.sock")
+        assert client.find(own).sockets == [own]
 
 
 def test_no_socket_to_ask() -> None:

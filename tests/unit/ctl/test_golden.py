@@ -44,6 +44,9 @@ CASES: dict[str, Callable[[], list[str]]] = {
     ),
     "describe-running": lambda: job_lines(samples.detail(samples.job())),
     "describe-roles": lambda: job_lines(samples.detail(samples.ROLES)),
+    "describe-guessed": lambda: job_lines(
+        samples.detail(samples.job(spec=samples.spec(preload=("my.data",), guessed=("torch", "transformers"))))
+    )[:8],
     "describe-failed": lambda: job_lines(samples.detail(FAILED)),
     "describe-holding": lambda: job_lines(
         samples.detail(samples.HOLDING, ("needs 2 nodes, 1 fits: n3 is cordoned (bad disk)",))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from click.testing import CliRunner
+
+from nodeagent.ctl import get
 from nodeagent.ctl.get import members
 
 JOB = {"uid": "u", "generation": 3, "world_nodes": 2}
@@ -31,3 +35,18 @@ def test_nodes_of_one_address_are_one_host() -> None:
 def test_an_address_with_colons_is_told_by_its_hostname() -> None:
     nodes = [node("n1", [0], address="fd00::1"), node("n2", [1])]
     assert members(nodes, JOB) == {"host-n1": 1, "10.0.0.2": 1}
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"), [("horovod", "10.0.0.2:2\n10.0.0.1:3\n"), ("mpi", "10.0.0.2 slots=2\n10.0.0.1 slots=3\n")]
+)
+def test_the_lines_of_each_format(form: str, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Agent:
+        def get(self, path: str) -> dict[str, Any]:
+            if path == "/v1/nodes":
+                return {"items": [node("n1", [2, 3, 4]), node("n2", [0, 1])]}
+            return JOB | {"phase": "running", "generation_state": "active"}
+
+    monkeypatch.setattr(get, "connect", lambda _: Agent())
+    done = CliRunner().invoke(get.hosts, ["j", "--format", form], catch_exceptions=False)
+    assert (done.exit_code, done.output) == (0, lines)

@@ -9,12 +9,13 @@ import pytest
 
 from nodeagent.api.jobdetail import start_json, way_out
 from nodeagent.api.shapes import job_json
-from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer
+from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer, job_lines
 from nodeagent.model.batch import After
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
+from tests.unit.ctl import samples
 from tests.unit.plan.build import NOW, PREPARING, UID, WALL, make_cluster, make_head, make_job, make_node, make_spec
 
 PAIR = make_spec(size=(2, 2))
@@ -91,3 +92,26 @@ def test_a_job_whose_queue_may_use_no_more() -> None:
     plain = make_job("running", make_head(["n1"]))
     row = job_json(plain, make_cluster(["n1"], plain), {}, WALL)
     assert (row["in_queue"], _queue(row)) == ("default", [])
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, "whoever then does nothing for 5m hangs (finish)"),
+        ({"finish": None}, "with finish: off it may stay for ever"),
+        ({"hang": {"progress": None, "phases": 7200.0}}, "without progress it is a hang"),
+    ],
+)
+def test_next_names_who_outlives_the_success_of_the_others(more: dict[str, Any], says: str) -> None:
+    detail = samples.detail(samples.job())
+    workers = [worker for pod in detail["pods"] for worker in pod["workers"]]
+    for worker in workers[:-1]:
+        worker |= {"state": "exited", "exit": 0}
+    detail["spec"] |= more
+    line = " ".join(job_lines(detail)[-1].split())
+    assert "rank 3 on n2 still runs, others have exited 0" in line
+    assert says in line
+    assert line.endswith("nodeagentctl logs digits --rank 3")
+    for worker in workers[:-1]:
+        worker["exit"] = 1
+    assert "others have exited 0" not in job_lines(detail)[-1], "they failed"

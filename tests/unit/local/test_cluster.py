@@ -31,6 +31,11 @@ def node(cluster: LocalCluster, name: str) -> control.Reply:
     return found
 
 
+def sockets() -> list[Path]:
+    """Those of all clusters."""
+    return [path for paths in registry.find().values() for path in paths]
+
+
 def pods(cluster: LocalCluster, name: str) -> list[int]:
     """The stand-in's shim and worker."""
     shim = cluster.layout.node(name).run / "shim"
@@ -51,7 +56,7 @@ def cluster(home: Path, agent: list[str]) -> Iterator[LocalCluster]:
 def test_up_status_down(cluster: LocalCluster, home: Path) -> None:
     status = ask(cluster, "status")
     assert [(n["name"], n["power"], n["starts"]) for n in status["nodes"]] == [("n1", "on", 1), ("n2", "on", 1)]
-    assert registry.find() == [cluster.layout.node(n).api_socket for n in ("n1", "n2")]
+    assert sockets() == [cluster.layout.node(n).api_socket for n in ("n1", "n2")]
     assert registry.cluster(LocalFolders.of_user()).uid == cluster.uid
     with redis.Redis.from_url(status["redis"]["url"]) as client:
         assert client.ping()
@@ -62,7 +67,7 @@ def test_up_status_down(cluster: LocalCluster, home: Path) -> None:
     session.down(cluster, keep_logs=False)
     assert not any(map(running, pids))
     assert is_empty(home)
-    assert registry.find() == []
+    assert sockets() == []
     with pytest.raises(NotFoundError, match="local up"):
         registry.cluster(LocalFolders.of_user())
 
@@ -99,7 +104,7 @@ def test_kill_is_a_power_cut_and_stays(cluster: LocalCluster) -> None:
     assert not any(map(running, victims))
     assert not cluster.layout.node("n2").run.exists(), "/run is empty after a power cut"
     assert cluster.layout.node("n2").state.exists(), "the disk is not"
-    assert registry.find() == [cluster.layout.node("n1").api_socket]
+    assert sockets() == [cluster.layout.node("n1").api_socket]
     time.sleep(0.3)  # longer than the restart delay: a start would have happened by now
     assert node(cluster, "n2") | {"agent_pid": None} == node(cluster, "n2")
     assert node(cluster, "n2")["power"] == "off"
@@ -152,7 +157,7 @@ def test_an_agent_that_says_it_is_hopeless_stays_down_until_its_power_is_switche
 def test_add_a_node(cluster: LocalCluster) -> None:
     assert ask(cluster, "add")["node"] == "n3"
     session.wait_joined(cluster, 20, ["n3"])
-    assert registry.find()[-1] == cluster.layout.node("n3").api_socket
+    assert sockets()[-1] == cluster.layout.node("n3").api_socket
 
 
 def test_requests_that_make_no_sense_change_nothing(cluster: LocalCluster) -> None:
@@ -205,7 +210,7 @@ def test_what_a_killed_supervisor_left_is_cleared_away_by_the_next_look(cluster:
     os.kill(status["pid"], signal.SIGKILL)
     until(lambda: not any(map(running, children)), "its children died with it")
     # Its children are killed when the thread that started them ends; its lock is free when its last thread has ended.
-    until(lambda: registry.find() == [], "the look after its end clears away what it left")
+    until(lambda: sockets() == [], "the look after its end clears away what it left")
     assert not any(map(running, orphans))
     assert not cluster.run.exists()
     shutil.rmtree(cluster.data)  # kept: its logs may say why
@@ -215,7 +220,7 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(home: Path, age
     with pytest.raises(LocalError, match=r"(?s)does not stay up \(exit 1\).*the reactor is on fire"):
         session.up(1, "dev", agent=[*agent, "--broken"])
     assert is_empty(home)
-    assert registry.find() == []
+    assert sockets() == []
 
 
 def test_a_cluster_without_a_redis_program_says_how_to_get_one(
@@ -225,7 +230,7 @@ def test_a_cluster_without_a_redis_program_says_how_to_get_one(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(blocked(home)), str(Path.cwd())]))
     with pytest.raises(LocalError, match="apt-get install redis-server"):
         session.up(1, "dev", agent=agent)
-    assert registry.find() == []
+    assert sockets() == []
 
 
 def blocked(home: Path) -> Path:
@@ -255,7 +260,7 @@ def test_a_session_leaves_nothing_however_its_command_ends(home: Path, agent: li
     ) as command:
         assert command.stdout is not None and command.stdin is not None
         api = Path(command.stdout.readline().strip())
-        assert registry.find()[0] == api
+        assert sockets()[0] == api
         cluster = registry.clusters(LocalFolders.of_user())[0]
         assert cluster.temporary
         pids = [ask(cluster, "status")["pid"], *pods(cluster, "n1"), *pods(cluster, "n2")]
@@ -281,6 +286,7 @@ def test_down_while_an_agent_is_frozen_or_a_node_is_off(cluster: LocalCluster, f
 
 def test_clusters_by_hand_come_before_those_of_a_command(cluster: LocalCluster, agent: list[str]) -> None:
     with session.local_session(1, agent=agent) as api:
-        assert registry.find() == [*(cluster.layout.node(n).api_socket for n in ("n1", "n2")), api]
+        assert sockets() == [*(cluster.layout.node(n).api_socket for n in ("n1", "n2")), api]
         running_now = registry.clusters(LocalFolders.of_user())
+        assert list(registry.find()) == [c.name for c in running_now]
         assert len({c.ports for c in running_now}) == 2

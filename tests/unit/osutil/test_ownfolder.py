@@ -80,6 +80,6 @@ def test_the_tool_passes_over_a_strangers_folder(common: Path, monkeypatch: pyte
     theirs.mkdir()
     os.chown(theirs, STRANGER, STRANGER)
     monkeypatch.setattr(client, "usual_sockets", lambda: [str(theirs / "api.sock")])
-    monkeypatch.setattr(client, "local_sockets", list)
+    monkeypatch.setattr(client, "local_clusters", dict)
     with pytest.raises(NoAgentError, match=f"belongs to uid {STRANGER}, not to you"):
         client.find()

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from nodeagent.model.job import JobRecord, Spend
-from nodeagent.model.jobspec import Policy, RestartLimits
+from nodeagent.model.jobspec import Hang, Policy, RestartLimits
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall, WorkerState
-from nodeagent.model.world import Head, PodReport
+from nodeagent.model.world import Head, PodReport, WorkerExit
 from nodeagent.plan.gang import decide
 from nodeagent.plan.hang import Hung, find_hang, watching
 from nodeagent.plan.pod import LookAtWorkers, PodAction, ReportPod, plan_pods
@@ -323,6 +323,53 @@ def test_a_stall_is_reported_once_and_taken_back() -> None:
     assert isinstance(back, ReportPod)
     assert back.report == PodReport(state="running")
     assert act({"n1": back.report}, None) is None
+
+
+WELL = make_exit(0, code=0)
+
+
+@pytest.mark.parametrize("watched", [False, True, None], ids=["not yet", "watched", "an older shim"])
+def test_who_outlives_others_that_ended_well_is_watched_from_then_on(watched: bool | None) -> None:
+    """Within the job's limit, and once: ``hang`` has a watch of its own, and without a limit nobody is watched."""
+
+    def looks(*, exits: tuple[WorkerExit, ...] = (), done: bool = False, **more: object) -> float | None:
+        reports = {"n2": SUCCEEDED} if done else {}
+        head = make_head(["n1", "n2"], workers=2, reports=reports)
+        job = make_job("running", head, spec=make_spec(size=(1, 2)).model_copy(update=more))
+        two = tuple(WorkerState(rank=i, local_rank=i, pid=7 + i, state="running") for i in range(2))
+        now = PodStatus(
+            uid=UID,
+            phase="running",
+            generation=head.token,
+            highest=head.token,
+            workers=two,
+            exits=exits,
+            watched=watched,
+        )
+        me = Incarnation(life=life("n1"), start=1)
+        actions = plan_pods(make_cluster(["n1", "n2"], job), "n1", me, {UID: now}, 2)
+        return actions[0].limit if actions and isinstance(actions[0], LookAtWorkers) else None
+
+    wanted = 300.0 if watched is False else None
+    assert looks() is None, "nobody has ended"
+    assert looks(done=True) == wanted
+    assert looks(exits=(WELL,)) == wanted
+    assert looks(exits=(WELL.model_copy(update={"stopped": True}),)) is None
+    assert looks(done=True, finish=60.0) == (60.0 if watched is False else None)
+    assert looks(done=True, finish=None) is None
+    assert looks(done=True, hang=Hang()) is None
+
+
+def test_a_rank_that_outlives_the_success_of_all_others_is_named() -> None:
+    head = make_head(
+        ["n1", "n2"], workers=2, reports={"n1": SUCCEEDED, "n2": report(rank(3, BARE, site="join (t.py:9)"))}
+    )
+    hung = find_hang(head)
+    assert hung is not None
+    assert (hung.node, hung.rank) == ("n2", 3)
+    assert hung.text == (
+        "rank 3 on n2 hangs: waiting, in join (t.py:9); no progress for 600 s; all others (3) have exited 0"
+    )
 
 
 def test_the_others_look_when_one_suspects() -> None:

@@ -323,6 +323,37 @@ def test_every_worker_knows_where_every_role_is() -> None:
     assert (server["TRAINING_ROLE"], first["TRAINING_ROLE"]) == ("PSERVER", "TRAINER")
 
 
+def paddle_head(trainers: str) -> Head:
+    """Two servers and three trainers, on two nodes."""
+    counts = {"a": (("pserver", 0, 1), (trainers, 0, 2)), "b": (("pserver", 1, 1), (trainers, 1, 1))}
+    members, first = {}, 0
+    for group_rank, (node, placed) in enumerate(counts.items()):
+        places = tuple(Place(role=role, index=i, workers=n, devices=("cpu0",) * n) for role, i, n in placed)
+        workers = sum(place.workers for place in places)
+        members[node] = Member(
+            node=node, life="l", group_rank=group_rank, first_rank=first, workers=workers,
+            devices=("cpu0",) * workers, places=places,
+        )  # fmt: skip
+        first += workers
+    return a_head(members=members, ports={"a": (30000, 30001, 30002, 30003, 30004), "b": (30005, 30006, 30007, 30008)})
+
+
+@pytest.mark.parametrize(("trainers", "completes"), [("trainer", ""), ("train", "train"), ("worker", "")])
+def test_parameter_servers_know_how_many_trainers_there_are(trainers: str, completes: str) -> None:
+    roles = (ROLES[0], ROLES[1] | {"name": trainers})
+    job, head = a_job(roles=roles, completes=completes), paddle_head(trainers)
+    keys = ("PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_GLOBAL_SIZE", "PADDLE_NNODES", "PADDLE_MASTER")
+    first, *_ = worker_environments(job, head, a_node("a"), nodes())
+    second, trainer = worker_environments(job, head, a_node("b"), nodes())
+    endpoints = "10.0.0.1:30002,10.0.0.1:30003,10.0.0.2:30006"
+    for server in (first, second):
+        assert [server[key] for key in keys[:4]] == ["3", endpoints, "3", "2"]
+        assert server["PADDLE_PSERVERS_IP_PORT_LIST"] == "10.0.0.1:30000,10.0.0.2:30005"
+        assert (server["WORLD_SIZE"], server["TRAINING_ROLE"]) == ("2", "PSERVER"), "for torch it is its own world"
+    assert [trainer[key] for key in keys[:4]] == ["3", endpoints, "3", "2"]
+    assert (first["PADDLE_PORT"], second["PADDLE_PORT"]) == ("30000", "30005")
+
+
 def test_the_roles_file() -> None:
     assert json.loads(roles_file(roles_head(), {"a": "10.0.0.1", "b": "fd00::2"})) == {
         "pserver": [

@@ -54,7 +54,8 @@ def test_every_word_of_a_job_is_in_the_document() -> None:
 
 
 def test_every_field_of_a_job_can_be_written() -> None:
-    assert set(JobSpec.model_fields) - {"submitter"} <= set(JobFile.model_fields)
+    recorded = {"submitter", "guessed"}  # by the tool
+    assert set(JobSpec.model_fields) - recorded <= set(JobFile.model_fields)
 
 
 def test_the_example_is_read() -> None:

@@ -1,0 +1,240 @@
+"""Random schedules of a job of several roles: drawn from a seed, hit by faults while its trainers end one by one, and
+then mended. It must be whole again or at its end, and end exactly when all workers that complete it have exited 0
+(``invariants.py``); roles start in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nodeagent.model.job import TERMINAL, JobRecord, Phase
+from nodeagent.model.jobspec import Nodes, Role
+from nodeagent.store.base import StoreRefusedError
+from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.faults import FAULTS, Fault
+from tests.sim.schedule import heal
+from tests.sim.virtual import run_virtual
+
+STORM = 40.0
+"""Seconds of faults."""
+SLOTS = 4
+JOB = "j"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a seed's cluster and its job are."""
+
+    nodes: int
+    roles: tuple[Role, ...]
+    completes: str
+    """As in the job; empty: all roles have to end."""
+    ending: float
+    """How likely it is that some worker ends well, at each fault."""
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Names of the jobs."""
+        return (JOB,)
+
+
+@dataclass
+class Seen:
+    """What a schedule came to."""
+
+    checks: int = 0
+    ended: Counter[Phase] = field(default_factory=Counter)
+    """Phase in which the job was when all was mended: it may have ended in the storm."""
+    forgotten: bool = False
+    """The store lost the job, and nobody was left who knew it."""
+    ended_in_storm: int = 0
+    """Workers that ended well during the faults."""
+
+
+def role(
+    name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1, restart: Literal["gang", "alone"] = "gang",
+    after: tuple[str, ...] = (),
+) -> Role:  # fmt: skip
+    """One with as many places as ``nodes`` or ``replicas`` says."""
+    size = nodes or replicas
+    return Role(
+        name=name, command=("train",), nodes=Nodes(min=nodes or 1, max=size, target=size), replicas=replicas or None,
+        workers_per_node=workers, restart=restart, after=after,
+    )  # fmt: skip
+
+
+def drawn(seed: int) -> Roles:
+    """There is room for all places."""
+    rng = random.Random(f"roles {seed}")
+    nodes = rng.randint(2, 5)
+    order = rng.choice(["none", "none", "servers first", "trainers first"])
+    trainers = role(
+        "trainer", nodes=rng.randint(1, nodes), workers=rng.randint(1, 2),
+        after=("server",) if order == "servers first" else (),
+    )  # fmt: skip
+    servers = role(
+        "server", replicas=rng.randint(1, nodes), restart=rng.choice(["alone", "alone", "gang"]),
+        after=("trainer",) if order == "trainers first" else (),
+    )  # fmt: skip
+    roles = [servers, trainers]
+    if rng.random() < 0.5:
+        both = rng.choice([("trainer",), ("server",), ("server", "trainer")])
+        roles.append(role("judge", replicas=rng.randint(1, nodes), after=both if rng.random() < 0.8 else ()))
+    rng.shuffle(roles)
+    return Roles(
+        nodes, tuple(roles), rng.choice(["trainer", "trainer", "trainer", ""]), rng.choice([0.0, 0.1, 0.3, 0.6])
+    )
+
+
+def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> int:
+    """So many workers of a role (empty: of any) that can, end well; returns how many did."""
+    assert job.head is not None
+    ended = 0
+    for member in job.head.ordered():
+        machine = cluster.nodes[member.node].machine
+        if machine.running(job.uid) != job.head.token:
+            continue
+        ranks = member.ranks_of(name) if name else range(member.first_rank, member.first_rank + member.workers)
+        alive = machine.pods[job.uid].alive
+        for local in [rank - member.first_rank for rank in sorted(ranks) if rank - member.first_rank in alive]:
+            if ended < most:
+                machine.worker_ends(job.uid, local, code=0)
+                ended += 1
+    return ended
+
+
+def end_one(cluster: SimCluster, completes: str) -> int:
+    """Some worker that completes the job ends, if its generation is active; returns how many did."""
+    job = cluster.find(JOB)
+    if job is None or job.head is None or job.head.state != "active":
+        return 0
+    return end(cluster, job, completes or cluster.rng.choice(job.spec.roles).name, 1)
+
+
+def restart_alone(cluster: SimCluster) -> None:
+    """Some server fails, and is started again by its shim."""
+    job = cluster.find(JOB)
+    if job is None or job.head is None or job.head.state != "active":
+        return
+    alone = [one.name for one in job.spec.roles if one.restart == "alone"]
+    member = cluster.rng.choice(job.head.ordered())
+    ranks = sorted(rank for name in alone for rank in member.ranks_of(name))
+    machine = cluster.nodes[member.node].machine
+    if ranks and machine.running(job.uid) == job.head.token and not machine.frozen.closed:
+        machine.worker_restarts(job.uid, cluster.rng.choice(ranks) - member.first_rank)
+
+
+async def storm(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
+    """Faults at random moments, for ``STORM`` seconds; servers fail now and then, and are started again alone; workers
+    end well now and then."""
+
+    async def strike(fault: Fault) -> None:
+        try:
+            await fault(cluster)
+        except StoreRefusedError as refusal:
+            if refusal.code not in ("not_found", "unsupported", "conflict"):  # the job has ended, or went meanwhile
+                raise
+
+    loop = asyncio.get_running_loop()
+    over = loop.time() + STORM
+    async with asyncio.TaskGroup() as faults:
+        while loop.time() < over:
+            await asyncio.sleep(cluster.rng.expovariate(0.5))
+            faults.create_task(strike(cluster.rng.choice(FAULTS)))
+            if cluster.rng.random() < 0.3:
+                restart_alone(cluster)
+            if cluster.rng.random() < shape.ending:
+                seen.ended_in_storm += end_one(cluster, shape.completes)
+
+
+def _fine(cluster: SimCluster) -> bool:
+    """It is whole, with as many places of each role as are wanted of it by now; or some of its workers have ended well
+    and the others get on."""
+    job = cluster.job(JOB)
+    if job.head is None or job.head.state != "active" or job.phase != "running":
+        return False
+    if not cluster.whole(JOB):
+        return _partly_done(cluster, job)
+    scale = job.control.scale
+    if scale is not None and scale.state == "pending":
+        return False
+    return job.head.sizes == {one.name: one.places for one in job.sized.roles}
+
+
+def _partly_done(cluster: SimCluster, job: JobRecord) -> bool:
+    """Every worker of its generation runs or has ended well, and some have."""
+    assert job.head is not None
+    done = 0
+    for member in job.head.members.values():
+        pod = cluster.nodes[member.node].machine.pods.get(job.uid)
+        if pod is None or pod.generation != job.head.token:
+            return False
+        well = sum(exited.code == 0 and not exited.stopped for exited in pod.exits)
+        if len(pod.alive) + well != member.workers:
+            return False
+        done += well
+    return done > 0
+
+
+async def _complete(cluster: SimCluster, shape: Roles) -> None:
+    """Its workers end one after another: then, and not before, the job has succeeded, in the generation that they were
+    in."""
+    for _ in range(200):
+        if cluster.job(JOB).phase in TERMINAL or not cluster.checker.unfinished(cluster.job(JOB)):
+            break
+        end_one(cluster, shape.completes)
+        await asyncio.sleep(cluster.rng.choice([0.0, 0.1, 1.0]))
+    await cluster.until(lambda: cluster.job(JOB).phase == "succeeded", 30, "it succeeds when the last one has ended")
+    await cluster.until(lambda: not cluster.checker.running(f"uid-{JOB}"), 30, "what is left of it is stopped")
+
+
+async def _run(seed: int) -> Seen:
+    shape, seen = drawn(seed), Seen()
+    async with asyncio.TaskGroup() as tasks:
+        cluster = SimCluster(seed, shape.nodes, tasks, SLOTS)
+        try:
+            for node in cluster.nodes.values():
+                node.start_agent()
+            await cluster.submit(JOB, 1, 1, 1, roles=shape.roles, completes=shape.completes)
+            await cluster.until(lambda: cluster.whole(JOB), 90, "whole at first")
+            await storm(cluster, shape, seen)
+            await heal(cluster)
+            await _play_on(cluster, shape, seen)
+        finally:
+            await cluster.close()
+            seen.checks = cluster.checker.checks
+    return seen
+
+
+async def _play_on(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
+    """All is mended: the job comes to its end."""
+    lost = cluster.checker.forgotten
+    await cluster.until(lambda: cluster.find(JOB) is not None or lost, 60, "an emptied store is given back")
+    if cluster.find(JOB) is None:  # perhaps no agent that was there knew the job
+        await asyncio.sleep(30)
+    if cluster.find(JOB) is None:
+        seen.forgotten = True
+        await cluster.until(lambda: not cluster.checker.running(f"uid-{JOB}"), 60, "what nobody knows is stopped")
+        return
+    if cluster.job(JOB).phase not in TERMINAL:
+        await cluster.operate(JOB, desired="run")
+    scale = cluster.job(JOB).control.scale
+    if scale is not None and scale.state == "set":  # while it was paused: there may never be room
+        await cluster.scale(JOB, "scale", role=scale.role, target=scale.before)
+    limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
+    await cluster.until(lambda: cluster.job(JOB).phase in TERMINAL or _fine(cluster), limit, "whole again")
+    await asyncio.sleep(TIMING.lease * 2)  # what comes of the last faults
+    await cluster.until(lambda: cluster.job(JOB).phase in TERMINAL or _fine(cluster), limit, "whole, and stays so")
+    seen.ended[cluster.job(JOB).phase] += 1
+    cluster.checker.calm = True
+    if cluster.job(JOB).phase not in TERMINAL:
+        await _complete(cluster, shape)
+    await cluster.until(lambda: not cluster.checker.running(f"uid-{JOB}"), 30, "nothing runs of what has ended")
+
+
+def run(seed: int) -> Seen:
+    """The whole schedule. Raises an exception group of what went wrong."""
+    return run_virtual(_run(seed))
