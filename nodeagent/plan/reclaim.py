@@ -70,6 +70,23 @@ class Reclaim:
         keeps = self._beyond(apart[-1], has.less(use)) >= -ROUNDING
         return keeps and all(self._below(n, needs) for n in siblings)
 
+    def may_return(self, donor: JobRecord, use: Resources, to: str) -> bool:
+        """The donor may give back this much of what it has borrowed, for a job of the queue ``to``: its own; or another
+        if its queues are reclaimable and have with that much less what they are guaranteed. A queue that is gone keeps
+        nothing."""
+        tree = self._cluster.queues
+        gets = above(tree, to)
+        return all(
+            name in gets or name not in tree.by_name or self._spares(name, use) for name in above(tree, _of(donor))
+        )
+
+    def evens_out(self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources) -> bool:
+        """Also after the donor has given this much for what the job needs is its queue no less above its part than the
+        job's."""
+        gives, gets = _of(donor), _of(job)
+        after = self._use.get(gives, NOTHING).less(use), self._use.get(gets, NOTHING).and_(needs)
+        return self._beyond(gives, after[0]) >= self._beyond(gets, after[1]) - ROUNDING
+
     def barring(self, job: JobRecord, more: Resources) -> str:
         """The lowest of the job's queues that may not have so much more; empty if all may. Then only what jobs of that
         queue give up can help."""
