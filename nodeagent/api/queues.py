@@ -22,6 +22,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, used
+from nodeagent.plan.noroom import making_room
 from nodeagent.plan.queue import places
 from nodeagent.plan.share import QueueShare, holdings, standings
 from nodeagent.spec.errors import SpecError
@@ -83,11 +84,15 @@ class QueueRoutes:
                 "phase": job.phase,
                 "used": held.get(job.uid, NOTHING)._asdict(),
                 "place": line.get(job.uid),
-                "reason": "; ".join(self.view.why(job.uid)) if job.uid in line else job.reason,
+                "reason": self._why(cluster, job) if job.uid in line else job.reason,
             }
             for job in jobs
         ]
         return sorted(rows, key=lambda row: (row["place"] or 0, row["name"]))
+
+    def _why(self, cluster: Cluster, job: JobRecord) -> str:
+        room = making_room(cluster, job)
+        return "; ".join((*self.view.why(job.uid), *((room,) if room else ())))
 
     def _users(self, cluster: Cluster, queue: Queue) -> list[Json]:
         found = [(owner, use) for (name, owner), use in holdings(cluster).by_user.items() if name == queue.name]

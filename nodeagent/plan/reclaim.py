@@ -10,6 +10,8 @@ again. Who gives what to whom in the end is decided in ``ledger.py`` (``NodeLedg
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
@@ -20,6 +22,17 @@ from nodeagent.plan.share import NO_PART, ROUNDING, above, beyond, entitlements,
 
 MIN_RUNTIME = 60.0
 """Seconds that a job runs at least, once it has its nodes, before it is stopped for another queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What keeps jobs of one queue from making room for one of another."""
+
+    why: Literal["over", "kept", "owned", "part", ""]
+    """With that job its queue would have more than its part; or of the other one: it is not reclaimable, has no more
+    than its guarantee, or no more than its part. Empty: nothing of these, so its jobs can give too little."""
+    queue: str
+    """Which queue that is."""
 
 
 class Reclaim:
@@ -69,6 +82,30 @@ class Reclaim:
             return False
         keeps = self._beyond(apart[-1], has.less(use)) >= -ROUNDING
         return keeps and all(self._below(n, needs) for n in siblings)
+
+    def obstacle(self, giver: str, to: str, needs: Resources) -> Obstacle | None:
+        """Why no job of the queue ``giver`` has to give anything for one of the queue ``to`` that needs so much: as of
+        ``may_lose``, as far as that depends on queues alone. None: both are one, or one below the other."""
+        tree = self._cluster.queues
+        gives, gets = above(tree, giver), above(tree, to)
+        apart = [name for name in gives if name not in gets]
+        if not apart:
+            return None
+        asks = [name for name in gets if name not in gives]
+        owns = within(self._owned(to), self.use(to).and_(needs))
+        over = (n for n in asks if not (self._within(n, self.use(n).and_(needs)) or self._below(n, needs)))
+        if not owns and (name := next(over, "")):
+            return Obstacle("over", name)
+        for name in apart:
+            if (queue := tree.by_name.get(name)) is not None and not queue.reclaimable:
+                return Obstacle("kept", name)
+            if any(getattr(self.use(name), resource) <= amount for resource, amount in self._owned(name).items()):
+                return Obstacle("owned", name)
+        return Obstacle("part" if not owns and self._within(apart[-1], self.use(apart[-1])) else "", apart[-1])
+
+    def use(self, name: str) -> Resources:
+        """What the queue has."""
+        return self._use.get(name, NOTHING)
 
     def may_return(self, donor: JobRecord, use: Resources, to: str) -> bool:
         """The donor may give back this much of what it has borrowed, for a job of the queue ``to``: its own; or another
