@@ -205,12 +205,14 @@ class QueueRoutes:
 
 def queue_json(cluster: Cluster, one: QueueShare) -> Json:
     """One queue: its keys, and its present use. ``share`` is the largest part of any one resource that it uses;
-    ``entitled`` its part by weight if all queues want theirs; ``depth`` 0 is the top."""
+    ``entitled`` its part by weight if all queues want theirs; ``depth`` 0 is the top; ``runs_at_least`` the
+    ``min_runtime`` that holds for its jobs, its own or one from above it."""
     queue = one.queue
     return queue.model_dump(mode="json") | {
         "used": one.use._asdict(),
         "share": round(one.share, 4),
         "entitled": round(one.entitled, 4),
+        "runs_at_least": cluster.queues.min_runtime(queue.name),
         "jobs": one.jobs,
         "waiting": one.waiting,
         "children": list(cluster.queues.children.get(queue.name, ())),

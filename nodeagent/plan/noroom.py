@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import RESOURCES, queue_of
-from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import Resources, least, size
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.membership import natural
-from nodeagent.plan.reclaim import MIN_RUNTIME, Reclaim
+from nodeagent.plan.reclaim import Reclaim, stops_at
 from nodeagent.plan.room import room_for
 from nodeagent.plan.share import NO_PART, entitlements, owned, shared
 
@@ -45,9 +44,8 @@ def making_room(cluster: Cluster, job: JobRecord) -> str:
 
 
 def _stops(cluster: Cluster, donor: JobRecord) -> str:
-    assert donor.head is not None
-    at = (donor.running_since or donor.head.since) + millis(MIN_RUNTIME)
-    return f"job {donor.name} makes room for it" + f" when it has run for {MIN_RUNTIME:g} s" * (cluster.served < at)
+    at, least = stops_at(cluster, donor)
+    return f"job {donor.name} makes room for it" + f" when it has run for {least:g} s" * (cluster.served < at)
 
 
 def _nobody(cluster: Cluster, name: str, needs: Resources) -> str:

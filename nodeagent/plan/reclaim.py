@@ -15,13 +15,19 @@ from typing import Literal
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
+from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Resources, of_devices, size, together
 from nodeagent.plan.membership import holding_nodes
 from nodeagent.plan.share import NO_PART, ROUNDING, above, beyond, entitlements, holdings, owned, within
 
-MIN_RUNTIME = 60.0
-"""Seconds that a job runs at least, once it has its nodes, before it is stopped for another queue."""
+
+def stops_at(cluster: Cluster, job: JobRecord) -> tuple[int, float]:
+    """The served time (ms) from which a job that runs may be stopped for another queue, and the seconds for which it
+    has its nodes then. That its gang was formed anew meanwhile does not count."""
+    least = cluster.queues.min_runtime(_of(job))
+    began = job.running_since or (job.head.since if job.head is not None else 0)
+    return began + millis(least), least
 
 
 @dataclass(frozen=True, slots=True)

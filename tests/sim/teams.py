@@ -16,10 +16,9 @@ from typing import Any
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Role
-from nodeagent.model.queue import Amount, Queue, Queues, queue_of
+from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.world import Cause
 from nodeagent.plan.queue import in_queue
-from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import RECOVERED, TIMING, SimCluster
 from tests.sim.faults import FAULTS, Fault
@@ -108,7 +107,14 @@ def drawn(seed: int) -> Teams:
         works.append(
             Work(f"j{i}", queue, low, high, seconds, after, auto=rng.random() < 0.3, priority=rng.choice([0, 0, 0, 5]))
         )
-    return Teams(nodes, queues, _in_roles(seed, works), pause)
+    return Teams(nodes, _patient(seed, queues), _in_roles(seed, works), pause)
+
+
+def _patient(seed: int, queues: Sequence[Queue]) -> tuple[Queue, ...]:
+    """One of three leaves its jobs alone for another time than the usual one."""
+    rng = random.Random(f"teams {seed}: runtime")
+    times = [rng.choice([None, None, None, None, 0.0, 20.0]) for _ in queues]
+    return tuple(queue.model_copy(update={"min_runtime": at}) for queue, at in zip(queues, times, strict=True))
 
 
 def _in_roles(seed: int, works: Sequence[Work]) -> tuple[Work, ...]:

@@ -15,11 +15,10 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.queue import Amount, Queue, Queues
+from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues
 from nodeagent.plan import queue as line
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.steps import End, Propose
 from nodeagent.plan.waiting import explain
 from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_head, make_job, make_node, make_spec
