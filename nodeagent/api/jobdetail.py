@@ -21,9 +21,9 @@ from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import in_order, ruled_out
+from nodeagent.plan.noroom import SHOWN
 from nodeagent.plan.queue import in_queue, places
 from nodeagent.plan.room import never, room_for
-from nodeagent.plan.waiting import SHOWN
 from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.store.base import StoreUnavailableError
 

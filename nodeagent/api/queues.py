@@ -22,6 +22,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, used
+from nodeagent.plan.noroom import making_room
 from nodeagent.plan.queue import places
 from nodeagent.plan.share import QueueShare, holdings, standings
 from nodeagent.spec.errors import SpecError
@@ -83,11 +84,15 @@ class QueueRoutes:
                 "phase": job.phase,
                 "used": held.get(job.uid, NOTHING)._asdict(),
                 "place": line.get(job.uid),
-                "reason": "; ".join(self.view.why(job.uid)) if job.uid in line else job.reason,
+                "reason": self._why(cluster, job) if job.uid in line else job.reason,
             }
             for job in jobs
         ]
         return sorted(rows, key=lambda row: (row["place"] or 0, row["name"]))
+
+    def _why(self, cluster: Cluster, job: JobRecord) -> str:
+        room = making_room(cluster, job)
+        return "; ".join((*self.view.why(job.uid), *((room,) if room else ())))
 
     def _users(self, cluster: Cluster, queue: Queue) -> list[Json]:
         found = [(owner, use) for (name, owner), use in holdings(cluster).by_user.items() if name == queue.name]
@@ -200,12 +205,14 @@ class QueueRoutes:
 
 def queue_json(cluster: Cluster, one: QueueShare) -> Json:
     """One queue: its keys, and its present use. ``share`` is the largest part of any one resource that it uses;
-    ``entitled`` its part by weight if all queues want theirs; ``depth`` 0 is the top."""
+    ``entitled`` its part by weight if all queues want theirs; ``depth`` 0 is the top; ``runs_at_least`` the
+    ``min_runtime`` that holds for its jobs, its own or one from above it."""
     queue = one.queue
     return queue.model_dump(mode="json") | {
         "used": one.use._asdict(),
         "share": round(one.share, 4),
         "entitled": round(one.entitled, 4),
+        "runs_at_least": cluster.queues.min_runtime(queue.name),
         "jobs": one.jobs,
         "waiting": one.waiting,
         "children": list(cluster.queues.children.get(queue.name, ())),

@@ -119,6 +119,7 @@ def queue_lines(found: Json, width: int | None = None) -> list[str]:
         "Guarantee": amounts(found["guarantee"]),
         "Capability": amounts(found["capability"]),
         "Reclaimable": "yes" if found["reclaimable"] else "no",
+        "Min runtime": span(found["runs_at_least"]),
         "Limits": limits_text(found["limits"]),
         "Who": ", ".join(allowed) or ("as its parent" if found["parent"] else "everybody"),
         "Default": "of these" if found["default"] else "",

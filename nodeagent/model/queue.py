@@ -19,6 +19,10 @@ DEFAULT_QUEUE = "default"
 """The queue of jobs that name none. It always exists, even if none is stored."""
 MOST_QUEUES = 256
 MOST_DEVICES = 1_000_000
+MIN_RUNTIME = 60.0
+"""Seconds that a job runs at least, once it has its nodes, before it is stopped for another queue; where no queue above
+it has another ``min_runtime``."""
+MOST_MIN_RUNTIME = 30 * 86400.0
 QUEUE_NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
 """The same rule as for a job's name."""
 
@@ -77,6 +81,9 @@ class Queue(Record):
     """Its jobs never use more than this, however much is idle."""
     reclaimable: bool = True
     """Resources above its guarantee may be taken back for other queues."""
+    min_runtime: float | None = Field(default=None, ge=0, le=MOST_MIN_RUNTIME)
+    """Seconds that a job of this queue runs at least, once it has its nodes, before it is stopped for another queue.
+    None: as of its parent; at the top ``MIN_RUNTIME``."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Jobs of a queue with a higher priority go first, whatever their own priority."""
     state: QueueState = "open"
@@ -128,6 +135,10 @@ class Queues(Record):
             yield queue
             seen.add(name)
             name = queue.parent
+
+    def min_runtime(self, name: str) -> float:
+        """Seconds that a job of this queue runs at least before it is stopped for another queue."""
+        return next((queue.min_runtime for queue in self.path(name) if queue.min_runtime is not None), MIN_RUNTIME)
 
     def guaranteed(self, name: str, resource: str) -> int:
         """The resources that a queue always has: its own guarantee; if it states none, the sum of its children's."""

@@ -23,6 +23,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
 from nodeagent.plan.bookings import Booking, booked
+from nodeagent.plan.borrowed import lent, withheld
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import Resources, least, together, used
@@ -335,7 +336,7 @@ def _left(cluster: Cluster, name: str) -> int:
 def _hold(cluster: Cluster, job: JobRecord, name: str) -> Reservation:
     """What a queue keeps of its capability for a job that its other jobs are in the way of."""
     needs = least(cluster, job.sized_before)
-    cap, leave, by_job = cluster.queues.by_name[name].capability.stated, _leave(cluster), used(cluster)
+    cap, leave, by_job = cluster.queues.by_name[name].capability.stated, _leave(cluster, job), used(cluster)
     holders = [uid for uid in holdings(cluster).jobs.get(name, ()) if uid != job.uid]
     at = {uid: leave[uid].at_last for uid in holders}
     left = together(by_job[uid] for uid in holders)
@@ -375,7 +376,7 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
     found = frozenset(pick(start))
     if not start and waiting.has_room:
         return Reservation(job.uid, job.name, found, 0, lapses=_freed(cluster, found) + millis(GIVE_WAY))
-    leave = _leave(cluster)
+    leave = _leave(cluster, job)
     late = {
         uid: None
         for n in in_order(cluster)
@@ -396,7 +397,7 @@ def _of_one_role(
 ) -> tuple[Mapping[str, int], Pick]:
     """The served time at which each node is free, and which are taken then."""
     spec, least = job.spec, job.spec.nodes.min
-    times = _when(cluster, spec.role)
+    times = _when(cluster, job)
     free = {n: UNKNOWN if n in taken else times[n] for n in nodes if n in times}
     gang = gang_of(cluster, spec) if spec.placement is not None else None
     begun = asked(cluster).get(job.uid, {})
@@ -423,7 +424,7 @@ def _of_places(
 ) -> tuple[Mapping[str, int], Pick]:
     """As ``_of_one_role``, for a job of several roles. Each time at which devices of a node become free has a key of
     its own in the mapping."""
-    leave = _leave(cluster)
+    leave = _leave(cluster, job)
     left = {(n, uid): leave[uid].at(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
 
     def pick(until: int) -> Sequence[str]:
@@ -436,7 +437,7 @@ def _of_places(
 def _candidate(cluster: Cluster, job: JobRecord, node: str, until: int) -> Candidate:
     """A node with what is free there by then."""
     record = cluster.nodes[node]
-    leave, bookings = _leave(cluster), booked(cluster).get(node, ())
+    leave, bookings = _leave(cluster, job), booked(cluster).get(node, ())
     stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].at(node) > until]
     used = {device for devices in stay for device in devices}
     devices = tuple(d for d in record.facts.devices() if d not in used)
@@ -465,11 +466,13 @@ class _Frees:
     at: int | None
 
 
-def _when(cluster: Cluster, role: Role) -> Mapping[str, int]:
-    """Node to the served time at which it has room for a pod of the role; not those that never have."""
+def _when(cluster: Cluster, job: JobRecord) -> Mapping[str, int]:
+    """Node to the served time at which it has room for a pod of the job, which has one role; not those that never
+    have."""
+    role = job.spec.role
 
     def look(before: Mapping[str, _Frees] | None) -> dict[str, _Frees]:
-        held, leave, found = booked(cluster), _leave(cluster), dict[str, _Frees]()
+        held, leave, found = booked(cluster), _leave(cluster, job), dict[str, _Frees]()
         for name in _working(cluster):
             bookings = held.get(name, ())
             of = cluster.nodes[name], bookings, tuple([leave[uid].at(name) for uid, _ in bookings])
@@ -480,7 +483,8 @@ def _when(cluster: Cluster, role: Role) -> Mapping[str, int]:
                 found[name] = _Frees(of, _room_at(role, *of))
         return found
 
-    frees = cluster.once(f"when:{shape_of(role)}", look, size=len(cluster.nodes) // 8)
+    what = f"when:{shape_of(role)}:{_apart(cluster, job)}"
+    frees = cluster.once(what, look, size=len(cluster.nodes) // 8)
     return {name: one.at for name, one in frees.items() if one.at is not None}
 
 
@@ -500,7 +504,7 @@ class _Leave:
     stays: int
     """Those that it is to keep until its end."""
     lent: frozenset[str]
-    """Those of them that it gives back when they are needed."""
+    """Those of them that it gives back when the job needs them that this is asked for."""
     goes: int
     """Nodes where its last workers are being stopped."""
 
@@ -515,16 +519,27 @@ class _Leave:
         return self.stays if node in self.members else self.goes
 
 
-def _leave(cluster: Cluster) -> Mapping[str, _Leave]:
-    """By job (uid), of those that have had nodes."""
+def _leave(cluster: Cluster, job: JobRecord) -> Mapping[str, _Leave]:
+    """By job (uid), of those that have had nodes: when it leaves them for this job."""
+    stay = withheld(cluster, queue_of(job.spec.queue))
 
     def look(_before: object) -> dict[str, _Leave]:
-        return {uid: _leaves(cluster, job, job.head) for uid, job in cluster.jobs.items() if job.head is not None}
+        return {
+            uid: _leaves(cluster, one, one.head, stay.get(uid, NO_NODES))
+            for uid, one in cluster.jobs.items()
+            if one.head is not None
+        }
 
-    return cluster.once("leave", look)
+    return cluster.once(f"leave:{_apart(cluster, job)}", look)
 
 
-def _leaves(cluster: Cluster, job: JobRecord, head: Head) -> _Leave:
+def _apart(cluster: Cluster, job: JobRecord) -> str:
+    """What the jobs have in common for which the same borrowed nodes come back: most often these are all."""
+    name = queue_of(job.spec.queue)
+    return name if withheld(cluster, name) else ""
+
+
+def _leaves(cluster: Cluster, job: JobRecord, head: Head, stay: frozenset[str]) -> _Leave:
     limit, grace = job.spec.time_limit, millis(job.spec.grace)
     stays = UNKNOWN
     if limit is not None and job.first_active is None:
@@ -532,16 +547,7 @@ def _leaves(cluster: Cluster, job: JobRecord, head: Head) -> _Leave:
     elif at := ends_at(job):
         stays = at + grace
     members = head.members if head.state != "ended" else ()
-    return _Leave(members, stays, frozenset(lent(cluster, job)), head.since + grace)
-
-
-def lent(cluster: Cluster, job: JobRecord) -> Sequence[str]:
-    """Nodes that a job has on top of its target, the newest first: they are given back within a grace, at no cost. Only
-    of a gang that runs: another forms first."""
-    head, nodes = job.head, job.spec.role.nodes
-    if not nodes.auto or job.spec.segments or head is None or head.state != "active" or job.control.desired != "run":
-        return ()
-    return [m.node for m in survivors(cluster, job)][: job.control.target - 1 : -1]
+    return _Leave(members, stays, frozenset(lent(cluster, job)).difference(stay), head.since + grace)
 
 
 def _freed(cluster: Cluster, nodes: Collection[str]) -> int:
@@ -610,7 +616,7 @@ def _last_start(cluster: Cluster, job: JobRecord, start: int | None) -> int:
     if not start or job.spec.time_limit is None:
         return 0
     if job.head is not None and job.phase in USES_TIME:
-        return UNKNOWN if _leave(cluster)[job.uid].stays <= start else 0
+        return UNKNOWN if _leave(cluster, job)[job.uid].stays <= start else 0
     left = job.spec.time_limit - job.ran / 1000
     return start - millis(left + cluster.timing.form_margin + job.spec.grace)
 

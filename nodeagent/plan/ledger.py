@@ -15,8 +15,10 @@ from itertools import islice
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
+from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Member
-from nodeagent.plan.backfill import lent, reserved
+from nodeagent.plan.backfill import reserved
+from nodeagent.plan.borrowed import back_in_turn, lent
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import Resources, least, of_devices, together, wanted
@@ -143,7 +145,7 @@ class NodeLedger:
         runs = job.phase in ("forming", "running")
         pools = [list(self._idle_for(job))]
         pools.append(
-            [n for j in self._borrowers for n in self._lent[j.uid] if j is not job and self._fits(job, n, j.uid)]
+            [n for j in self._borrowers if j is not job for n in self._lent[j.uid] if self._returns(j, n, job)]
         )
         if self._shared:
             donors = self._donors(job, wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec))
@@ -357,20 +359,35 @@ class NodeLedger:
                 heappush(waits, (self._count(job), i))
 
     def level(self) -> None:
-        """Between jobs that borrow: who has fewer, by two at least, gets one of who has most."""
+        """Between jobs that borrow: who has fewer, by two at least, gets one of who has most. Of those with equally few
+        the one goes first whose queue has least of its part."""
         able = [j for j in self._borrowers if self._may_grow(j) and self._size[j.uid] < j.spec.nodes.max]
         while able:
-            poor = min(able, key=self._count)
-            rich = [j for j in self._borrowers if self._count(j) - self._count(poor) >= 2 and self._lent[j.uid]]
+            fewest = min(map(self._count, able))
+            rich = [j for j in self._borrowers if self._count(j) - fewest >= 2 and self._lent[j.uid]]
             if not rich:
                 return
-            found = next(filter(None, (self._of(j, poor) for j in sorted(rich, key=self._count, reverse=True))), None)
-            if found is None:
+            poorest = [j for j in able if self._count(j) == fewest]
+            poor = min(poorest, key=self._reclaim.over) if self._shared else poorest[0]
+            found = ((j, self._of(j, poor)) for j in sorted(rich, key=self._count, reverse=True))
+            able_to = ((j, node) for j, node in found if node is not None and self._may_even_out(j, node, poor))
+            donor, node = next(able_to, (None, ""))
+            if donor is None:
                 able.remove(poor)
                 continue
-            self._give(*found, poor)
+            self._reclaim.release(donor, _use_on(donor, node))
+            self._reclaim.grant(poor, wanted(self._cluster, poor.spec, 1))
+            self._give(donor, node, poor)
             if self._size[poor.uid] >= poor.spec.nodes.max:
                 able.remove(poor)
+
+    def _may_even_out(self, donor: JobRecord, node: str, poor: JobRecord) -> bool:
+        """Between jobs of one queue always. Else no queue gets one from another that is as little above its part."""
+        if not self._shared or donor.spec.queue == poor.spec.queue:
+            return True
+        use, needs = _use_on(donor, node), wanted(self._cluster, poor.spec, 1)
+        may = self._reclaim.may_return(donor, use, queue_of(poor.spec.queue))
+        return may and self._reclaim.evens_out(donor, use, poor, needs)
 
     def _fill_up(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim) -> Reclaim:
         """One that runs on too few nodes gets more, one by one, for as long as its queue has less than its part: from
@@ -472,26 +489,23 @@ class NodeLedger:
         return [] if job.spec.several else kept[: max(0, len(kept) - job.spec.nodes.min)]
 
     def _to_give(self, job: JobRecord, lack: int) -> list[tuple[JobRecord, str]]:
-        """Borrowed nodes for a job, one after the other of who has most then, the newest first."""
-        givers = ((i, j) for i, j in enumerate(self._borrowers) if self._lent[j.uid] and self._may_give(j, job))
-        lent = [(-self._count(j), i) for i, j in givers]
-        heapify(lent)
-        found: list[tuple[JobRecord, str]] = []
-        chosen: set[str] = set()
-        while lent and len(found) < lack:
-            count, i = heappop(lent)
-            one = self._of(self._borrowers[i], job, chosen)
-            if one is not None:
-                found.append(one)
-                chosen.add(one[1])
-                heappush(lent, (count + 1, i))
-        return found
+        """Borrowed nodes for a job, in the order in which they come back."""
+        givers = ((j, self._count(j)) for j in self._borrowers if self._lent[j.uid] and self._may_give(j, job))
 
-    def _of(self, donor: JobRecord, job: JobRecord, chosen: Collection[str] = ()) -> tuple[JobRecord, str] | None:
-        for node in self._lent[donor.uid]:
-            if node not in chosen and self._fits(job, node, donor.uid):
-                return donor, node
-        return None
+        def pick(donor: JobRecord, chosen: Collection[str]) -> str | None:
+            return self._of(donor, job, chosen)
+
+        return [*islice(back_in_turn(self._cluster, self._reclaim, queue_of(job.spec.queue), givers, pick), lack)]
+
+    def _returns(self, donor: JobRecord, node: str, job: JobRecord) -> bool:
+        """This node, which the donor has borrowed, may come back for the job."""
+        use, to = _use_on(donor, node), queue_of(job.spec.queue)
+        return self._fits(job, node, donor.uid) and self._reclaim.may_return(donor, use, to)
+
+    def _of(self, donor: JobRecord, job: JobRecord, chosen: Collection[str] = ()) -> str | None:
+        """The newest of the nodes that the donor has borrowed, without those chosen already, that the job can use."""
+        lent = self._lent[donor.uid]
+        return next((n for n in lent if n not in chosen and self._fits(job, n, donor.uid)), None)
 
     def _take(self, job: JobRecord, nodes: Collection[str]) -> None:
         self._promised.update(nodes)
@@ -550,8 +564,8 @@ class NodeLedger:
             return True
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
-        if self._size.get(job.uid, 0) < job.control.target and self._is_kept(node, job):
-            return False  # below its target a job may not take kept nodes: it would not give them back
+        if self._is_kept(node, job):
+            return False
         ready = self._cluster.nodes[node].readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
             return False
@@ -573,12 +587,16 @@ class NodeLedger:
         return self._suitable[key]
 
     def _is_kept(self, node: str, job: JobRecord) -> bool:
-        """The node is kept for a gang that is earlier in line and still lacks nodes."""
+        """The node is kept for a gang that is earlier in line and still lacks nodes, and the job would not give it back
+        then: as one of its target's, or since its queue has less than it is guaranteed, or is not reclaimable."""
         kept = self._reserved.kept.get(job.uid)
         if kept is None or node not in kept.nodes:
             return False
         by = (self._reserved.found[i] for i in kept.by)
-        return any(node in one.nodes and one.uid not in self._provided for one in by)
+        gangs = [self._cluster.jobs[one.uid] for one in by if node in one.nodes and one.uid not in self._provided]
+        if self._size.get(job.uid, 0) < job.control.target:
+            return bool(gangs)
+        return not all(self._reclaim.may_return(job, NO_USE, queue_of(gang.spec.queue)) for gang in gangs)
 
     def _has_room(self, role: Role, node: str, donor: str) -> bool:
         key = shape_of(role), node, donor

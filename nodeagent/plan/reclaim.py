@@ -10,16 +10,35 @@ again. Who gives what to whom in the end is decided in ``ledger.py`` (``NodeLedg
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
+from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Resources, of_devices, size, together
 from nodeagent.plan.membership import holding_nodes
 from nodeagent.plan.share import NO_PART, ROUNDING, above, beyond, entitlements, holdings, owned, within
 
-MIN_RUNTIME = 60.0
-"""Seconds that a job runs at least, once it has its nodes, before it is stopped for another queue."""
+
+def stops_at(cluster: Cluster, job: JobRecord) -> tuple[int, float]:
+    """The served time (ms) from which a job that runs may be stopped for another queue, and the seconds for which it
+    has its nodes then. That its gang was formed anew meanwhile does not count."""
+    least = cluster.queues.min_runtime(_of(job))
+    began = job.running_since or (job.head.since if job.head is not None else 0)
+    return began + millis(least), least
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What keeps jobs of one queue from making room for one of another."""
+
+    why: Literal["over", "kept", "owned", "part", ""]
+    """With that job its queue would have more than its part; or of the other one: it is not reclaimable, has no more
+    than its guarantee, or no more than its part. Empty: nothing of these, so its jobs can give too little."""
+    queue: str
+    """Which queue that is."""
 
 
 class Reclaim:
@@ -69,6 +88,47 @@ class Reclaim:
             return False
         keeps = self._beyond(apart[-1], has.less(use)) >= -ROUNDING
         return keeps and all(self._below(n, needs) for n in siblings)
+
+    def obstacle(self, giver: str, to: str, needs: Resources) -> Obstacle | None:
+        """Why no job of the queue ``giver`` has to give anything for one of the queue ``to`` that needs so much: as of
+        ``may_lose``, as far as that depends on queues alone. None: both are one, or one below the other."""
+        tree = self._cluster.queues
+        gives, gets = above(tree, giver), above(tree, to)
+        apart = [name for name in gives if name not in gets]
+        if not apart:
+            return None
+        asks = [name for name in gets if name not in gives]
+        owns = within(self._owned(to), self.use(to).and_(needs))
+        over = (n for n in asks if not (self._within(n, self.use(n).and_(needs)) or self._below(n, needs)))
+        if not owns and (name := next(over, "")):
+            return Obstacle("over", name)
+        for name in apart:
+            if (queue := tree.by_name.get(name)) is not None and not queue.reclaimable:
+                return Obstacle("kept", name)
+            if any(getattr(self.use(name), resource) <= amount for resource, amount in self._owned(name).items()):
+                return Obstacle("owned", name)
+        return Obstacle("part" if not owns and self._within(apart[-1], self.use(apart[-1])) else "", apart[-1])
+
+    def use(self, name: str) -> Resources:
+        """What the queue has."""
+        return self._use.get(name, NOTHING)
+
+    def may_return(self, donor: JobRecord, use: Resources, to: str) -> bool:
+        """The donor may give back this much of what it has borrowed, for a job of the queue ``to``: its own; or another
+        if its queues are reclaimable and have with that much less what they are guaranteed. A queue that is gone keeps
+        nothing."""
+        tree = self._cluster.queues
+        gets = above(tree, to)
+        return all(
+            name in gets or name not in tree.by_name or self._spares(name, use) for name in above(tree, _of(donor))
+        )
+
+    def evens_out(self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources) -> bool:
+        """Also after the donor has given this much for what the job needs is its queue no less above its part than the
+        job's."""
+        gives, gets = _of(donor), _of(job)
+        after = self._use.get(gives, NOTHING).less(use), self._use.get(gets, NOTHING).and_(needs)
+        return self._beyond(gives, after[0]) >= self._beyond(gets, after[1]) - ROUNDING
 
     def barring(self, job: JobRecord, more: Resources) -> str:
         """The lowest of the job's queues that may not have so much more; empty if all may. Then only what jobs of that

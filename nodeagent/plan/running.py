@@ -24,7 +24,7 @@ from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import asked, drained, gone_nodes, natural
 from nodeagent.plan.placement import Placement
 from nodeagent.plan.proposal import awaited, place, propose, propose_or_hold, up_to
-from nodeagent.plan.reclaim import MIN_RUNTIME
+from nodeagent.plan.reclaim import stops_at
 from nodeagent.plan.spot import grace_left
 from nodeagent.plan.steps import Decision, End, Judge, Settle
 
@@ -173,7 +173,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
     if job.spec.several:
         if other := sharing(cluster).stops.get(job.uid):
-            return _make_room(cluster, job, head, cluster.jobs[other], wall)
+            return _make_room(cluster, job, cluster.jobs[other], wall)
         return _resize_roles(cluster, job, head, wall)
     size, target, scale = len(head.members), nodes_wanted(cluster, job), job.control.scale
     pending = scale if scale is not None and scale.state == "pending" else None
@@ -188,7 +188,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         if scaled.step is not None or not (back or job.uid in others.stops):
             return scaled  # one that cannot be carried out keeps nobody from getting its nodes
     if job.uid in others.stops:
-        return _make_room(cluster, job, head, cluster.jobs[others.stops[job.uid]], wall)
+        return _make_room(cluster, job, cluster.jobs[others.stops[job.uid]], wall)
     if back:
         return _give_back(cluster, job, back, wall)
     if target < size:
@@ -234,13 +234,13 @@ def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: 
     return _propose_or_stay(cluster, job, cause, wall, back)
 
 
-def _make_room(cluster: Cluster, job: JobRecord, head: Head, other: JobRecord, wall: float) -> Decision:
+def _make_room(cluster: Cluster, job: JobRecord, other: JobRecord, wall: float) -> Decision:
     """The job is stopped as planned, saves, and waits in line again; not before it has run for a while, lest one that
-    has just come back is stopped once more. That its gang was formed anew meanwhile does not count."""
+    has just come back is stopped once more (``min_runtime``)."""
     text = f"job {other.name} of queue {queue_of(other.spec.queue)} is entitled to its nodes"
-    at = (job.running_since or head.since) + millis(MIN_RUNTIME)
+    at, least = stops_at(cluster, job)
     if cluster.served < at:
-        return Decision(None, (f"{text}: makes room when it has run for {MIN_RUNTIME:g} s",), at)
+        return Decision(None, (f"{text}: makes room when it has run for {least:g} s",), at)
     cause = Cause(kind="share", text=text, room_for=(other.uid,))
     step = End("holding", f"made room: {text}", spend=_note(cluster, job, cause, wall), planned=True)
     return Decision(step, (text,))

@@ -3,7 +3,7 @@ what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.queue import queue_of
@@ -14,15 +14,13 @@ from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, size
 from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes, ruled_out, takes_work
+from nodeagent.plan.noroom import SHOWN, making_room, some
 from nodeagent.plan.placement import choose, needs
 from nodeagent.plan.proposal import awaited, place, propose
 from nodeagent.plan.room import Room, never, room_for
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.share import dominant, full, holdings, shared
 from nodeagent.plan.steps import Decision, End
-
-SHOWN = 3
-"""Names that a sentence gives before it only counts."""
 
 
 def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
@@ -78,8 +76,8 @@ def _rank_of(cluster: Cluster, job: JobRecord) -> str:
 
 def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     """What keeps a waiting job from starting, node by node, as far as a few sentences go: what is wrong with nodes that
-    could run it, which jobs hold what it needs or wait for the same before it, and when it starts if that is known.
-    ``wall``: Unix time."""
+    could run it, which jobs hold what it needs or wait for the same before it, who makes room for it or why nobody
+    does, and when it starts if that is known. ``wall``: Unix time."""
     barred = room_for(cluster, job).barred
     if barred is not None and cluster.served >= job.not_before:
         return (full(cluster, job, barred),)
@@ -95,6 +93,8 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
+    if makes_room := making_room(cluster, job):
+        text.append(makes_room)
     if free := backfill.kept_free(cluster, job):
         text.append(f"{some(free)} {'is' if len(free) == 1 else 'are'} kept for it")
     if (estimate := backfill.start_estimate(cluster, job)) is not None:
@@ -113,12 +113,6 @@ def holders(cluster: Cluster, job: JobRecord, full: Iterable[Candidate]) -> list
                 found.setdefault(uid, []).append(one.node)
     jobs = [(cluster.jobs[uid], nodes) for uid, nodes in found.items() if uid in cluster.jobs]
     return sorted(jobs, key=lambda one: (-len(one[1]), one[0].order))
-
-
-def some(names: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _wait(job: JobRecord, why: str, until: int) -> Decision:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 from nodeagent.model.jobspec import EventName, Nodes, Submitter
+from nodeagent.model.queue import MOST_MIN_RUNTIME
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, NotTextError, did_you_mean, raise_all
 
@@ -276,6 +277,11 @@ def bounded(low: float, high: float, *, above: bool = False) -> Callable[[object
 def hold_timeout(value: object) -> float | None:
     """A duration above zero; ``never`` (and nothing) is None."""
     return None if value in ("never", None) else bounded(0, math.inf, above=True)(value)
+
+
+def min_runtime(value: object) -> float | None:
+    """A duration of a queue; nothing is None."""
+    return None if value is None else bounded(0, MOST_MIN_RUNTIME)(value)
 
 
 HANG_BOUNDS = (1.0, 7 * 86400.0)

@@ -26,6 +26,7 @@ def _names(value: object) -> object:
 
 
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=1000)]
+_Runtime = Annotated[float | None, BeforeValidator(jobvalues.min_runtime)]
 _Limit = Annotated[float | None, BeforeValidator(jobvalues.hold_timeout)]
 _Name = Annotated[str, AfterValidator(jobvalues.job_name)]
 
@@ -78,6 +79,8 @@ class QueueKeys(_Written):
     """What its jobs never exceed, however much is idle. Default: no limit."""
     reclaimable: bool = True
     """Whether what it uses above its guarantee may be taken back for others."""
+    min_runtime: _Runtime = None
+    """How long its jobs run at least before one is stopped for another queue. Default: as its parent; at the top 1m."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Jobs of a queue with a higher one go first, whatever their own priority."""
     state: QueueState = "open"
@@ -170,6 +173,7 @@ def _complete(name: str, keys: QueueKeys) -> Queue:
         guarantee=Amount(**keys.guarantee.model_dump()),
         capability=Amount(**keys.capability.model_dump()),
         reclaimable=keys.reclaimable,
+        min_runtime=keys.min_runtime,
         priority=keys.priority,
         state=keys.state,
         limits=JobLimits(**keys.limits.model_dump()),

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeagent.model.job import TERMINAL
+from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Role
-from nodeagent.model.queue import Amount, Queue, Queues, queue_of
+from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
+from nodeagent.model.world import Cause
 from nodeagent.plan.queue import in_queue
-from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import RECOVERED, TIMING, SimCluster
 from tests.sim.faults import FAULTS, Fault
@@ -32,6 +32,8 @@ STORM = 15.0
 """Seconds of faults."""
 START = 5
 """Seconds that a job may take to start of which nothing is said any more."""
+BEHIND = 10.0
+"""Seconds by which a view that something is decided on may be old."""
 GRACE = MIN_RUNTIME + 2 * TIMING.lease + TIMING.form_margin + 15.0
 """Seconds, when nothing fails, within which a queue has what it is guaranteed: who has it may run for so long before it
 is stopped, and has a grace to save in; then the next generation forms."""
@@ -105,7 +107,14 @@ def drawn(seed: int) -> Teams:
         works.append(
             Work(f"j{i}", queue, low, high, seconds, after, auto=rng.random() < 0.3, priority=rng.choice([0, 0, 0, 5]))
         )
-    return Teams(nodes, queues, _in_roles(seed, works), pause)
+    return Teams(nodes, _patient(seed, queues), _in_roles(seed, works), pause)
+
+
+def _patient(seed: int, queues: Sequence[Queue]) -> tuple[Queue, ...]:
+    """One of three leaves its jobs alone for another time than the usual one."""
+    rng = random.Random(f"teams {seed}: runtime")
+    times = [rng.choice([None, None, None, None, 0.0, 20.0]) for _ in queues]
+    return tuple(queue.model_copy(update={"min_runtime": at}) for queue, at in zip(queues, times, strict=True))
 
 
 def _in_roles(seed: int, works: Sequence[Work]) -> tuple[Work, ...]:
@@ -175,9 +184,60 @@ class Seen:
     checks: int = 0
     made_room: int = 0
     """Jobs that were stopped for another queue's."""
+    came_back: int = 0
+    """How often borrowed nodes came back for another queue's job."""
     fair: bool = False
     """That equals had their parts was seen, or that a queue had what it is guaranteed."""
     ended: Counter[str] = field(default_factory=Counter)
+
+
+class Returns:
+    """After each step of the store: what jobs have borrowed comes back for other queues only from one that is
+    ``reclaimable``, and of what it has above its guarantee."""
+
+    def __init__(self, cluster: SimCluster, tree: Queues) -> None:
+        self._cluster, self._tree = cluster, tree
+        self.seen = 0
+        """How often nodes came back for another queue."""
+        self._heads: dict[str, int] = {}
+        self._uses: dict[str, list[tuple[float, int]]] = {}
+        """Queue to the slots that it had, each until when."""
+        look = cluster.checker.records
+
+        def records() -> None:
+            look()
+            cluster.checker._keeping(self._check)
+
+        cluster.checker.records = records  # type: ignore[method-assign]
+
+    def _check(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for job in self._cluster.server.state.jobs.values():
+            head = job.head
+            if head is not None and self._heads.get(job.uid, 0) < head.number:
+                self._heads[job.uid] = head.number
+                if head.cause.kind == "share" and " given back: " in head.cause.text:
+                    self._look(job, head.cause, now)
+        for name, use in in_use(self._cluster).items():
+            uses = [(until, had) for until, had in self._uses.get(name, ()) if now - until < BEHIND and had != use]
+            self._uses[name] = [*uses, (now, use)]
+
+    def _look(self, job: JobRecord, cause: Cause, now: float) -> None:
+        jobs = self._cluster.server.state.jobs
+        others = [queue_of(jobs[uid].spec.queue) for uid in cause.room_for if uid in jobs]
+        nodes = cause.text.partition(" given back")[0].count(",") + 1
+        for queue in self._tree.path(job.spec.queue):
+            apart = [name for name in others if queue not in [*self._tree.path(name)]]
+            count = nodes if len(apart) == len(cause.room_for) else len(apart)
+            if not apart:
+                continue
+            self.seen += 1
+            most = max(use for until, use in self._uses[queue.name] if now - until < BEHIND)
+            owned = self._tree.guaranteed(queue.name, "nodes")
+            if not queue.reclaimable or most - count * WORKERS < owned * WORKERS * bool(owned):
+                raise Broken(
+                    f"{job.name} of queue {queue.name}, guaranteed {owned} nodes of {most} slots: {cause.text}"
+                )
 
 
 class Play:
@@ -200,6 +260,7 @@ class Play:
         self._withheld: dict[str, float] = {}
         """Queues that lack what they are guaranteed, and since when."""
         watch(cluster)
+        self._returns = Returns(cluster, self._tree)
 
     async def submit(self) -> None:
         """Each job at its moment; in the end once more those that a store which went back has lost: nobody waits here
@@ -281,7 +342,7 @@ class Play:
             if self.teams.promised and loop.time() - contended > GRACE + START:
                 self._fair = True
         self.cluster.checker.forgotten |= {f"uid-{name}" for name in self._over}
-        self.seen.fair, self.seen.made_room = self._fair, self._room_made()
+        self.seen.fair, self.seen.made_room, self.seen.came_back = self._fair, self._room_made(), self._returns.seen
         self.seen.ended = Counter(job.phase for job in self.cluster.server.state.jobs.values())
 
     def _ended(self, name: str) -> bool:

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.model.queue import Queue
-from nodeagent.plan.reclaim import MIN_RUNTIME
+from nodeagent.model.queue import MIN_RUNTIME, Queue
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_shares import share

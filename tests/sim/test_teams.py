@@ -17,10 +17,10 @@ from nodeagent.spec.queuecheck import tree_mistakes
 from tests.sim import teams
 from tests.sim.test_random import REPLAY
 
-SEEDS = [int(os.environ[REPLAY])] if REPLAY in os.environ else [2, 26, *range(101, 111)]
+SEEDS = [int(os.environ[REPLAY])] if REPLAY in os.environ else [2, 7, 26, *range(101, 111)]
 
 
-@pytest.mark.parametrize("seed", [*SEEDS[:2], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[2:])])
+@pytest.mark.parametrize("seed", [*SEEDS[:3], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[3:])])
 def test_teams(seed: int) -> None:
     seen = teams.run(seed)
     assert seen.checks > 100

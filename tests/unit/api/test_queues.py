@@ -187,6 +187,18 @@ async def test_who_waits_in_a_queue_is_shown_in_the_order_of_the_line(bench: Ben
     assert (await bench.ask("GET", "/tema"))["status"] == 404
 
 
+async def test_of_one_that_waits_a_queue_shows_why_nobody_makes_room(bench: Bench) -> None:
+    await bench.create("team", "reclaimable=false")
+    await bench.create("other")
+    for name in ("one", "two"):
+        await bench.submit(name, "team")
+        await bench.view.form(bench.view.job(name), 3)
+    await bench.submit("three", "other")
+    bench.view.reasons = ("needs 1 node, 0 fit",)
+    (row,) = (await bench.ask("GET", "/other"))["work"]
+    assert row["reason"] == "needs 1 node, 0 fit; nobody makes room for it: queue team is not reclaimable"
+
+
 async def test_a_tree_that_was_put_back_by_hand_can_be_changed(bench: Bench) -> None:
     """The store has an older tree than the agents act on: a change is of the newer, and above both."""
     await bench.create("a")

@@ -314,7 +314,7 @@ def _shared() -> Cluster:
             Queue(name="product", weight=2, priority=10, reclaimable=False, users=("ann",)),
             Queue(name="research", weight=6, guarantee=Amount(gpus=4), capability=Amount(gpus=8, nodes=4)),
             Queue(name="speech", parent="research", state="closed"),
-            Queue(name="vision", parent="research", weight=2, groups=("phd",), default=True),
+            Queue(name="vision", parent="research", weight=2, groups=("phd",), default=True, min_runtime=600.0),
         ),
     )
     ours = spec().model_copy(update={"queue": "vision"})

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import JobRecord, Scale, Spend
-from nodeagent.model.queue import Amount, Queue, Queues, queue_of
+from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.ledger import Sharing
 from nodeagent.plan.queue import ASSEMBLE, queue
-from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.share import Part, entitlements
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import (
@@ -170,6 +169,28 @@ def test_nobody_is_stopped_before_it_has_run_for_a_while() -> None:
     assert decision.at == NOW - 1000 + MIN_RUNTIME * 1000
     later = replace(view, served=decision.at)
     assert isinstance(decide(later, fresh, WALL).step, End)
+
+
+@pytest.mark.parametrize(
+    ("queues", "seconds"),
+    [
+        ([A.model_copy(update={"min_runtime": 600.0}), B], 600),
+        ([A.model_copy(update={"min_runtime": 0.0}), B.model_copy(update={"min_runtime": 600.0})], 0),
+        ([Queue(name="p", min_runtime=90.0), A.model_copy(update={"parent": "p"}), B], 90),
+        ([Queue(name="p", min_runtime=90.0), A.model_copy(update={"parent": "p", "min_runtime": 5.0}), B], 5),
+        ([Queue(name="p"), A.model_copy(update={"parent": "p"}), B], 60),
+    ],
+)
+def test_for_how_long_is_its_queues_to_say(queues: list[Queue], seconds: int) -> None:
+    """Its own, or what is above it; not the queue's for which it is stopped."""
+    one = formed(job("a1", 6, range(1, 7)), NOW)
+    view = cluster(6, queues, one, job("b1", 2))
+    before = replace(view, served=NOW + 1000 * seconds - 1)
+    assert decide(before, one, WALL).step is None
+    if seconds:
+        assert decide(before, one, WALL).at == NOW + 1000 * seconds
+        assert f"makes room when it has run for {seconds} s" in decide(before, one, WALL).why[0]
+    assert isinstance(decide(replace(view, served=NOW + 1000 * seconds), one, WALL).step, End)
 
 
 def test_a_resize_begins_no_new_while() -> None:

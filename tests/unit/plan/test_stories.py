@@ -15,12 +15,12 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.queue import Amount, Queue, Queues
+from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues
 from nodeagent.plan import queue as line
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.steps import End, Propose
+from nodeagent.plan.waiting import explain
 from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_head, make_job, make_node, make_spec
 
 STEPS = 60
@@ -113,6 +113,10 @@ class Site:
         """Why the job waits."""
         return " ".join(decide(self.view(), self.jobs[name], WALL).why)
 
+    def explained(self, name: str) -> tuple[str, ...]:
+        """The same in more sentences, as ``describe`` has it."""
+        return explain(self.view(), self.jobs[name], WALL)
+
 
 # --- Volcano
 
@@ -178,9 +182,16 @@ def test_volcano_what_is_above_a_gangs_minimum_goes_first() -> None:
     assert site.made_room == []
 
 
-@pytest.mark.parametrize("borrower", [Queue(name="borrower", reclaimable=False), Queue(name="borrower", weight=9)])
-def test_volcano_the_requester_stays_pending(borrower: Queue) -> None:
-    """gangreclaim: where the victims' queue is not reclaimable, or does not use more than it deserves."""
+@pytest.mark.parametrize(
+    ("borrower", "because"),
+    [
+        (Queue(name="borrower", reclaimable=False), "queue borrower is not reclaimable"),
+        (Queue(name="borrower", weight=9), "with it queue owner would have 2 nodes, its part by weight is 0.4"),
+    ],
+)
+def test_volcano_the_requester_stays_pending(borrower: Queue, because: str) -> None:
+    """gangreclaim: where the victims' queue is not reclaimable, or does not use more than it deserves. The job that
+    waits shows which."""
     site = Site(4, borrower, Queue(name="owner"))
     site.submit("borrower", "victim", 2, count=2)
     site.settle()
@@ -188,6 +199,7 @@ def test_volcano_the_requester_stays_pending(borrower: Queue) -> None:
     site.settle()
     assert site.use() == {"borrower": 4, "owner": 0}
     assert site.why("requester") == "needs 2 nodes, 0 fit"
+    assert f"nobody makes room for it: {because}" in site.explained("requester")
 
 
 def test_volcano_a_gang_starts_whole_or_not() -> None:
@@ -262,6 +274,8 @@ def test_kueue_who_asks_for_more_than_its_quota_stops_nobody() -> None:
     site.submit("team-a", "large", 4)
     site.settle()
     assert (site.use(), site.made_room) == ({"team-a": 0, "team-b": 6}, [])
+    over = "with it queue team-a would have 4 nodes, its part by weight is 3, its guarantee 3"
+    assert f"nobody makes room for it: {over}" in site.explained("large")
 
 
 def test_kueue_as_few_as_possible_are_preempted() -> None:
@@ -382,6 +396,7 @@ def test_slurm_no_job_is_preempted_before_it_has_run_for_a_while() -> None:
     site.settle_now()
     assert (site.size("b"), site.made_room) == (0, [])
     assert "makes room when it has run for 60 s" in site.why("a1")
+    assert "job a1 makes room for it when it has run for 60 s" in site.explained("b")
     site.now += round(1000 * MIN_RUNTIME)
     site.settle_now()
     assert (site.size("b"), site.made_room) == (1, ["a1"])

@@ -34,7 +34,8 @@ queues:
   product:
     priority: 10
     reclaimable: false
-  serving: {parent: product, state: closed, users: alice}
+    min_runtime: 10m
+  serving: {parent: product, min_runtime: 0, state: closed, users: alice}
 """
 
 
@@ -51,8 +52,8 @@ def test_a_file_is_a_whole_tree() -> None:
         limits=JobLimits(max_nodes=4, max_time_limit=172800, default_time_limit=14400),
         user_quota=UserQuota(jobs=10, gpus=8),
     )
-    assert product == Queue(name="product", priority=10, reclaimable=False)
-    assert serving == Queue(name="serving", parent="product", state="closed", users=("alice",))
+    assert product == Queue(name="product", priority=10, reclaimable=False, min_runtime=600.0)
+    assert serving == Queue(name="serving", parent="product", state="closed", users=("alice",), min_runtime=0.0)
 
 
 def test_every_mistake_of_a_file_is_named_with_its_place() -> None:
@@ -65,6 +66,18 @@ def test_every_mistake_of_a_file_is_named_with_its_place() -> None:
         "letter or digit, such as 'b'",
         "q.yaml:6:15: queues.c.weight: 0 is too small, it must be above 0.0",
     ]
+
+
+def test_how_long_a_job_runs_at_least() -> None:
+    queue = changed_queue("a", None, ["min_runtime=90s"])
+    assert queue.min_runtime == 90
+    assert changed_queue("a", queue, ["weight=2"]).min_runtime == 90
+    assert changed_queue("a", queue, ["min_runtime="]).min_runtime is None
+    for wrong in ("soon", "-1s", "31d"):
+        with pytest.raises(SpecError, match="min_runtime"):
+            changed_queue("a", None, [f"min_runtime={wrong}"])
+    tree_of = tree(Queue(name="p", min_runtime=5.0), Queue(name="a", parent="p"), Queue(name="b"))
+    assert [tree_of.min_runtime(name) for name in ("p", "a", "b", "default", "gone")] == [5, 5, 60, 60, 60]
 
 
 def test_a_mistake_of_the_tree_is_named_where_it_is_written() -> None:
