@@ -33,6 +33,8 @@ class Shape:
     """Seconds without progress that are a hang; None: nobody looks."""
     auto: bool = False
     """It starts with ``least`` nodes and borrows idle ones; nodeagent only."""
+    shared: bool = False
+    """It fills its nodes, in a queue of its own beside another of the same weight; nodeagent only."""
     gpus: bool = False
     """Each worker has a GPU, of a driver that is not real; nodeagent only."""
 

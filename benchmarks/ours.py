@@ -26,6 +26,8 @@ from nodeagent.local.registry import LocalCluster, cluster, clusters
 from tests.e2e.driver import Driver
 
 JOB = "bench"
+QUEUE, OTHER_QUEUE = "bench", "others"
+"""Of the job, and of who comes, where the shape has them share the cluster."""
 PROBATION = "2s"
 """Of a GPU that was evicted, before it is given back for the next trial."""
 CTL_TIMEOUT = 120.0
@@ -65,12 +67,16 @@ class Ours:
         self.folder.mkdir(parents=True)
         if self._gpus:
             self._environ |= self._give_gpus(self._gpus)
+        if self.shape is not None and self.shape.shared:  # the training fills its nodes
+            self._environ["NODEAGENT__NODE__CPU_SLOTS"] = str(self.shape.workers)
         try:
             self.ctl("local", "up", "--nodes", str(self._nodes))
             status = self.status()
             self._uid = self.cluster().uid
             self._shared = {status["pid"], status["redis"]["pid"]}
             if self.shape is not None:
+                for queue in (QUEUE, OTHER_QUEUE) if self.shape.shared else ():
+                    self.ctl("queue", "create", queue)
                 file = self.folder / "job.yaml"
                 file.write_text(yaml.safe_dump(job_file(self.folder, self.shape), sort_keys=False))
                 self.ctl("submit", str(file))
@@ -111,9 +117,9 @@ class Ours:
     def processes(self) -> set[int]:
         return power.processes(self._uid) | self._shared
 
-    def job(self) -> dict[str, Any]:
+    def job(self, name: str = JOB) -> dict[str, Any]:
         """The job as ``get -o json`` shows it."""
-        return self._client().get(job_path(JOB))
+        return self._client().get(job_path(name))
 
     def slots(self, node: str) -> int:
         """How many workers without a GPU fit on a node that is idle."""
@@ -123,12 +129,12 @@ class Ours:
         """Ask an agent for a change, as the tool does."""
         self._client().change("POST", path, **body)
 
-    def until_phase(self, phase: str, bound: float) -> None:
+    def until_phase(self, phase: str, bound: float, name: str = JOB) -> None:
         """Raises NotReachedError."""
         until = time.monotonic() + bound
-        while (now := self.job()["phase"]) != phase:
+        while (now := self.job(name)["phase"]) != phase:
             if time.monotonic() > until:
-                raise NotReachedError(f"the job is {now}, not {phase}, after {bound:g} s")
+                raise NotReachedError(f"job {name} is {now}, not {phase}, after {bound:g} s")
             time.sleep(POLL)
 
     def node_of(self, rank: int) -> str:
@@ -199,6 +205,7 @@ def job_file(folder: Path, shape: Shape) -> dict[str, Any]:
         "nodes": {"min": shape.least, "max": shape.most, "target": "auto"} if shape.auto else span,
         "workers_per_node": "gpu" if shape.gpus else shape.workers,
         **({"uneven": True} if shape.gpus else {}),
+        **({"queue": QUEUE} if shape.shared else {}),
         "working_dir": str(folder),
         "preload": ["torch"],
         "restarts": {"max": MAX_RESTARTS, "backoff": "0s..0s"},

@@ -27,6 +27,8 @@ GROWING = Shape(most=3, helped=True)
 LEAVING = Shape(least=1, helped=True)
 SCALING = Shape(nodes=3, least=1, most=3, helped=True)
 BORROWING = Shape(nodes=3, least=1, most=3, helped=True, auto=True)
+TAKING_TURNS = Shape(nodes=3, least=1, most=3, helped=True, shared=True)
+MAKING_ROOM = Shape(helped=True, shared=True)
 HANGING = Shape(helped=True, hang=2.0)
 """``helped``: its fourth hang would end a job that shows no progress in between."""
 
@@ -132,6 +134,20 @@ ROWS = {
         BORROWING,
         lambda t: wishes.give_back(t, BORROWING.world, BORROWING.world - BORROWING.workers),
         5,
+        instead=HAS_NONE,
+    ),
+    "shrink": Row(
+        "node above its minimum given up to another queue's job: training stands still",
+        TAKING_TURNS,
+        lambda t: wishes.shrink(t, TAKING_TURNS.world, TAKING_TURNS.world - TAKING_TURNS.workers),
+        5,
+        instead=HAS_NONE,
+    ),
+    "preempt": Row(
+        "another queue's job submitted → it runs, the whole training stopped for it",
+        MAKING_ROOM,
+        lambda t: wishes.preempt(t, MAKING_ROOM.world),
+        3,
         instead=HAS_NONE,
     ),
     "gpu_evicted": Row(

@@ -66,6 +66,11 @@ METHOD = f"""\
   launcher. **Scaled up:** from one node to three; one of the two newcomers was a spare, the other has to get ready.
 - **Borrowed node given back:** a job with `nodes: auto` runs on three nodes, two of them borrowed; another is submitted
   that needs a whole node. Afterwards that one is deleted, and its node borrowed again.
+- **Given up to another queue:** two queues of the same weight. A training of one fills three nodes, its minimum is one,
+  and a job of the other is submitted. Afterwards that job is deleted, and the training grows again.
+- **Whole training stopped:** the same with a training that needs both of its nodes, and has had them for a minute. The
+  seconds are from the job's submission until its worker runs: the training's last step, its save and its end are in it.
+  When that job is deleted, the training goes on; the steps that it lost are counted then.
 - **Xid 79:** an event of a driver that is not real (the tests', under the unmodified nvidia-ml-py) on a random GPU of
   {WITH_GPUS.nodes} nodes of {WITH_GPUS.workers}, each with a worker that needs none; the time is taken before it is
   written. The old gang's workers are dead before the new one's start.

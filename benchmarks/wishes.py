@@ -12,16 +12,20 @@ import random
 import signal
 import time
 
+import yaml
+
 from benchmarks import faults
 from benchmarks.faults import TIMEOUT, Trial, lose_node, settle, stood
-from benchmarks.ours import JOB, Ours
+from benchmarks.ours import JOB, OTHER_QUEUE, Ours
 from benchmarks.steplog import Gang, NotReachedError, longest_pause, steps_lost
 from nodeagent.ctl.client import job_path, node_path
 
 WATCHED = 6.0
 """Seconds after an agent's death in which training must not stand still: two leases."""
 OTHER = "other"
-"""The job for which a borrowed node is given back."""
+"""The job that comes, for which a training gives up a node, or all of them."""
+LEFT_ALONE = 61.0
+"""Seconds for which no job is stopped after it has got its nodes, and a little more."""
 PAUSED = 4.0
 """Seconds that a paused job stays so."""
 OFF_THE_BUS = 79
@@ -69,17 +73,49 @@ def scale_up(training: Ours, before: int, after: int) -> Trial:
 
 def give_back(training: Ours, full: int, left: int) -> Trial:
     """A job comes that needs a whole node; the training has borrowed one, and does so again when that job is gone."""
+    return _shrink(training, full, left, "default", training.slots("n1"))
+
+
+def shrink(training: Ours, full: int, left: int) -> Trial:
+    """The same of a training that has borrowed nothing: its queue has more than its part, and the job that comes is
+    another queue's. The training grows again when that job is gone."""
+    return _shrink(training, full, left, OTHER_QUEUE, 1)
+
+
+def _shrink(training: Ours, full: int, left: int, queue: str, workers: int) -> Trial:
     settle()
     old = training.log.newest()
-    file = training.folder / "other.yaml"
-    file.write_text(f"name: {OTHER}\ncommand: [sleep, infinity]\nnodes: 1\nworkers_per_node: {training.slots('n1')}\n")
-    training.ctl("submit", str(file))
+    _submit_other(training, queue, workers, "exec sleep infinity")
     new = _next(training, old, left)
     settle()
     trial = stood(training, old, new)
     training.ctl("delete", OTHER)
     _next(training, new, full)
     return trial
+
+
+def preempt(training: Ours, world: int) -> Trial:
+    """A job of another queue comes, for which a training that cannot shrink is stopped whole. Seconds from the job's
+    submission until its worker runs. The training goes on when that job is gone."""
+    old, runs = training.log.newest(), training.folder / "runs"
+    runs.unlink(missing_ok=True)
+    time.sleep(max(0.0, old.first_step + LEFT_ALONE - time.monotonic()))
+    _submit_other(training, OTHER_QUEUE, 1, f"date +%s.%N > {runs}.tmp; mv {runs}.tmp {runs}; exec sleep infinity")
+    submitted = float(training.job(OTHER)["submitted"])
+    training.until_phase("running", TIMEOUT, OTHER)
+    settle()
+    training.until_phase("holding", TIMEOUT)
+    seconds = float(runs.read_text()) - submitted
+    training.ctl("delete", OTHER)
+    return Trial(seconds, steps_lost(training.log.gangs(), old, _next(training, old, world)))
+
+
+def _submit_other(training: Ours, queue: str, workers: int, script: str) -> None:
+    """A job for which no node has room beside the training."""
+    job = {"name": OTHER, "command": ["sh", "-c", script], "nodes": 1, "workers_per_node": workers, "queue": queue}
+    file = training.folder / "other.yaml"
+    file.write_text(yaml.safe_dump(job))
+    training.ctl("submit", str(file))
 
 
 def resume(training: Ours, world: int) -> Trial:

@@ -111,7 +111,7 @@ LABELS: dict[str, str] = {
     "xid": "code of an Xid that a GPU of this node reported",
     "class": "of the node: `spot` if it may be taken away, else `regular`",
     "device": "`gpu`, `slot`",
-    "queue": f"name of a queue; `others` of those that came after {MAX_SERIES}",
+    "queue": f"name of a queue; of counters `others` for those that came after {MAX_SERIES}",
     "user": f"who submitted the job; `others` of those that came after {MAX_SERIES}",
     "phase": f"of jobs: {words(Phase)}; of pods: {words(PodPhase)}; "
     "of recoveries: [these](architecture.md#what-a-recovery-is-made-of)",

@@ -17,10 +17,12 @@ from nodeagent import __version__
 from nodeagent.api.view import AgentHealth, AgentView
 from nodeagent.model.job import TERMINAL, JobRecord, Phase
 from nodeagent.model.pod import PodPhase
+from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.faults import spent
+from nodeagent.plan.queue import places
 from nodeagent.plan.usage import add, lost_part, of_job
 from nodeagent.pods.base import PodStatus
 
@@ -49,6 +51,12 @@ class Gauges:
         self.build = gauge("build_info", "The agent's version, and its node. Always 1.", "version", "node")
         # --- the cluster, as this agent last read it
         self.jobs = gauge("jobs", "Jobs with a record, by phase.", "phase")
+        self.waiting = gauge("waiting_jobs", "Jobs of each queue that wait in line for nodes.", "queue")
+        self.longest_wait = gauge(
+            "longest_wait_seconds",
+            "How long the job of each queue that waits in line for longest has waited; 0 if none does.",
+            "queue",
+        )
         self.refused = gauge("jobs_refused", "Jobs that this agent runs nothing of now, by reason.", "reason")
         self.nodes = gauge("nodes", "Nodes with a record, by state.", "state")
         self.repairing = gauge(
@@ -147,6 +155,7 @@ class Gauges:
         self._read_gpus(view.node, cluster)
         _set(self.repairing, "stage", REPAIRING, repair_stages(cluster))
         self._read_jobs(cluster)
+        self._read_line(cluster)
         self._read_health(view.health())
         self._read_pods(cluster, view.pods(), view.health().unreachable)
         if view.node_health is not None:
@@ -196,6 +205,17 @@ class Gauges:
             workers = sum(len(member.ranks_of(role.name)) for member in members.values())
             self.role_workers.labels(job=job.name, role=role.name).set(workers)
             self.alone.labels(job=job.name, role=role.name).set(alone[role.name])
+
+    def _read_line(self, cluster: Cluster) -> None:
+        tree, waits = cluster.queues, dict[str, list[int]]()
+        for uid in places(cluster):
+            job = cluster.jobs[uid]
+            waits.setdefault(queue_of(job.spec.queue), []).append(max(0, cluster.served - job.since))
+        for gauge in (self.waiting, self.longest_wait):
+            gauge.clear()
+        for queue in waits.keys() | (tree.by_name.keys() - tree.children.keys()):
+            self.waiting.labels(queue=queue).set(len(waits.get(queue, ())))
+            self.longest_wait.labels(queue=queue).set(max(waits.get(queue, (0,))) / 1000)
 
     def _read_gpus(self, node: str, cluster: Cluster) -> None:
         record = cluster.nodes.get(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Literal
 
 from nodeagent.api import auth
 from nodeagent.api.auth import Caller, UserDatabase
@@ -17,10 +18,12 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, UserQuota, queue_of
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import least
+from nodeagent.plan.demand import least, times, together
+from nodeagent.plan.share import above
 from nodeagent.plan.timelimit import spoken
 
 _NOTHING = "nothing was submitted"
+_UNITS = {"gpus": "GPUs", "nodes": "nodes", "slots": "CPU slots"}
 
 
 async def admitted(
@@ -38,11 +41,10 @@ async def admitted(
         return spec.model_copy(update={"queue": ""})
     queue = await _chosen(cluster, who, spec, names)
     _may_hold(cluster, queue, spec)
+    spec = spec.model_copy(update={"queue": queue.name, "time_limit": _time_limit(cluster, queue, spec)})
     if not who.operator:
-        _within_quota(
-            cluster, queue, who, [*((s, n) for s, n in beside if queue_of(s.queue) == queue.name), (spec, count)]
-        )
-    return spec.model_copy(update={"queue": queue.name, "time_limit": _time_limit(queue, spec)})
+        _within_quotas(cluster, who, [*beside, (spec, count)], _NOTHING)
+    return spec
 
 
 def may_grow(cluster: Cluster, who: Caller, spec: JobSpec) -> None:
@@ -53,16 +55,15 @@ def may_grow(cluster: Cluster, who: Caller, spec: JobSpec) -> None:
         return  # it gets nothing more until the queue is back, and describe says so
     _may_hold(cluster, queue, spec, "nothing was changed")
     if not who.operator:
-        _gpus_within_quota(cluster, queue, who, [(spec, 1)], "nothing was changed")
+        _within_quotas(cluster, who, [(spec, 1)], "nothing was changed", grows=True)
 
 
 def with_quotas(cluster: Cluster, who: Caller, specs: Iterable[JobSpec]) -> tuple[str, ...]:
-    """The queues of these jobs (as ``admitted`` returned them) that count the caller's jobs."""
+    """The queues of these jobs (as ``admitted`` returned them), and those above them, that count the caller's jobs."""
     if who.operator:
         return ()
-    tree = cluster.queues.by_name
-    names = sorted({queue_of(spec.queue) for spec in specs})
-    return tuple(name for name in names if name in tree and tree[name].user_quota != UserQuota())
+    paths = (cluster.queues.path(queue_of(spec.queue)) for spec in specs)
+    return tuple(sorted({one.name for path in paths for one in path if one.user_quota != UserQuota()}))
 
 
 def live_jobs(cluster: Cluster, name: str) -> list[JobRecord]:
@@ -132,14 +133,15 @@ def _open(cluster: Cluster, queue: Queue) -> Queue:
 
 
 def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec, left: str = _NOTHING) -> None:
-    most = queue.limits.max_nodes
-    if most is not None and spec.nodes.max > most and not spec.several:
+    needs = least(cluster, spec)
+    most, whose = _strictest(cluster, queue, "max_nodes")
+    asks, up_to = (needs.nodes, "at least") if spec.several else (spec.nodes.max, "up to")
+    if most is not None and asks > most:
         raise ApiError(
             "state",
-            f"job {spec.name!r} asks for up to {spec.nodes.max} nodes; a job of queue {queue.name!r} may have {most}",
-            f"write nodes: {most} or less; {_NOTHING}",
+            f"job {spec.name!r} asks for {up_to} {asks} nodes; a job of queue {whose} may have {most:g}",
+            f"{'ask for fewer places' if spec.several else f'write nodes: {most:g} or less'}; {left}",
         )
-    needs = least(cluster, spec)
     for one in cluster.queues.path(queue.name):
         for resource, cap in one.capability.stated.items():
             wants = getattr(needs, resource)
@@ -153,50 +155,64 @@ def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec, left: str = _NOTHIN
                 )
 
 
-def _time_limit(queue: Queue, spec: JobSpec) -> float | None:
-    limits, asked = queue.limits, spec.time_limit
-    longest = limits.max_time_limit
+def _time_limit(cluster: Cluster, queue: Queue, spec: JobSpec) -> float | None:
+    """The job's own, else that of the nearest queue that states one for such jobs; never more than the longest."""
+    asked, (longest, whose) = spec.time_limit, _strictest(cluster, queue, "max_time_limit")
     if asked is None:
-        return longest if limits.default_time_limit is None else limits.default_time_limit
+        stated = (one.limits.default_time_limit for one in cluster.queues.path(queue.name))
+        usual = next((limit for limit in stated if limit is not None), None)
+        return min((limit for limit in (usual, longest) if limit is not None), default=None)
     if longest is not None and asked > longest:
         raise ApiError(
             "state",
-            f"job {spec.name!r} asks for a time_limit of {spoken(asked)}; a job of queue {queue.name!r} may have "
+            f"job {spec.name!r} asks for a time_limit of {spoken(asked)}; a job of queue {whose} may have "
             f"{spoken(longest)}",
             f"write time_limit: {longest:g}s or less; {_NOTHING}",
         )
     return asked
 
 
-def _within_quota(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> None:
-    """Checks the caller's quota. ``new``: the submitted jobs, and the number of each."""
-    own, jobs = _others(cluster, queue, who, new), queue.user_quota.jobs
-    if jobs is not None and len(own) + sum(count for _, count in new) > jobs:
-        raise ApiError(
-            "limit",
-            f"{who.name} has {len(own)} live jobs in queue {queue.name!r}, which allows a user {jobs}",
-            f"wait for one of them to end, or stop one; {_NOTHING}",
-        )
-    _gpus_within_quota(cluster, queue, who, new, _NOTHING)
+def _strictest(
+    cluster: Cluster, queue: Queue, limit: Literal["max_nodes", "max_time_limit"]
+) -> tuple[float | None, str]:
+    """The least that this limit is in the queue and those above it, and the queue whose limit that is, for people."""
+    found = [(most, one) for one in cluster.queues.path(queue.name) if (most := getattr(one.limits, limit)) is not None]
+    if not found:
+        return None, ""
+    most, one = min(found, key=lambda pair: pair[0])
+    return most, repr(one.name) if one is queue else f"{one.name!r}, above {queue.name!r},"
 
 
-def _gpus_within_quota(
-    cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]], left: str
+def _within_quotas(
+    cluster: Cluster, who: Caller, new: Sequence[tuple[JobSpec, int]], left: str, *, grows: bool = False
 ) -> None:
-    gpus = queue.user_quota.gpus
-    if gpus is None:
-        return
-    have = sum(least(cluster, job.sized).gpus for job in _others(cluster, queue, who, new))
-    wants = sum(least(cluster, spec).gpus * count for spec, count in new)
-    if wants and have + wants > gpus:
-        raise ApiError(
-            "limit",
-            f"the live jobs of {who.name} in queue {queue.name!r} ask for {have} GPUs at least, this one for "
-            f"{wants}; the queue allows a user {gpus}",
-            f"wait for one of them to end, ask for less, or stop one; {left}",
-        )
-
-
-def _others(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> list[JobRecord]:
-    names = {spec.name for spec, _ in new}
-    return [job for job in live_jobs(cluster, queue.name) if job.owner == who.uid and job.name not in names]
+    """Checks the caller's quotas in the queue of the last of these jobs, and in those above it. ``new``: the jobs, and
+    the number of each; ``grows``: it is a live job, with the size that it is to have."""
+    tree = cluster.queues
+    for one in tree.path(queue_of(new[-1][0].queue)):
+        if (quota := one.user_quota) == UserQuota():
+            continue
+        below = {name for name in tree.by_name if one.name in above(tree, name)}
+        mine = [(spec, count) for spec, count in new if queue_of(spec.queue) in below]
+        names = {spec.name for spec, _ in mine}
+        live = [job for job in cluster.jobs.values() if job.phase not in TERMINAL and job.owner == who.uid]
+        own = [job for job in live if queue_of(job.spec.queue) in below and job.name not in names]
+        if not grows and quota.jobs is not None and len(own) + sum(count for _, count in mine) > quota.jobs:
+            raise ApiError(
+                "limit",
+                f"{who.name} has {len(own)} live jobs in queue {one.name!r}, which allows a user {quota.jobs}",
+                f"wait for one of them to end, or stop one; {left}",
+            )
+        if not (stated := quota.stated):
+            continue
+        have = together(least(cluster, job.sized) for job in own)
+        wants = together(times(least(cluster, spec), count) for spec, count in mine)
+        for name, most in stated.items():
+            has, needs = getattr(have, name), getattr(wants, name)
+            if needs and has + needs > most:
+                raise ApiError(
+                    "limit",
+                    f"the live jobs of {who.name} in queue {one.name!r} ask for {has} {_UNITS[name]} at least, "
+                    f"{'this one' if len(mine) == 1 else 'these'} for {needs}; the queue allows a user {most}",
+                    f"wait for one of them to end, ask for less, or stop one; {left}",
+                )

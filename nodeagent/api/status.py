@@ -41,6 +41,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import breaker
+from nodeagent.plan.usage import of_job, total
 from nodeagent.store.base import StoreUnavailableError
 
 PATH = "/v1/status"
@@ -175,11 +176,13 @@ def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: fl
     row = job_json(job, cluster, {}, now, names=names) | why
     costs = [g["downtime"] for g in story if g["downtime"] is not None]
     ran = [g for g in story if g["state"] != "not formed"]
+    goodput = total(of_job(job, cluster.served, int(now * 1000))).goodput
     return {
         **{key: row[key] for key in _OF_JOB},
         "outcome": row["outcome"] and {key: row["outcome"][key] for key in ("code", "text")},
         "since": round(now - max(0, cluster.served - job.since) / 1000),
         "budget": budget_json(job, cluster),
+        "goodput": None if goodput is None else round(goodput, 3),
         "generations": [_generation(g) for g in story[-MAX_GENERATIONS:]],
         "earlier": max(0, len(story) - MAX_GENERATIONS),
         "downtime": round(sum(costs), 3),

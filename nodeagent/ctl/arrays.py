@@ -45,6 +45,7 @@ def _row(jobs: list[Json]) -> Json:
     if len(jobs) < array["count"]:  # of the ended jobs only the newest are listed
         phases.append(f"{array['count'] - len(jobs)} ended before")
     running = [job for job in jobs if job["phase"] not in ENDED and job["pods"]]
+    in_line = [line for job in jobs if (line := job.get("queue")) is not None]
     return first | {
         "name": f"{array['name']}[{array['first']}-{array['last']}]",
         "phase": ", ".join(phases),
@@ -53,6 +54,7 @@ def _row(jobs: list[Json]) -> Json:
         "chief": None,
         "gpus": sum(job["gpus"] for job in running),
         "pods": [pod for job in running for pod in job["pods"]],
+        "queue": min(in_line, key=lambda line: int(line["place"]), default=None),
     }
 
 

@@ -4,7 +4,7 @@ launchers need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -32,6 +32,13 @@ def _of_nodes(job: Json) -> str:
     return f"{live}/{job['target'] + (job['borrowed'] or 0)} ({job['min']}:{job['max']})"
 
 
+def _place(job: Json) -> str:
+    line = job.get("queue")
+    return f"{line['place']}/{line['of']}" if line else ""
+
+
+PLACE = Column("PLACE", _place)
+"""Only if some job waits in line: its place, and the number of jobs that do."""
 COLUMNS = (
     Column("NAME", lambda j: j["name"]),
     Column("STATUS", lambda j: j["phase"].upper()),
@@ -48,6 +55,12 @@ COLUMNS = (
     Column("UID", lambda j: j["uid"], wide=True),
     Column("REASON", lambda j: j["reason"], wide=True, text=True),
 )
+
+
+def columns(rows: Iterable[Json]) -> tuple[Column, ...]:
+    """Those of a table with these jobs."""
+    name, status, *others = COLUMNS
+    return (name, status, *([PLACE] if any(map(_place, rows)) else []), *others)
 
 
 def _past(client: Client) -> Iterator[Json]:
@@ -71,7 +84,8 @@ def _listed(client: Client, *, everything: bool) -> Json:
 def _one(client: Client, ref: str, fmt: str, *, everything: bool) -> None:
     """Shows a job, or the jobs of an array."""
     try:
-        show(client.get(job_path(ref)), fmt, "job", COLUMNS, single=True)
+        found = client.get(job_path(ref))
+        show(found, fmt, "job", columns([found]), single=True)
     except CtlError as error:
         if error.code != Exit.NOT_FOUND:
             raise
@@ -79,7 +93,7 @@ def _one(client: Client, ref: str, fmt: str, *, everything: bool) -> None:
         answer["items"] = of_array(answer["items"], ref)
         if not answer["items"]:
             raise
-        show(answer, fmt, "job", COLUMNS)
+        show(answer, fmt, "job", columns(answer["items"]))
 
 
 @click.command(short_help="List jobs, or one job.")
@@ -91,7 +105,7 @@ def _one(client: Client, ref: str, fmt: str, *, everything: bool) -> None:
 def get(ctx: click.Context, job: str | None, job_named: str | None, everything: bool, fmt: str) -> None:
     """List jobs in the order of their submission, of the ended ones the newest; with --all before them those in the
     history, in the order of their ends. An array is one line, but with --all and -o wide. Or show one JOB, or the jobs
-    of an array.
+    of an array. PLACE is the place in line of a job that waits for nodes, of so many that do.
     """
     client = connect(ctx)
     if named := job or job_named:
@@ -100,7 +114,7 @@ def get(ctx: click.Context, job: str | None, job_named: str | None, everything: 
     answer = _listed(client, everything=everything)
     if fmt == "table" and not everything:
         answer["items"] = folded(answer["items"])
-    show(answer, fmt, "job", COLUMNS, empty="no jobs; submit one: nodeagentctl run -- CMD...")
+    show(answer, fmt, "job", columns(answer["items"]), empty="no jobs; submit one: nodeagentctl run -- CMD...")
 
 
 TRIES = 5

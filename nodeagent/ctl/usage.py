@@ -20,6 +20,10 @@ CSV = (
     "waited_hours", "jobs", "restarts",
 )  # fmt: skip
 
+ONLY_RECORDED = (
+    "nodeagentctl: only jobs that still have a record are listed; what others used is in --by user and --by queue"
+)
+
 
 def columns(by: str) -> tuple[Column, ...]:
     """The table's columns: 80 characters wide with a name of 16."""
@@ -54,10 +58,12 @@ def usage(ctx: click.Context, by: str, since: str, until: str, fmt: str) -> None
     last checkpoint, and the standstill), how long jobs waited for nodes, and how many were submitted. GOODPUT is what
     was not lost.
 
-    Use is kept by the day (UTC), for 400 days, whatever becomes of the jobs; `--by job` lists those that have not been
-    removed. You see your own, operators everybody's.
+    Use is kept by the day (UTC), for 400 days, whatever becomes of the jobs; `--by job` lists only those whose record
+    is kept, and says so. You see your own, operators everybody's.
     """
     found = connect(ctx).get("/v1/usage", by=by, since=since, until=until)
+    if by == "job" and fmt not in ("json", "yaml"):
+        echo(ONLY_RECORDED, err=True)
     if fmt in ("json", "yaml"):
         dump(found, fmt)
     elif fmt == "csv":

@@ -49,22 +49,22 @@ RESOURCES = tuple(Amount.model_fields)
 
 
 class JobLimits(Record):
-    """The most that one job of a queue may ask for."""
+    """The most that one job of a queue, or of a queue below it, may ask for. Of a queue and those above it, the
+    strictest limit counts."""
 
     max_nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
-    """The most of its ``nodes.max``."""
+    """The most of its ``nodes.max``; of a job of several roles, of the nodes that its places need at least."""
     max_time_limit: float | None = Field(default=None, gt=0)
     """Seconds; the most of its ``time_limit``. A job without a time limit gets the default, else this."""
     default_time_limit: float | None = Field(default=None, gt=0)
-    """Seconds; the ``time_limit`` of a job that states none."""
+    """Seconds; the ``time_limit`` of a job that states none. A queue that states no default has its parent's."""
 
 
-class UserQuota(Record):
-    """The most that the jobs of one user in a queue may ask for; jobs that have ended do not count."""
+class UserQuota(Amount):
+    """The most that the jobs of one user in a queue and below it may ask for: an amount of resources, counted by what
+    each job asks for at least, and a number of jobs. Jobs that have ended do not count."""
 
     jobs: int | None = Field(default=None, ge=1)
-    gpus: int | None = Field(default=None, ge=0, le=MOST_DEVICES)
-    """GPUs, counted by what each job asks for at least."""
 
 
 class Queue(Record):

@@ -47,23 +47,21 @@ class AmountFile(_Written):
 
 
 class JobLimitsFile(_Written):
-    """What one job of the queue may ask for."""
+    """What one job of the queue, or of a queue below it, may ask for; the strictest limit counts."""
 
     max_nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
-    """Most nodes."""
+    """Most nodes; of a job of several roles, those that its places need at least."""
     max_time_limit: _Limit = None
     """The longest time_limit. A job that states none gets the default, else this. Default: any, or none."""
     default_time_limit: _Limit = None
-    """The time_limit of a job that states none. Default: none."""
+    """The time_limit of a job that states none. Default: its parent's, or none."""
 
 
-class UserQuotaFile(_Written):
-    """What the live jobs of one user in the queue may come to."""
+class UserQuotaFile(AmountFile):
+    """What the live jobs of one user in the queue and below it may come to, by what each asks for at least."""
 
     jobs: int | None = Field(default=None, ge=1)
     """Most jobs that have not ended."""
-    gpus: int | None = Field(default=None, ge=0, le=MOST_DEVICES)
-    """Most GPUs, by what each job asks for at least."""
 
 
 class QueueKeys(_Written):

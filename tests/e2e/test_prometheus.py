@@ -59,6 +59,7 @@ JOB = {
 }
 UNSEEN = {
     ("cluster.json", "CPU slots in use, by queue", "{{queue}}"),  # the job has GPUs
+    ("cluster.json", "Goodput, by queue", "{{queue}}: CPU slots"),
     ("job.json", "Step", "{{job}}: checkpoint"),  # it makes none
     ("node.json", "Repairs", "times"),  # nothing is to be mended
     ("node.json", "Records refused", "{{node}}: {{reason}}"),  # there are none

@@ -53,6 +53,8 @@ def test_usage(still: LiveAgent) -> None:
     assert {user: (row["jobs"], row["queue"]) for user, row in rows(still).items()} == {
         USER: (1, "default"), str(UID + 1): (1, "default"),
     }  # fmt: skip
+    assert "only jobs that still have a record are listed" in ctl(still, "usage", "--by", "job").stderr
+    assert ctl(still, "usage", "--by", "queue").stderr == ""
     (job,) = rows(still, "--by", "job").values()
     assert (job["name"], job["jobs"]) == ("digits", 1)
     (queue,) = rows(still, "--by", "queue").values()

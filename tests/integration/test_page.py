@@ -66,6 +66,7 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
             "smoke",
             "succeeded",
             "1 of 10 spent",
+            "goodput",
         )
         for words in (*said, "needs 4 nodes, 3 fit: n4 is cordoned"):
             assert words in rows

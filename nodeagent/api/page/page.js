@@ -159,7 +159,7 @@ function jobRow(job) {
     ["Nodes", [`${job.world_nodes} of ${job.target + (job.borrowed ?? 0)}`, small([...about, ...roles].filter(Boolean).join(", "))], "few"],
     ["Workers", job.world_size ? [`${job.world_size}`, small(job.gpus ? plural(job.gpus, "GPU") : "")] : "", "few"],
     ["Generation", job.generation ? [`${job.generation}`, small(job.generation_state === "ended" ? "" : job.generation_state)] : "", "few"],
-    ["Restarts", [`${job.restarts}`, small(`${used} of ${max} spent`)], "few"],
+    ["Restarts", [`${job.restarts}`, small(`${used} of ${max} spent`), small(job.goodput === null ? "" : `goodput ${(100 * job.goodput).toFixed(1)} %`)], "few"],
     ["Checkpoint", job.checkpoint ? [`step ${job.checkpoint.step}`, small(`generation ${job.checkpoint.generation}`)] : "", "few"],
     ["Why", job.reason, "wide"],
   ], { class: over ? "over" : "" });

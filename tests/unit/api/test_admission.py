@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.api.admission import admitted, may_grow
+from nodeagent.api.admission import admitted, may_grow, with_quotas
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError
 from nodeagent.model.jobspec import JobSpec
@@ -115,6 +115,32 @@ async def test_a_job_larger_than_the_queue_allows_is_refused() -> None:
     assert "may have 2" in (await refusal(cluster(limited), job("team", (1, 3)))).message
 
 
+async def test_the_strictest_size_on_the_way_to_the_top_counts() -> None:
+    def tree(top: int, below: int) -> Cluster:
+        sizes = {"": top, "team": below}
+        names = {"": "team", "team": "vision"}
+        return cluster(*(Queue(name=names[up], parent=up, limits=JobLimits(max_nodes=n)) for up, n in sizes.items()))
+
+    assert await queue_of(tree(2, 3), job("vision", (1, 2))) == "vision"
+    assert (await refusal(tree(2, 3), job("vision", (1, 3)), ROOT)).message == (
+        "job 'a' asks for up to 3 nodes; a job of queue 'team', above 'vision', may have 2"
+    )
+    error = await refusal(tree(3, 2), job("vision", (1, 3)))
+    assert error.message == "job 'a' asks for up to 3 nodes; a job of queue 'vision' may have 2"
+    assert error.next_step == "write nodes: 2 or less; nothing was submitted"
+
+
+async def test_a_job_of_several_roles_is_as_large_as_its_places_need_at_least() -> None:
+    limited = Queue(name="team", limits=JobLimits(max_nodes=3))
+    assert await queue_of(cluster(limited), roles(2)) == "team"
+    error = await refusal(cluster(limited), roles(3))
+    assert error.message == "job 'a' asks for at least 4 nodes; a job of queue 'team' may have 3"
+    assert error.next_step == "ask for fewer places; nothing was submitted"
+    with pytest.raises(ApiError, match="a job of queue 'team' may have 3") as caught:
+        may_grow(cluster(limited), ROOT, roles(3))
+    assert caught.value.next_step == "ask for fewer places; nothing was changed"
+
+
 async def test_a_queue_has_a_longest_and_a_usual_time_limit() -> None:
     async def limit(limits: JobLimits, asked: float | None) -> float | None:
         found = cluster(Queue(name="team", limits=limits))
@@ -129,6 +155,24 @@ async def test_a_queue_has_a_longest_and_a_usual_time_limit() -> None:
         error = await refusal(cluster(Queue(name="team", limits=both)), job("team", time_limit=7260.0), who)
         assert error.message == "job 'a' asks for a time_limit of 2 h 1 min; a job of queue 'team' may have 2 h"
         assert error.next_step.startswith("write time_limit: 7200s or less")
+
+
+async def test_time_limits_are_those_of_the_queues_above_too() -> None:
+    async def limit(top: JobLimits, below: JobLimits, asked: float | None) -> float | None:
+        found = cluster(Queue(name="team", limits=top), Queue(name="vision", parent="team", limits=below))
+        return (await admitted(found, ALICE, job("vision", time_limit=asked), UserDatabase())).time_limit
+
+    longest, longer, usual = (
+        JobLimits(max_time_limit=60),
+        JobLimits(max_time_limit=90),
+        JobLimits(default_time_limit=70),
+    )
+    for top, below in ((longest, longer), (longer, longest), (longest, JobLimits()), (usual, longest)):
+        assert await limit(top, below, None) == 60
+    assert await limit(usual, JobLimits(default_time_limit=80), None) == 80, "the nearest"
+    assert await limit(longest, longer, 60.0) == 60
+    with pytest.raises(ApiError, match="a job of queue 'team', above 'vision', may have 1 min"):
+        await limit(longest, longer, 61.0)
 
 
 async def test_a_users_quota_of_jobs() -> None:
@@ -151,6 +195,40 @@ async def test_a_users_quota_of_gpus() -> None:
         "8 GPUs at least, this one for 16; the queue allows a user 16"
         in (await refusal(cluster(limited, jobs=(mine,)), job("team", (2, 2)))).message
     )
+
+
+async def test_a_quota_of_a_queue_holds_for_all_below_it() -> None:
+    tree = (
+        Queue(name="team", user_quota=UserQuota(jobs=2, nodes=4)),
+        Queue(name="vision", parent="team", user_quota=UserQuota(jobs=9)),
+        Queue(name="speech", parent="team"),
+        Queue(name="other"),
+    )
+    mine = make_job(uid="u1", owner=1000, spec=job("speech", (2, 4), name="one"))
+    theirs = make_job(uid="u2", owner=1001, spec=job("vision", name="two"))
+    apart = make_job(uid="u3", owner=1000, spec=job("other", (4, 4), name="three"))
+    found = cluster(*tree, jobs=(mine, theirs, apart))
+    assert await queue_of(found, job("vision", (2, 2))) == "vision"
+    assert (await refusal(found, job("vision", (3, 3)))).message == (
+        "the live jobs of alice in queue 'team' ask for 2 nodes at least, this one for 3; the queue allows a user 4"
+    )
+    assert await queue_of(found, job("vision", (3, 3)), ROOT) == "vision"
+    beside = [(job("speech", name="b"), 1), (job("other", name="c"), 5)]
+    with pytest.raises(ApiError, match="alice has 1 live jobs in queue 'team', which allows a user 2"):
+        await admitted(found, ALICE, job("vision"), UserDatabase(), beside=beside)
+    assert (await admitted(found, ALICE, job("vision"), UserDatabase(), beside=beside[1:])).queue == "vision"
+    assert with_quotas(found, ALICE, [job("vision"), job("speech"), job("other")]) == ("team", "vision")
+    assert with_quotas(found, ROOT, [job("vision")]) == ()
+
+
+async def test_a_users_quota_of_cpu_slots() -> None:
+    def workers(count: int, name: str = "a") -> JobSpec:
+        return make_spec(size=(1, 1), workers=count, name=name).model_copy(update={"queue": "team"})
+
+    limited = Queue(name="team", user_quota=UserQuota(slots=8))
+    found = cluster(limited, jobs=(make_job(uid="u1", owner=1000, spec=workers(6, "one")),), gpus=0)
+    assert await queue_of(found, workers(2)) == "team"
+    assert "ask for 6 CPU slots at least, this one for 3; the" in (await refusal(found, workers(3))).message
 
 
 def roles(trainers: int, name: str = "a") -> JobSpec:

@@ -26,6 +26,7 @@ from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.job import Phase, Spend
 from nodeagent.model.node import Gpu
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
+from nodeagent.model.queue import Queue, Queues
 from nodeagent.model.world import AloneRestart, Cause, PodReport
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.base import PodStatus
@@ -119,6 +120,24 @@ async def test_what_is_said_of_a_live_job(tmp_path: Path) -> None:
     assert page["nodeagent_budget_limit", (digits,)] == 10
     assert page["nodeagent_checkpoint_step", (digits,)] == 40
     assert 0 <= page["nodeagent_job_goodput", (digits,)] <= 1
+
+
+async def test_how_many_jobs_of_each_queue_wait_in_line_and_for_how_long(tmp_path: Path) -> None:
+    view, metrics = FakeView(tmp_path), Metrics()
+    await view.join()
+    queues = (Queue(name="team"), Queue(name="vision", parent="team"), Queue(name="idle"))
+    await view.store.queues(0, Queues(rev=1, queues=queues), "q", "made")
+    for i, queue in enumerate(("vision", "vision", "")):
+        named = spec(f"j{i}").model_copy(update={"queue": queue})
+        await view.store.submit(f"u{i}", named, 1000, 1.0, "alice", f"r{i}")
+    await view.refresh()
+    first = min(view.job(name).since for name in ("j0", "j1"))
+    page = values(metrics.page(view))
+    waiting = {key[1][0][1]: value for key, value in page.items() if key[0] == "nodeagent_waiting_jobs"}
+    assert waiting == {"default": 1, "idle": 0, "vision": 2}
+    waits = {key[1][0][1]: value for key, value in page.items() if key[0] == "nodeagent_longest_wait_seconds"}
+    assert waits.keys() == waiting.keys() and waits["idle"] == 0
+    assert waits["vision"] == (view.cluster().served - first) / 1000
 
 
 async def test_what_is_said_of_the_pods_here(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ async def test_the_status_of_a_job_with_a_fault(tmp_path: Path) -> None:
         True,
         job["generations"][1]["downtime"],
     )
+    assert 0 <= job["goodput"] <= 1
     first, second = job["generations"]
     assert (first["ended_by"]["kind"], second["cause"]) == ("worker_failed", "rank 0 on n1 failed first")
     assert abs(second["active"] - time.time()) < 60

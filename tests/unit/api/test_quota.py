@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.api.admission import admitted
+from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import JobRoutes
@@ -120,6 +120,24 @@ async def test_two_submits_at_once_that_are_both_within_it_are_both_taken(tmp_pa
     assert (await one.submit()).name == "mine"
     assert one.claimed == 2, "judged again"
     assert len(one.view.cluster().jobs) == 2, "and read"
+
+
+async def test_two_submits_at_once_to_two_queues_are_judged_by_the_quota_above_both(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    await view.join()
+    top = Queue(name="all", user_quota=UserQuota(jobs=1))
+    below = (Queue(name=name, parent="all") for name in ("team", "vision"))
+    await view.store.queues(0, Queues(rev=1, queues=(top, *below)), "q", "made")
+    await view.refresh()
+    one, read = Racing(view, others=0), view.rev
+    other = in_team("other").model_copy(update={"queue": "vision"})
+    claims = QuotaClaims(queues=with_quotas(view.cluster(), RACER, [other]), read=read)
+    specs = await one.admit()
+    await view.store.submit("u0", other, ALICE, 1.0, "alice", "r0", claims=claims)
+    with pytest.raises(ApiError, match="alice has 1 live jobs in queue 'all', which allows a user 1"):
+        await one.routes.written(RACER, specs, one.admit, one.write)
+    assert one.claimed == 1, "the store refused it"
+    assert [job.name for job in view.cluster().jobs.values()] == ["other"]
 
 
 async def test_who_never_gets_to_it_is_told_so(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ RESULTS: dict[str, Any] = {
     "first_node_killed": rows([3.1], [], "its job is dead"),
     "node_joins": rows([0.5], [6.0]),
     "drain": rows([0.1], [5.0], lost=1),
+    "shrink": rows([0.31], []),
+    "preempt": rows([0.2], [], lost=1),
     "torchrun_default": {"default": [], "default_lost": [], "default_instead": "no step within 60 s"},
     "steps_per_second": {"nodeagent": [99.0, 99.0], "torchrun": [100.0, 100.0, 100.0]},
     "at_rest": {
@@ -106,6 +108,8 @@ def test_goals_are_judged_and_shown() -> None:
         "worker killed: p95",
         "third node joins: median standstill",
         "node drained: most steps lost",
+        "node given up to another queue: median standstill",
+        "training stopped for another queue: most steps lost",
         "memory of an agent and its lease process (PSS)",
         "memory of a node's health probes (PSS)",
         "CPU that watching 8 GPUs takes, the agent's part included",
@@ -158,7 +162,7 @@ def test_gaps_are_counted_by_how_late_they_are() -> None:
 
 def test_the_picture_is_xml_and_has_a_bar_for_each_figure() -> None:
     bars = [e for e in ElementTree.fromstring(svg(RESULTS)) if e.tag.endswith("rect")]
-    assert len(bars) == 1 + 5 + 4, "the ground, then nodeagent's and torchrun's"
+    assert len(bars) == 1 + 7 + 4, "the ground, then nodeagent's and torchrun's"
 
 
 def test_the_commands_name_no_path_of_this_machine() -> None:

@@ -189,6 +189,14 @@ def listed(record: JobRecord) -> dict[str, Any]:
     return job_json(record, cluster(record), published(record), NOW)
 
 
+def shown_line() -> list[dict[str, Any]]:
+    """Rows of ``get`` where one job runs and two wait."""
+    fresh: dict[str, Any] = {"head": None, "active": None, "budget": {}, "keepers": {}, "restarts": 0, "started": None}
+    later = [job("queued", uid=f"f{n}", name=name, order=n, **fresh) for n, name in ((8, "resnet50-long"), (7, "gpt"))]
+    shown = cluster(job(), *later)
+    return [job_json(one, shown, published(one) if one.head else {}, NOW) for one in shown.jobs.values()]
+
+
 def racked(*jobs: JobRecord) -> Cluster:
     """The same nodes in two racks, of which the first has H100s."""
     plain = cluster(*jobs)

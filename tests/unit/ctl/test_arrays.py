@@ -30,6 +30,13 @@ def test_one_line_where_its_first_job_stands() -> None:
     assert [pod["node"] for pod in array["pods"]] == ["n0", "n1"]
 
 
+def test_its_place_in_line_is_that_of_its_first_job_that_waits() -> None:
+    places = (None, {"place": 7, "of": 9}, {"place": 4, "of": 9})
+    rows = [row(f"s-{i}", "queued", i) | {"queue": place} for i, place in enumerate(places)]
+    assert folded(rows)[0]["queue"] == {"place": 4, "of": 9}
+    assert folded(rows[:1])[0]["queue"] is None
+
+
 def test_without_arrays_the_list_is_as_it_was() -> None:
     rows = [row("x", "running"), row("y", "queued")]
     assert folded(rows) == rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,18 @@ QUEUED = samples.job(
 H100 = Match(label="gpu", values=("h100",))
 PLACED = samples.asking(samples.job(), require=(H100,), avoid=(Match(label="spot"),))
 UNMET = samples.asking(QUEUED, require=(Match(label="gpu", values=("b200",)),))
+JOBS = [samples.listed(job) for job in (samples.job(), FAILED, QUEUED)]
+
+
+def jobs(rows: list[dict[str, Any]], width: int | None = None) -> list[str]:
+    """``get`` of these jobs."""
+    return table_lines([c for c in get.columns(rows) if not c.wide], rows, width)
+
+
 CASES: dict[str, Callable[[], list[str]]] = {
-    "get": lambda: table_lines(
-        [c for c in get.COLUMNS if not c.wide], [samples.listed(j) for j in (samples.job(), FAILED, QUEUED)]
-    ),
+    "get": lambda: jobs(JOBS[:2]),
+    "get-waiting-80-columns": lambda: jobs(samples.shown_line(), 80),
+    "get-waiting-60-columns": lambda: jobs(samples.shown_line(), 60),
     "nodes-60-columns": lambda: table_lines(
         [c for c in nodes.COLUMNS if not c.wide], [samples.shown_node(n) for n in ("n1", "n2", "n3", "n4")], 60
     ),
@@ -38,7 +47,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-limits-80-columns": lambda: job_lines(
         samples.detail(samples.job()) | {"limits": samples.LIMITS}, width=80
     ),
-    "get-wide": lambda: table_lines(get.COLUMNS, [samples.listed(j) for j in (samples.job(), FAILED, QUEUED)]),
+    "get-wide": lambda: table_lines(get.columns(JOBS), JOBS),
     "nodes": lambda: table_lines(
         [c for c in nodes.COLUMNS if not c.wide], [samples.shown_node(n) for n in ("n1", "n2", "n3", "n4")]
     ),

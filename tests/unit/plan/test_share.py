@@ -431,6 +431,25 @@ def test_nobody_is_overtaken_by_a_younger_job_of_the_same_user_queue_and_priorit
         last[peers] = one.order
 
 
+@REPEATABLE
+@given(loads())
+def test_a_cluster_that_uses_no_queues_has_the_same_order_and_the_same_decisions(found: Cluster) -> None:
+    """Whoever owns the jobs, and whether or not somebody has written ``default`` down."""
+    jobs = {
+        uid: one.model_copy(update={"spec": one.spec.model_copy(update={"queue": ""})})
+        for uid, one in found.jobs.items()
+    }
+    bare = replace(found, queues=NO_QUEUES, jobs=jobs, notes=Notes())
+    written = replace(bare, queues=Queues(rev=1, queues=(Queue(name="default", weight=3),)), notes=Notes())
+    by_age = sorted(waiting(bare), key=lambda one: (-one.spec.priority, one.order))
+    assert [one.job.name for one in queue.queue(bare)] == [one.name for one in by_age]
+    for one in bare.jobs.values():
+        decision = decide(bare, one, WALL)
+        assert decision == decide(written, one, WALL)
+        assert one.phase == "queued" or decision.step is None, "nobody makes room"
+        assert not isinstance(decision.step, Propose) or not decision.step.claims
+
+
 def over(cluster: Cluster) -> dict[str, tuple[str, ...]]:
     """Queues that use more than they may."""
     found = {}

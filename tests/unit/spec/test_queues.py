@@ -153,6 +153,11 @@ def test_the_usual_time_limit_is_within_the_longest() -> None:
     assert sentences(Queue(name="a", limits=JobLimits(max_time_limit=60, default_time_limit=61))) == [
         "queue a: its default_time_limit of 61 s is above its max_time_limit of 60 s: lower the one, or raise the other"
     ]
+    top = Queue(name="p", limits=JobLimits(max_time_limit=60))
+    assert sentences(top, Queue(name="a", parent="p", limits=JobLimits(max_time_limit=90, default_time_limit=61))) == [
+        "queue a: its default_time_limit of 61 s is above the max_time_limit of p above it, 60 s: lower the one, or "
+        "raise the other"
+    ]
 
 
 def test_a_queue_is_the_default_of_somebody() -> None:
