@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -127,9 +128,8 @@ def restart_alone(cluster: SimCluster) -> None:
         machine.worker_restarts(job.uid, cluster.rng.choice(ranks) - member.first_rank)
 
 
-async def storm(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
-    """Faults at random moments, for ``STORM`` seconds; servers fail now and then, and are started again alone; workers
-    end well now and then."""
+async def storm(cluster: SimCluster, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Faults at random moments, for ``STORM`` seconds. ``meanwhile`` is called with each."""
 
     async def strike(fault: Fault) -> None:
         try:
@@ -144,10 +144,7 @@ async def storm(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
         while loop.time() < over:
             await asyncio.sleep(cluster.rng.expovariate(0.5))
             faults.create_task(strike(cluster.rng.choice(FAULTS)))
-            if cluster.rng.random() < 0.3:
-                restart_alone(cluster)
-            if cluster.rng.random() < shape.ending:
-                seen.ended_in_storm += end_one(cluster, shape.completes)
+            meanwhile()
 
 
 def _fine(cluster: SimCluster) -> bool:
@@ -193,6 +190,14 @@ async def _complete(cluster: SimCluster, shape: Roles) -> None:
 
 async def _run(seed: int) -> Seen:
     shape, seen = drawn(seed), Seen()
+
+    def meanwhile() -> None:
+        """Servers fail now and then, and are started again alone; workers end well now and then."""
+        if cluster.rng.random() < 0.3:
+            restart_alone(cluster)
+        if cluster.rng.random() < shape.ending:
+            seen.ended_in_storm += end_one(cluster, shape.completes)
+
     async with asyncio.TaskGroup() as tasks:
         cluster = SimCluster(seed, shape.nodes, tasks, SLOTS)
         try:
@@ -200,7 +205,7 @@ async def _run(seed: int) -> Seen:
                 node.start_agent()
             await cluster.submit(JOB, 1, 1, 1, roles=shape.roles, completes=shape.completes)
             await cluster.until(lambda: cluster.whole(JOB), 90, "whole at first")
-            await storm(cluster, shape, seen)
+            await storm(cluster, meanwhile)
             await heal(cluster)
             await _play_on(cluster, shape, seen)
         finally:

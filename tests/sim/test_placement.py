@@ -12,9 +12,9 @@ import pytest
 from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.jobspec import Nodes, Role, Together
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.roles import storm
 from tests.sim.schedule import heal
 from tests.sim.test_directed import simulate
-from tests.sim.test_roles import storm
 from tests.sim.virtual import run_virtual
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "12"))

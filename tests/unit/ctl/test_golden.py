@@ -16,6 +16,7 @@ from nodeagent.ctl.output import table_lines
 from nodeagent.model.constraints import Match
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.waiting import explain
+from tests.unit.api.fakes import spec
 from tests.unit.ctl import samples
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,7 +55,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-running": lambda: job_lines(samples.detail(samples.job())),
     "describe-roles": lambda: job_lines(samples.detail(samples.ROLES)),
     "describe-guessed": lambda: job_lines(
-        samples.detail(samples.job(spec=samples.spec(preload=("my.data",), guessed=("torch", "transformers"))))
+        samples.detail(samples.job(spec=spec(preload=("my.data",), guessed=("torch", "transformers"))))
     )[:8],
     "describe-failed": lambda: job_lines(samples.detail(FAILED)),
     "describe-holding": lambda: job_lines(
