@@ -85,7 +85,7 @@ def shrink(training: Ours, full: int, left: int) -> Trial:
 def _shrink(training: Ours, full: int, left: int, queue: str, workers: int) -> Trial:
     settle()
     old = training.log.newest()
-    _submit_other(training, queue, workers, "exec sleep infinity")
+    _submit_other(training, queue, workers, "sleep", "infinity")
     new = _next(training, old, left)
     settle()
     trial = stood(training, old, new)
@@ -100,7 +100,8 @@ def preempt(training: Ours, world: int) -> Trial:
     old, runs = training.log.newest(), training.folder / "runs"
     runs.unlink(missing_ok=True)
     time.sleep(max(0.0, old.first_step + LEFT_ALONE - time.monotonic()))
-    _submit_other(training, OTHER_QUEUE, 1, f"date +%s.%N > {runs}.tmp; mv {runs}.tmp {runs}; exec sleep infinity")
+    script = f"date +%s.%N > {runs}.tmp; mv {runs}.tmp {runs}; exec sleep infinity"
+    _submit_other(training, OTHER_QUEUE, 1, "sh", "-c", script)
     submitted = float(training.job(OTHER)["submitted"])
     training.until_phase("running", TIMEOUT, OTHER)
     settle()
@@ -110,9 +111,9 @@ def preempt(training: Ours, world: int) -> Trial:
     return Trial(seconds, steps_lost(training.log.gangs(), old, _next(training, old, world)))
 
 
-def _submit_other(training: Ours, queue: str, workers: int, script: str) -> None:
+def _submit_other(training: Ours, queue: str, workers: int, *command: str) -> None:
     """A job for which no node has room beside the training."""
-    job = {"name": OTHER, "command": ["sh", "-c", script], "nodes": 1, "workers_per_node": workers, "queue": queue}
+    job = {"name": OTHER, "command": [*command], "nodes": 1, "workers_per_node": workers, "queue": queue}
     file = training.folder / "other.yaml"
     file.write_text(yaml.safe_dump(job))
     training.ctl("submit", str(file))

@@ -56,6 +56,12 @@ def device_time(device: str, by: str, of: str = "device") -> str:
     return f"sum by ({by}) ({rate})"
 
 
+def device_goodput(device: str, by: str) -> str:
+    """The part of their time that was neither lost nor overhead."""
+    lost, overhead = device_time(device, by, "lost_device"), device_time(device, by, "overhead_device")
+    return f"1 - ({lost} + {overhead}) / {device_time(device, by)}"
+
+
 CLUSTER = variable("cluster", "label_values(nodeagent_build_info, cluster)")
 JOB = variable("job", 'label_values(nodeagent_generation{cluster=~"$cluster"}, job)')
 NODE = variable("node", 'label_values(nodeagent_build_info{cluster=~"$cluster"}, node)')
@@ -94,15 +100,13 @@ CLUSTER_PANELS = [
           [(device_time("gpu", "user"), "{{user}}")]),
     Panel("CPU slots in use, by queue", "Booked, on average.", "timeseries",
           [(device_time("slot", "queue"), "{{queue}}")]),
-    Panel("Goodput, by class of node", "Part of the GPUs' time that was not lost to faults: of nodes that may be "
-          "taken away (spot), and of the others.", "timeseries",
-          [(f"1 - {device_time('gpu', 'class', 'lost_device')} / {device_time('gpu', 'class')}", "{{class}}")],
-          unit="percentunit"),
-    Panel("Goodput, by queue", "Part of the time of its jobs' GPUs (or CPU slots) that was not lost to faults.",
-          "timeseries",
-          [(f"1 - {device_time('gpu', 'queue', 'lost_device')} / {device_time('gpu', 'queue')}", "{{queue}}"),
-           (f"1 - {device_time('slot', 'queue', 'lost_device')} / {device_time('slot', 'queue')}",
-            "{{queue}}: CPU slots")], unit="percentunit"),
+    Panel("Goodput, by class of node", "Part of the GPUs' time that was neither lost to faults nor overhead: of nodes "
+          "that may be taken away (spot), and of the others.", "timeseries",
+          [(device_goodput("gpu", "class"), "{{class}}")], unit="percentunit"),
+    Panel("Goodput, by queue", "Part of the time of its jobs' GPUs (or CPU slots) that was neither lost to faults nor "
+          "overhead.", "timeseries",
+          [(device_goodput("gpu", "queue"), "{{queue}}"),
+           (device_goodput("slot", "queue"), "{{queue}}: CPU slots")], unit="percentunit"),
     Panel("Jobs in line, by queue", "That wait for nodes.", "timeseries",
           [(said("waiting_jobs", "queue"), "{{queue}}")]),
     Panel("Longest wait, by queue", "Of the jobs that are in line now.", "timeseries",
@@ -134,8 +138,8 @@ JOB_PANELS = [
           "downtime is reported when it is over.", "stat",
           [(f"1 - clamp_max(sum by (job) (increase({STANDSTILL}[$__range])) / ({LIVE}), 1)",
             "{{job}}")], unit="percentunit", width=6, height=4, more={"decimals": 3}),
-    Panel("Devices' goodput", "Part of its GPUs' (or slots') time since the submission that was not lost to faults: "
-          "docs/usage.md.", "stat",
+    Panel("Devices' goodput", "Part of its GPUs' (or slots') time since the submission that was neither lost to "
+          "faults nor overhead: docs/usage.md.", "stat",
           [(of_job("job_goodput"), "{{job}}")], unit="percentunit", width=6, height=4, more={"decimals": 3}),
     Panel("Restart budget", "Spent within its window, and the limit.", "stat",
           [(of_job("budget_spent"), "{{job}}: spent"), (of_job("budget_limit"), "{{job}}: of")], width=6, height=4),

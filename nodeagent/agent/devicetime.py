@@ -1,5 +1,6 @@
-"""Counts for how long jobs have this node's devices, and how much of that faults cost, for the metrics: by queue, user
-and class of node. Each node counts its own devices only, so that the sum over all nodes counts each once.
+"""Counts for how long jobs have this node's devices, and how much of that was lost to faults or overhead, for the
+metrics: by queue, user and class of node. Each node counts its own devices only, so that the sum over all nodes counts
+each once.
 
 As the store counts (``store/scripts/_usage.lua``), but only while this agent looks: the truth is the store's.
 """
@@ -34,32 +35,33 @@ class _Share:
     devices: int
     part: float
     """Of all its devices of this kind."""
-    lost: int
-    """Milliseconds of all of these that faults had cost it."""
+    wasted: tuple[int, int]
+    """Milliseconds of all of these that faults had cost it, and that were overhead."""
 
 
 class DeviceTime:
-    """``seconds`` and ``lost`` have the labels ``device``, ``queue``, ``user`` and ``class``. The class of a node is
-    ``spot`` if it may be taken away, else ``regular``."""
+    """``seconds``, ``lost`` and ``overhead`` have the labels ``device``, ``queue``, ``user`` and ``class``. The class
+    of a node is ``spot`` if it may be taken away, else ``regular``."""
 
-    def __init__(self, seconds: Counter, lost: Counter) -> None:
-        self._seconds, self._lost = seconds, lost
+    def __init__(self, seconds: Counter, lost: Counter, overhead: Counter) -> None:
+        self._seconds, self._wasted = seconds, (lost, overhead)
         self._served: int | None = None
         self._held: Mapping[tuple[str, str], _Share] = {}
         """By job (uid) and kind of device, as of then."""
         self._known: set[Whose] = set()
 
     def look(self, cluster: Cluster, node: str) -> None:
-        """What was held at the last look was held until now. Of what a fault cost a job each of its nodes bears the
-        part that it has of the job's devices."""
+        """What was held at the last look was held until now. Of what a fault cost a job, and of its overhead, each of
+        its nodes bears the part that it has of the job's devices."""
         if self._served is not None and cluster.served > self._served:
             class_ = "spot" if node in cluster.nodes and cluster.nodes[node].facts.spot else "regular"
             for (uid, kind), share in self._held.items():
                 labels = (*self._series(share.whose), class_)
                 self._seconds.labels(*labels).inc(share.devices * (cluster.served - self._served) / 1000)
                 job = cluster.jobs.get(uid)
-                lost = 0 if job is None else _lost(job, kind, cluster.served) - share.lost
-                self._lost.labels(*labels).inc(max(0.0, lost * share.part / 1000))
+                now = share.wasted if job is None else _wasted(job, kind, cluster.served)
+                for counter, ms, before in zip(self._wasted, now, share.wasted, strict=True):
+                    counter.labels(*labels).inc(max(0.0, (ms - before) * share.part / 1000))
         self._served = max(cluster.served, self._served or 0)
         self._held = _held(cluster, node)
 
@@ -79,11 +81,11 @@ def _held(cluster: Cluster, node: str) -> dict[tuple[str, str], _Share]:
         job, all_of = cluster.jobs[uid], used(cluster)[uid]
         whose = kind, queue_of(job.spec.queue), job.spec.submitter.user
         part = devices / (all_of.slots if kind == "slot" else all_of.gpus)
-        found[uid, kind] = _Share(whose, devices, part, _lost(job, kind, cluster.served))
+        found[uid, kind] = _Share(whose, devices, part, _wasted(job, kind, cluster.served))
     return found
 
 
-def _lost(job: JobRecord, kind: str, served: int) -> int:
-    """Milliseconds of its devices of this kind that faults cost the job up to then."""
+def _wasted(job: JobRecord, kind: str, served: int) -> tuple[int, int]:
+    """Milliseconds of its devices of this kind that faults cost the job up to then, and that were overhead."""
     use = add((*job.used.values(), *since_written(job, served, 0).values()))
-    return use.lost_slot_ms if kind == "slot" else use.lost_gpu_ms
+    return (use.lost_slot_ms, use.overhead_slot_ms) if kind == "slot" else (use.lost_gpu_ms, use.overhead_gpu_ms)

@@ -23,7 +23,7 @@ from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.faults import spent
 from nodeagent.plan.queue import places
-from nodeagent.plan.usage import add, lost_part, of_job
+from nodeagent.plan.usage import add, goodput, of_job
 from nodeagent.pods.base import PodStatus
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Gauges:
             "role",
         )
         self.goodput = gauge(
-            "job_goodput", "Part of the devices' time of each live job that was not lost to faults.", "job"
+            "job_goodput", "Part of the devices' time of each live job that was neither lost nor overhead.", "job"
         )
         self.phase = gauge("phase_seconds", "How long each live job has been in its present phase.", "job", "phase")
         self.ends = gauge(
@@ -175,8 +175,8 @@ class Gauges:
             self.limit.labels(job=job.name).set(job.spec.restarts.max)
             self.restarts.labels(job=job.name).set(job.restarts)
             use = add(line.use for line in of_job(job, cluster.served, int(time.time() * 1000)))
-            if (lost := lost_part(use)) is not None:
-                self.goodput.labels(job=job.name).set(1.0 - lost)
+            if (part := goodput(use)) is not None:
+                self.goodput.labels(job=job.name).set(part)
             since = cluster.served - millis(job.spec.restarts.window)
             causes = Tally(entry.kind for entry in job.budget.values() if entry.at >= since)
             for cause in causes.keys() & set(get_args(CauseKind)):

@@ -128,6 +128,12 @@ class Metrics:
                 ["device", "queue", "user", "class"],
                 registry=self.registry,
             ),
+            Counter(
+                "nodeagent_overhead_device_seconds",
+                "Of that, what starts, planned changes and ends took, likewise.",
+                ["device", "queue", "user", "class"],
+                registry=self.registry,
+            ),
         )
         self._gauges = Gauges(self.registry)
         self._xids = Counter(

@@ -141,6 +141,8 @@ def total_json(found: Total) -> Json:
         "slot_hours": _hours(use.slot_ms),
         "lost_gpu_hours": _hours(use.lost_gpu_ms),
         "lost_slot_hours": _hours(use.lost_slot_ms),
+        "overhead_gpu_hours": _hours(use.overhead_gpu_ms),
+        "overhead_slot_hours": _hours(use.overhead_slot_ms),
         "lost": _part(found.lost),
         "goodput": _part(found.goodput),
         "waited_hours": _hours(use.waited_ms),

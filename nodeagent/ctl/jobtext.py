@@ -169,11 +169,13 @@ def _preloaded(spec: Json) -> list[str]:
 
 
 def use_text(used: Json) -> str:
-    """Hours of devices, and how many of them were lost."""
+    """Hours of devices, and how many of them were lost, and overhead."""
     kinds = (("gpu", "GPU"), ("slot", "slot"))
     parts = [f"{hours(used[f'{key}_hours'])} {name} hours" for key, name in kinds if used[f"{key}_hours"]]
     lost = hours(used["lost_gpu_hours"] or used["lost_slot_hours"])
+    overhead = hours(used["overhead_gpu_hours"] or used["overhead_slot_hours"])
     text = ", ".join(parts) + (f", {lost} of them lost to faults" if lost != "-" else "")
+    text += f", {overhead} overhead" if overhead != "-" else ""
     waited = used["waited_hours"] * 3600
     return f"{text} (goodput {part(used['goodput'])})" + (f"; waited {span(waited)} for nodes" if waited >= 1 else "")
 

@@ -16,8 +16,8 @@ Json = dict[str, Any]
 
 FORMATS = ("table", "wide", "json", "csv", "yaml")
 CSV = (
-    "name", "user", "queue", "uid", "gpu_hours", "slot_hours", "lost_gpu_hours", "lost_slot_hours", "lost", "goodput",
-    "waited_hours", "jobs", "restarts",
+    "name", "user", "queue", "uid", "gpu_hours", "slot_hours", "lost_gpu_hours", "lost_slot_hours",
+    "overhead_gpu_hours", "overhead_slot_hours", "lost", "goodput", "waited_hours", "jobs", "restarts",
 )  # fmt: skip
 
 ONLY_RECORDED = (
@@ -35,6 +35,7 @@ def columns(by: str) -> tuple[Column, ...]:
         Column("GOODPUT", lambda row: part(row["goodput"])),
         Column("WAITED", lambda row: span(row["waited_hours"] * 3600) if row["waited_hours"] else "-"),
         Column("JOBS", lambda row: row["jobs"] or "-"),
+        Column("OVERHEAD", lambda row: hours(row["overhead_gpu_hours"] or row["overhead_slot_hours"]), wide=True),
         Column("RESTARTS", lambda row: row["restarts"] or "-", wide=True),
         Column("USER", lambda row: row["user"], wide=True),
         Column("QUEUE", lambda row: row["queue"], wide=True),
@@ -55,8 +56,8 @@ def columns(by: str) -> tuple[Column, ...]:
 @click.pass_context
 def usage(ctx: click.Context, by: str, since: str, until: str, fmt: str) -> None:
     """Say who used how many hours of GPUs and of CPU slots, how many of them were lost to faults (what came after the
-    last checkpoint, and the standstill), how long jobs waited for nodes, and how many were submitted. GOODPUT is what
-    was not lost.
+    last checkpoint, and the standstill), how long jobs waited for nodes, and how many were submitted. GOODPUT is the
+    part of the hours that was neither lost nor overhead: starts and planned changes.
 
     Use is kept by the day (UTC), for 400 days, whatever becomes of the jobs; `--by job` lists only those whose record
     is kept, and says so. You see your own, operators everybody's.

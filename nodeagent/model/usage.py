@@ -28,6 +28,10 @@ class UsedTime(Record):
     """GPU time lost to faults, a part of ``gpu_ms``: the work after the last checkpoint that had to be repeated, and
     the time from the fault until the workers ran again."""
     lost_slot_ms: int = 0
+    overhead_gpu_ms: int = 0
+    """GPU time without steps that no fault was the cause of, another part of ``gpu_ms``: from a proposal to the
+    workers' first step (of a job's first generation, to its start), and from a planned end until nothing runs."""
+    overhead_slot_ms: int = 0
     waited_ms: int = 0
     """Time in the queue, or holding; not multiplied by devices."""
     restarts: int = 0
@@ -46,7 +50,9 @@ class Held(Record):
     stands: int = 0
     """When a fault stopped the job's progress; 0 if it runs."""
     started: int = 0
-    """When its workers ran again after the last fault."""
+    """When its workers ran again after the last generation but the first was formed."""
+    idle: int = 0
+    """Since when the job has had no active generation; 0 if it has one."""
 
 
 class UsageRow(UsedTime):

@@ -57,15 +57,24 @@ class Total:
 
     @property
     def goodput(self) -> float | None:
-        """The other part: steps that were kept, and what every job takes (forming, starting, planned changes)."""
-        lost = self.lost
-        return None if lost is None else 1.0 - lost
+        """The part in which steps were made that were kept: without what was lost, and without overhead."""
+        return goodput(self.use)
 
 
 def lost_part(use: UsedTime) -> float | None:
     """As ``Total.lost``. What was lost in the first minutes of a day may have been used on the day before."""
-    used, lost = (use.gpu_ms, use.lost_gpu_ms) if use.gpu_ms > 0 else (use.slot_ms, use.lost_slot_ms)
-    return None if used <= 0 else min(1.0, max(0.0, lost / used))
+    return _part(use, use.lost_gpu_ms, use.lost_slot_ms)
+
+
+def goodput(use: UsedTime) -> float | None:
+    """As ``Total.goodput``."""
+    other = _part(use, use.lost_gpu_ms + use.overhead_gpu_ms, use.lost_slot_ms + use.overhead_slot_ms)
+    return None if other is None else 1.0 - other
+
+
+def _part(use: UsedTime, gpu_ms: int, slot_ms: int) -> float | None:
+    used, part = (use.gpu_ms, gpu_ms) if use.gpu_ms > 0 else (use.slot_ms, slot_ms)
+    return None if used <= 0 else min(1.0, max(0.0, part / used))
 
 
 def add(uses: Iterable[UsedTime]) -> UsedTime:
@@ -84,10 +93,12 @@ def since_written(job: JobRecord, served: int, wall_ms: int) -> dict[int, UsedTi
     held = job.held
     if held is not None and (held.gpus or held.slots):
         lost = held.stands > 0
+        idle = held.idle > 0 and not lost
         for day, ms in _days(served - held.at, wall_ms):
             found[day] = UsedTime(
                 gpu_ms=ms * held.gpus, slot_ms=ms * held.slots,
                 lost_gpu_ms=lost * ms * held.gpus, lost_slot_ms=lost * ms * held.slots,
+                overhead_gpu_ms=idle * ms * held.gpus, overhead_slot_ms=idle * ms * held.slots,
             )  # fmt: skip
     if job.phase in ("queued", "holding"):
         for day, ms in _days(served - job.since, wall_ms):

@@ -38,6 +38,11 @@ def held(job: JobRecord) -> Held:
     return job.held
 
 
+def booked_since(job: JobRecord) -> int:
+    """When the job got its slots, of which it has had as many since."""
+    return held(job).at - used(job).slot_ms // held(job).slots
+
+
 def fault(kind: str = "worker_failed", stalled: float = 0.0) -> Spend:
     return Spend(at=1, wall=2.25, kind=kind, counts=True, node="n1", text="because", stalled=stalled)
 
@@ -125,7 +130,7 @@ async def test_gpus_and_slots_are_counted_apart(bench: Bench) -> None:
 async def test_a_lost_nodes_devices_count_until_its_lease_ended(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
-    begun = held(job).at
+    begun = booked_since(job)
     await bench.lapse("n2", "n1")
     ended = (await bench.beat("n1")).served
     await bench.age(5000)
@@ -139,7 +144,7 @@ async def test_a_lost_nodes_devices_count_until_its_lease_ended(bench: Bench) ->
 async def test_a_node_that_left_has_its_devices_until_then(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
-    begun = held(job).at
+    begun = booked_since(job)
     await bench.age(1000)
     await bench.store.leave("n2", bench.lives["n2"])
     left = (await bench.beat("n1")).served
@@ -148,20 +153,66 @@ async def test_a_node_that_left_has_its_devices_until_then(bench: Bench) -> None
     assert 0 <= 2 * (held(job).at - begun) + 2 * (left - begun) - used(job).slot_ms <= 2 * 300
 
 
-async def test_a_lost_node_of_a_job_that_stands_still(bench: Bench) -> None:
-    """It was lost before that job's fault, and another job is the first to say so."""
+@pytest.mark.parametrize("planned", [False, True])
+async def test_a_lost_node_of_a_job_that_stands_still(bench: Bench, planned: bool) -> None:
+    """It was lost before that job's fault, or its planned end, and another job is the first to say so."""
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit("u1", name="a"), "n1", "n2")
     other = await bench.active(await bench.submit("u2", name="b"), "n1", "n2", first=2)
     await bench.lapse("n2", "n1")
     await bench.age(3000)
-    job = await bench.end(job, "holding", spend=fault())
-    stands = held(job).stands
+    before = used(job).overhead_slot_ms
+    job = await bench.end(job, "holding", spend=None if planned else fault())
+    stands = held(job).idle if planned else held(job).stands
     await bench.age(4000)
     await bench.end(other, "holding", lost=("n2",), spend=fault("node_lost"))
     job = await bench.job("u1", "n1")
     assert held(job).slots == 2
-    assert used(job).lost_slot_ms == 2 * (held(job).at - stands), "of the living node alone"
+    wasted = used(job).overhead_slot_ms - before if planned else used(job).lost_slot_ms
+    assert wasted == 2 * (held(job).at - stands), "of the living node alone"
+    assert planned or used(job).overhead_slot_ms == before
+
+
+async def test_overhead_is_what_stands_still_without_a_fault(bench: Bench) -> None:
+    """Until a generation is put together and its workers step, and until an ended one has let go."""
+    await bench.up("n1")
+    job = await bench.propose(await bench.submit(low=1), "n1")
+    begun = held(job).at
+    await bench.age(2000)
+    job = await bench.ack(job, "n1")
+    overhead = 2 * (head(job).since - begun)
+    assert used(job).overhead_slot_ms == overhead == used(job).slot_ms
+    await bench.age(5000)
+    job = await bench.propose(job, "n1", planned=True, cause=Cause(kind="scale", text="x"))
+    stood = held(job).at
+    await bench.age(1000)
+    job = await bench.ack(job, "n1")
+    await bench.age(3000)
+    report = PodReport(state="running", started=0.5)
+    job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
+    overhead += 2 * (held(job).started - stood)
+    assert (used(job).overhead_slot_ms, used(job).lost_slot_ms) == (overhead, 0)
+    assert held(job).started - head(job).since >= 2000
+    job = await bench.store.commit(job.uid, head(job).token, "n1", bench.lives["n1"], "step-10", 10, 1)
+    saved = held(job).saved
+    await bench.age(1000)
+    job = await bench.end(job, "holding", spend=fault())
+    await bench.age(1000)
+    job = await bench.ack(job, "n1")
+    assert (used(job).overhead_slot_ms, used(job).lost_slot_ms) == (overhead, 2 * (held(job).at - saved))
+
+
+async def test_what_a_planned_end_takes_is_overhead(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(low=1), "n1")
+    await bench.age(4000)
+    before = used(job).overhead_slot_ms
+    job = await bench.end(job, "stopped")
+    ended = held(job).at
+    await bench.age(1000)
+    job = await bench.ack(job, "n1")
+    assert used(job).overhead_slot_ms - before == 2 * (held(job).at - ended) >= 2000
+    assert used(job).lost_slot_ms == 0
 
 
 async def test_a_fault_costs_what_came_after_the_last_checkpoint_and_the_standstill(bench: Bench) -> None:
@@ -169,9 +220,10 @@ async def test_a_fault_costs_what_came_after_the_last_checkpoint_and_the_standst
     job = await bench.active(await bench.submit(low=1), "n1")
     await bench.age(10_000)
     token, life = head(job).token, bench.lives["n1"]
+    before = job.used
     job = await bench.store.commit(job.uid, token, "n1", life, "step-10", 10, 1)
     saved = held(job).saved
-    assert used(job).slot_ms == 0, "a commit counts nothing"
+    assert job.used == before, "a commit counts nothing"
     await bench.age(4000)
     job = await bench.propose(job, "n1", spend=fault(), cause=Cause(kind="worker_failed", text="x"))
     assert held(job).stands == saved
@@ -332,7 +384,7 @@ async def test_a_job_that_comes_back_late_has_used_its_devices_until_its_node_wa
     await bench.up("n1", "n2")
     kept = await bench.keep()
     job = await bench.active(await bench.submit(), "n1")
-    begun = held(job).at
+    begun = booked_since(job)
     await bench.age(2000)
     reply = await bench.beat("n1")
     known = Known(

@@ -413,8 +413,14 @@ class Checker:
         lost = any(node not in nodes or nodes[node].lost or nodes[node].left for node, _ in _devices_of(before))
         if used > held or (used < held and not lost):
             raise Broken(f"{job.name} used {used} ms, and held devices for {held} ms")
-        if any(u.lost_gpu_ms + u.lost_slot_ms < 0 for u in job.used.values()):
-            raise Broken(f"{job.name} lost less than nothing: {job.used}")
+        wasted = 0
+        for u in job.used.values():
+            kinds = (u.lost_gpu_ms + u.lost_slot_ms, u.overhead_gpu_ms + u.overhead_slot_ms)
+            wasted += sum(kinds)
+            if min(kinds) < 0:
+                raise Broken(f"{job.name} lost less than nothing: {job.used}")
+        if wasted > sum(u.gpu_ms + u.slot_ms for u in job.used.values()):
+            raise Broken(f"{job.name} lost more than it used: {job.used}")
 
     def _budget(self, job: JobRecord) -> None:
         """Invariant 5: only faults of the job count, and never more than the budget but the last, which fails it."""

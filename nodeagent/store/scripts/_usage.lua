@@ -1,9 +1,10 @@
--- Counts what jobs use: devices and for how long, and how much of that was lost to faults. In a job's record, `held` is
+-- Counts what jobs use: devices and for how long, how much of that was lost to faults, and how much was overhead. In a job's record, `held` is
 -- what the job holds and since when, and `used:<day>` the use before that, by the UTC day of the server's clock.
 -- `usage:<day>` is the use of jobs that were removed from the view, by owner and queue. Times are of the served clock.
 -- Must never decide anything.
 local USE_DAY, USE_DAYS_KEPT, USE_ROWS_KEPT, OTHERS = 86400000, 400, 256, '-2'
-local AMOUNTS = { 'gpu_ms', 'slot_ms', 'lost_gpu_ms', 'lost_slot_ms', 'waited_ms', 'restarts' }
+local AMOUNTS = { 'gpu_ms', 'slot_ms', 'lost_gpu_ms', 'lost_slot_ms', 'overhead_gpu_ms', 'overhead_slot_ms', 'waited_ms',
+  'restarts' }
 -- Causes of a generation that are faults; people or new nodes are the other causes.
 local FAULTS = { worker_failed = true, hang = true, pod_failed = true, node_lost = true, collective = true,
   reform = true, fenced = true, hardware = true }
@@ -44,21 +45,26 @@ local function add_over(job, from, to, each)
 end
 
 local function held_by(job)
-  return job.held and cjson.decode(job.held) or { at = served, gpus = 0, slots = 0, saved = 0, stands = 0, started = 0 }
+  local held = job.held and cjson.decode(job.held)
+    or { at = served, gpus = 0, slots = 0, saved = 0, stands = 0, started = 0 }
+  held.idle = held.idle or 0
+  return held
 end
 
 local function put_held(job, held)
-  job.held = string.format('{"at":%.0f,"gpus":%.0f,"slots":%.0f,"saved":%.0f,"stands":%.0f,"started":%.0f}', held.at,
-    held.gpus, held.slots, held.saved, held.stands, held.started)
+  job.held = string.format('{"at":%.0f,"gpus":%.0f,"slots":%.0f,"saved":%.0f,"stands":%.0f,"started":%.0f,"idle":%.0f}',
+    held.at, held.gpus, held.slots, held.saved, held.stands, held.started, held.idle)
 end
 
 -- Counts what the job holds up to `to`, or up to now.
 local function count_up(job, to)
   local held = held_by(job)
-  local lost = held.stands > 0 and 1 or 0
   if held.gpus > 0 or held.slots > 0 then
+    local lost = held.stands > 0 and 1 or 0
+    local idle = held.idle > 0 and 1 - lost or 0
     add_over(job, held.at, to or served, { gpu_ms = held.gpus, slot_ms = held.slots,
-      lost_gpu_ms = lost * held.gpus, lost_slot_ms = lost * held.slots })
+      lost_gpu_ms = lost * held.gpus, lost_slot_ms = lost * held.slots,
+      overhead_gpu_ms = idle * held.gpus, overhead_slot_ms = idle * held.slots })
   end
   held.at = math.max(held.at, served)
   return held
@@ -86,9 +92,13 @@ local function count_changes(job, changes)
       local from = had_until(node)
       if from < served then
         add_over(job, from, served, { gpu_ms = change.gpus, slot_ms = change.slots })
-        if held.stands > 0 then
-          add_over(job, math.max(from, held.stands), served,
-            { lost_gpu_ms = change.gpus, lost_slot_ms = change.slots })
+        local kind, since = 'lost', held.stands
+        if since == 0 then
+          kind, since = 'overhead', held.idle
+        end
+        if since > 0 then
+          add_over(job, math.max(from, since), served,
+            { [kind .. '_gpu_ms'] = change.gpus, [kind .. '_slot_ms'] = change.slots })
         end
       end
     end
@@ -119,26 +129,32 @@ local function count_fault(job, entry, redo, lost)
   put_held(job, held)
 end
 
+-- From now on the job has no active generation. Until it has one, its devices' time is overhead, unless it is lost.
+local function count_idle(job)
+  local held = count_up(job)
+  held.idle = held.idle > 0 and held.idle or math.max(1, served)
+  put_held(job, held)
+end
+
 -- The job's next generation is active. Its workers report later how long they took to their first step.
 local function count_active(job)
   local held = held_by(job)
-  if held.stands > 0 then
+  if held.stands > 0 or held.idle > 0 then
     held = count_up(job)
-    held.stands = 0
+    held.stands, held.idle = 0, 0
     put_held(job, held)
   end
 end
 
--- The job's workers run since `ago` seconds, in an active generation that a fault was the cause of.
+-- The job's workers run since `ago` seconds, in an active generation: until then the time was lost if a fault was its
+-- cause, else overhead.
 local function count_started(job, ago)
   local cause = redis.call('HGET', P .. 'job:' .. job.uid, 'head_cause')
   local since = tonumber(redis.call('HGET', P .. 'job:' .. job.uid, 'head_since'))
-  if FAULTS[cjson.decode(cause).kind] then
-    local held = held_by(job)
-    held.started = math.min(served, math.max(since, served - math.floor(1000 * ago)))
-    add_over(job, since, held.started, { lost_gpu_ms = held.gpus, lost_slot_ms = held.slots })
-    put_held(job, held)
-  end
+  local kind, held = FAULTS[cjson.decode(cause).kind] and 'lost' or 'overhead', held_by(job)
+  held.started = math.min(served, math.max(since, served - math.floor(1000 * ago)))
+  add_over(job, since, held.started, { [kind .. '_gpu_ms'] = held.gpus, [kind .. '_slot_ms'] = held.slots })
+  put_held(job, held)
 end
 
 local function forget_usage(oldest)

@@ -38,6 +38,9 @@ end
 
 declare_lost(job, A.lost, A.by)
 count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
+if job.head_id then
+  count_idle(job)
+end
 local before, old_phase, old_reason = named(job), job.phase, job.reason
 local holders = next_holders(job, A.lost)
 local ends = job.head_id and job.head_state ~= 'ended'

@@ -67,6 +67,7 @@ end
 
 declare_lost(job, A.lost, A.by)
 count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
+count_idle(job)
 local before = named(job)
 local holders = next_holders(job, A.lost)
 spend(job, A.spend)

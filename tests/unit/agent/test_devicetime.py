@@ -40,7 +40,7 @@ def job(**more: object) -> JobRecord:
 
 def test_only_this_nodes_devices_from_one_look_to_the_next() -> None:
     seconds = counter()
-    time, view = DeviceTime(seconds, counter()), cluster(job())
+    time, view = DeviceTime(seconds, counter(), counter()), cluster(job())
     time.look(view, MY)
     assert counted(seconds) == {}, "nobody knows since when"
     time.look(replace(view, served=3500), MY)
@@ -61,7 +61,7 @@ def test_a_device_that_is_held_twice_counts_once() -> None:
     head = make_head(["n1"], state="forming")
     held = make_holder("n1", head.members["n1"].life, head.members["n1"].devices)
     view = cluster(job(head=head.model_copy(update={"holders": {"n1": held}})))
-    time = DeviceTime(seconds, counter())
+    time = DeviceTime(seconds, counter(), counter())
     time.look(view, MY)
     time.look(replace(view, served=2000), MY)
     assert list(counted(seconds).values()) == [len(head.members["n1"].devices)]
@@ -69,7 +69,7 @@ def test_a_device_that_is_held_twice_counts_once() -> None:
 
 def test_users_without_a_bound_are_others() -> None:
     seconds = counter()
-    time, served = DeviceTime(seconds, counter()), 0
+    time, served = DeviceTime(seconds, counter(), counter()), 0
     for number in range(MAX_SERIES + 20):
         spec = make_job().spec
         spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update={"user": f"u{number}"})})
@@ -80,17 +80,18 @@ def test_users_without_a_bound_are_others() -> None:
     assert found["slot", "others"] == 19 * found["slot", "u0"]
 
 
-def test_each_node_bears_its_part_of_what_a_fault_cost() -> None:
-    seconds, lost = counter(), counter()
-    time, one = DeviceTime(seconds, lost), job()
+def test_each_node_bears_its_part_of_what_a_fault_cost_and_of_the_overhead() -> None:
+    seconds, lost, overhead = counter(), counter(), counter()
+    time, one = DeviceTime(seconds, lost, overhead), job()
     assert one.head is not None
     mine = len(one.head.members[MY].devices)
     before = job(used={"20000": UsedTime(slot_ms=90_000, lost_slot_ms=10_000)})
-    after = job(used={"20000": UsedTime(slot_ms=99_000, lost_slot_ms=16_000)})
+    after = job(used={"20000": UsedTime(slot_ms=99_000, lost_slot_ms=16_000, overhead_slot_ms=2000)})
     user = one.spec.submitter.user
     time.look(cluster(before), MY)
     time.look(cluster(after, served=3000), MY)
     assert counted(lost) == {("slot", user): 3.0}, "half of the devices are here"
+    assert counted(overhead) == {("slot", user): 1.0}
     standing = after.model_copy(update={"held": Held(at=3000, slots=2 * mine, stands=3000)})
     time.look(cluster(standing, served=3000), MY)
     time.look(cluster(standing, served=5000), MY)
@@ -105,9 +106,11 @@ def test_time_is_counted_by_class_of_node() -> None:
     spot = mine.model_copy(update={"facts": mine.facts.model_copy(update={"spot": True})})
     view = replace(view, nodes={**view.nodes, MY: spot})
     for node, class_ in ((MY, "spot"), ("n2", "regular")):
-        seconds, lost = counter(), counter()
-        time = DeviceTime(seconds, lost)
+        seconds, lost, overhead = counter(), counter(), counter()
+        time = DeviceTime(seconds, lost, overhead)
         time.look(view, node)
         time.look(replace(view, served=2000), node)
-        samples = [s for of in (seconds, lost) for m in of.collect() for s in m.samples if s.name.endswith("_total")]
-        assert [s.labels["class"] for s in samples] == [class_, class_]
+        samples = [
+            s for of in (seconds, lost, overhead) for m in of.collect() for s in m.samples if s.name.endswith("_total")
+        ]
+        assert [s.labels["class"] for s in samples] == [class_] * 3

@@ -24,7 +24,7 @@ LINES = [
     UsageLine(
         DAY, 1000, "default", UsageRow(gpu_ms=8 * HOUR, lost_gpu_ms=2 * HOUR, waited_ms=HOUR, jobs=2, restarts=3), 2
     ),
-    UsageLine(DAY - 1, 1000, "prod", UsedTime(gpu_ms=HOUR)),
+    UsageLine(DAY - 1, 1000, "prod", UsedTime(gpu_ms=HOUR, overhead_gpu_ms=HOUR // 2)),
     UsageLine(DAY, 1001, "default", UsedTime(slot_ms=4 * HOUR)),
     UsageLine(DAY, OTHERS, "default", UsedTime(gpu_ms=10 * HOUR, slot_ms=1)),
 ]
@@ -36,7 +36,8 @@ def test_by_user_the_largest_first() -> None:
         ("others", "others", "default", 10.0), ("ann", "ann", None, 9.0), ("bob", "bob", "default", 0.0),
     ]  # fmt: skip
     ann = found["items"][1]
-    assert (ann["lost_gpu_hours"], ann["lost"], ann["goodput"]) == (2.0, round(2 / 9, 6), round(7 / 9, 6))
+    assert (ann["lost_gpu_hours"], ann["lost"], ann["goodput"]) == (2.0, round(2 / 9, 6), round(6.5 / 9, 6))
+    assert (ann["overhead_gpu_hours"], ann["overhead_slot_hours"]) == (0.5, 0.0)
     assert (ann["waited_hours"], ann["jobs"], ann["restarts"]) == (1.0, 2, 3)
     assert ann["days"] == [
         {"day": date_of(DAY - 1), "gpu_hours": 1.0, "slot_hours": 0.0},

@@ -219,12 +219,21 @@ def asking(record: JobRecord, **asked: Any) -> JobRecord:
 
 USED = job(
     held=Held(at=0),
-    used={"20780": UsedTime(gpu_ms=3_600_000 * 12_345, lost_gpu_ms=3_600_000 * 3, waited_ms=200_000, restarts=2)},
+    used={
+        "20780": UsedTime(
+            gpu_ms=3_600_000 * 12_345,
+            lost_gpu_ms=3_600_000 * 3,
+            overhead_gpu_ms=3_600_000 * 2,
+            waited_ms=200_000,
+            restarts=2,
+        )
+    },
 )
 USAGE: list[dict[str, Any]] = [
     {
         "name": name, "user": user, "queue": "default", "uid": uid, "gpu_hours": gpus, "slot_hours": slots,
-        "lost_gpu_hours": lost, "lost_slot_hours": 0.0, "goodput": goodput, "waited_hours": waited, "jobs": jobs,
+        "lost_gpu_hours": lost, "lost_slot_hours": 0.0, "overhead_gpu_hours": 2 * lost, "overhead_slot_hours": 0.0,
+        "goodput": goodput, "waited_hours": waited, "jobs": jobs,
         "restarts": restarts,
     }
     for name, user, uid, gpus, slots, lost, goodput, waited, jobs, restarts in (

@@ -49,6 +49,10 @@ def test_what_runs_is_counted_since_the_record_was_written() -> None:
     assert since_written(one, NOW, NOON) == {DAY: UsedTime(gpu_ms=8000, slot_ms=2000)}
     standing = job(held=Held(at=NOW - 1000, gpus=8, stands=5))
     assert since_written(standing, NOW, NOON) == {DAY: UsedTime(gpu_ms=8000, lost_gpu_ms=8000)}
+    idle = job(held=Held(at=NOW - 1000, gpus=8, idle=5))
+    assert since_written(idle, NOW, NOON) == {DAY: UsedTime(gpu_ms=8000, overhead_gpu_ms=8000)}
+    both = job(held=Held(at=NOW - 1000, gpus=8, stands=5, idle=5))
+    assert since_written(both, NOW, NOON) == {DAY: UsedTime(gpu_ms=8000, lost_gpu_ms=8000)}, "not twice"
     assert since_written(job(held=Held(at=NOW - 1000)), NOW, NOON) == {}
     assert since_written(job(held=Held(at=NOW + 5, gpus=1)), NOW, NOON) == {}, "the view's time is an estimate"
     assert since_written(job(phase="queued", since=NOW - 700), NOW, NOON) == {DAY: UsedTime(waited_ms=700)}
@@ -95,7 +99,8 @@ def test_sums_by_user_queue_and_job() -> None:
     (UsedTime(), None), (UsedTime(waited_ms=5), None),
     (UsedTime(gpu_ms=100), 1.0), (UsedTime(gpu_ms=100, lost_gpu_ms=25), 0.75),
     (UsedTime(slot_ms=10, lost_slot_ms=1), 0.9), (UsedTime(gpu_ms=100, slot_ms=10, lost_slot_ms=10), 1.0),
-    (UsedTime(gpu_ms=5, lost_gpu_ms=6), 0.0),
+    (UsedTime(gpu_ms=5, lost_gpu_ms=6), 0.0), (UsedTime(gpu_ms=100, lost_gpu_ms=25, overhead_gpu_ms=5), 0.7),
+    (UsedTime(slot_ms=10, overhead_slot_ms=1), 0.9),
 ])  # fmt: skip
 def test_goodput(use: UsedTime, goodput: float | None) -> None:
     assert total([UsageLine(DAY, 1, "q", use)]).goodput == goodput
