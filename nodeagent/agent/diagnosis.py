@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from nodeagent.agent.clock import Clock
 from nodeagent.hardware.probes.process import end
 from nodeagent.model.health import Figure
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord, Readiness
+from nodeagent.osutil.clock import Clock
 from nodeagent.plan.bookings import booked, used_devices
 from nodeagent.plan.cluster import Cluster
 from nodeagent.spec.agentconfig import AgentConfig

@@ -18,7 +18,6 @@ import structlog
 
 from nodeagent import __version__
 from nodeagent.agent import shutdown
-from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.health import NodeHealth, PodWork
 from nodeagent.agent.identity import Identity, claim
@@ -39,6 +38,7 @@ from nodeagent.agent.systemd import Notifier, comes_back, this_unit
 from nodeagent.hardware.discovery import find_gpus
 from nodeagent.lease.order import LeasePort
 from nodeagent.model.job import JobRecord
+from nodeagent.osutil.clock import Clock, SystemClock
 from nodeagent.osutil.linux import boot_id
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import AgentConfig, node_id

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from nodeagent.agent.gauges import node_state
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import UserDatabase
 from nodeagent.api.limits import Usage, limits_json
 from nodeagent.api.published import cuts_of
-from nodeagent.api.shapes import node_state
-from nodeagent.api.view import AgentView
 from nodeagent.model.job import Quota
 from nodeagent.spec.sections import serves
 

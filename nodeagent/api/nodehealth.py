@@ -13,12 +13,12 @@ from aiohttp import web
 
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.health import NodeHealth
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.forward import elsewhere
 from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, verdict_json
-from nodeagent.api.view import AgentView
 from nodeagent.hardware.judging.judge import rules
 from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.node import NodeRecord

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.view import AgentView
 from nodeagent.api import loopback
 from nodeagent.api.accounting import AccountingRoutes
 from nodeagent.api.auth import DATABASE, USERS, UserDatabase
@@ -34,7 +35,6 @@ from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.requests import MAX_BODY
 from nodeagent.api.shapes import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
-from nodeagent.api.view import AgentView
 from nodeagent.api.windows import WindowRoutes
 
 Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]

@@ -23,7 +23,7 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.main import cli
 from nodeagent.local.config import choose_ports
-from nodeagent.local.tether import tethered
+from nodeagent.osutil.tether import tethered
 from nodeagent.store.server import PrivateRedis
 from nodeagent.trust.key import make
 from tests.folders import short

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
 from nodeagent.trust.ticket import Ticket, subject
 from nodeagent.trust.ticket import write as sign

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.diagnosis import AGAIN, Diagnosis, Preflight
 from nodeagent.model.node import Readiness
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig, PreflightConfig
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_diag import BOUND, HAND

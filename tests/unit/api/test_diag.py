@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.model.health import Figure
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_away import served, told

@@ -8,12 +8,12 @@ from typing import Any
 
 import aiohttp
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.hardware.monitor import OwnWork
 from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.node import Gpu
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import CheckConfig, HealthConfig
 from tests.unit.api.fakes import FakeView
 from tests.unit.api.test_away import served, told
