@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
-from nodeagent.hardware.checks import Checks, SiteCheck
 from nodeagent.model.node import Notice
+from nodeagent.osutil.commands import Checks, SiteCheck
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside
 from nodeagent.spec.noticeconfig import NoticeConfig
 

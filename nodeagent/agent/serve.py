@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from nodeagent import __version__
+from nodeagent import __version__, hardware_missing
 from nodeagent.agent import shutdown
 from nodeagent.agent.diagnosis import Diagnosis, preflight
-from nodeagent.agent.health import NodeHealth, PodWork
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.logs import setup_logging
@@ -35,9 +34,9 @@ from nodeagent.agent.savedview import FileDisk, Writing
 from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.systemd import Notifier, comes_back, this_unit
-from nodeagent.hardware.discovery import find_gpus
 from nodeagent.lease.order import LeasePort
 from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock, SystemClock
 from nodeagent.osutil.linux import boot_id
 from nodeagent.pods.host import ShimHost, ShimStart
@@ -67,9 +66,10 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         identity = Identity(config.dirs.run, boot_id())
         closing.callback(identity.release)
         identity.take()
-        gpus, problem = await find_gpus(config, boot_id(), os.environ)
+        log = structlog.get_logger("agent").bind(node=node)
+        gpus, problem = await _gpus(config)
         if problem:
-            structlog.get_logger("agent").bind(node=node).warning("GPUs", why=problem)
+            log.warning("GPUs", why=problem)
         address = find_address(config, os.environ)
         store = connect(config.redis, config.cluster, config.timing.store_timeout)
         closing.push_async_callback(store.close)
@@ -91,7 +91,11 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         node_health = None
         diagnosis = Diagnosis(config, os.environ, clock, changed)
         facts = facts.model_copy(update={"figures": diagnosis.figures})
-        if config.health is not None:
+        if config.health is not None and (missing := hardware_missing()):
+            log.warning("the hardware is not watched", why=missing)
+        elif config.health is not None:
+            from nodeagent.agent.health import NodeHealth, PodWork
+
             node_health = NodeHealth(
                 config, node, facts, os.environ, clock, PodWork(host.status), changed=changed, counted=metrics.repaired
             )
@@ -109,6 +113,17 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         _watch_reloads(agent, host, process, notifier, again)
         await _until_ended(agent, process, clock, notifier, metrics, address, unit)
     structlog.get_logger("agent").bind(node=node).info("ended")
+
+
+async def _gpus(config: AgentConfig) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs this node offers, and a sentence if they could not be read."""
+    if config.node.gpus in ("none", ()):
+        return (), ""
+    if missing := hardware_missing():
+        return (), f"{missing}: no GPU is offered"
+    from nodeagent.hardware.discovery import find_gpus
+
+    return await find_gpus(config, boot_id(), os.environ)
 
 
 def _watch_reloads(

@@ -19,7 +19,6 @@ from typing import Any
 
 import structlog
 
-from nodeagent.hardware.checks import Checks, SiteCheck
 from nodeagent.hardware.judging.eventrules import waits_until
 from nodeagent.hardware.judging.judge import (
     JudgeMemory,
@@ -40,6 +39,7 @@ from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, Re
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock
+from nodeagent.osutil.commands import Checks, SiteCheck
 from nodeagent.osutil.linux import write_atomic
 
 NVML_PACE = 2.0

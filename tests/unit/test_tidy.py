@@ -9,8 +9,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from pathlib import Path
+
+from docs.packages import imports, tree
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "nodeagent"
@@ -34,30 +35,6 @@ TEXT = frozenset(
 SKIPPED = frozenset(
     {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "test-results"}
 )
-
-
-@cache
-def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(), str(file))
-
-
-def imports(node: ast.AST, *, nested: bool = True) -> Iterator[str]:
-    """Full names of modules imported anywhere in the node; without ``nested`` only when the module is loaded, and
-    not for type checkers only."""
-    for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.Import(names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=str(module), level=0, names=names):
-                yield from (f"{module}.{alias.name}" for alias in names)
-            case ast.ImportFrom():
-                yield "."
-            case ast.FunctionDef() | ast.AsyncFunctionDef() if not nested:
-                continue
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")) if not nested:
-                continue
-            case _:
-                yield from imports(child, nested=nested)
 
 
 def top(name: str) -> str:
