@@ -20,7 +20,7 @@ from nodeagent.trust.ticket import write as sign
 from tests.integration.remote_support import Door
 from tests.integration.test_api_remote_logs import ctl, second, tell
 from tests.unit.api.fakes import LiveAgent, PeerView, live_agent
-from tests.unit.api.test_diag import HAND, hands
+from tests.unit.api.test_nodehealth_diag import HAND, hands
 
 DIAG = "/v1/nodes/n2/diag"
 

@@ -15,6 +15,7 @@ from docs.packages import imports, tree
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "nodeagent"
+UNIT = ROOT / "tests" / "unit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 IMPURE = frozenset({
     "asyncio", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random", "redis", "secrets", "select",
@@ -165,6 +166,41 @@ def test_the_lease_process_needs_nothing_but_the_standard_library() -> None:
     """So that it is small, and starts at once; the parts of the store that it uses, too."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nodeagent.lease.main, nodeagent.store.tls"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
+
+
+ABOUT_SEVERAL = {
+    "api/test_metrics": "the page of agent/metrics.py and agent/gauges.py, as the API serves it",
+    "ctl/test_golden": "what several commands print, letter by letter",
+    "hardware/judging/test_arbitrary": "rules on events and readings alike, and probes",
+    "local/test_parts": "layout, config, registry and power together",
+    "model/test_records": "what all records have in common",
+    "plan/test_constrained": "jobs that choose nodes, through all of plan/",
+    "plan/test_folders": "one checkpoint folder, from membership to pod",
+    "plan/test_stories": "examples of other schedulers, through all of plan/",
+    "spec/test_apiconfig": "the section api, and the tokens that it names",
+    "spec/test_docs": "documents of the job file and the config",
+    "store/test_inprocess": "the server of tests/inprocess",
+}
+"""Unit tests whose file is about no single module, and what it is about. ``test_MODULE_ASPECT`` is about one."""
+
+
+def mirrored(file: Path) -> Path:
+    """The folder of nodeagent that a unit test's folder stands for."""
+    return PACKAGE / file.parent.relative_to(UNIT)
+
+
+def names_a_module(file: Path) -> bool:
+    """Whether the name is that of a module or package in its folder of nodeagent, or begins with one."""
+    words = file.stem.split("_")[1:]
+    names = [mirrored(file) / "_".join(words[:count]) for count in range(1, len(words) + 1)]
+    return any(name.with_suffix(".py").exists() or name.is_dir() for name in names)
+
+
+def test_unit_tests_mirror_the_tree() -> None:
+    files = [file for file in sorted(UNIT.rglob("*/test_*.py")) if mirrored(file).is_dir()]
+    assert len(files) > 150
+    lost = {str(file.relative_to(UNIT).with_suffix("")) for file in files if not names_a_module(file)}
+    assert lost == set(ABOUT_SEVERAL), "name it after its module, or say here what it is about"
 
 
 def test_no_path_of_the_machine_that_runs_this_is_left_in_the_repository() -> None:

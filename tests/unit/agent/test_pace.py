@@ -1,4 +1,4 @@
-"""How often an agent calls the store: ``nodeagent/agent/pace.py``. ``tests/sim/test_beatperiod.py`` shows that nothing
+"""How often an agent calls the store: ``nodeagent/agent/pace.py``. ``tests/sim/test_pace.py`` shows that nothing
 waits for it."""
 
 from __future__ import annotations

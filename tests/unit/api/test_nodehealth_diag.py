@@ -16,8 +16,8 @@ from nodeagent.model.health import Figure
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
 from tests.unit.api.fakes import FakeView, spec
-from tests.unit.api.test_away import served, told
 from tests.unit.api.test_nodehealth import post
+from tests.unit.api.test_server_away import served, told
 
 HAND = Path(__file__).parents[1] / "diag" / "hand.py"
 PATH = "/v1/nodes/n1/diag"

@@ -16,7 +16,7 @@ from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.healthconfig import HealthConfig, PreflightConfig
 from tests.unit.api.fakes import FakeView, spec
-from tests.unit.api.test_diag import BOUND, HAND
+from tests.unit.api.test_nodehealth_diag import BOUND, HAND
 
 READY = Readiness(state="ready", folder="f")
 
