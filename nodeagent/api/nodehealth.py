@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MOST_XID = 9999
 
 
-class CareRoutes:
+class NodeHealthRoutes:
     """The handlers, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:

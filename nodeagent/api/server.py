@@ -28,7 +28,7 @@ from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.limits import Usage, usage_middleware
 from nodeagent.api.logs import LogRoutes
 from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
-from nodeagent.api.nodehealth import CareRoutes, DiagRoutes
+from nodeagent.api.nodehealth import DiagRoutes, NodeHealthRoutes
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.queues import QueueRoutes
 from nodeagent.api.remote import Doorkeeper, door_middleware
@@ -81,7 +81,7 @@ def create_app(
         )
 
     app.router.add_get("/v1/version", version)
-    for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, WindowRoutes):
+    for noun in (NodeRoutes, NodeHealthRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, WindowRoutes):
         app.router.add_routes(noun(view).table())
     app.router.add_routes(JobRoutes(view, usage, users).table())
     app.router.add_routes(QueueRoutes(view, users).table())

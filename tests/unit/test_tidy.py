@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -95,6 +96,28 @@ def test_each_public_class_name_exists_once() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+VAGUE = re.compile(r"(?<![a-z])(told|said|heard|wish(es|ed)?|mend(s|ed)?|cares?)(?![a-z])", re.IGNORECASE)
+"""Words that name nothing: what was reported, published, received, wanted or repaired has a word of its own."""
+
+
+def identifiers(file: Path) -> Iterator[str]:
+    """Names that Python code gives and uses, in snake_case; of Lua and JavaScript the code without its comments."""
+    if file.suffix != ".py":
+        comment = r"--.*" if file.suffix == ".lua" else r"/\*[\s\S]*?\*/|//.*"
+        yield from re.sub(comment, "", file.read_text()).split()
+        return
+    for node in ast.walk(tree(file)):
+        for kind in ("id", "attr", "arg", "name"):
+            if isinstance(name := getattr(node, kind, None), str):
+                yield re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+
+
+def test_identifiers_say_what_they_name() -> None:
+    sources = [*FILES, *PACKAGE.rglob("*.lua"), *PACKAGE.rglob("*.js"), *(ROOT / "config").rglob("*.py")]
+    assert {file.suffix for file in sources} == {".py", ".lua", ".js"}
+    assert not offenders(sources, lambda file: {name for name in identifiers(file) if VAGUE.search(name)})
 
 
 def parameters(made: ast.ClassDef) -> int:
