@@ -6,22 +6,24 @@ Owns the order in which an agent comes and goes; decides nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import structlog
+from structlog.typing import EventDict, WrappedLogger
 
 from nodeagent import __version__, hardware_missing
 from nodeagent.agent import shutdown
 from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
-from nodeagent.agent.logs import setup_logging
 from nodeagent.agent.loop import Agent, OnDisk, Trust
 from nodeagent.agent.machine import AttendedMachine, find_address, node_facts
 from nodeagent.agent.main import reload
@@ -40,7 +42,7 @@ from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock, SystemClock
 from nodeagent.osutil.linux import boot_id
 from nodeagent.pods.host import ShimHost, ShimStart
-from nodeagent.spec.agentconfig import AgentConfig, node_id
+from nodeagent.spec.agentconfig import AgentConfig, LogConfig, node_id
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
@@ -50,6 +52,7 @@ if TYPE_CHECKING:  # its import is left for later
     from nodeagent.api.https import HttpsServer
     from nodeagent.api.server import ApiServer
 
+_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 LEAVE_MARGIN = 10.0
 """Seconds beyond every bound of an orderly end, until systemd may lose its patience."""
 
@@ -250,3 +253,32 @@ async def _leave(agent: Agent, leave: asyncio.Event, stop: asyncio.Event) -> Non
     await leave.wait()
     await agent.leave()
     stop.set()
+
+
+def setup_logging(config: LogConfig) -> None:
+    """Configure structlog for this process, once: lines on standard error, for machines as JSON."""
+    console = config.format == "console" or (config.format == "auto" and sys.stderr.isatty())
+    last: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+        if console
+        else structlog.processors.JSONRenderer()
+    )
+    processors: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        last,
+    ]
+    if "JOURNAL_STREAM" in os.environ and not console:
+        processors.append(_journal_priority)
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _journal_priority(_logger: WrappedLogger, method: str, line: EventDict) -> str:
+    """journald reads a leading <N> as the line's priority."""
+    return f"<{_PRIORITY.get(method, 6)}>{line}"

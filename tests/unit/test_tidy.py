@@ -187,7 +187,7 @@ def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
 
 def test_the_lease_process_needs_nothing_but_the_standard_library() -> None:
     """So that it is small, and starts at once; the parts of the store that it uses, too."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nodeagent.lease.main, nodeagent.store.tls"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nodeagent.lease.main, nodeagent.store.whois"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
 
 
