@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import get_args
 
+from docs.packages import lines, near, picture
 from nodeagent.agent.devicetime import MAX_SERIES
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES, PLACE_STATES, REPAIRING
 from nodeagent.agent.metrics import Metrics
@@ -32,6 +33,7 @@ from nodeagent.plan.lifecycles import (
     pod_diagram,
 )  # fmt: skip
 
+ARCHITECTURE = Path(__file__).with_name("architecture.md")
 PROTOCOL = Path(__file__).with_name("protocol.md")
 METRICS = Path(__file__).with_name("metrics.md")
 HEALTH = Path(__file__).with_name("health.md")
@@ -176,10 +178,16 @@ def torchrun_names() -> str:
     return fill(", ".join(names) + ".", 120, break_long_words=False, break_on_hyphens=False)
 
 
+def packages() -> str:
+    """Which package imports which, as a Mermaid flowchart."""
+    return "\n".join(["```mermaid", picture(), "```"])
+
+
 Blocks = dict[str, Callable[[], str]]
 BLOCKS: Blocks = {"phases": phases, "lifecycles": lifecycles, "timing": timing}
 """Those of the protocol."""
 PAGES: dict[Path, Blocks] = {
+    ARCHITECTURE: {"packages": packages, "lines": lines},
     PROTOCOL: BLOCKS,
     METRICS: {"metrics": metrics, "labels": labels},
     HEALTH: {"rules": health_rules},
@@ -189,14 +197,16 @@ PAGES: dict[Path, Blocks] = {
 
 
 def drawn(page: Path, text: str) -> str:
-    """The document with every block drawn anew. Raises ValueError when the markers of a block are not there."""
+    """The document with every block drawn anew, but that of lines where it is still right within rounding. Raises
+    ValueError when the markers of a block are not there."""
     for name, draw in PAGES[page].items():
         begin, end = f"<!-- {name}: drawn by docs/generate.py -->\n", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
+        old, closed, after = rest.partition(end)
         if not found or not closed:
             raise ValueError(f"{page.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
-        text = before + begin + draw() + "\n" + end + after
+        new = draw() + "\n"
+        text = before + begin + (old if name == "lines" and near(old, new) else new) + end + after
     return text
 
 

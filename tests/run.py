@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
-from nodeagent.local.tether import tethered
+from nodeagent.osutil.tether import tethered
 from tests.folders import short
 from tests.groups import NOT_REACHED, STOP_AT
 from tests.processes import children, command_line

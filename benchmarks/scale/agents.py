@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.scale import records
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.shared import Shared
@@ -16,6 +15,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.steps import Decision

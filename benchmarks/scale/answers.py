@@ -14,10 +14,10 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from benchmarks.scale.agents import Agent
+from nodeagent.agent.view import AgentView
 from nodeagent.api.auth import UserDatabase
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.status import StatusRoutes, TopRoutes
-from nodeagent.api.view import AgentView
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -10,7 +10,7 @@ from benchmarks.scale import answers, rounds
 from benchmarks.scale.agents import Agent
 from benchmarks.scale.crew import FAILED, Crew
 from benchmarks.scale.meter import Cost, Meter
-from nodeagent.agent.beatperiod import BeatPeriod
+from nodeagent.agent.pace import BeatPeriod
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.server import PrivateRedis

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 RED, YELLOW = "red", "orange"
 
 
-def said(name: str, by: str, labels: str = "") -> str:
+def reported(name: str, by: str, labels: str = "") -> str:
     """What agents say of the cluster, by these labels."""
     chosen = ", ".join(filter(None, ['cluster=~"$cluster"', labels]))
     return f"max by ({by}) (nodeagent_{name}{{{chosen}}} and on (cluster, instance) nodeagent_store_away_seconds == 0)"
@@ -23,7 +23,7 @@ def said(name: str, by: str, labels: str = "") -> str:
 
 def of_job(name: str, by: str = "job", labels: str = "") -> str:
     """The same, of the chosen jobs."""
-    return said(name, by, ", ".join(filter(None, ['job=~"$job"', labels])))
+    return reported(name, by, ", ".join(filter(None, ['job=~"$job"', labels])))
 
 
 def named(expr: str) -> str:
@@ -73,24 +73,24 @@ CLUSTER_PANELS = [
     Panel("GPUs", "Unfit ones get no work.", "stat",
           [('sum by (state) (nodeagent_gpus{cluster=~"$cluster"})', "{{state}}")], width=6, height=4),
     Panel("Jobs whose records are refused", "Not what was signed: agents run nothing of them.", "stat",
-          [(f"sum({said('jobs_refused', 'reason')})", "refused")], width=5, height=4, limits=[(1, RED)]),
+          [(f"sum({reported('jobs_refused', 'reason')})", "refused")], width=5, height=4, limits=[(1, RED)]),
     Panel("Agents without the store", "Redis does not answer them.", "stat",
           [('count(nodeagent_store_away_seconds{cluster=~"$cluster"} > 0) or vector(0)', "away")],
           width=5, height=4, limits=[(1, RED)]),
     Panel("Versions", "More than one for long: an upgrade that was not finished.", "stat",
           [('count by (version) (nodeagent_build_info{cluster=~"$cluster"})', "{{version}}")], width=4, height=4),
-    Panel("Nodes", "By state.", "timeseries", [(said("nodes", "state"), "{{state}}")]),
-    Panel("Jobs", "With a record, by phase.", "timeseries", [(said("jobs", "phase"), "{{phase}}")]),
+    Panel("Nodes", "By state.", "timeseries", [(reported("nodes", "state"), "{{state}}")]),
+    Panel("Jobs", "With a record, by phase.", "timeseries", [(reported("jobs", "phase"), "{{phase}}")]),
     Panel("Alerts", "That fire (config/prometheus/rules).", "table",
           [('max by (alertname, severity, job) (ALERTS{alertname=~"Nodeagent.*", alertstate="firing"})', "")]),
     Panel("Live jobs", "Seconds in the phase, newest generation, restarts since the submission, budget spent.",
           "table",
-          [(said("phase_seconds", "job, phase"), "phase for"), (said("generation", "job"), "generation"),
-           (said("job_restarts", "job"), "restarts"), (said("budget_spent", "job"), "budget spent")], width=24),
+          [(reported("phase_seconds", "job, phase"), "phase for"), (reported("generation", "job"), "generation"),
+           (reported("job_restarts", "job"), "restarts"), (reported("budget_spent", "job"), "budget spent")], width=24),
     Panel("Restarts", "Of each live job since its submission, planned ones included.", "timeseries",
-          [(said("job_restarts", "job"), "{{job}}")]),
+          [(reported("job_restarts", "job"), "{{job}}")]),
     Panel("Generations that ended", "Within the jobs' restart windows, by cause, planned ends included.", "timeseries",
-          [(f"sum by (cause) ({said('generation_ends', 'job, cause')})", "{{cause}}")]),
+          [(f"sum by (cause) ({reported('generation_ends', 'job, cause')})", "{{cause}}")]),
     Panel("Downtime of jobs", "To be re-formed, within the shown range, by cause.", "bargauge",
           [('sum by (cause) (increase(nodeagent_standstill_seconds_total{cluster=~"$cluster"}[$__range])) > 0',
             "{{cause}}")], unit="s"),
@@ -112,7 +112,7 @@ CLUSTER_PANELS = [
     Panel("Longest wait, by queue", "Of the jobs that are in line now.", "timeseries",
           [(said("longest_wait_seconds", "queue"), "{{queue}}")], unit="s"),
     Panel("Nodes under repair", "By what comes next: docs/health.md.", "timeseries",
-          [(said("nodes_repairing", "stage"), "{{stage}}")]),
+          [(reported("nodes_repairing", "stage"), "{{stage}}")]),
     Panel("Store: round trip", "Of a heartbeat.", "timeseries",
           [(quantile(0.5, "store_roundtrip_seconds", ""), "half"),
            (quantile(0.99, "store_roundtrip_seconds", ""), "99 of 100")], unit="s", limits=[(0.1, RED)]),

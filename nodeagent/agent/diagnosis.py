@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from nodeagent.agent.clock import Clock
-from nodeagent.hardware.probes.process import end
+from nodeagent import hardware_missing
 from nodeagent.model.health import Figure
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord, Readiness
+from nodeagent.osutil.clock import Clock
+from nodeagent.osutil.commands import end
 from nodeagent.plan.bookings import booked, used_devices
 from nodeagent.plan.cluster import Cluster
 from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.spec.errors import CheckError
 from nodeagent.spec.healthconfig import HealthConfig, PreflightConfig
 
 if TYPE_CHECKING:
@@ -201,9 +203,11 @@ class Preflight:
 
 
 def preflight(config: AgentConfig, node: str, diagnosis: Diagnosis, clock: Clock) -> Preflight | None:
-    """As the config asks for it; None where it asks for none."""
+    """As the config asks for it; None where it asks for none. Raises CheckError where it asks for what is not there."""
     if config.health is None or config.health.preflight is None:
         return None
+    if missing := hardware_missing():
+        raise CheckError(f"health.preflight cannot be done: {missing}", "take it out, or install all of nodeagent")
     return Preflight(config.health.preflight, node, diagnosis, clock)
 
 

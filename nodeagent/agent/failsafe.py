@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
-from nodeagent.agent.clock import Clock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.lease.lending import KeeperAddress, LoanRow
@@ -21,6 +20,7 @@ from nodeagent.lease.table import MOST_MEMBERS
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Token
+from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pod import Keep
 from nodeagent.pods.base import PodHost

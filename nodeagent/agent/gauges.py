@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, get_args
 from prometheus_client import CollectorRegistry, Gauge
 
 from nodeagent import __version__
-from nodeagent.api.view import AgentHealth, AgentView
+from nodeagent.agent.view import AgentHealth, AgentView
 from nodeagent.model.job import TERMINAL, JobRecord, Phase
+from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.faults import spent
+from nodeagent.plan.health import claimed
 from nodeagent.plan.queue import places
+from nodeagent.plan.repair import described
 from nodeagent.plan.usage import add, goodput, of_job
+from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.pods.base import PodStatus
 
 if TYPE_CHECKING:
@@ -39,6 +43,30 @@ MAX_ROLES = 16
 """Most roles of a job that have series of their own, the first of its job file."""
 MAX_JOBS = 200
 """Most jobs that have series of their own, the oldest first; jobs beyond it are counted in ``nodeagent_jobs`` only."""
+
+
+def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
+    """The node's state in one word, and the reason."""
+    if node.left:
+        return "left", "its agent was stopped in good order"
+    if node.lost:
+        return "lost", "its lease lapsed and its place was given to others, or it was forgotten; it may come back anew"
+    if node.id in cluster.lapsed:
+        return "silent", "its lease has lapsed; nobody has needed to declare it lost"
+    if node.reserved is not None and node.reserved.leaves:
+        cordon = node.cordon
+        own = f"; drained: {cordon.reason} (by {cordon.by})" if cordon is not None and cordon.by != WINDOW else ""
+        return "reserved", node.reserved.text + own
+    if node.facts.notice is not None:
+        return "leaving", node.facts.notice.text
+    if node.cordon is not None:
+        return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
+    claim = claimed(node.facts)
+    if claim is not None and claim.whole:
+        return "repairing", described(node)
+    if node.facts.restarting:
+        return "restarting", "its agent was asked to end; its workers go on until the next start"
+    return "ready", ""
 
 
 class Gauges:
@@ -146,8 +174,6 @@ class Gauges:
 
     def read(self, view: AgentView, cluster: Cluster) -> None:
         """Set them all; ``cluster`` is the view's."""
-        from nodeagent.api.shapes import node_state  # brings aiohttp: not before the lease is safe
-
         _set(self.jobs, "phase", get_args(Phase), Tally(job.phase for job in cluster.jobs.values()))
         _set(self.refused, "reason", get_args(RefusalKind), Tally(r.kind for r in cluster.refused.values()))
         _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster)[0] for n in cluster.nodes.values()))

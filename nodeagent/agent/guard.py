@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from nodeagent.agent.clock import Clock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
@@ -24,6 +23,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.model.world import Head
+from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.ledger import Ledger, LedgerEntry, pruned

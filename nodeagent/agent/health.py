@@ -10,17 +10,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from nodeagent.agent.clock import Clock
 from nodeagent.agent.published import roots_of
 from nodeagent.agent.repair import FileRepairLog, RepairBounds, Repairer
 from nodeagent.agent.repaircommands import Commands
-from nodeagent.hardware.checks import SiteCheck
 from nodeagent.hardware.discovery import asked_for_gpus
 from nodeagent.hardware.judging.judge import JudgePolicy, offered_gpus
 from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
 from nodeagent.hardware.plugins import present
 from nodeagent.model.health import LABEL, RepairState, Verdict
 from nodeagent.model.node import Gpu, NodeFacts
+from nodeagent.osutil.clock import Clock
+from nodeagent.osutil.commands import SiteCheck
 from nodeagent.osutil.linux import family
 from nodeagent.plan.repair import Means
 from nodeagent.pods.base import PodStatus

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent.agent.apply import Applier, CommitRequests
-from nodeagent.agent.beatperiod import BeatPeriod
-from nodeagent.agent.clock import WakePace, wait_for
 from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.guard import TrustGuard, Upkeep
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.metrics import RestartCounter
+from nodeagent.agent.pace import BeatPeriod, WakePace
 from nodeagent.agent.published import Advert, Publisher, agent_health
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.agent.reach import Reach
@@ -32,9 +31,10 @@ from nodeagent.agent.savedview import Disk, Writing
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch
-from nodeagent.api.view import AgentHealth
+from nodeagent.agent.view import AgentHealth
 from nodeagent.model.health import RepairState
 from nodeagent.model.node import NodeFacts, NodeRecord
+from nodeagent.osutil.clock import wait_for
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import needed_by

@@ -17,7 +17,7 @@ import click
 import structlog
 from pydantic import BaseModel
 
-from nodeagent import __version__
+from nodeagent import __version__, hardware_missing
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.errors import SpecError
 
@@ -73,6 +73,9 @@ def diag(file: Path | None, gpus: tuple[str, ...], busy: bool, verify: bool, as_
 
     The exit code is 0 when all passed, 1 when a check failed, 2 when nothing could be checked.
     """
+    if missing := hardware_missing():
+        click.echo(f"nodeagent: nothing can be checked: {missing}", err=True)
+        sys.exit(2)
     from nodeagent.diag.command import diag as check
 
     sys.exit(check(_load(file), gpus, busy, verify, as_json))

@@ -22,7 +22,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from nodeagent.agent.devicetime import DeviceTime
 from nodeagent.agent.gauges import Gauges, live_jobs
 from nodeagent.agent.stopwatch import STEPPED
-from nodeagent.api.view import AgentView
+from nodeagent.agent.view import AgentView
 from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.world import CauseKind
 from nodeagent.osutil.linux import write_atomic

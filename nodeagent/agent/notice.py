@@ -15,12 +15,12 @@ from pathlib import Path
 
 import structlog
 
-from nodeagent.hardware.checks import Checks, SiteCheck
 from nodeagent.model.node import Notice
+from nodeagent.osutil.commands import Checks, SiteCheck
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside
 from nodeagent.spec.noticeconfig import NoticeConfig
 
-UNSAID = 120.0
+UNDATED = 120.0
 """Seconds from the first sight of a notice that names no time: the shortest that most clouds give."""
 MOST = 4096
 """Bytes of the file."""
@@ -96,7 +96,7 @@ class NoticeWatch:
 def read_notice(words: str, now: float) -> Notice:
     """What a notice in these words means. The first time in them is when the machine goes; of the machine's own zone
     unless it says otherwise."""
-    until = now + UNSAID
+    until = now + UNDATED
     if (found := _TIME.search(words)) is not None:
         try:
             until = datetime.fromisoformat(found[0]).timestamp()

@@ -20,7 +20,7 @@ from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.saver import Saver
 from nodeagent.agent.shared import Shared
-from nodeagent.api.view import AgentHealth
+from nodeagent.agent.view import AgentHealth
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from nodeagent.agent.clock import Clock
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.lease.lending import Ask
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Head
+from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Cluster
 
 EVERY = 1.0

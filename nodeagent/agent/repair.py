@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 import structlog
 
-from nodeagent.agent.clock import Clock
 from nodeagent.agent.published import Advert
 from nodeagent.agent.repaircommands import CommandRunner, Verifier, Ward
 from nodeagent.model.health import LABEL, Attempt, Claim, Kind, Outcome, RepairState, Verdict
+from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.plan import repair as plan
 from nodeagent.plan.cluster import Cluster

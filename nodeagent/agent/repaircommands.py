@@ -22,8 +22,8 @@ from typing import Protocol
 
 import structlog
 
-from nodeagent.agent.clock import Clock
 from nodeagent.model.health import Action, Attempt, Verdict
+from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.linux import is_running, kill_group, start_time
 from nodeagent.spec.healthconfig import RepairConfig
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 from operator import is_
 
 from nodeagent.agent.apply import Applier, CommitRequests
-from nodeagent.agent.clock import WakePace
 from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import RestartCounter
+from nodeagent.agent.pace import WakePace
 from nodeagent.agent.published import Publisher
 from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch

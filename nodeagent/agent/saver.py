@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from nodeagent.agent.clock import Clock, wait_for
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known
 from nodeagent.agent.savedview import Disk, Writing
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint
+from nodeagent.osutil.clock import Clock, wait_for
 from nodeagent.plan.cluster import Cluster
 from nodeagent.store.base import Store, StoreError
 from nodeagent.store.messages import Saved

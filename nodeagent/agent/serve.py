@@ -6,24 +6,24 @@ Owns the order in which an agent comes and goes; decides nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import structlog
+from structlog.typing import EventDict, WrappedLogger
 
-from nodeagent import __version__
+from nodeagent import __version__, hardware_missing
 from nodeagent.agent import shutdown
-from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis, preflight
-from nodeagent.agent.health import NodeHealth, PodWork
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
-from nodeagent.agent.logs import setup_logging
 from nodeagent.agent.loop import Agent, OnDisk, Trust
 from nodeagent.agent.machine import AttendedMachine, find_address, node_facts
 from nodeagent.agent.main import reload
@@ -36,12 +36,13 @@ from nodeagent.agent.savedview import FileDisk, Writing
 from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.systemd import Notifier, comes_back, this_unit
-from nodeagent.hardware.discovery import find_gpus
 from nodeagent.lease.order import LeasePort
 from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Gpu
+from nodeagent.osutil.clock import Clock, SystemClock
 from nodeagent.osutil.linux import boot_id
 from nodeagent.pods.host import ShimHost, ShimStart
-from nodeagent.spec.agentconfig import AgentConfig, node_id
+from nodeagent.spec.agentconfig import AgentConfig, LogConfig, node_id
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # its import is left for later
     from nodeagent.api.https import HttpsServer
     from nodeagent.api.server import ApiServer
 
+_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 LEAVE_MARGIN = 10.0
 """Seconds beyond every bound of an orderly end, until systemd may lose its patience."""
 
@@ -67,9 +69,10 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         identity = Identity(config.dirs.run, boot_id())
         closing.callback(identity.release)
         identity.take()
-        gpus, problem = await find_gpus(config, boot_id(), os.environ)
+        log = structlog.get_logger("agent").bind(node=node)
+        gpus, problem = await _gpus(config)
         if problem:
-            structlog.get_logger("agent").bind(node=node).warning("GPUs", why=problem)
+            log.warning("GPUs", why=problem)
         address = find_address(config, os.environ)
         store = connect(config.redis, config.cluster, config.timing.store_timeout)
         closing.push_async_callback(store.close)
@@ -91,7 +94,11 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         node_health = None
         diagnosis = Diagnosis(config, os.environ, clock, changed)
         facts = facts.model_copy(update={"figures": diagnosis.figures})
-        if config.health is not None:
+        if config.health is not None and (missing := hardware_missing()):
+            log.warning("the hardware is not watched", why=missing)
+        elif config.health is not None:
+            from nodeagent.agent.health import NodeHealth, PodWork
+
             node_health = NodeHealth(
                 config, node, facts, os.environ, clock, PodWork(host.status), changed=changed, counted=metrics.repaired
             )
@@ -109,6 +116,17 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         _watch_reloads(agent, host, process, notifier, again)
         await _until_ended(agent, process, clock, notifier, metrics, address, unit)
     structlog.get_logger("agent").bind(node=node).info("ended")
+
+
+async def _gpus(config: AgentConfig) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs this node offers, and a sentence if they could not be read."""
+    if config.node.gpus in ("none", ()):
+        return (), ""
+    if missing := hardware_missing():
+        return (), f"{missing}: no GPU is offered"
+    from nodeagent.hardware.discovery import find_gpus
+
+    return await find_gpus(config, boot_id(), os.environ)
 
 
 def _watch_reloads(
@@ -235,3 +253,32 @@ async def _leave(agent: Agent, leave: asyncio.Event, stop: asyncio.Event) -> Non
     await leave.wait()
     await agent.leave()
     stop.set()
+
+
+def setup_logging(config: LogConfig) -> None:
+    """Configure structlog for this process, once: lines on standard error, for machines as JSON."""
+    console = config.format == "console" or (config.format == "auto" and sys.stderr.isatty())
+    last: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+        if console
+        else structlog.processors.JSONRenderer()
+    )
+    processors: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        last,
+    ]
+    if "JOURNAL_STREAM" in os.environ and not console:
+        processors.append(_journal_priority)
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _journal_priority(_logger: WrappedLogger, method: str, line: EventDict) -> str:
+    """journald reads a leading <N> as the line's priority."""
+    return f"<{_PRIORITY.get(method, 6)}>{line}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nodeagent.agent.clock import Clock
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.timing import Timing
+from nodeagent.osutil.clock import Clock
 from nodeagent.pods.base import PodHost
 from nodeagent.store.base import Store
 

@@ -17,8 +17,8 @@ from nodeagent.model.node import Cordon
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from nodeagent.agent.clock import Clock
     from nodeagent.agent.loop import Agent
+    from nodeagent.osutil.clock import Clock
 
 BY = "systemctl stop"
 """Who drained the node, in the store: no user can be called so."""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.requests import find_any_job
-from nodeagent.api.view import AgentView
 from nodeagent.api.writes import saved
 from nodeagent.model.batch import MOST_JOBS, MOST_MEMBERS, After, Array, Need, Submission
 from nodeagent.model.job import TERMINAL, JobRecord, first_control

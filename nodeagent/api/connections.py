@@ -12,9 +12,9 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth
 from nodeagent.api.errors import ApiError
-from nodeagent.api.view import AgentView
 
 PER_REQUEST = 2
 """Connections that a user may have for each request that the user may have under way."""

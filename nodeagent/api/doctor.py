@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from nodeagent.agent.gauges import node_state
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import UserDatabase
 from nodeagent.api.limits import Usage, limits_json
 from nodeagent.api.published import cuts_of
-from nodeagent.api.shapes import node_state
-from nodeagent.api.view import AgentView
 from nodeagent.model.job import Quota
 from nodeagent.spec.sections import serves
 
@@ -45,8 +45,7 @@ class DoctorRoutes:
     async def doctor(self, request: web.Request) -> web.Response:
         """GET /v1/doctor?peers: findings as items, errors first. Answers even before the agent has joined."""
         await asyncio.to_thread(_load)
-        from nodeagent.doctor.cluster import store_findings_in_thread
-        from nodeagent.doctor.report import report
+        from nodeagent.doctor.cluster import report, store_findings_in_thread
         from nodeagent.plan.clusterhealth import judge_agent, judge_cuts, judge_peers, judge_recovery
         from nodeagent.plan.hosthealth import judge_host
 
@@ -128,7 +127,6 @@ def _load() -> None:
     """Imports the modules of a check: in the loop, the import would delay a heartbeat for too long."""
     import nodeagent.doctor.cluster
     import nodeagent.doctor.machine
-    import nodeagent.doctor.report
     import nodeagent.plan.clusterhealth
     import nodeagent.plan.hosthealth  # noqa: F401
 

@@ -14,7 +14,7 @@ from typing import Literal
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from nodeagent.api.view import AgentView
+from nodeagent.agent.view import AgentView
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
 STATUS = {

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import requests
 from nodeagent.api.errors import ApiError
 from nodeagent.api.requests import find_any_job, send
-from nodeagent.api.view import AgentView
 from nodeagent.model.job import JobEvent
 from nodeagent.store.base import StoreUnavailableError
 

@@ -20,13 +20,13 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.locallogs import Query
 from nodeagent.api.remote import CHALLENGE
 from nodeagent.api.requests import flag
-from nodeagent.api.view import AgentView
 from nodeagent.model.node import NodeRecord
 from nodeagent.trust.certificate import genuine
 from nodeagent.trust.ticket import Ticket, subject, write

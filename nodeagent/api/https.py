@@ -15,11 +15,11 @@ import structlog
 from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.view import AgentView
 from nodeagent.api.connections import Guest
 from nodeagent.api.limits import Usage
 from nodeagent.api.remote import Doorkeeper, TokenBook
 from nodeagent.api.server import SHUTDOWN_TIMEOUT, create_app
-from nodeagent.api.view import AgentView
 from nodeagent.spec.sections import serves
 from nodeagent.trust.certificate import CertificateError, server_context
 from nodeagent.trust.ticket import Gate

@@ -12,8 +12,8 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api.shapes import Json, spend_json
-from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.plan.backfill import held, start_estimate, starts_at
 from nodeagent.plan.batch import blocked

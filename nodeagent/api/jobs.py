@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.accounting import job_use
 from nodeagent.api.admission import admitted, may_grow, with_quotas
@@ -30,7 +31,6 @@ from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import find_any_job
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
-from nodeagent.api.view import AgentView
 from nodeagent.api.writes import WRITE_TRIES, Done, saved, write_again
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec

@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
@@ -26,7 +27,6 @@ from nodeagent.api.forward import FAILURES, PeerRefusedError, Way, peer_lines, w
 from nodeagent.api.locallogs import Query, Readers, followed_lines, stored_lines
 from nodeagent.api.marks import Marks
 from nodeagent.api.requests import find_any_job, send
-from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.world import Head
 from nodeagent.pods.folder import log_folder

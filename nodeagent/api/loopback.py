@@ -19,8 +19,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.agent.metrics import CONTENT_TYPE, Metrics
+from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError
-from nodeagent.api.view import AgentView
 
 PATHS = ("/healthz", "/readyz", "/metrics")
 """Paths for every caller: probes and Prometheus do not identify themselves, and use any host name."""

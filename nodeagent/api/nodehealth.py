@@ -7,27 +7,28 @@ Changes of a node's health are forwarded to that node's own agent, which alone s
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from nodeagent import hardware_missing
 from nodeagent.agent.diagnosis import Diagnosis
-from nodeagent.agent.health import NodeHealth
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.forward import elsewhere
 from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, verdict_json
-from nodeagent.api.view import AgentView
-from nodeagent.hardware.judging.judge import rules
-from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.bookings import booked, used_devices
+
+if TYPE_CHECKING:
+    from nodeagent.agent.health import NodeHealth
 
 MOST_XID = 9999
 
 
-class CareRoutes:
+class NodeHealthRoutes:
     """The handlers, for one agent's view."""
 
     def __init__(self, view: AgentView) -> None:
@@ -43,6 +44,9 @@ class CareRoutes:
 
     async def rules(self, _request: web.Request) -> web.Response:
         """GET /v1/health/rules: the table in force on this node."""
+        must_have_hardware()
+        from nodeagent.hardware.judging.judge import rules
+
         policy = self.view.node_health.policy if self.view.node_health is not None else None
         rows = []
         declared = self.view.node_health.monitor.declared if self.view.node_health is not None else {}
@@ -97,6 +101,8 @@ class CareRoutes:
         if not node.facts.gpus:
             raise ApiError("state", f"node {node.id} has no GPU", "see: nodeagentctl nodes")
         device = known_gpu(node, gpu) if gpu else node.facts.gpus[0].uuid
+        from nodeagent.hardware.readings import DeviceEvent
+
         node_health.monitor.inject(DeviceEvent("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
         return web.json_response({"name": node.id, "gpu": device, "xid": code})
 
@@ -110,6 +116,7 @@ class CareRoutes:
         return node, who, asked
 
     def _node_health(self, node: NodeRecord) -> NodeHealth:
+        must_have_hardware()
         if self.view.node_health is None:
             raise ApiError(
                 "state",
@@ -117,6 +124,14 @@ class CareRoutes:
                 "take `health: off` out of its agent's config",
             )
         return self.view.node_health
+
+
+def must_have_hardware() -> None:
+    """Raises ``ApiError`` if this node's agent was installed without what watches the hardware."""
+    if missing := hardware_missing():
+        raise ApiError(
+            "state", f"this node's hardware is not watched: {missing}", "install all of nodeagent, restart its agent"
+        )
 
 
 def known_gpu(node: NodeRecord, uuid: str) -> str:
@@ -152,6 +167,7 @@ class DiagRoutes:
         auth.may_change_nodes(await auth.caller(request, self.view.config.jobs), node.id)
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
+        must_have_hardware()
         diagnosis = self._diagnosis
         gpu, busy = requests.text(asked, "gpu"), asked.get("busy") is True
         if diagnosis.request == name:

@@ -10,12 +10,12 @@ from typing import Any
 
 from aiohttp import web
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError
 from nodeagent.api.published import cuts_of
 from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, node_json, work_on
-from nodeagent.api.view import AgentView
 from nodeagent.api.writes import saved
 from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.plan.unreachable import describe_cut

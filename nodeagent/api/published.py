@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Mapping
 
-from nodeagent.api.view import AgentView
+from nodeagent.agent.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster

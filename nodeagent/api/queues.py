@@ -11,12 +11,12 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.admission import live_jobs
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.shapes import Json, items
-from nodeagent.api.view import AgentView
 from nodeagent.api.writes import saved, write_again
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues

@@ -15,8 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster

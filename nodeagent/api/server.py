@@ -16,6 +16,7 @@ from aiohttp import web
 
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.view import AgentView
 from nodeagent.api import loopback
 from nodeagent.api.accounting import AccountingRoutes
 from nodeagent.api.auth import DATABASE, USERS, UserDatabase
@@ -27,14 +28,13 @@ from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.limits import Usage, usage_middleware
 from nodeagent.api.logs import LogRoutes
 from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
-from nodeagent.api.nodehealth import CareRoutes, DiagRoutes
+from nodeagent.api.nodehealth import DiagRoutes, NodeHealthRoutes
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.queues import QueueRoutes
 from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.requests import MAX_BODY
 from nodeagent.api.shapes import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
-from nodeagent.api.view import AgentView
 from nodeagent.api.windows import WindowRoutes
 
 Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
@@ -81,7 +81,7 @@ def create_app(
         )
 
     app.router.add_get("/v1/version", version)
-    for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, WindowRoutes):
+    for noun in (NodeRoutes, NodeHealthRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, WindowRoutes):
         app.router.add_routes(noun(view).table())
     app.router.add_routes(JobRoutes(view, usage, users).table())
     app.router.add_routes(QueueRoutes(view, users).table())

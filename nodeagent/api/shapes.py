@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from nodeagent.agent.gauges import node_state
+from nodeagent.agent.view import AgentHealth
 from nodeagent.api.auth import DATABASE
-from nodeagent.api.view import AgentHealth
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Spend
 from nodeagent.model.node import NodeRecord
@@ -19,11 +20,10 @@ from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import borrowed
 from nodeagent.plan.faults import judged_cause, judged_when, spent
-from nodeagent.plan.health import breaker, claimed, next_step
+from nodeagent.plan.health import breaker, next_step
 from nodeagent.plan.membership import natural
 from nodeagent.plan.queue import places
 from nodeagent.plan.repair import described
-from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.pods.base import PodStatus
 
 API_VERSION = "nodeagent/v1"
@@ -322,30 +322,6 @@ def spend_json(number: int, spend: Spend, awaited: Collection[str] = ()) -> Json
         "error": spend.error,
         "at": spend.wall,
     }
-
-
-def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
-    """The node's state in one word, and the reason."""
-    if node.left:
-        return "left", "its agent was stopped in good order"
-    if node.lost:
-        return "lost", "its lease lapsed and its place was given to others, or it was forgotten; it may come back anew"
-    if node.id in cluster.lapsed:
-        return "silent", "its lease has lapsed; nobody has needed to declare it lost"
-    if node.reserved is not None and node.reserved.leaves:
-        cordon = node.cordon
-        own = f"; drained: {cordon.reason} (by {cordon.by})" if cordon is not None and cordon.by != WINDOW else ""
-        return "reserved", node.reserved.text + own
-    if node.facts.notice is not None:
-        return "leaving", node.facts.notice.text
-    if node.cordon is not None:
-        return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
-    claim = claimed(node.facts)
-    if claim is not None and claim.whole:
-        return "repairing", described(node)
-    if node.facts.restarting:
-        return "restarting", "its agent was asked to end; its workers go on until the next start"
-    return "ready", ""
 
 
 def verdict_json(verdict: Verdict, node: NodeRecord, now: float) -> Json:

@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 from nodeagent import __version__
+from nodeagent.agent.gauges import node_state
 from nodeagent.agent.published import machine_usage
+from nodeagent.agent.view import AgentView
 from nodeagent.api.accounting import shares_json
 from nodeagent.api.auth import Names, UserDatabase
 from nodeagent.api.errors import not_joined
@@ -30,11 +32,9 @@ from nodeagent.api.shapes import (
     condition,
     items,
     job_json,
-    node_state,
     verdict_json,
     work_on,
 )
-from nodeagent.api.view import AgentView
 from nodeagent.model.facts import MachineUsage
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.model.node import NodeRecord

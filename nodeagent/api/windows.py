@@ -12,11 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.shapes import Json, items
-from nodeagent.api.view import AgentView
 from nodeagent.api.writes import saved, write_again
 from nodeagent.model.constraints import is_pattern, names
 from nodeagent.model.timing import millis

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api.shapes import Json
-from nodeagent.api.view import AgentView
 from nodeagent.store.base import StoreRefusedError
 
 Done = TypeVar("Done")

@@ -64,7 +64,7 @@ def _alone(why: str, peers: bool) -> Json:
     import asyncio
 
     from nodeagent.doctor.alone import config_file, without_agent
-    from nodeagent.doctor.report import report
+    from nodeagent.doctor.cluster import report
 
     found = asyncio.run(without_agent(why, config_file(os.environ), os.environ, peers))
     return report(found) | {"node": None, "limits": None, "peers": None}

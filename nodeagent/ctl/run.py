@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nodeagent import hardware_missing
 from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit, NoAgentError
@@ -372,11 +373,13 @@ def _restarts(asked: int | None) -> int | None:
 
 def _see_gpus(ctx: click.Context, local: int | None) -> bool:
     """Returns whether the nodes on which the job will run have GPUs."""
-    from nodeagent.hardware.discovery import installed_gpus
-
     if local is None:
         with suppress(NoAgentError):
             return any(node["gpus"] for node in agent_client.find(ctx.obj).get("/v1/nodes")["items"])
+    if hardware_missing():
+        return False
+    from nodeagent.hardware.discovery import installed_gpus
+
     return bool(installed_gpus()[0])
 
 

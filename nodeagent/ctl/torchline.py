@@ -1,6 +1,6 @@
 """torchrun's command line: the meaning of each of its options here, and parsing in all of their spellings.
 
-``tests/unit/ctl/test_torchflags.py`` compares it with the parser of the torch that is installed.
+``tests/unit/ctl/test_torchline_flags.py`` compares it with the parser of the torch that is installed.
 """
 
 from __future__ import annotations

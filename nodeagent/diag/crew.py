@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from nodeagent.hardware.probes.process import end
+from nodeagent.osutil.commands import end
 
 WORKER = Path(__file__).with_name("worker.py")
 SLOW_START = 4.0

@@ -16,7 +16,8 @@ from nodeagent.diag.crew import CannotRunError, CheckOutcome
 from nodeagent.hardware.accelerator import who
 from nodeagent.hardware.judging.rules import LEFTOVER
 from nodeagent.hardware.plugins import NVIDIA
-from nodeagent.hardware.probes.process import end, packages, reader_command
+from nodeagent.hardware.probes.process import packages, reader_command
+from nodeagent.osutil.commands import end
 
 LINE = 4 << 20
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from nodeagent.model.facts import Finding
-from nodeagent.plan.clusterhealth import PeerAnswer
+from nodeagent.plan.clusterhealth import PeerAnswer, Placed, ranked
 from nodeagent.plan.storehealth import judge
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.inspect import inspect
@@ -99,3 +100,9 @@ async def store_findings_in_thread(config: AgentConfig) -> tuple[Finding, ...]:
             return await asyncio.to_thread(lambda: asyncio.run(store_findings(config)))
     except TimeoutError:
         return (UNANSWERED,)
+
+
+def report(found: Iterable[Placed]) -> dict[str, Any]:
+    """A list, errors first; ``ok`` if none is an error."""
+    rows = [{"severity": f.severity, "where": where, "what": f.what, "fix": f.fix} for where, f in ranked(found)]
+    return {"apiVersion": "nodeagent/v1", "items": rows, "ok": all(row["severity"] != "error" for row in rows)}

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.hardware.discovery import SIGNS
+from nodeagent import hardware_missing
 from nodeagent.model.facts import FolderFacts, HostFacts
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.spec.configfile import ephemeral_ports
@@ -86,6 +86,7 @@ def _in_thread(look: Callable[[], HostFacts]) -> asyncio.Future[HostFacts]:
 
 def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> HostFacts:
     """One inspection; blocks if a disk does."""
+    watched = config.health is not None or config.node.gpus not in ("none", ())
     running, root, dirs = gpus is not None, os.geteuid() == 0, config.dirs
     shm = _disk(Path("/dev/shm"))
     certificate = config.api.tls.cert if config.api.listen != OFF else None
@@ -103,7 +104,8 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         # A shell's limit says nothing about a unit's limit.
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if running else None,
         pins_memory=any(path.exists() for path in PINNING),
-        gpus_missed=gpus == 0 and config.node.gpus == "auto" and any(path.exists() for path in SIGNS),
+        gpus_missed=gpus == 0 and config.node.gpus == "auto" and _has_driver(),
+        hardware_missing=hardware_missing() if watched else "",
         address=address,
         address_problem=_address_problem(address) if address else "",
         interface=config.node.data_interface or "",
@@ -122,8 +124,17 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
     )
 
 
+def _has_driver() -> bool:
+    """There is NVIDIA's driver on this machine, as far as this installation can see."""
+    if hardware_missing():
+        return False
+    from nodeagent.hardware.discovery import SIGNS
+
+    return any(path.exists() for path in SIGNS)
+
+
 def _needed() -> tuple[str, ...]:
-    return (*NEEDED, *(("pynvml",) if any(path.exists() for path in SIGNS) else ()))
+    return (*NEEDED, *(("pynvml",) if _has_driver() else ()))
 
 
 class _Timex(ctypes.Structure):

@@ -224,3 +224,14 @@ def user_of(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def numa_of(pci: str, root: str = "") -> int | None:
+    """The NUMA node that the device ``pci`` (``0000:3b:00``) is near to, as the kernel says; None: it does not say, or
+    the machine has only one. ``root``: of another file tree. A broken driver can block whoever reads its files."""
+    try:
+        with open(f"{root}/sys/bus/pci/devices/{pci}.0/numa_node") as file:  # noqa: PTH123  # pathlib costs memory
+            node = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None

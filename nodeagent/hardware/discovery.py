@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.hardware.plugins import NVIDIA
-from nodeagent.hardware.probes.process import end, packages, reader_command
+from nodeagent.hardware.probes.process import packages, reader_command
 from nodeagent.model.node import Gpu
+from nodeagent.osutil.commands import end
 from nodeagent.osutil.linux import write_atomic
 
 if TYPE_CHECKING:  # the tool lists GPUs, too, and starts fast

@@ -19,8 +19,6 @@ from typing import Any
 
 import structlog
 
-from nodeagent.agent.clock import Clock
-from nodeagent.hardware.checks import Checks, SiteCheck
 from nodeagent.hardware.judging.eventrules import waits_until
 from nodeagent.hardware.judging.judge import (
     JudgeMemory,
@@ -40,6 +38,8 @@ from nodeagent.hardware.probes.process import ROOT, Probe, ProbeLimits, packages
 from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, Readings
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
+from nodeagent.osutil.clock import Clock
+from nodeagent.osutil.commands import Checks, SiteCheck
 from nodeagent.osutil.linux import write_atomic
 
 NVML_PACE = 2.0

@@ -6,7 +6,10 @@ Must never hold a judgement: ``None`` is not zero, and no reading says that anyt
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # values only: no asyncio
+    from nodeagent.osutil.commands import CheckReading
 
 EventKind = Literal[
     "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "nvlink", "aer", "mce", "oom", "hung_task", "lockup",
@@ -154,17 +157,6 @@ class AcceleratorReading:
     """Why nothing is known of them now; empty: it answers, or may still."""
     looks: tuple[tuple[str, str, bool, str], ...] = ()
     """What its own rules saw: rule, device, whether it fires, and the line or value."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReading:
-    """How the last run of a site's own check ended."""
-
-    name: str
-    code: int | None = None
-    """Its exit code; None: it has none (it could not be started, was killed, or took too long)."""
-    text: str = ""
-    """The first line of its output, or why it has no exit code."""
 
 
 @dataclass(frozen=True, slots=True)

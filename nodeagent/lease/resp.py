@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar, Union
 
 from nodeagent.lease.order import Server, StoreScript
 from nodeagent.osutil.linux import boottime, socket_path
-from nodeagent.store.whois import identity, parse_info, require_primary
+from nodeagent.store.whois import client_context, identity, parse_info, require_primary
 
 LONGEST_REPLY = 1 << 20
 """Bytes. What the scripts answer has some hundred, INFO some thousand."""
@@ -150,8 +150,6 @@ class _Line:
             raise OSError(failed, os.strerror(failed))
         if server.tls is not None:
             import ssl
-
-            from nodeagent.store.tls import client_context
 
             tls = server.tls
             context = client_context(tls.ca or None, tls.cert or None, tls.key or None, check_name=bool(tls.server))

@@ -1,6 +1,6 @@
 """What the lease process shows of itself, and what it keeps for the next one: small files in ``<run>/lease``.
 
-``pulse``: that it turns, and what it last granted. ``said.json``: its state. ``failsafe.json``: what runs without the
+``pulse``: that it turns, and what it last granted. ``status.json``: its state. ``failsafe.json``: what runs without the
 store. ``unannounced``: up to where the store has what woke nobody. ``address``: where others ask it.
 ``departure.json``: that a life goes. ``lock``: who it is. Standard library only. Must never decide.
 """
@@ -92,12 +92,12 @@ NOBODY = ("", 0, "")
 
 def write_status(folder: Path, status: LeaseStatus) -> None:
     """Raises OSError."""
-    write_atomic(folder / "said.json", json.dumps(status._asdict()), durable=False)
+    write_atomic(folder / "status.json", json.dumps(status._asdict()), durable=False)
 
 
 def read_status(folder: Path) -> LeaseStatus | None:
     """None if it has not said anything that can be read."""
-    data = _read(folder / "said.json")
+    data = _read(folder / "status.json")
     if data is None or data.keys() != set(LeaseStatus._fields) or data["state"] not in STATES:
         return None
     return LeaseStatus(data["state"], data["why"], tuple(data["of"]))

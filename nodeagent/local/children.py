@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nodeagent.local.tether import tethered
+from nodeagent.osutil.tether import tethered
 
 PR_SET_CHILD_SUBREAPER = 36
 

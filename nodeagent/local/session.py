@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from nodeagent.hardware.discovery import installed_gpus
+from nodeagent import hardware_missing
 from nodeagent.local import control, power, registry
 from nodeagent.local.config import SLOTS, choose_ports, node_names
 from nodeagent.local.layout import NAME, LocalError, LocalFolders, LocalTimedOutError, folder_mode, temporary_data
@@ -156,12 +156,21 @@ def shares(uuids: Sequence[str], nodes: int, workers: int | None) -> list[tuple[
     return [tuple(uuids[low:high]) for low, high in pairwise(ends)]
 
 
+def _gpus() -> tuple[list[str], str]:
+    """The UUIDs of this machine's GPUs, and a sentence if they are not known."""
+    if missing := hardware_missing():
+        return [], f"{missing}: the local nodes have no GPUs"
+    from nodeagent.hardware.discovery import installed_gpus
+
+    return installed_gpus()
+
+
 def _launch(
     name: str, nodes: int, nproc: int | None, agent: Sequence[str] | None, *, temporary: bool, stdin: int
 ) -> tuple[registry.LocalCluster, subprocess.Popen[bytes]]:
     folders = LocalFolders.of_user()
     running = registry.clusters(folders)
-    uuids, problem = installed_gpus()
+    uuids, problem = _gpus()
     if problem:
         print(problem, file=sys.stderr)
     data = temporary_data() if temporary else folders.data / name

@@ -126,7 +126,7 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     if head is None:
         return None
     gone = [n for n in gone_nodes(cluster, job) if n in head.members and cluster.gone(n, head.members[n].life)]
-    if not gone and not cluster.notes.once(f"told:{job.uid}", (head,), lambda _before: _all_reported(head)):
+    if not gone and not cluster.notes.once(f"reported:{job.uid}", (head,), lambda _before: _all_reported(head)):
         return None
     gone.sort(key=lambda n: head.members[n].group_rank)
     faulty = {n for n, r in head.reports.items() if r.seq}
@@ -328,16 +328,16 @@ def _alone_fault(case: _Case, head: Head) -> Fault | None:
     limits = case.job.spec.restarts
     for node, report in head.reports.items():
         for one in report.alone:
-            told = f"{one.text} on {node}"
+            ended = f"{one.text} on {node}"
             fail = ""
             if match(case.job.spec.policies_of(_role(head, node, one.rank)), "WorkerFailed", one.exit) == "FailJob":
-                fail = f"a policy of the job says FailJob for WorkerFailed: {told}"
+                fail = f"a policy of the job says FailJob for WorkerFailed: {ended}"
             elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
                 window = f"{limits.window:g} s"
-                fail = f"restart budget spent: {limits.max} restarts within {window}; last: {told}"
+                fail = f"restart budget spent: {limits.max} restarts within {window}; last: {ended}"
             if fail:
-                cause = Cause(kind="worker_failed", text=told, node=node, rank=one.rank)
-                found = _fault(case, cause, Outcome(code=one.exit, text=told, error=one.error), one.exit)
+                cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
+                found = _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)
                 return replace(found, fail=fail)
     return None
 

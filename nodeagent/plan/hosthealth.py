@@ -33,7 +33,8 @@ FEW_PORTS = 32
 def judge_host(facts: HostFacts) -> tuple[Finding, ...]:
     """Everything worth saying, errors first; empty when all is well and known."""
     parts: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
-        _python, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _clock, _unknown,
+        _python, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _hardware, _clock,
+        _unknown,
     )  # fmt: skip
     found = [finding for part in parts for finding in part(facts)]
     order = ("error", "warning", "info")
@@ -148,6 +149,14 @@ def _gpus(facts: HostFacts) -> Iterator[Finding]:
         yield _warning(
             "there is an NVIDIA driver, but the agent found no GPU when it started, so none is offered",
             "see nvidia-smi; when it answers: systemctl restart nodeagent",
+        )
+
+
+def _hardware(facts: HostFacts) -> Iterator[Finding]:
+    if facts.hardware_missing:
+        yield _warning(
+            f"the hardware is not watched, and no GPU is offered: {facts.hardware_missing}",
+            "install all of nodeagent; or `gpus: none` below `node` and `health: off`, where that is meant",
         )
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from nodeagent import hardware_missing
 from nodeagent.model.health import Kind
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, closest, raise_all
@@ -95,6 +96,10 @@ def _rules(value: object) -> frozenset[str]:
         return value
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
         raise CheckError(f"{units.show(value)} is not a list of rules", "write for instance [nvlink.down, xid.79]")
+    if value and (missing := hardware_missing()):
+        raise CheckError(f"no rule can be named: {missing}", "take it out, or install all of nodeagent")
+    if not value:
+        return frozenset()
     from nodeagent.hardware.judging.judge import rules
 
     known = {rule.id for rule in rules()}

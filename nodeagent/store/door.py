@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from nodeagent.spec.storeconfig import RedisConfig
-from nodeagent.store.tls import TlsFileError, client_context
+from nodeagent.store.whois import TlsFileError, client_context
 from nodeagent.store.wire import Connection
 
 LONGEST_PASSWORD = 4096

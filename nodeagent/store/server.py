@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nodeagent.local.tether import tethered
+from nodeagent.osutil.tether import tethered
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of a unix socket's path (sun_path less its closing zero)."""

@@ -1,7 +1,15 @@
-"""Identifies the server behind a connection by its INFO. Standard library only, because the lease process uses it
-too."""
+"""Who the server behind a connection is: checks its certificate, and what its INFO says. Standard library only, because
+the lease process uses it too."""
 
 from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+
+Place = PathLike[str] | str
 
 
 class NotPrimaryError(ConnectionError):
@@ -28,3 +36,27 @@ def parse_info(text: str) -> dict[str, str]:
     """INFO's ``name:value`` lines."""
     lines = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name: value.strip() for name, _, value in lines}
+
+
+class TlsFileError(OSError):
+    """A certificate or key that cannot be used; ``str()`` is a sentence for people."""
+
+
+def client_context(ca: Place | None, cert: Place | None, key: Place | None, *, check_name: bool) -> ssl.SSLContext:
+    """``ca``: None trusts the system's authorities; a file trusts only those in it. ``key``: None if the key is in
+    ``cert``. Raises TlsFileError."""
+    import ssl  # it costs the lease process memory, which a store without TLS need not
+
+    at = ca
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        context.check_hostname = check_name
+        if cert is not None:
+            at = key or cert
+            # An encrypted key must be an error, not a question on the terminal.
+            context.load_cert_chain(cert, key, password=lambda: "")
+    except OSError as error:  # ssl.SSLError is one
+        raise TlsFileError(
+            f"{at}: no certificate or key can be read from it ({error}): check the files in redis.tls"
+        ) from error
+    return context

@@ -89,8 +89,8 @@ def highest_of_all(store: TorchStore, world: int, mine: int, bound: float) -> in
     known = store.compare_set("highest", "", str(mine)).decode()
     while int(known) < mine:
         known = store.compare_set("highest", known, str(mine)).decode()
-    come(store, "said", world)
-    wait_for(store, "said", bound)
+    come(store, "published", world)
+    wait_for(store, "published", bound)
     return int(store.get("highest"))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nodeagent.local.tether import tethered
+from nodeagent.osutil.tether import tethered
 
 SUBNET = "10.77.0"
 CLONE_NEWNET = 0x40000000

@@ -12,7 +12,6 @@ from typing import cast
 
 import pytest
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
@@ -21,6 +20,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.pods.base import PodHost
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.client import connect

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.local.tether import tethered
+from nodeagent.osutil.tether import tethered
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.door import StoreDoor
 from nodeagent.store.link import StoreLink

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.hardware import plugins
 from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.probes import process
+from nodeagent.osutil.clock import SystemClock
 
 BOUND = 30.0
 GOOD = """

@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.main import cli
 from nodeagent.local.config import choose_ports
-from nodeagent.local.tether import tethered
+from nodeagent.osutil.tether import tethered
 from nodeagent.store.server import PrivateRedis
 from nodeagent.trust.key import make
 from tests.folders import short
@@ -42,9 +42,11 @@ def ctl(socket: Path | str, *words: str) -> Result:
 
 
 class RealAgent:
-    """One node's agent, as a process of its own, on a Redis of its own."""
+    """One node's agent, as a process of its own, on a Redis of its own; ``program``: what is the daemon."""
 
-    def __init__(self, folder: Path, redis: PrivateRedis) -> None:
+    def __init__(
+        self, folder: Path, redis: PrivateRedis, program: Sequence[str] = ("-m", "nodeagent.agent.main")
+    ) -> None:
         self.folder, self.redis = folder, redis
         self.socket = folder / "run" / "api.sock"
         config = {
@@ -60,7 +62,7 @@ class RealAgent:
         file = folder / "agent.yaml"
         file.write_text(yaml.safe_dump(config))
         with (folder / "agent.log").open("wb") as log:
-            command = [sys.executable, "-m", "nodeagent.agent.main", "run", "--config", str(file)]
+            command = [sys.executable, *program, "run", "--config", str(file)]
             self.process = subprocess.Popen(tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     @property

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
 from nodeagent.trust.ticket import Ticket, subject
 from nodeagent.trust.ticket import write as sign
 from tests.integration.remote_support import Door
 from tests.integration.test_api_remote_logs import ctl, second, tell
 from tests.unit.api.fakes import LiveAgent, PeerView, live_agent
-from tests.unit.api.test_diag import HAND, hands
+from tests.unit.api.test_nodehealth_diag import HAND, hands
 
 DIAG = "/v1/nodes/n2/diag"
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.hardware import monitor as health
 from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.plugins import NVIDIA
 from nodeagent.hardware.probes.process import MOST_STUCK, Probe, ProbeLimits
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.osutil.linux import is_running
 from tests.fakenvml.build import build, write_state
 

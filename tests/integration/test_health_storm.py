@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.monitor import HOST_PACE, Machine, Monitor, OwnWork, load_memory
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.osutil.linux import own_children
 
 PACE = 2_000

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.clock import SystemClock
-from nodeagent.hardware.checks import SHOWN, SiteCheck
 from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
 from nodeagent.model.health import Verdict
+from nodeagent.osutil.clock import SystemClock
+from nodeagent.osutil.commands import SHOWN, SiteCheck
 from nodeagent.osutil.linux import is_running
 
 WAIT = 30.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.clock import SHARE
-from nodeagent.api.view import AgentHealth
+from nodeagent.agent.pace import SHARE
+from nodeagent.agent.view import AgentHealth
 from nodeagent.store.base import StoreUnavailableError
 from tests.inprocess.server import HereStore
 from tests.sim.cluster import TIMING, SimCluster

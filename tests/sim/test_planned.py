@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.api.shapes import node_state
+from nodeagent.agent.gauges import node_state
 from nodeagent.model.node import Cordon
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from docs.generate import BLOCKS, PAGES, PROTOCOL, drawn
+from docs.packages import lines, near
 from nodeagent.agent.main import main as nodeagent
 from nodeagent.ctl.main import cli
 from nodeagent.ctl.run import as_torchrun
@@ -136,6 +137,15 @@ def test_files_of_the_code_map_exist() -> None:
     assert not [name for name in sorted(named) if not (ROOT / "nodeagent" / name).exists()]
 
 
+def test_the_code_map_counts_its_files() -> None:
+    parts = ARCHITECTURE[ARCHITECTURE.index("## Code map") : ARCHITECTURE.index("## What survives what")].split("\n**")
+    killed, scaled = (
+        len(set(re.findall(r"`((?:[a-z_]+/)?[a-z_/]+\.(?:py|lua))`", part.partition("| as above")[0])))
+        for part in parts[1:3]
+    )
+    assert f"These are {killed} files; `scale` passes {scaled} before" in parts[1]
+
+
 # --- the protocol
 
 
@@ -244,3 +254,20 @@ def test_decisions_are_numbered_without_holes() -> None:
     numbers = [int(p.name[:4]) for p in ADRS]
     assert numbers[0] == 1
     assert all(after == before + 1 for before, after in pairwise(numbers))
+
+
+# --- the lines
+
+
+def test_lines_are_near_within_rounding_and_no_further() -> None:
+    row = "| `plan` | 44 | 9,550 |"
+    assert near(row, "| `plan` | 44 | 10,400 |") and near(row, "| `plan` | 45 | 9,550 |")
+    assert not near(row, "| `plan` | 44 | 10,800 |")
+    assert not near(row, "| `pods` | 44 | 9,550 |")
+
+
+def test_each_line_is_of_one_kind() -> None:
+    """Of all packages: what the table says adds up."""
+    for row in lines().splitlines()[2:]:
+        _, _, every, *kinds = (cell.strip().replace(",", "") for cell in row.strip("|").split("|"))
+        assert int(every) == sum(map(int, kinds)), row

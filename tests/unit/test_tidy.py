@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from pathlib import Path
+
+from docs.packages import imports, tree
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "nodeagent"
+UNIT = ROOT / "tests" / "unit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 IMPURE = frozenset({
     "asyncio", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random", "redis", "secrets", "select",
@@ -34,30 +37,6 @@ TEXT = frozenset(
 SKIPPED = frozenset(
     {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "test-results"}
 )
-
-
-@cache
-def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(), str(file))
-
-
-def imports(node: ast.AST, *, nested: bool = True) -> Iterator[str]:
-    """Full names of modules imported anywhere in the node; without ``nested`` only when the module is loaded, and
-    not for type checkers only."""
-    for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.Import(names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=str(module), level=0, names=names):
-                yield from (f"{module}.{alias.name}" for alias in names)
-            case ast.ImportFrom():
-                yield "."
-            case ast.FunctionDef() | ast.AsyncFunctionDef() if not nested:
-                continue
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")) if not nested:
-                continue
-            case _:
-                yield from imports(child, nested=nested)
 
 
 def top(name: str) -> str:
@@ -117,6 +96,28 @@ def test_each_public_class_name_exists_once() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+VAGUE = re.compile(r"(?<![a-z])(told|said|heard|wish(es|ed)?|mend(s|ed)?|cares?)(?![a-z])", re.IGNORECASE)
+"""Words that name nothing: what was reported, published, received, wanted or repaired has a word of its own."""
+
+
+def identifiers(file: Path) -> Iterator[str]:
+    """Names that Python code gives and uses, in snake_case; of Lua and JavaScript the code without its comments."""
+    if file.suffix != ".py":
+        comment = r"--.*" if file.suffix == ".lua" else r"/\*[\s\S]*?\*/|//.*"
+        yield from re.sub(comment, "", file.read_text()).split()
+        return
+    for node in ast.walk(tree(file)):
+        for kind in ("id", "attr", "arg", "name"):
+            if isinstance(name := getattr(node, kind, None), str):
+                yield re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+
+
+def test_identifiers_say_what_they_name() -> None:
+    sources = [*FILES, *PACKAGE.rglob("*.lua"), *PACKAGE.rglob("*.js"), *(ROOT / "config").rglob("*.py")]
+    assert {file.suffix for file in sources} == {".py", ".lua", ".js"}
+    assert not offenders(sources, lambda file: {name for name in identifiers(file) if VAGUE.search(name)})
 
 
 def parameters(made: ast.ClassDef) -> int:
@@ -186,8 +187,43 @@ def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
 
 def test_the_lease_process_needs_nothing_but_the_standard_library() -> None:
     """So that it is small, and starts at once; the parts of the store that it uses, too."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nodeagent.lease.main, nodeagent.store.tls"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nodeagent.lease.main, nodeagent.store.whois"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
+
+
+ABOUT_SEVERAL = {
+    "api/test_metrics": "the page of agent/metrics.py and agent/gauges.py, as the API serves it",
+    "ctl/test_golden": "what several commands print, letter by letter",
+    "hardware/judging/test_arbitrary": "rules on events and readings alike, and probes",
+    "local/test_parts": "layout, config, registry and power together",
+    "model/test_records": "what all records have in common",
+    "plan/test_constrained": "jobs that choose nodes, through all of plan/",
+    "plan/test_folders": "one checkpoint folder, from membership to pod",
+    "plan/test_stories": "examples of other schedulers, through all of plan/",
+    "spec/test_apiconfig": "the section api, and the tokens that it names",
+    "spec/test_docs": "documents of the job file and the config",
+    "store/test_inprocess": "the server of tests/inprocess",
+}
+"""Unit tests whose file is about no single module, and what it is about. ``test_MODULE_ASPECT`` is about one."""
+
+
+def mirrored(file: Path) -> Path:
+    """The folder of nodeagent that a unit test's folder stands for."""
+    return PACKAGE / file.parent.relative_to(UNIT)
+
+
+def names_a_module(file: Path) -> bool:
+    """Whether the name is that of a module or package in its folder of nodeagent, or begins with one."""
+    words = file.stem.split("_")[1:]
+    names = [mirrored(file) / "_".join(words[:count]) for count in range(1, len(words) + 1)]
+    return any(name.with_suffix(".py").exists() or name.is_dir() for name in names)
+
+
+def test_unit_tests_mirror_the_tree() -> None:
+    files = [file for file in sorted(UNIT.rglob("*/test_*.py")) if mirrored(file).is_dir()]
+    assert len(files) > 150
+    lost = {str(file.relative_to(UNIT).with_suffix("")) for file in files if not names_a_module(file)}
+    assert lost == set(ABOUT_SEVERAL), "name it after its module, or say here what it is about"
 
 
 def test_no_path_of_the_machine_that_runs_this_is_left_in_the_repository() -> None:

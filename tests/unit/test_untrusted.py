@@ -35,7 +35,7 @@ KERNEL = "/proc, /sys and /dev"
 STORE = "a connection to the store"
 ALLOWED: dict[str, tuple[str, str]] = {
     "agent/repaircommands.py": ("glob mkdir open unlink", OWN),
-    "agent/identity.py": ("open read_text", OWN),
+    "agent/identity.py": ("mkdir open read_text", OWN + "; it sees whose they are before it makes them"),
     "agent/savedview.py": ("mkdir open", OWN),
     "agent/leaseprocess.py": ("AF_UNIX mkdir open unlink", OWN),
     "agent/repair.py": ("read_text", OWN),
@@ -53,7 +53,6 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "hardware/accelerator.py": ("open", KERNEL),
     "hardware/discovery.py": ("mkdir read_text", OWN),
     "hardware/monitor.py": ("read_text", OWN),
-    "hardware/numa.py": ("read_text", KERNEL),
     "hardware/probes/host.py": ("listdir open", KERNEL),
     "hardware/probes/reader.py": ("open", KERNEL),
     "lease/answers.py": ("open", "UntrustedFolder's"),
@@ -64,7 +63,6 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "lease/resp.py": ("AF_UNIX", STORE),
     "lease/signs.py": ("open read_text unlink", OWN),
     "lease/table.py": ("open", OWN),
-    "osutil/ownfolder.py": ("mkdir", "makes the agent's own folders, once it has seen whose they are"),
     "osutil/untrusted.py": ("AF_UNIX fchown open rename rmdir scandir unlink", "this is the way"),
     "spec/configfile.py": ("read_bytes read_text", ADMIN),
     "spec/schema.py": ("mkdir write_text", "a developer's command"),

@@ -11,7 +11,7 @@ export function el(name, options = {}, ...inside) {
 
 const ROLES = { tr: "row", td: "cell", th: "rowheader" };
 
-/** A row of a table. Each cell: [column's name, what is in it, class]. The roles are said, since narrow screens show
+/** A row of a table. Each cell: [column's name, what is in it, class]. The roles are given, since narrow screens show
  * rows as cards, which would take the table's meaning away. */
 export function row(cells, options = {}) {
   const made = el("tr", { role: ROLES.tr, ...options });
@@ -35,13 +35,13 @@ export function keep(parent, entries, make) {
   const before = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   let place = parent.firstElementChild;
   for (const [key, data] of entries) {
-    const said = JSON.stringify(data);
+    const drawn = JSON.stringify(data);
     let child = before.get(key);
-    if (child === undefined || child.said !== said) {
+    if (child === undefined || child.drawn !== drawn) {
       const open = new Set([...(child?.querySelectorAll("details[open]") ?? [])].map((d) => d.dataset.name));
       const fresh = make(data);
       fresh.dataset.key = key;
-      fresh.said = said;
+      fresh.drawn = drawn;
       for (const details of fresh.querySelectorAll("details")) details.open = open.has(details.dataset.name);
       if (child) {
         if (child === place) place = fresh;

@@ -12,32 +12,32 @@ const NODE_TONES = { ready: "good", restarting: "plan", cordoned: "warn", draini
 const find = (id) => document.getElementById(id);
 
 let token = sessionStorage.getItem("nodeagent-token") ?? "";
-let heard = null; // when the agent answered last, by its clock
+let answered = null; // when the agent answered last, by its clock
 let failing = null;
 
 // --- asking
 
 class Refused extends Error {
-  constructor(status, said) {
-    super(said?.message ?? `the agent answered with HTTP ${status}`);
+  constructor(status, error) {
+    super(error?.message ?? `the agent answered with HTTP ${status}`);
     this.status = status;
-    this.next = said?.next ?? "";
+    this.next = error?.next ?? "";
   }
 }
 
 async function ask() {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const reply = await fetch("v1/status", { headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(PATIENCE) });
-  const said = await reply.json().catch(() => null);
-  if (!reply.ok || said === null) throw new Refused(reply.status, said?.error);
-  return said;
+  const answer = await reply.json().catch(() => null);
+  if (!reply.ok || answer === null) throw new Refused(reply.status, answer?.error);
+  return answer;
 }
 
 async function look() {
   try {
     const status = await ask();
     setClock(status.now);
-    heard = status.now;
+    answered = status.now;
     failing = null;
     find("door").hidden = true;
     show(status);
@@ -59,7 +59,7 @@ function fail(error) {
   if (strange && token) notices.push(["bad", "The agent does not know this token.", ""]);
   else if (refused && !strange) notices.push([error.status === 503 ? "warn" : "bad", capital(error.message), error.next]);
   else if (!refused) {
-    const last = heard === null ? `This agent does not answer, since ${at(failing)}.` : `This agent has not answered since ${at(heard)}. What is below was so then.`;
+    const last = answered === null ? `This agent does not answer, since ${at(failing)}.` : `This agent has not answered since ${at(answered)}. What is below was so then.`;
     notices.push(["bad", last, "Asked again every 2 s. Is it running? See: systemctl status nodeagent, or look at the page of another node."]);
   }
   tell(notices);
@@ -188,21 +188,21 @@ function nodeRow(node) {
   const healthy = node.gpus.filter((g) => g.healthy).length;
   const sick = node.gpus.filter((g) => !g.healthy && !node.condition.startsWith(`GPU ${g.index}:`)).map((g) => `GPU ${g.index}: ${g.why}`);
   const next = node.verdicts.find((v) => v.stage === "active" && v.severity !== "info")?.next ?? "";
-  const told = [...new Set([node.reason, ...sick, node.condition, node.breaker && `breaker ${node.breaker}`].filter(Boolean))];
+  const reasons = [...new Set([node.reason, ...sick, node.condition, node.breaker && `breaker ${node.breaker}`].filter(Boolean))];
   return row([
     ["Node", node.name],
     ["State", badge(node.state, NODE_TONES[node.state]), "few"],
     ["GPUs", node.gpus.length ? [`${healthy} of ${node.gpus.length} healthy`, gpus(node.gpus)] : "", "few"],
     ["CPU slots", node.cpu_slots ? `${node.cpu_slots_used} of ${node.cpu_slots} used` : "", "few"],
     ["Work", node.pods.map((p) => el("div", {}, p.job, el("span", { class: "quiet" }, p.ranks.length ? ` ranks ${ranges(p.ranks)}` : " stopping", p.places.length ? `: ${p.places.join(", ")}` : ""))), "work"],
-    ["Condition", told.length ? [...told.map((text) => el("div", {}, text)), small(next && `Next: ${next}`)] : "", "wide"],
+    ["Condition", reasons.length ? [...reasons.map((text) => el("div", {}, text)), small(next && `Next: ${next}`)] : "", "wide"],
   ], { class: node.state === "left" ? "over" : "" });
 }
 
 function gpus(list) {
   const word = (g) => (g.healthy ? (g.job === null ? "free" : `used by ${g.job}`) : `unfit: ${g.why}`);
-  const said = list.map((g) => `GPU ${g.index} ${word(g)}`).join(", ");
-  return el("div", { class: "cells", role: "img", "aria-label": said }, ...list.map((g) =>
+  const spoken = list.map((g) => `GPU ${g.index} ${word(g)}`).join(", ");
+  return el("div", { class: "cells", role: "img", "aria-label": spoken }, ...list.map((g) =>
     el("span", { class: `gpu ${g.healthy ? (g.job === null ? "" : "used") : "unfit"}`, title: `GPU ${g.index} ${g.name}: ${word(g)}` })));
 }
 

@@ -10,17 +10,17 @@ const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 export function picture({ device, capacity, days, queues }) {
   const totals = days.map((_, index) => sum(queues.map((queue) => queue.hours[index])));
   const whole = Math.max(capacity, ...totals, 0.001);
-  const said = days.map((day, index) => [day, ...queues.filter((q) => q.hours[index] > 0).map((q) => `${q.name} ${hours(q.hours[index])}`)].join(", "));
+  const labels = days.map((day, index) => [day, ...queues.filter((q) => q.hours[index] > 0).map((q) => `${q.name} ${hours(q.hours[index])}`)].join(", "));
   const columns = days.map((day, index) => {
     const parts = queues.map((queue, place) => {
       const part = el("div", { class: `share share-${place}` });
       part.style.height = `${(100 * queue.hours[index]) / whole}%`;
       return part;
     });
-    return el("div", { class: "day", title: `${said[index]} ${WORDS[device]}` }, ...parts.reverse());
+    return el("div", { class: "day", title: `${labels[index]} ${WORDS[device]}` }, ...parts.reverse());
   });
   return el("div", {},
-    el("div", { class: "shares", role: "img", "aria-label": `${WORDS[device]} of each day: ${said.join("; ")}` }, ...columns),
+    el("div", { class: "shares", role: "img", "aria-label": `${WORDS[device]} of each day: ${labels.join("; ")}` }, ...columns),
     el("div", { class: "axis", "aria-hidden": "true" }, el("span", {}, days[0]), el("span", {}, "today, UTC")),
     el("ul", { class: "legend" }, ...queues.map((queue, place) => el("li", {},
       el("span", { class: `swatch share-${place}` }), queue.name,

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from nodeagent.hardware.readings import (
     AcceleratorReading,
-    CheckReading,
     GpuReading,
     Heals,
     HostReading,
@@ -21,6 +21,9 @@ from nodeagent.hardware.readings import (
     Readings,
 )
 from nodeagent.model.health import Action, Severity
+
+if TYPE_CHECKING:  # pure: no asyncio
+    from nodeagent.osutil.commands import CheckReading
 
 LEFTOVER = 512 << 20
 """Bytes of GPU memory in use without any of our workers that are worth waiting for (NVRx waits for the same)."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 
-from nodeagent.hardware.accelerator import Accelerator, Command, DeviceRule, ProblemError, who
-from nodeagent.hardware.numa import numa_of
+from nodeagent.hardware.accelerator import Accelerator, Command, DeviceRule, ProblemError, numa_of, who
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref
 from types import ModuleType
 
-from nodeagent.hardware.accelerator import AbsentError, Accelerator, Event, ProblemError, who
-from nodeagent.hardware.numa import numa_of
+from nodeagent.hardware.accelerator import AbsentError, Accelerator, Event, ProblemError, numa_of, who
 
 TYPE_CHECKING = False  # without typing: it costs 0.7 MB
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.hardware.readings import ProbeReading
+from nodeagent.osutil.commands import DIES
 
 DEADLINE = 5.0
 """Seconds beyond its own pace after which a probe is late."""
@@ -27,8 +28,6 @@ AGAIN = 5.0
 """Seconds from a probe's end to its next start."""
 MOST_STUCK = 3
 """Killed processes that have not died, after which no more are started: each holds memory and locks of the driver."""
-DIES = 1.0
-"""Seconds in which a killed process is gone, unless the kernel holds it."""
 PROBLEM = 300
 """Characters of what is wrong that are kept."""
 MOST_LINES = 200
@@ -201,16 +200,6 @@ class Probe:
             os.close(pidfd)
             if process.poll() is None:
                 self._stuck.append(process)
-
-
-async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill it and all of its session, which must be its own; one that does not die is left to itself."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DIES):
-            await process.wait()
 
 
 def reader_command(python: str, target: str, pace: float | None, packaged: bool = True) -> tuple[str, ...]:

@@ -4,7 +4,7 @@
 local P, RUN, VERSION, A = KEYS[1], ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local META, LEASE, CHANGES, EVENTS, CORDONS = P .. 'meta', P .. 'lease', P .. 'changes', P .. 'events', P .. 'cordons'
 local NAMES, HIGHEST, REQUESTS, SAVED = P .. 'names', P .. 'highest', P .. 'requests', P .. 'saved'
-local AWAITED, HEARD, NAMED = P .. 'awaited', P .. 'heard', 5
+local AWAITED, CALLED, NAMED = P .. 'awaited', P .. 'called', 5
 local DEPARTED = P .. 'departed'
 local RELEASE = 1.05 -- of failsafe_limit, as in model/timing.py
 
@@ -109,7 +109,7 @@ do
   if RUN ~= meta.run and meta.timing then
     least = served + credit_ms + lease_ms
     if served < recover and (meta.parent or '') == '' and redis.call('EXISTS', AWAITED) == 1 then
-      redis.call('ZUNIONSTORE', AWAITED, 2, AWAITED, HEARD) -- the writes that they restored may be lost again
+      redis.call('ZUNIONSTORE', AWAITED, 2, AWAITED, CALLED) -- the writes that they restored may be lost again
       recover = math.max(recover, least)
     else
       if served >= recover then
@@ -117,7 +117,7 @@ do
       end
       doubt()
     end
-    redis.call('DEL', HEARD)
+    redis.call('DEL', CALLED)
     begin_era(meta.parent or '', 0)
     redis.call('HSET', META, 'least', int(least))
   end
@@ -125,7 +125,7 @@ do
   redis.call('HSET', META, 'run', RUN, 'last', int(now), 'served', int(served), 'amnesty', int(amnesty))
   -- not the first write: a full Redis refuses a script nothing after a write that frees memory
   if served >= recover then
-    redis.call('DEL', AWAITED, HEARD)
+    redis.call('DEL', AWAITED, CALLED)
   end
 end
 if meta.version and meta.version ~= VERSION then

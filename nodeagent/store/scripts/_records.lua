@@ -486,7 +486,7 @@ local function distrust(damaged)
     end
   end
   revision = tonumber(redis.call('HGET', META, 'rev') or '0')
-  redis.call('DEL', AWAITED, HEARD)
+  redis.call('DEL', AWAITED, CALLED)
   known, least = 0, served + credit_ms + lease_ms
   recover = least
   amnesty = math.max(amnesty, least)

@@ -3,14 +3,14 @@
 -- The newest view so far names the nodes that were live. anew: the loss was found just now; all nodes must call.
 local function expect(anew)
   if anew then
-    redis.call('DEL', HEARD)
+    redis.call('DEL', CALLED)
   end
-  redis.call('ZREM', HEARD, A.by)
+  redis.call('ZREM', CALLED, A.by)
   redis.call('DEL', AWAITED)
   if A.regroup > 0 then
     redis.call('ZADD', AWAITED, 0, A.by)
     for _, id in ipairs(A.awaited) do
-      if not redis.call('ZSCORE', HEARD, id) then
+      if not redis.call('ZSCORE', CALLED, id) then
         redis.call('ZADD', AWAITED, 0, id)
       end
     end
@@ -24,13 +24,13 @@ local function expect(anew)
 end
 
 -- This node has offered what it knows of the writes that the store may have lost.
-local function hear(id)
+local function has_called(id)
   if served >= recover then
     return
   end
   local known_loss = (meta.parent or '') == ''
   if known_loss then
-    redis.call('ZADD', HEARD, 0, id)
+    redis.call('ZADD', CALLED, 0, id)
   end
   if redis.call('ZREM', AWAITED, id) == 0 or redis.call('ZCARD', AWAITED) > tonumber(meta.excused or '0') then
     return

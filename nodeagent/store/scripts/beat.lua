@@ -90,7 +90,7 @@ if served >= recover then
     return distrust(damaged)
   end
 end
-hear(id)
+has_called(id)
 redis.call('HSET', P .. 'node:' .. id, 'seq', int(A.seq))
 local rev, more = int(revision), 0
 if A.facts or A.readiness then

@@ -5,7 +5,7 @@ if now - tonumber(meta.examined or '0') < 1000 and now >= tonumber(meta.examined
 end
 redis.call('HSET', META, 'examined', int(now))
 local TYPES = {
-  lease = 'zset', departed = 'zset', changes = 'zset', awaited = 'zset', heard = 'zset', ['requests:order'] = 'zset',
+  lease = 'zset', departed = 'zset', changes = 'zset', awaited = 'zset', called = 'zset', ['requests:order'] = 'zset',
   cordons = 'hash', queues = 'hash', windows = 'hash', claims = 'hash', names = 'hash', highest = 'hash', requests = 'hash', saved = 'hash', events = 'stream',
   saves = 'stream',
 }

@@ -13,7 +13,7 @@ end
 if tonumber(meta.regroup or '0') ~= A.regroup then
   redis.call('HSET', META, 'regroup', int(A.regroup))
 end
-hear(id)
+has_called(id)
 local old = node_read(id)
 local same = old and old.life == A.life
 local dead = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from nodeagent.agent.notice import UNSAID, NoticeWatch, read_notice
+from nodeagent.agent.notice import UNDATED, NoticeWatch, read_notice
 from nodeagent.model.node import Notice
 from nodeagent.spec.noticeconfig import NoticeConfig
 
@@ -33,10 +33,10 @@ LOOKS = 0.3
             "at 2030-03-17T18:48:20+01:00\nbye", 100,
             "to be taken away at 2030-03-17 17:48:20 UTC (notice: at 2030-03-17T18:48:20+01:00 bye)",
         ),
-        ("", UNSAID, "to be taken away at 2030-03-17 17:48:40 UTC or so"),
-        ("TRUE", UNSAID, "to be taken away at 2030-03-17 17:48:40 UTC or so (notice: TRUE)"),
+        ("", UNDATED, "to be taken away at 2030-03-17 17:48:40 UTC or so"),
+        ("TRUE", UNDATED, "to be taken away at 2030-03-17 17:48:40 UTC or so (notice: TRUE)"),
         (
-            "2030-99-99T99:99:99Z", UNSAID,
+            "2030-99-99T99:99:99Z", UNDATED,
             "to be taken away at 2030-03-17 17:48:40 UTC or so (notice: 2030-99-99T99:99:99Z)",
         ),
     ],

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from nodeagent.agent import saver as saver_module
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.savedview import Writing
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.timing import Timing
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.store.messages import BeatReply, Saved
 from nodeagent.trust.key import ClusterKey
 from tests.contract.bench import HereBench

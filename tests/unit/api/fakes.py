@@ -15,8 +15,8 @@ from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.saver import Acknowledged
+from nodeagent.agent.view import AgentHealth
 from nodeagent.api.server import ApiServer
-from nodeagent.api.view import AgentHealth
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord

@@ -16,7 +16,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs.generate import METRICS
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
@@ -28,6 +27,7 @@ from nodeagent.model.node import Gpu
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.model.world import AloneRestart, Cause, PodReport
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.base import PodStatus
 from tests.unit.api.fakes import FakeView, spec, spec_of_roles

@@ -8,16 +8,16 @@ from typing import Any
 
 import aiohttp
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.hardware.monitor import OwnWork
 from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.node import Gpu
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import CheckConfig, HealthConfig
 from tests.unit.api.fakes import FakeView
-from tests.unit.api.test_away import served, told
 from tests.unit.api.test_metrics import values
+from tests.unit.api.test_server_away import served, told
 
 GPUS = (Gpu(uuid="GPU-a", index=0), Gpu(uuid="GPU-b", index=1))
 

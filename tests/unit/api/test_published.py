@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
+from nodeagent.agent.view import AgentView
 from nodeagent.api.published import places, published_of
-from nodeagent.api.view import AgentView
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster

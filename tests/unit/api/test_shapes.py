@@ -8,7 +8,7 @@ from nodeagent.api.shapes import pods_json
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.plan.cluster import Cluster
-from tests.unit.api.test_generations import HEAD, RECORD
+from tests.unit.api.test_jobdetail_generations import HEAD, RECORD
 from tests.unit.plan.build import make_holder
 
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from nodeagent.doctor.alone import how_to_start, without_agent
-from nodeagent.doctor.report import report
+from nodeagent.doctor.cluster import report
 from nodeagent.plan.clusterhealth import Placed
 from nodeagent.trust.key import make
 

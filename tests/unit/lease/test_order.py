@@ -85,7 +85,7 @@ def test_what_it_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "gone", "why": "", "of": []}', '{"state": "left"}'])
 def test_what_cannot_be_read_was_not_said(tmp_path: Path, text: str) -> None:
-    for name in ("said.json", "departure.json"):
+    for name in ("status.json", "departure.json"):
         (tmp_path / name).write_text(text)
     assert read_status(tmp_path) is None
     assert read_departure(tmp_path) is None

@@ -16,7 +16,7 @@ from nodeagent.local.config import FIRST_PORT, PORTS_EACH, choose_ports, node_na
 from nodeagent.local.layout import HOME_VARIABLE, LONGEST_BASE, LocalError, LocalFolders
 from nodeagent.local.registry import LocalCluster
 from nodeagent.local.session import shares
-from nodeagent.local.tether import tethered
+from nodeagent.osutil.tether import tethered
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.store.server import LONGEST_SOCKET_PATH
 

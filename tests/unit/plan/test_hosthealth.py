@@ -47,6 +47,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ),
     ({"memlock": 65536}, "warning", "lock 64 KiB", "LimitMEMLOCK=infinity"),
     ({"gpus_missed": True}, "warning", "found no GPU", "nvidia-smi"),
+    ({"hardware_missing": "gone"}, "warning", "hardware is not watched, and no GPU is offered: gone", "health: off"),
     ({"unknown": ("the disk hangs",)}, "warning", "unknown: the disk hangs", ""),
 ]
 WRONG_FOLDERS: list[tuple[dict[str, Any], str, str, str]] = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from nodeagent.spec.agentconfig import AgentConfig
@@ -100,3 +102,10 @@ def test_mistakes(text: str, said: str) -> None:
     with pytest.raises(SpecError) as wrong:
         config(text)
     assert said in str(wrong.value)
+
+
+def test_rules_cannot_be_named_without_the_package_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nodeagent.hardware", None)
+    assert config("health: {ignore: []}").health is not None
+    with pytest.raises(SpecError, match=r"no rule can be named: nodeagent\.hardware is not installed"):
+        config("health: {ignore: [xid.79]}")

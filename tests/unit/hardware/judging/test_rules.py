@@ -9,12 +9,12 @@ import pytest
 from nodeagent.hardware.judging.rules import GPU_RULES, READING_RULES, DeviceLook, Rule, looks, replay_bound
 from nodeagent.hardware.readings import (
     AcceleratorReading,
-    CheckReading,
     GpuReading,
     HostReading,
     ProbeReading,
     Readings,
 )
+from nodeagent.osutil.commands import CheckReading
 
 GOOD = GpuReading(
     uuid="GPU-a",

@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.model.health import Figure
+from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
 from tests.unit.api.fakes import FakeView, spec
-from tests.unit.api.test_away import served, told
 from tests.unit.api.test_nodehealth import post
+from tests.unit.api.test_server_away import served, told
 
 HAND = Path(__file__).parents[1] / "diag" / "hand.py"
 PATH = "/v1/nodes/n1/diag"

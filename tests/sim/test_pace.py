@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from nodeagent.agent import beatperiod
+from nodeagent.agent import pace
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Cordon
 from nodeagent.store.messages import Beat, BeatReply
@@ -31,7 +31,7 @@ Scenario = Callable[[SimCluster], Awaitable[float]]
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Stretches beats as in a cluster of so many nodes, however few there are."""
-    return lambda nodes: monkeypatch.setattr(beatperiod, "PER_NODE", nodes * 0.0025 / 4)
+    return lambda nodes: monkeypatch.setattr(pace, "PER_NODE", nodes * 0.0025 / 4)
 
 
 @pytest.fixture

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from nodeagent.agent.clock import SystemClock
-from nodeagent.agent.diagnosis import AGAIN, Diagnosis, Preflight
+import pytest
+
+from nodeagent.agent.diagnosis import AGAIN, Diagnosis, Preflight, preflight
 from nodeagent.model.node import Readiness
+from nodeagent.osutil.clock import SystemClock
+from nodeagent.spec.errors import CheckError
 from nodeagent.spec.healthconfig import HealthConfig, PreflightConfig
 from tests.unit.api.fakes import FakeView, spec
-from tests.unit.api.test_diag import BOUND, HAND
+from tests.unit.api.test_nodehealth_diag import BOUND, HAND
 
 READY = Readiness(state="ready", folder="f")
 
@@ -109,3 +113,17 @@ async def test_a_run_of_one_gpu_that_an_operator_asked_for_is_not_enough(tmp_pat
     assert node.amend().state == "preparing"
     await node.ended()
     assert node.amend() == READY
+
+
+def test_a_preflight_that_cannot_be_done_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that cannot be checked must not count as one that passed."""
+    node = Node(tmp_path)
+    health = HealthConfig(preflight=PreflightConfig())
+    config = node.view.config.model_copy(update={"health": health})
+    assert preflight(config, "n1", node.diagnosis, node.clock) is not None
+    monkeypatch.setitem(sys.modules, "nodeagent.hardware", None)
+    assert preflight(node.view.config, "n1", node.diagnosis, node.clock) is None
+    with pytest.raises(CheckError, match=r"health\.preflight cannot be done: nodeagent\.hardware is not installed"):
+        preflight(config, "n1", node.diagnosis, node.clock)

@@ -1,7 +1,8 @@
-"""The site's own checks: commands of the config, run again and again, each held to its time.
+"""Commands of the config, run again and again, each held to its time: the site's own checks, and how one is ended.
 
 Nobody waits for one that even SIGKILL does not end, and no other run of it is started while it lives. What it writes is
-read to a bound. Must never judge: what an exit code means is ``judging/rules.py``'s.
+read to a bound. Must never judge: what an exit code means is ``hardware/judging/rules.py``'s, or
+``agent/notice.py``'s.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeagent.hardware.probes.process import DIES, end
-from nodeagent.hardware.readings import CheckReading
-
 KEPT = 1 << 16
 """Bytes of the output that are kept; what is beyond them is read and dropped."""
 SHOWN = 200
 """Characters of its first line that people see."""
+DIES = 1.0
+"""Seconds in which a killed process is gone, unless the kernel holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,17 @@ class SiteCheck:
     command: Sequence[str]
     every: float
     bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReading:
+    """How the last run of a site's own check ended."""
+
+    name: str
+    code: int | None = None
+    """Its exit code; None: it has none (it could not be started, was killed, or took too long)."""
+    text: str = ""
+    """The first line of its output, or why it has no exit code."""
 
 
 class Checks:
@@ -116,3 +127,13 @@ class Checks:
 async def _keep(stream: asyncio.StreamReader, output: bytearray) -> None:
     while chunk := await stream.read(KEPT):
         output += chunk[: KEPT - len(output)]
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill it and all of its session, which must be its own; one that does not die is left to itself."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DIES):
+            await process.wait()

@@ -1,0 +1,228 @@
+"""The packages of nodeagent: which may import which, what is core, and how many lines each has.
+
+Owns the table of arrows. ``docs/generate.py`` draws it into docs/architecture.md; tests/unit/test_imports.py holds the
+code to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "nodeagent"
+
+Graph = Mapping[str, Collection[str]]
+"""A module or a package, and those that it imports."""
+
+ARROWS: Graph = {
+    "train": (),
+    "model": (),
+    "osutil": (),
+    "hardware": ("model", "osutil"),
+    "spec": ("model",),
+    "trust": ("model", "osutil", "spec"),
+    "store": ("model", "osutil", "spec"),
+    "local": ("osutil", "trust", "store"),
+    "lease": ("osutil", "store"),
+    "shim": ("model", "osutil", "lease"),
+    "pods": ("model", "osutil", "spec", "lease", "shim"),
+    "plan": ("model", "pods"),
+    "diag": ("model", "osutil", "hardware", "spec"),
+    "doctor": ("model", "spec", "trust", "store", "plan"),
+    "agent": ("model", "osutil", "hardware", "spec", "trust", "store", "lease", "pods", "plan"),
+    "api": ("model", "spec", "trust", "store", "pods", "plan", "agent"),
+    "ctl": ("api",),
+}
+"""Package to the packages that it imports when it is loaded. In this order each stands after all that it imports.
+``plan`` uses the states of pods alone (``pods/base.py``); of ``agent`` only ``health.py`` uses ``hardware``: it is
+loaded only where that is there."""
+
+LATER: Graph = {
+    "spec": ("hardware",),
+    "local": ("hardware",),
+    "diag": ("ctl",),
+    "doctor": ("hardware",),
+    "agent": ("diag", "api"),
+    "api": ("hardware", "doctor"),
+    "ctl": ("model", "hardware", "spec", "local", "doctor"),
+}
+"""What a package imports beside that only once it is needed, inside of a function: ``agent/serve.py`` adds what people
+use after the first beat, the tool has to start fast, and hardware is optional."""
+
+CORE = ("model", "osutil", "spec", "trust", "store", "lease", "shim", "pods", "plan", "agent")
+"""What no job runs without."""
+READ_FIRST = ("model", "store", "lease", "shim", "pods", "plan", "agent")
+"""Of the core: what a newcomer reads."""
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    """The module as Python's parser sees it."""
+    return ast.parse(file.read_text(), str(file))
+
+
+def imports(node: ast.AST, *, nested: bool = True) -> Iterator[str]:
+    """Full names of modules imported anywhere in the node; without ``nested`` only when the module is loaded, and
+    not for type checkers only."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Import(names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.ImportFrom():
+                yield "."
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if not nested:
+                continue
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) if not nested:
+                continue
+            case _:
+                yield from imports(child, nested=nested)
+
+
+def later_imports(node: ast.AST) -> Iterator[str]:
+    """Full names of modules that the node imports inside of its functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports(child)
+        else:
+            yield from later_imports(child)
+
+
+def modules(package: Path = PACKAGE) -> dict[str, Path]:
+    """Each module of a package by its full name."""
+    found = {}
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def module_graph(package: Path = PACKAGE, *, later: bool = False) -> dict[str, set[str]]:
+    """Each module, and those of the same package that it imports: when it is loaded, or ``later``."""
+    every = modules(package)
+    graph: dict[str, set[str]] = {}
+    for module, file in every.items():
+        wanted = later_imports(tree(file)) if later else imports(tree(file), nested=False)
+        graph[module] = {found for name in wanted if (found := _module(name, every)) and found != module}
+    return graph
+
+
+def _module(name: str, every: Collection[str]) -> str:
+    """The module that an imported name is, or is in; empty if it is none of these."""
+    while name and name not in every:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def package_graph(graph: Graph) -> dict[str, set[str]]:
+    """The arrows between the packages of these modules. ``nodeagent`` itself, which has the version alone, is none."""
+    found: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        if package := _package(module):
+            arrows = found.setdefault(package, set())
+            arrows |= {of for name in imported if (of := _package(name)) and of != package}
+    return found
+
+
+def _package(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def circle(graph: Graph) -> list[str]:
+    """One circle of the graph, its first member again at the end; empty if it has none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found[::-1]
+    return []
+
+
+def picture() -> str:
+    """The arrows as a Mermaid flowchart; dotted: later. One to what a package reaches through another is left out."""
+    reached: dict[str, set[str]] = {}
+    for package, arrows in ARROWS.items():
+        reached[package] = set(arrows).union(*(reached[of] for of in arrows))
+    lines = ["flowchart TD"]
+    for package in reversed(ARROWS):
+        lines.append(f"    {package}[{package}]" if package in CORE else f"    {package}([{package}])")
+    for package in reversed(ARROWS):
+        arrows = ARROWS[package]
+        direct = [of for of in ARROWS if of in arrows and not any(of in reached[other] for other in arrows)]
+        lines += [f"    {package} --> {of}" for of in direct]
+        lines += [f"    {package} -.-> {of}" for of in LATER.get(package, ()) if of not in reached[package]]
+    return "\n".join(lines)
+
+
+NEAR = 0.1
+"""Part by which a number may be another than the table of lines says."""
+FEW = 25
+"""What a small number may be another by."""
+
+
+def near(old: str, new: str) -> bool:
+    """Whether two tables of lines say the same, within rounding."""
+    number = r"\d[\d,]*"
+    if re.sub(number, "", old) != re.sub(number, "", new):
+        return False
+    pairs = zip(*(_numbers(re.findall(number, text)) for text in (old, new)), strict=True)
+    return all(abs(one - other) <= max(FEW, NEAR * other) for one, other in pairs)
+
+
+def _numbers(words: list[str]) -> list[int]:
+    return [int(word.replace(",", "")) for word in words]
+
+
+@cache
+def lines() -> str:
+    """What the lines of each package are."""
+    rows = [
+        "| package | modules | lines | code | docstrings | imports | comments, blank |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    total, core, first = [0] * 6, [0] * 6, [0] * 6
+    for package in ARROWS:
+        counts = [0] * 6
+        for file in sorted((PACKAGE / package).rglob("*.py")):
+            counts = [a + b for a, b in zip(counts, [1, *_kinds(file)], strict=True)]
+        for group, member in ((total, True), (core, package in CORE), (first, package in READ_FIRST)):
+            group[:] = [a + b * member for a, b in zip(group, counts, strict=True)]
+        rows.append(_row(f"`{package}`" + ("" if package in CORE else ", optional"), counts))
+    rows.append(_row("a newcomer's part of the core: " + ", ".join(f"`{name}`" for name in READ_FIRST), first))
+    rows.append(_row("core", core))
+    rows.append(_row("all", total))
+    return "\n".join(rows)
+
+
+def _row(name: str, counts: list[int]) -> str:
+    return "| " + " | ".join([name, *(f"{count:,}" for count in counts)]) + " |"
+
+
+def _kinds(file: Path) -> list[int]:
+    """Of a module: all its lines, those of code, of docstrings, of imports, and the rest: comments and blank ones."""
+    text = file.read_text().splitlines()
+    kind = {n: "code" for n, line in enumerate(text, 1) if line.strip() and not line.lstrip().startswith("#")}
+    for node in _statements(tree(file)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                kind |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), "docstring")
+            case ast.Import() | ast.ImportFrom():
+                kind |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), "import")
+    found = list(kind.values())
+    counts = [found.count(name) for name in ("code", "docstring", "import")]
+    return [len(text), *counts, len(text) - sum(counts)]
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+            yield from _statements(child)
+        elif isinstance(child, ast.ExceptHandler | ast.match_case):
+            yield from _statements(child)
