@@ -425,6 +425,8 @@ async def overloaded(cluster: SimCluster) -> None:
     assert cluster.job("a").last_number == before, "no training was disturbed"
     cluster.nodes["n2"].machine.worker_ends("uid-a", 0, signal=9)
     await cluster.until(lambda: cluster.job("a").restarts == 1 and cluster.whole("a"), 5.0, "replaced")
+
+
 async def removals_that_an_agent_sleeps_through(cluster: SimCluster) -> None:
     """While an agent is stuck a job is removed, and so many records after it that the mark of this removal is too."""
     await started(cluster, 1, 1)
@@ -441,6 +443,8 @@ async def removals_that_an_agent_sleeps_through(cluster: SimCluster) -> None:
         assert node.agent is not None
         left = [job.name for job in node.agent.cluster().jobs.values()]
         assert left == ["b"], f"{node.name} still has {left}"
+
+
 async def trainers_end_one_by_one(cluster: SimCluster) -> None:
     """Of a job whose trainers come after its servers, each trainer ends by itself, a while after the one before."""
     servers, trainers = role("server", replicas=3), role("trainer", nodes=3, workers=2, after=("server",))
