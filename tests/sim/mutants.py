@@ -17,9 +17,9 @@ import pytest
 import structlog
 
 from nodeagent.agent import saver
-from nodeagent.agent.clock import WakePace
 from nodeagent.agent.guard import TrustGuard, _Judged
 from nodeagent.agent.lease import Lease
+from nodeagent.agent.pace import WakePace
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.lease import lending
 from nodeagent.lease.core import Core, Departure
