@@ -17,7 +17,7 @@ import structlog
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.fuzz.mutate import inputs
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.targets import API, TARGETS, Target
 
 BATCH = 400
 """Inputs for one target before the next one has its turn."""
@@ -41,7 +41,7 @@ def batch(target: Target) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="Give every door of a stranger arbitrary input.")
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--only", action="append", choices=[t.name for t in TARGETS], help="may be repeated")
     arguments = parser.parse_args()
     chosen = [t for t in TARGETS if not arguments.only or t.name in arguments.only]
@@ -62,6 +62,7 @@ def main() -> int:
                 print(f"--- {target.name}", file=sys.stderr)
                 traceback.print_exc()
         rounds += 1
+    API.close()
     took, rate = f"{given_to.total()} inputs for {len(chosen)} targets", given_to.total() / (time.monotonic() - begin)
     print(
         f"{took} in {rounds} rounds, {rate:.0f}/s: {', '.join(sorted(broken)) + ' failed' if broken else 'no failure'}"

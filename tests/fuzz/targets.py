@@ -21,10 +21,16 @@ from nodeagent.api.jobs import _read_spec
 from nodeagent.api.shapes import job_json, shown_to
 from nodeagent.ctl.output import Column, table_lines
 from nodeagent.ctl.terminal import one_line, printable, worker_text
-from nodeagent.hardware.probes import kernellog
+from nodeagent.hardware.accelerator import AbsentError, ProblemError
+from nodeagent.hardware.judging.judge import JudgeMemory, judge
+from nodeagent.hardware.monitor import _gpu
+from nodeagent.hardware.probes import kernellog, nvml
+from nodeagent.hardware.readings import Readings
 from nodeagent.lease.peers import DatagramSeal, parse
 from nodeagent.model.jobspec import JobSpec, Submitter
-from nodeagent.model.queue import Queues
+from nodeagent.model.pod import PodState
+from nodeagent.model.queue import Queues, QueuesRecord
+from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.model.world import WorkerExit
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 from nodeagent.plan.cluster import Cluster
@@ -43,7 +49,10 @@ from nodeagent.spec.queuecheck import tree_mistakes
 from nodeagent.spec.queuefile import parse_queues
 from nodeagent.spec.storeconfig import parse as parse_url
 from nodeagent.spec.tokens import parse_tokens
-from nodeagent.store.codec import decode_job, decode_node, encode_job
+from nodeagent.store import codec
+from nodeagent.store.codec import decode_job, encode_job
+from tests.fuzz.api import Api, check
+from tests.fuzz.driver import Driver
 from tests.unit.ctl import samples
 from tests.unit.hardware.judging.test_arbitrary import FORMS, worst
 
@@ -157,6 +166,15 @@ def request_batch(data: bytes) -> None:
         json.dumps(wrong.body()).encode()
 
 
+API = Api()
+"""Whoever uses the targets closes it."""
+
+
+def http_request(data: bytes) -> None:
+    """Line, path, query, headers and body, as they come."""
+    check(API.ask(data))
+
+
 def datagram(data: bytes) -> None:
     """Signed ones, too: of another version of ours."""
 
@@ -184,11 +202,25 @@ def stored_job(data: bytes) -> None:
     json.dumps(shown_to(job_json(job, Cluster(served=0), {}, NOW), seen=False)).encode()
 
 
-def stored_node(data: bytes) -> None:
-    try:
-        decode_node(_flat(data), "")
-    except ValueError:
-        return
+def stored_otherwise(data: bytes) -> None:
+    """Bytes in the place of each other record and value that agents read."""
+    flat, words = _flat(data), data.decode("utf-8", "replace")
+    day, rest = (flat[0], flat[2:]) if flat else ("", [])
+    for reads in (
+        lambda: codec.decode_node(flat, ""),
+        lambda: codec.decode_node(flat, words),
+        lambda: codec.decode_queues(flat),
+        lambda: codec.decode_windows(flat),
+        lambda: codec.decode_usage(day, rest),
+        lambda: codec.decode_event(("1-1", flat)),
+        lambda: codec.decode_saved(words),
+        lambda: PodState.from_json(data),
+    ):
+        try:
+            found = reads()
+        except ValueError:
+            continue
+        found.to_json().encode()
 
 
 # --- what workers and shims write --------------------------------------------------------------------------
@@ -269,6 +301,29 @@ def kernel_record(data: bytes) -> None:
     kernellog.parse(text(data), NOW)
 
 
+def driver_answers(data: bytes) -> None:
+    """The GPUs' driver, three times in a row: what is read, sent, and judged of it."""
+    real, nvml.pynvml = nvml.pynvml, Driver(data)  # type: ignore[attr-defined]
+    memory, past, lines = JudgeMemory(), None, []
+    try:
+        vendor = nvml.Nvidia()
+        vendor.open()
+        for _ in range(3):
+            with suppress(ProblemError):
+                lines.append(json.dumps({"devices": vendor.devices(), "gpus": vendor.look()}))
+    except (AbsentError, ProblemError):
+        pass
+    finally:
+        nvml.pynvml = real  # type: ignore[attr-defined]
+    for n, line in enumerate(lines):
+        gpus = tuple(_gpu(fields) for fields in json.loads(line)["gpus"])
+        now = Readings(boot="b", gpus=gpus, expected=("GPU-a",))
+        memory = judge(memory, now, past, 1_000.0 + n, 1.0)
+        for verdict in memory.verdicts:
+            verdict.to_json().encode()
+        past = now
+
+
 # --- to a terminal -----------------------------------------------------------------------------------------
 
 
@@ -298,8 +353,9 @@ policies:
 hooks: {pre_start: [sh, -c, "true"]}
 """
 QUEUES = b"""queues:
-  research: {weight: 2, guarantee: {gpus: 8}, capability: {gpus: 16, nodes: 2}, groups: [phd], default: true}
+  research: {weight: 2, guarantee: {gpus: 8}, capability: {gpus: 16, nodes: 2}, groups: [phd]}
   vision: {parent: research, state: closed, users: ann, user_quota: {jobs: 3}}
+  rest: {users: bob, default: true}
 """
 CONFIG = b"""cluster: prod
 node: {id: n1, address: 10.0.0.1, cpu_slots: 4, gpus: none, labels: {rack: r1}}
@@ -336,6 +392,40 @@ def _stored(flat: dict[str, str]) -> bytes:
     return "\0".join(part for pair in flat.items() for part in pair).encode()
 
 
+_DAY = UsageDay(day=20_000, rows={"1000 default": UsageRow(jobs=1)}, rev=9)
+STORED = (
+    _stored(codec.encode_node(samples.node("n1"))),
+    _stored(codec.encode_queues(QueuesRecord(tree=Queues(rev=3, queues=parse_queues(QUEUES.decode(), "q")), rev=3))),
+    _stored(codec.encode_usage(_DAY)),
+    b"7 run@1/2",
+)
+NAMELESS = bytes(6) + b"\xb3" + bytes(11) + b"&" + bytes(10) + b"\xff7"
+"""A GPU that says its UUID once, and when it is asked again that it has none."""
+CHUNKED = b'20\r\n{"request_id":"r2","reason":"x"}\r\n0\r\n\r\n'
+REQUESTS = tuple(
+    f"{line} HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n{more}\r\n".encode() + body
+    for line, more, body in (
+        ("GET /v1/jobs?phase=running&limit=5&user=alice", "", b""),
+        ("GET /v1/jobs/digits?generation=1", "Accept: application/json\r\n", b""),
+        ("GET /v1/jobs/digits/logs?tail=5&rank=0&generation=1&previous=1&since=1.5", "", b""),
+        ("GET /v1/events?limit=10&after=1-1&job=digits", "", b""),
+        ("GET /v1/nodes/n1?wide=1", "", b""),
+        ("GET /v1/usage?by=user&from=2026-01-01&to=2026-01-02&user=alice", "", b""),
+        ("GET /v1/history?limit=3&user=alice", "Authorization: Bearer abc\r\n", b""),
+        ("GET /v1/doctor?peers=0", "", b""),
+        ("GET /metrics", "Accept: text/plain;version=0.0.4\r\n", b""),
+        ("GET /v1/status", "Cookie: a=b\r\nIf-None-Match: x\r\n", b""),
+        ("POST /v1/jobs/digits/scale", "Content-Length: 36\r\n", b'{"request_id": "r1", "target": 2   }'),
+        ("POST /v1/nodes/n2/cordon", "Transfer-Encoding: chunked\r\n", CHUNKED),
+    )
+)
+HTTP = (
+    b"%2e%2e%2f", b"%00", b"%ff", b"%", b"?", b"&", b"=", b"/", b"\r\n", b": ", b"\0", b"\xff", b"-1", b"9" * 40,
+    b"nan", b"1e999", b"Range: bytes=0-\r\n", b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\n", b"HTTP/9.9",
+    b"OPTIONS ", b"Content-Length: -1\r\n", b"A: " + b"b" * 9000 + b"\r\n", b"CONNECT ", b"[", b"\xed\xa0\x80",
+)  # fmt: skip
+
+
 TARGETS = (
     Target("job file", job_file, (JOB,), YAML),
     Target("queue file", queue_file, (QUEUES,), YAML),
@@ -348,7 +438,9 @@ TARGETS = (
     ),
     Target("datagram", datagram, (b'{"nonce": "n", "ask": {"job": "u", "number": 1}}',), JSON),
     Target("stored job", stored_job, (_stored(encode_job(samples.job())), _stored(encode_job(samples.HOLDING))), JSON),
-    Target("stored node", stored_node, (_stored({"id": "n1", "life": "l", "start": "1", "facts": "{}"}),), JSON),
+    Target("stored otherwise", stored_otherwise, STORED, (*JSON, b"\0", b"rev", b"\0row:1000 default\0")),
+    Target("http request", http_request, REQUESTS, HTTP),
+    Target("driver's answers", driver_answers, (bytes(200), bytes(range(256)), bytes([0, 1, 2, 3] * 80), NAMELESS)),
     Target("error file", error_file, (ERROR, b"plain words"), JSON),
     Target("shim message", shim_message, (b'{"v": 1, "op": "worker.progress", "id": 1, "fds": 2}',), JSON),
     Target("log file", log_file, (LOG,), (b" F ", b" P ", b"stdout", b"\n", b"\xff")),

@@ -286,7 +286,7 @@ class Nvidia(Accelerator):
                 if uuid and uuid not in self._registered:
                     self._register(handle, uuid)
             if uuid:
-                found.append({"uuid": uuid} | known | gpu | {"driver": self.driver})
+                found.append(known | gpu | {"uuid": uuid, "driver": self.driver})  # it may have been asked twice
         self._places = {index: uuid for index, uuid in named.items() if uuid}
         return found
 
