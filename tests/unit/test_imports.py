@@ -81,7 +81,7 @@ A_PACKAGE = {
 
 def written(folder: Path, more: Mapping[str, str]) -> Path:
     """The package ``a`` in this folder, made of these files."""
-    for name, text in (A_PACKAGE | more).items():
+    for name, text in {**A_PACKAGE, **more}.items():
         file = folder / "a" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
