@@ -6,7 +6,7 @@ Owns the meaning and the limits of each field. ``spec/`` parses what people writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -18,8 +18,9 @@ from nodeagent.model.constraints import MOST_TEXT, Constraints
 EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]
 """What a policy can react to. ``*`` is any of them."""
 
-ActionName = Literal["RestartJob", "FailJob"]
-"""What a policy can do: re-form the gang, or end the job as failed."""
+ActionName = Literal["RestartJob", "AbortJob", "TerminateJob", "CompleteJob", "FailJob"]
+"""What a policy can do: re-form the gang; pause the job until somebody resumes it; or end it as stopped, succeeded or
+failed."""
 
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 """The values of torchrun's option."""
@@ -232,10 +233,13 @@ class JobSpec(Record):
         """Returns whether the job can continue with fewer nodes than it has."""
         return not self.several and self.nodes.min < self.nodes.max
 
-    def policies_of(self, role: str) -> tuple[Policy, ...]:
-        """Those for what happens to the workers of this role; of no role that it has, the job's."""
-        own = next((one.policies for one in self.roles if one.name == role), None)
-        return self.policies if own is None else own
+    def policies_of(self, roles: Collection[str]) -> tuple[tuple[Policy, ...], ...]:
+        """The lists for what happens to places of these roles, of none in a job of one role, in the order in which they
+        are asked: those of the roles' own, as the roles stand in the file, then the job's, unless each of these roles
+        has one of its own."""
+        concerned = [one for one in self.roles if one.name in roles] or ([] if self.several else [self.role])
+        own = tuple(one.policies for one in concerned if one.policies is not None)
+        return own if concerned and len(own) == len(concerned) else (*own, self.policies)
 
     def of_sizes(self, sizes: Mapping[str, int]) -> JobSpec:
         """It with so many places of the roles that are named."""

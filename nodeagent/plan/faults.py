@@ -10,31 +10,20 @@ does next is decided in ``running.py`` (``after_fault``).
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from nodeagent.model.backoff import backoff
-from nodeagent.model.job import JobRecord, Outcome, Spend
-from nodeagent.model.jobspec import ActionName, EventName, Policy
+from nodeagent.model.job import Ends, JobRecord, Outcome, Spend
+from nodeagent.model.jobspec import EventName
 from nodeagent.model.timing import millis
 from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport
 from nodeagent.plan.blame import REFORM_CODES, Blame, blame, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.membership import gone_nodes, natural
-
-
-def match(policies: Sequence[Policy], event: EventName, exit_code: int | None) -> ActionName | None:
-    """The action of the first policy that names this event (or ``*``) and, if it names a code, this code; None if
-    none does."""
-    for policy in policies:
-        if event not in policy.on and "*" not in policy.on:
-            continue
-        if policy.exit_code is not None and policy.exit_code != exit_code:
-            continue
-        return policy.do
-    return None
+from nodeagent.plan.policies import ENDS, answer, sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +90,9 @@ class Fault:
     spend: Spend
     outcome: Outcome
     fail: str = ""
-    """Not empty: the job fails for this reason (a policy, an error right after the first start, the budget)."""
+    """Not empty: the job ends for this reason (a policy, an error right after the first start, the budget)."""
+    ends: Ends = "failed"
+    """What the job becomes then."""
     awaits: tuple[str, ...] = ()
     """Who has to answer, or to be lost, before this is judged."""
 
@@ -205,7 +196,7 @@ def _again(cluster: Cluster, job: JobRecord, entry: Spend) -> Fault:
         return found
     cause = Cause(kind=_kind(entry), text=entry.text, node=entry.node, rank=entry.rank)
     code = entry.exit if entry.exit is not None else 1
-    return Fault(cause, entry, Outcome(code=code, text=entry.text, error=entry.error), entry.fails)
+    return Fault(cause, entry, Outcome(code=code, text=entry.text, error=entry.error), entry.fails, entry.ends)
 
 
 def without(job: JobRecord, number: int) -> JobRecord:
@@ -274,9 +265,9 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     if who.worker.signal is None and who.worker.code in REFORM_CODES:
         kind = "reform"
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
-    role = Place.role_of(who.worker.place)
-    fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code, role)
-    decided = fault.fail or match(case.job.spec.policies_of(role), "WorkerFailed", who.code) is not None
+    roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
+    fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code, roles)
+    decided = fault.fail or answer(case.job.spec, roles, "WorkerFailed", who.code) is not None
     if kind == "worker_failed" and not decided and _early(case, reports):
         early = case.cluster.timing.early
         text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
@@ -291,16 +282,17 @@ def _alone_fault(case: _Case, head: Head) -> Fault | None:
     for node, report in head.reports.items():
         for one in report.alone:
             told = f"{one.text} on {node}"
-            fail = ""
-            if match(case.job.spec.policies_of(_role(head, node, one.rank)), "WorkerFailed", one.exit) == "FailJob":
-                fail = f"a policy of the job says FailJob for WorkerFailed: {told}"
+            fail, ends = "", ENDS["FailJob"]
+            action = answer(case.job.spec, _role(head, node, one.rank), "WorkerFailed", one.exit)
+            if action in ENDS:
+                fail, ends = sentence(action, "WorkerFailed", told), ENDS[action]
             elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
                 window = f"{limits.window:g} s"
                 fail = f"restart budget spent: {limits.max} restarts within {window}; last: {told}"
             if fail:
                 cause = Cause(kind="worker_failed", text=told, node=node, rank=one.rank)
                 found = _fault(case, cause, Outcome(code=one.exit, text=told, error=one.error), one.exit)
-                return replace(found, fail=fail)
+                return replace(found, fail=fail, ends=ends)
     return None
 
 
@@ -308,7 +300,7 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     job = case.job
     cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
     role = _role(job.head, hung.node, hung.rank)
-    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), role=role)
+    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), roles=role)
     progressed = got_further(job, hung, case.at)
     spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
     fail = fault.fail
@@ -321,15 +313,15 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     return replace(fault, spend=spend, fail=fail)
 
 
-def _role(head: Head | None, node: str, rank: int | None) -> str:
-    """Of a worker of the active generation; empty in a job of one role, and where no worker is named."""
+def _role(head: Head | None, node: str, rank: int | None) -> tuple[str, ...]:
+    """Of a worker of the active generation; none in a job of one role, and where no worker is named."""
     member = head.members.get(node) if head is not None else None
     place = member.place_of(rank) if member is not None and rank is not None else None
-    return place.role if place is not None else ""
+    return (place.role,) if place is not None else ()
 
 
-def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, role: str = "") -> Fault:
-    """``role``: of the worker that is named, whose own policies are asked."""
+def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, roles: tuple[str, ...] = ()) -> Fault:
+    """``roles``: whose places it concerns, and whose own policies are asked."""
     spend = Spend(
         at=case.at,
         wall=case.wall,
@@ -341,15 +333,16 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None,
         error=outcome.error,
         exit=code,
         alone=_alone(case),
+        roles=roles,
     )
     event = EVENTS.get(cause.kind)
-    action = match(case.job.spec.policies_of(role), event, code) if event is not None else None
-    fail = ""
-    if action == "FailJob":
-        fail = f"a policy of the job says FailJob for {event}: {cause.text}"
+    action = answer(case.job.spec, roles, event, code) if event is not None else None
+    fail, ends = "", ENDS["FailJob"]
+    if event is not None and action in ENDS:
+        fail, ends = sentence(action, event, cause.text), ENDS[action]
     elif spend.counts and not (verdict := judge(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"
-    return Fault(cause, spend, outcome, fail)
+    return Fault(cause, spend, outcome, fail, ends)
 
 
 def _alone(case: _Case) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
+from nodeagent.plan.policies import BY, STOPPED_CODE
 from nodeagent.plan.proposal import propose_or_hold
 from nodeagent.plan.running import after_fault, decide_running, settle_scale, still
 from nodeagent.plan.steps import Activate, Decision, End, Remove
@@ -79,13 +80,15 @@ def _ended(cluster: Cluster, job: JobRecord) -> Decision:
 def _stop(cluster: Cluster, job: JobRecord) -> Decision:
     who = job.control.by or "an operator"
     text = f"stopped by {who}"
-    outcome = Outcome(code=143, text=text)
+    outcome = Outcome(code=STOPPED_CODE, text=text)
     return Decision(End("stopped", text, gone_nodes(cluster, job), outcome, planned=True), (text,))
 
 
 def _pause(cluster: Cluster, job: JobRecord) -> Decision:
     who = job.control.by or "an operator"
     text = f"paused by {who}; go on with: nodeagentctl resume {job.name}"
+    if job.phase == "pausing" and who == BY:
+        text = job.reason  # says which policy, and of what
     if job.phase == "paused":
         scale = job.control.scale
         return Decision(None, (text,), steady=scale is None or scale.state != "pending")

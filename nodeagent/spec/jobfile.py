@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -129,8 +129,11 @@ class PolicyFile(_Written):
     """An event, or a list of them; * is any."""
     exit_code: int | None = Field(default=None, ge=1, le=255)
     """Only when the blamed worker ended with this code (128+n for signal n)."""
-    do: ActionName = Field(examples=["RestartJob"])
-    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own; or FailJob."""
+    do: Annotated[ActionName, BeforeValidator(jobvalues.action), WithJsonSchema({"enum": get_args(ActionName)})] = (
+        Field(examples=["RestartJob"])
+    )
+    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own. AbortJob: pause the job
+    until somebody resumes it. TerminateJob, CompleteJob, FailJob: it ends as stopped, succeeded or failed."""
 
     @field_validator("exit_code")
     @classmethod

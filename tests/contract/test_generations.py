@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
+from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall
 from nodeagent.model.world import BRIEF, Ack, AloneRestart, PodReport, Token, WorkerExit
@@ -252,6 +253,27 @@ async def test_success_needs_every_members_report(bench: Bench) -> None:
     assert {n: r.state for n, r in job.last_reports.items()} == {"n1": "succeeded", "n2": "succeeded"}
     assert (job.last_number, head(job).reports) == (1, {})
     assert (await bench.kinds())[-1] == "JobSucceeded"
+
+
+async def test_a_job_succeeds_by_a_policy_only_if_it_has_one_that_says_so(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    await refused("unsupported", bench.end(job, "succeeded", by_policy=True))
+    complete = Policy(on=("WorkerFailed",), exit_code=3, do="CompleteJob")
+    job = await bench.active(await bench.submit("u2", "other", policies=(complete,)), "n1", first=2)
+    await refused("unsupported", bench.end(job, "succeeded"))
+    job = await bench.end(job, "succeeded", by_policy=True, outcome=Outcome(code=0, text="done"), planned=True)
+    assert (job.phase, head(job).planned, set(head(job).holders)) == ("succeeded", True, {"n1"})
+
+
+async def test_an_end_may_change_what_is_wanted_of_the_job(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    paused = job.control.model_copy(update={"rev": job.control.rev + 1, "desired": "pause", "by": "a policy"})
+    again = await bench.end(job, "pausing", control=paused)
+    assert (again.phase, again.control) == ("pausing", paused)
+    assert await bench.end(job, "pausing", control=paused) == again, "once"
+    await refused("stale", bench.set_control(job, "r1"))
 
 
 @pytest.mark.parametrize("phase", ["holding", "pausing", "paused", "failed", "stopped"])

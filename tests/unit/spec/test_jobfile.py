@@ -247,6 +247,8 @@ def test_mistakes_in_nodes_and_command(marked: str, words: str) -> None:
         ("policies: [>>{on: WorkerFailed}]", "the key 'do' is missing in policies[0], add do: RestartJob"),
         ("policies:\n  - {on: >>WorkerFail, do: >>Fail}", "did you mean 'WorkerFailed'?"),
         ("policies:\n  - {on: [PodFailed, >>x], do: FailJob}", "events are WorkerFailed, WorkerHung"),
+        ("policies:\n  - {on: NodeLost, do: >>Abort}", "'Abort' is not an action, did you mean 'AbortJob'?"),
+        ("policies:\n  - {on: NodeLost, do: >>ResumeJob}", "goes on by itself, and one that was paused when somebody"),
         ("policies:\n  - {on: NodeLost, exit_code: >>3, do: FailJob}", "this never matches"),
         ("policies:\n  - {on: WorkerFailed, exit_code: >>256, do: FailJob}", "at most 255"),
         ("policies:\n  - {on: WorkerFailed, do: FailJob, >>exitcode: 3}", "did you mean 'exit_code'?"),
@@ -390,10 +392,11 @@ def test_a_role_has_policies_of_its_own_or_the_jobs() -> None:
     text = ROLES.replace("pserver: {", "pserver: {policies: [{on: WorkerFailed, exit_code: 3, do: FailJob}], ", 1)
     assert text != ROLES
     spec = job(text + "policies: [{on: '*', do: RestartJob}]\n")
-    assert [policy.exit_code for policy in spec.policies_of("pserver")] == [3]
-    assert spec.policies_of("trainer") == spec.policies_of("") == spec.policies
+    assert [policy.exit_code for (policy,) in spec.policies_of(["pserver"])] == [3]
+    assert spec.policies_of(["trainer"]) == spec.policies_of([]) == (spec.policies,)
+    assert spec.policies_of(["trainer", "pserver"]) == (*spec.policies_of(["pserver"]), spec.policies)
     none = job(ROLES.replace("pserver: {", "pserver: {policies: [], ", 1) + "policies: [{on: '*', do: FailJob}]\n")
-    assert none.policies_of("pserver") == ()
+    assert none.policies_of(["pserver"]) == ((),)
 
 
 def test_a_hand_made_job_of_roles() -> None:
