@@ -15,8 +15,17 @@ from nodeagent.model.base import Record
 from nodeagent.model.batch import MOST_AFTER, After, Array
 from nodeagent.model.constraints import MOST_TEXT, Constraints
 
-EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]
-"""What a policy can react to. ``*`` is any of them."""
+EventName = Literal[
+    "WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "PodPending", "PodRunning", "TaskCompleted",
+    "Unknown", "*",
+]  # fmt: skip
+"""What a policy can react to. ``*`` is any of ``FAULTS``."""
+FAULTS: frozenset[EventName] = frozenset({"WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost"})
+"""Events that end a generation. The others are what the job, or one of its roles, has come to."""
+LASTING: frozenset[EventName] = frozenset({"PodPending", "PodRunning", "Unknown"})
+"""States that are of interest once they have lasted."""
+MOST_TIMEOUT = 31_536_000.0
+"""Seconds that a policy may wait: a year."""
 
 ActionName = Literal["RestartJob", "AbortJob", "TerminateJob", "CompleteJob", "FailJob"]
 """What a policy can do: re-form the gang; pause the job until somebody resumes it; or end it as stopped, succeeded or
@@ -56,6 +65,13 @@ class Policy(Record):
     on: tuple[EventName, ...] = Field(min_length=1)
     exit_code: int | None = None
     do: ActionName
+    timeout: float | None = Field(default=None, gt=0, le=MOST_TIMEOUT)
+    """Seconds for which what the event tells of has to last before the action is taken; None: it is taken at once."""
+
+    def names(self, event: EventName, exit_code: int | None) -> bool:
+        """Returns whether it is for this event and, if it names a code, for this exit code."""
+        named = event in self.on or (event in FAULTS and "*" in self.on)
+        return named and self.exit_code in (None, exit_code)
 
 
 class Role(Record):

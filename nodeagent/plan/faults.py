@@ -16,14 +16,13 @@ from typing import get_args
 
 from nodeagent.model.backoff import backoff
 from nodeagent.model.job import Ends, JobRecord, Outcome, Spend
-from nodeagent.model.jobspec import EventName
 from nodeagent.model.timing import millis
 from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport
 from nodeagent.plan.blame import REFORM_CODES, Blame, blame, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.membership import gone_nodes, natural
-from nodeagent.plan.policies import ENDS, answer, sentence
+from nodeagent.plan.policies import ENDS, EVENTS, answer, roles_on, sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +63,6 @@ def judge(job: JobRecord, served: int) -> BudgetVerdict:
     delay = millis(backoff(count, limits.backoff_min, limits.backoff_max))
     return BudgetVerdict(True, delay, count, f"restart {count} of {limits.max} within {window}")
 
-
-EVENTS: dict[CauseKind, EventName] = {
-    "worker_failed": "WorkerFailed",
-    "hang": "WorkerHung",
-    "pod_failed": "PodFailed",
-    "node_lost": "NodeLost",
-    "fenced": "NodeLost",
-}
-"""The policy event of each kind of fault. ``collective`` has none: its exit codes are the victims'."""
 
 COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
 """Faults of the job itself: they spend the budget. Membership, hardware and operators never do."""
@@ -250,14 +240,16 @@ def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
 
 def _pod_fault(case: _Case, kind: CauseKind, node: str, report: PodReport) -> Fault:
     text = f"{_POD_FAULTS[report.state]} on {node}" + (f": {report.reason}" if report.reason else "")
-    return _fault(case, Cause(kind=kind, text=text, node=node), Outcome(code=1, text=text))
+    roles = roles_on(case.job, [node])
+    return _fault(case, Cause(kind=kind, text=text, node=node), Outcome(code=1, text=text), roles=roles)
 
 
 def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:
     left = all((r := cluster.nodes.get(n)) is not None and r.left for n in gone)
     text = f"{'nodes' if len(gone) > 1 else 'node'} {', '.join(gone)} {'left' if left else 'lost'}"
     case = _Case(cluster, job, 0, cluster.served, round(wall, 3))
-    return _fault(case, Cause(kind="node_lost", text=text, node=gone[0]), Outcome(code=1, text=text))
+    cause = Cause(kind="node_lost", text=text, node=gone[0])
+    return _fault(case, cause, Outcome(code=1, text=text), roles=roles_on(job, gone))
 
 
 def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> Fault:

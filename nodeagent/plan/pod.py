@@ -31,6 +31,7 @@ from nodeagent.plan.podreport import (
     with_alone,
     with_completion,
 )
+from nodeagent.plan.policies import tasks_asked_for
 from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
 from nodeagent.plan.queue import line_key, next_up
 from nodeagent.pods.base import GivenUp, PodStatus
@@ -418,8 +419,9 @@ def _run(case: PodCase) -> PodAction | None:
     doomed = doom(head, node, read_report(status) if mine else None)
     if mine:
         report = read_report(status) or (None if doomed else cut_short(status) or going_on(sent))
-        if job.spec.completes:
-            report = with_completion(report, status, head.members[node], job.spec.completes)
+        asked = tasks_asked_for(job.spec)
+        if job.spec.completes or asked:
+            report = with_completion(report, status, head.members[node], job.spec.completes, asked)
         if status.ready and not status.quiet:
             report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
         report = with_alone(report, sent, status, Alone(head.members[node], case.cluster.served))

@@ -22,7 +22,7 @@ from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import asked, drained, gone_nodes, natural
 from nodeagent.plan.placement import Placement
-from nodeagent.plan.policies import ENDS, answer, ending, sentence
+from nodeagent.plan.policies import ENDS, answer, ending, roles_on, sentence, task_completed
 from nodeagent.plan.proposal import awaited, place, propose, propose_or_hold, up_to
 from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.spot import grace_left
@@ -79,6 +79,9 @@ def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: 
 
 def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
     gone = gone_nodes(cluster, job)
+    if (done := task_completed(job)) is not None:
+        action, text = done
+        return ending(cluster, job, ENDS[action], Outcome(code=1, text=text), gone)
     if faults.all_succeeded(job):  # first: a node that goes now is not missed any more
         role = job.spec.completes
         whose = f"role {role} of " if role else ""
@@ -104,7 +107,9 @@ def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
     scale = job.control.scale
     if scale is not None and scale.state == "pending":
         return None
-    if faults.all_succeeded(job) or faults.find_fault(cluster, job, wall) is not None:
+    if task_completed(job) is not None or faults.all_succeeded(job):
+        return None
+    if faults.find_fault(cluster, job, wall) is not None:
         return None
     if _judge(cluster, job, (), wall) is not None:
         return None
@@ -172,10 +177,11 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     if leaving:
         text = f"node {', '.join(leaving)} is {_why_drained(cluster, leaving[0])}"
         grace = grace_left(cluster, job, leaving, wall)
-        return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), wall, grace)
+        return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), leaving, wall, grace)
     if sick:
         text = "; ".join(one.text for one in sick)
-        return _evict(cluster, job, Cause(kind="hardware", text=text, node=sick[0].node), wall)
+        nodes = [one.node for one in sick]
+        return _evict(cluster, job, Cause(kind="hardware", text=text, node=sick[0].node), nodes, wall)
     if job.control.restart > job.restart_done:
         text = f"restarted by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
@@ -254,10 +260,13 @@ def _make_room(cluster: Cluster, job: JobRecord, head: Head, other: JobRecord, w
     return Decision(step, (text,))
 
 
-def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float, grace: float | None = None) -> Decision:
-    """A need: the gang goes on without what has to go, or holds. ``grace``: as of ``propose``."""
-    spend = _note(cluster, job, cause, wall)
-    action = answer(job.spec, (), "PodEvicted")
+def _evict(
+    cluster: Cluster, job: JobRecord, cause: Cause, nodes: Collection[str], wall: float, grace: float | None = None
+) -> Decision:
+    """A need: the gang goes on without what has to go from these nodes, or holds. ``grace``: as of ``propose``."""
+    roles = roles_on(job, nodes)
+    spend = _note(cluster, job, cause, wall).model_copy(update={"roles": roles})
+    action = answer(job.spec, roles, "PodEvicted")
     if action in ENDS:
         outcome = Outcome(code=1, text=sentence(action, "PodEvicted", cause.text))
         return ending(cluster, job, ENDS[action], outcome, (), spend)

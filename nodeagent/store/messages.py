@@ -327,7 +327,8 @@ class Settlement(Record):
 
     Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (so that it overrules neither a newer control
     nor a gang that has formed in between); the phase is not terminal. Effect: control replaced, its rev ``control_rev``
-    + 1; the event. A settlement that was done before returns the job.
+    + 1; the event; of a job whose others have ended (JobAfterMet) ``not_before`` is served at least. A settlement that
+    was done before returns the job.
     """
 
     uid: str

@@ -376,16 +376,59 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
             "alone is for jobs of several roles",
         ),
         ("name: a\nroles: {w: {command: x, nodes: 1, restart: >>never}}", "roles.w.restart"),
-        (
-            "name: a\nroles: {w: {command: x, nodes: 1, policies: [{on: >>[WorkerFailed, NodeLost], do: FailJob}]}}",
-            "NodeLost is no matter of one role: a pod may hold several, write it in the job's policies",
-        ),
         ("name: a\nroles: {w: {command: x, replicas: >>0}, v: {command: x, nodes: 1}}", "0 is out of range"),
         ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
     ],
 )
 def test_a_mistake_of_a_role(text: str, told: str) -> None:
     check_marked(text, job, told)
+
+
+POLICY_MISTAKES = """\
+name: a
+array: 0-9%2
+policies:
+  - {on: >>PodPending, do: AbortJob, timeout: 10m}
+  - {on: >>PodRunning, do: TerminateJob}
+  - {on: TaskCompleted, do: CompleteJob, timeout: >>5m}
+  - {on: [WorkerFailed, NodeLost], do: RestartJob, timeout: >>5m}
+  - {on: NodeLost, do: >>CompleteJob, timeout: 5m}
+  - {on: Unknown, do: >>RestartJob, timeout: 5m}
+  - {on: PodEvicted, exit_code: >>3, do: FailJob}
+  - {on: >>PodGone, do: >>Restart, timeout: >>never}
+roles:
+  pserver: {command: x, nodes: 1, policies: [{on: Unknown, do: >>CompleteJob, timeout: 1m}]}
+  trainer: {command: x, nodes: 1, policies: [{on: TaskCompleted, do: >>RestartJob}, {on: "*", do: >>ResumeJob}]}
+"""
+
+
+def test_all_mistakes_of_all_policies_are_named_at_once() -> None:
+    check_marked(
+        POLICY_MISTAKES,
+        job,
+        "policies[0].on: PodPending does not count while a member of an array waits for its turn",
+        "policies[1].on: PodRunning is what each job is in for a while, add a timeout, such as 10m",
+        "policies[2].timeout: TaskCompleted is acted on at once, remove it",
+        "policies[3].timeout: RestartJob for WorkerFailed and NodeLost is not waited with",
+        "policies[4].do: CompleteJob for NodeLost after a timeout would complete a job that does not run",
+        "policies[5].do: RestartJob has no meaning for Unknown",
+        "policies[6].exit_code: PodEvicted have no exit code, so this never matches",
+        "policies[7].on: 'PodGone' is not an event",
+        "policies[7].do: 'Restart' is not an action, did you mean 'RestartJob'?",
+        "policies[7].timeout: 'never' is not a duration",
+        "roles.pserver.policies[0].do: CompleteJob for Unknown after a timeout would complete a job that does not run",
+        "roles.trainer.policies[0].do: RestartJob has no meaning for TaskCompleted",
+        "roles.trainer.policies[1].do: ResumeJob has no meaning here",
+    )
+
+
+def test_a_job_written_by_hand_has_its_policies_checked_too() -> None:
+    sound = job(LEAST + "policies: [{on: PodPending, do: AbortJob, timeout: 10m}]\n")
+    assert (check_spec(sound), sound.policies[0].timeout) == ([], 600)
+    wrong = sound.model_copy(update={"policies": (sound.policies[0].model_copy(update={"timeout": None}),)})
+    assert check_spec(wrong) == [
+        "policies[0].on: PodPending is what each job is in for a while, add a timeout, such as 10m"
+    ]
 
 
 def test_a_role_has_policies_of_its_own_or_the_jobs() -> None:
