@@ -27,9 +27,13 @@ LASTING: frozenset[EventName] = frozenset({"PodPending", "PodRunning", "Unknown"
 MOST_TIMEOUT = 31_536_000.0
 """Seconds that a policy may wait: a year."""
 
-ActionName = Literal["RestartJob", "AbortJob", "TerminateJob", "CompleteJob", "FailJob"]
-"""What a policy can do: re-form the gang; pause the job until somebody resumes it; or end it as stopped, succeeded or
-failed."""
+ActionName = Literal[
+    "RestartJob", "RestartTask", "RestartPod", "AbortJob", "TerminateJob", "CompleteJob", "FailJob"
+]  # fmt: skip
+"""What a policy can do: re-form the gang; start a whole role, or one place of it, again while the others go on; pause
+the job until somebody resumes it; or end it as stopped, succeeded or failed."""
+Alone = Literal["gang", "worker", "place"]
+"""What is started again when a worker fails: all, itself alone, or the workers of its place."""
 
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 """The values of torchrun's option."""
@@ -112,6 +116,18 @@ class Role(Record):
     def places(self) -> int:
         """The number of places that the role wants."""
         return self.replicas or self.nodes.target
+
+    @property
+    def alone(self) -> tuple[tuple[int | None, Alone], ...]:
+        """What is started again when one of its workers fails, by exit code (None: any): the first that fits. Only what
+        its own policies say, and then its ``restart``: the end of a job is not its shim's to decide."""
+        says: dict[ActionName, Alone] = {"RestartJob": "gang", "RestartTask": "place", "RestartPod": "place"}
+        rules = [
+            (policy.exit_code, says[policy.do])
+            for policy in self.policies or ()
+            if policy.do in says and policy.timeout is None and policy.names("WorkerFailed", policy.exit_code)
+        ]
+        return (*rules, (None, "worker" if self.restart == "alone" else "gang"))
 
     def of_places(self, count: int) -> Role:
         """It with so many places: of a job of several roles, where sizes are fixed."""

@@ -276,7 +276,7 @@ def _alone_fault(case: _Case, head: Head) -> Fault | None:
             told = f"{one.text} on {node}"
             fail, ends = "", ENDS["FailJob"]
             action = answer(case.job.spec, _role(head, node, one.rank), "WorkerFailed", one.exit)
-            if action in ENDS:
+            if action is not None and action in ENDS:
                 fail, ends = sentence(action, "WorkerFailed", told), ENDS[action]
             elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
                 window = f"{limits.window:g} s"
@@ -330,7 +330,7 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None,
     event = EVENTS.get(cause.kind)
     action = answer(case.job.spec, roles, event, code) if event is not None else None
     fail, ends = "", ENDS["FailJob"]
-    if event is not None and action in ENDS:
+    if event is not None and action is not None and action in ENDS:
         fail, ends = sentence(action, event, cause.text), ENDS[action]
     elif spend.counts and not (verdict := judge(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"

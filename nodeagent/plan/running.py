@@ -267,7 +267,7 @@ def _evict(
     roles = roles_on(job, nodes)
     spend = _note(cluster, job, cause, wall).model_copy(update={"roles": roles})
     action = answer(job.spec, roles, "PodEvicted")
-    if action in ENDS:
+    if action is not None and action in ENDS:
         outcome = Outcome(code=1, text=sentence(action, "PodEvicted", cause.text))
         return ending(cluster, job, ENDS[action], outcome, (), spend)
     return propose_or_hold(cluster, job, cause, (), spend, planned=True, grace=grace)

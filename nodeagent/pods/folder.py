@@ -210,4 +210,4 @@ def pod_file(
 def _role(role: Role) -> dict[str, Any]:
     """What the shim has to know of one of several roles."""
     ready = role.ready.model_dump() if role.ready is not None else None
-    return {"command": role.command, "after": role.after, "ready": ready, "alone": role.restart == "alone"}
+    return {"command": role.command, "after": role.after, "ready": ready, "alone": role.alone}

@@ -59,13 +59,26 @@ class Worker:
     farewell: Farewell = field(default_factory=Farewell)
     record: dict[str, Any] | None = None
     again: Delay | None = None
-    """It failed, and is started again alone when this is over; ``failed`` is how it ended."""
+    """It is started again alone when this is over."""
     failed: dict[str, Any] | None = None
+    """How it ended, if it is to be started again."""
+    along: bool = False
+    """It was killed since another worker of its place failed: it is started again with that one."""
     step: int | None = None
     doing: str = ""
     """What it told of its progress, as last shown."""
     stepped: float | None = None
     """When (CLOCK_BOOTTIME) it told its first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRestart:
+    """A place that is started again when all of its workers are dead."""
+
+    wait: float
+    """Seconds that it waits then."""
+    stuck: Delay
+    """Gives up when one of them does not die."""
 
 
 STUCK_AFTER = 10.0
@@ -76,6 +89,8 @@ LATE = 0.8
 """Of the grace: then SIGTERM goes to the processes that a worker started too, if it was sent to the worker alone."""
 REFORM = (101, 102)
 """Exit codes that ask for the whole gang to be formed anew (``plan.blame.REFORM_CODES``)."""
+GANG, WORKER = "gang", "worker"
+"""What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
 """Ends of workers that were started again alone that are told: the newest (``model.world.MOST_ALONE``)."""
 REAP_BOUND = 5.0
@@ -121,6 +136,7 @@ class RunningGang:
         self.workers: list[Worker] = []
         self.restarted: list[dict[str, Any]] = []
         """Ends of workers that were started again alone, or are about to be."""
+        self._places: dict[str, PlaceRestart] = {}
         self._restarts: deque[float] = deque()
         """When (monotonic) that was, within the window of the budget."""
         self._memory = MemoryKills()
@@ -195,9 +211,13 @@ class RunningGang:
 
     def _drop_held(self) -> None:
         """What waits is not started any more, nor started again."""
+        for restart in self._places.values():
+            restart.stuck.cancel()
+        self._places.clear()
         for w in self.workers:
-            if w.again is not None and w.failed is not None:
-                w.again.cancel()
+            if w.failed is not None:
+                if w.again is not None:
+                    w.again.cancel()
                 w.again, w.record, w.failed, w.ended = None, w.failed | {"stopped": True}, None, True
         held = [w for w in self.workers if w.held]
         for w in held:
@@ -275,7 +295,7 @@ class RunningGang:
     def on_fence(self) -> None:
         """The guard has killed: the workers' ends follow."""
         if not self.settled:
-            self.fenced = self.fenced or any(w.again is not None for w in self.workers)
+            self.fenced = self.fenced or any(w.failed is not None for w in self.workers)
             self._drop_held()
             self._watch_for_stuck()
             self.settle()
@@ -415,6 +435,8 @@ class RunningGang:
             self.parts.children.expect(pid, lambda: self._on_own_zombie(w))
             self.parts.loop.watch(w.pidfd, lambda: self._on_end(w))
             self.parts.guard.hold(pid, w.pidfd)
+            if w.along:
+                self.parts.guard.signal(pid, signal.SIGKILL)
         else:
             self.refused = f"rank {w.rank} could not be started: {error}"
             self.workers.remove(w)
@@ -437,7 +459,7 @@ class RunningGang:
         w.ended, w.order = True, self._deaths
         self._deaths += 1
         self.parts.loop.forget(w.pidfd)
-        if self._is_alone(w):  # before its number is free; what has left its session is killed with the gang
+        if self._may_be_alone(w):  # before its number is free; what has left its session is killed with the gang
             kill_session(w.pid)
         if self.parts.guard.release(w.pid):
             w.stopped = w.fenced = self.fenced = True
@@ -472,9 +494,14 @@ class RunningGang:
             "" if w.stopped else self._memory.explain(status),
         )  # fmt: skip
         record["place"] = w.place
-        if self._is_alone(w) and os.waitstatus_to_exitcode(status) not in (0, *REFORM) and self._may_restart():
+        code = os.waitstatus_to_exitcode(status)
+        scope = self._scope(w, 128 - code if code < 0 else code)
+        if w.along and not (self.stopping or self.fenced or self.refused):
             w.failed = record
-            self._restart(w, record)
+            self._await_place(w.place)
+        elif scope != GANG and code not in (0, *REFORM) and self._may_restart():
+            w.failed = record
+            self._restart(w, record, scope)
         else:
             w.record = record
         self.parts.changed()
@@ -485,10 +512,18 @@ class RunningGang:
             print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
         self.settle()
 
-    def _is_alone(self, w: Worker) -> bool:
-        """It is started again by itself if it fails: nobody has stopped it, or the gang."""
-        alone = bool(w.place) and bool(self.parts.pod["roles"][_role(w.place)]["alone"])
-        return alone and not (self.stopping or self.fenced or self.refused or w.stopped)
+    def _may_be_alone(self, w: Worker) -> bool:
+        """It may be started again while the gang goes on: nobody has stopped it, or the gang."""
+        rules = self.parts.pod["roles"][_role(w.place)]["alone"] if w.place else []
+        over = self.stopping or self.fenced or self.refused or w.stopped
+        return not over and any(scope != GANG for _, scope in rules)
+
+    def _scope(self, w: Worker, code: int) -> str:
+        """What is started again after this exit code, 128+n for signal n (``model.jobspec.Alone``)."""
+        if not self._may_be_alone(w):
+            return GANG
+        rules = self.parts.pod["roles"][_role(w.place)]["alone"]
+        return next(str(scope) for only, scope in rules if only in (None, code))
 
     def _may_restart(self) -> bool:
         """This pod alone has not spent the job's budget. What all pods have spent, the agents judge."""
@@ -497,17 +532,48 @@ class RunningGang:
             self._restarts.popleft()
         return len(self._restarts) < int(limits["max"])
 
-    def _restart(self, w: Worker, record: dict[str, Any]) -> None:
-        """After its wait; until then it counts as one that starts."""
+    def _restart(self, w: Worker, record: dict[str, Any], scope: str) -> None:
+        """After its wait, with the others of its place if ``scope`` says so; until then it counts as one that
+        starts."""
         limits = self.parts.pod["restarts"]
         self._restarts.append(time.monotonic())
         self.restarted = [*self.restarted, record][-RESTARTED_KEPT:]
         wait = backoff(len(self._restarts), limits["backoff_min"], limits["backoff_max"])
+        alone = "alone" if scope == WORKER else f"with the others of {w.place}"
+        note(w.log, f"rank {w.rank} ended; it is started again {alone}" + (f" in {wait:g} s" if wait else ""))
+        self.parts.unready(w.place)
+        if scope == WORKER:
+            self._start_after(w, wait)
+            return
+        if w.place not in self._places:
+            stuck = self.parts.loop.after(STUCK_AFTER, lambda: self._place_is_stuck(w.place))
+            self._places[w.place] = PlaceRestart(wait, stuck)
+        for other in self.workers:
+            if other.place == w.place and not (other.held or other.ended or _reaped(other)):
+                other.along = True
+                if other.pid:  # else it is being forked, and killed as soon as it has a pid
+                    self.parts.guard.signal(other.pid, signal.SIGKILL)
+        self._await_place(w.place)
+
+    def _await_place(self, place: str) -> None:
+        """Those of a place start again together: who starts first would meet one that is about to be killed."""
+        restart = self._places.get(place)
+        if restart is None or any(w.along and not _reaped(w) for w in self.workers if w.place == place):
+            return
+        restart.stuck.cancel()
+        del self._places[place]
+        for w in self.workers:
+            if w.place == place and w.failed is not None and w.again is None:
+                self._start_after(w, restart.wait)
+
+    def _place_is_stuck(self, place: str) -> None:
+        del self._places[place]
+        self._refuse_again(f"workers of {place} do not end, even with SIGKILL, so it cannot be started again")
+
+    def _start_after(self, w: Worker, wait: float) -> None:
         w.pid, w.pidfd, w.ended = 0, -1, False
         for capture in w.captures:
             capture.close()
-        note(w.log, f"rank {w.rank} ended; it is started again alone" + (f" in {wait:g} s" if wait else ""))
-        self.parts.unready(w.place)
         w.again = self.parts.loop.after(wait, lambda: self._start_again(w))
 
     def _start_again(self, w: Worker) -> None:

@@ -133,8 +133,10 @@ class PolicyFile(_Written):
     do: Annotated[ActionName, BeforeValidator(jobvalues.action), WithJsonSchema({"enum": get_args(ActionName)})] = (
         Field(examples=["RestartJob"])
     )
-    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own. AbortJob: pause the job
-    until somebody resumes it. TerminateJob, CompleteJob, FailJob: it ends as stopped, succeeded or failed."""
+    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own. RestartPod,
+    RestartTask, in a role's own list: start the place that failed, or a role of one place, again while the others go
+    on. AbortJob: pause the job until somebody resumes it. TerminateJob, CompleteJob, FailJob: it ends as stopped,
+    succeeded or failed."""
 
     timeout: Annotated[
         float | None,

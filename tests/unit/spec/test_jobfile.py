@@ -414,12 +414,54 @@ def test_all_mistakes_of_all_policies_are_named_at_once() -> None:
         "policies[5].do: RestartJob has no meaning for Unknown",
         "policies[6].exit_code: PodEvicted have no exit code, so this never matches",
         "policies[7].on: 'PodGone' is not an event",
-        "policies[7].do: 'Restart' is not an action, did you mean 'RestartJob'?",
+        "policies[7].do: 'Restart' is not an action, did you mean 'RestartPod'?",
         "policies[7].timeout: 'never' is not a duration",
         "roles.pserver.policies[0].do: CompleteJob for Unknown after a timeout would complete a job that does not run",
         "roles.trainer.policies[0].do: RestartJob has no meaning for TaskCompleted",
         "roles.trainer.policies[1].do: ResumeJob has no meaning here",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            LEAST + "policies: [{on: WorkerFailed, do: >>RestartPod}]",
+            "starts a part of the gang again while the rest goes",
+        ),
+        (
+            "name: a\nroles: {w: {command: x, nodes: 1, policies: [{on: WorkerFailed, do: >>RestartTask}]}}",
+            "roles.w.policies[0].do: RestartTask starts a part of the gang again",
+        ),
+        (
+            "name: a\nroles:\n  w: {command: x, nodes: 1, policies: [{on: [WorkerFailed, NodeLost], do: >>RestartPod}]}"
+            "\n  v: {command: x, nodes: 1}",
+            "RestartPod is for WorkerFailed: NodeLost takes the gang along, write RestartJob",
+        ),
+        (
+            "name: a\nroles:\n  w: {command: x, nodes: 1, policies: [{on: WorkerFailed, do: RestartPod, timeout: >>1}]}"
+            "\n  v: {command: x, nodes: 1}",
+            "RestartPod is not waited with",
+        ),
+        (
+            "name: a\nroles:\n  w: {command: x, replicas: 2, policies: [{on: WorkerFailed, do: >>RestartTask}]}"
+            "\n  v: {command: x, nodes: 1}",
+            "RestartTask is for a role of one place, and w has 2",
+        ),
+    ],
+)
+def test_only_a_service_beside_others_is_started_again_in_part(text: str, told: str) -> None:
+    check_marked(text, job, told)
+
+
+def test_what_is_started_again_when_a_worker_fails() -> None:
+    rules = (
+        "[{on: NodeLost, do: FailJob}, {on: WorkerFailed, exit_code: 3, do: RestartJob}, "
+        "{on: WorkerFailed, exit_code: 4, do: RestartPod}, {on: WorkerFailed, exit_code: 5, do: FailJob}]"
+    )
+    spec = job(ROLES.replace("pserver: {", f"pserver: {{restart: alone, policies: {rules}, ", 1))
+    assert spec.roles[0].alone == ((3, "gang"), (4, "place"), (None, "worker"))
+    assert spec.roles[1].alone == ((None, "gang"),)
 
 
 def test_a_job_written_by_hand_has_its_policies_checked_too() -> None:
