@@ -99,6 +99,8 @@ class Role(Record):
     """What a worker of it that fails takes along: the gang, or nobody: it is started again by itself."""
     policies: tuple[Policy, ...] | None = None
     """For what happens to its workers, in place of the job's; None: the job's."""
+    grace: float | None = Field(default=None, ge=0, le=MOST_GRACE)
+    """As the job's, for its workers; None: the job's."""
     workers_per_node: int | Literal["gpu"] = "gpu"
     """Workers of a pod; ``gpu`` is one per installed GPU (and one on a node without GPUs)."""
     gpus_per_worker: int | None = Field(default=None, ge=0, le=64)
@@ -272,6 +274,23 @@ class JobSpec(Record):
         concerned = [one for one in self.roles if one.name in roles] or ([] if self.several else [self.role])
         own = tuple(one.policies for one in concerned if one.policies is not None)
         return own if concerned and len(own) == len(concerned) else (*own, self.policies)
+
+    def graces(self, roles: Collection[str] = (), asked: float | None = None) -> tuple[float, dict[str, float]]:
+        """Seconds that workers of these roles (none: of all) have to end at a planned stop, and which have less.
+        ``asked``: what this stop gives instead of the job's grace; a role's own stays the most that its workers
+        get."""
+        found = dict[str, float]()
+        for role in self.roles:
+            if not roles or role.name in roles:
+                own = role.grace if role.grace is not None else self.grace if asked is None else asked
+                found[role.name] = own if asked is None else min(own, asked)
+        longest = max(found.values(), default=self.grace if asked is None else asked)
+        return longest, {name: seconds for name, seconds in found.items() if seconds < longest}
+
+    @property
+    def longest_grace(self) -> float:
+        """Seconds after which a planned stop of the job is over."""
+        return self.graces()[0]
 
     def of_sizes(self, sizes: Mapping[str, int]) -> JobSpec:
         """It with so many places of the roles that are named."""

@@ -7,7 +7,7 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
@@ -70,6 +70,8 @@ class Stop:
     meanwhile: Promise | ReportPod | None = None
     given_up: GivenUp | None = None
     broken: bool = False
+    sooner: Mapping[str, float] = field(default_factory=dict)
+    """Roles whose workers have less than ``grace``: role to seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +364,8 @@ def _end(case: PodCase) -> PodAction | None:
     if case.is_holder and case.stuck:
         return None  # the rule ``release`` acknowledges for it, and says there that the pod is stuck
     planned = case.is_holder and head is not None and head.planned
-    return _stop(job, head, planned, "stopping" if case.is_holder else "this node is not in the newest generation")
+    why = "stopping" if case.is_holder else "this node is not in the newest generation"
+    return _stop(job, head, case.node, planned, why)
 
 
 def _form(case: PodCase) -> PodAction | None:
@@ -373,7 +376,7 @@ def _form(case: PodCase) -> PodAction | None:
     if case.stuck:  # the others may go on, but not with this node
         return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", case.lends)
     if status is not None and not status.quiet:
-        stop = _stop(job, head, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+        stop = _stop(job, head, node, head.planned, f"generation {head.number} is forming: {head.cause.text}")
         astray = node in strays(cluster, job, {node: status.folder})
         if not in_head or head.planned or astray or status.highest == head.token:
             return stop
@@ -430,7 +433,7 @@ def _run(case: PodCase) -> PodAction | None:
             return Stop(job.uid, None, doomed, meanwhile=reported)
         return reported or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
     if not status.quiet:
-        return _stop(job, head, False, f"generation {head.number} is active")
+        return _stop(job, head, node, False, f"generation {head.number} is active")
     if status.highest != head.token:
         reason = "this node has no record of having promised this generation"
         return _report(job, head, sent, PodReport(state="refused", reason=reason))
@@ -500,11 +503,15 @@ def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> LookAtWor
     return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
 
 
-def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
-    grace = job.spec.grace if head is None or head.grace is None else head.grace
+def _stop(job: JobRecord, head: Head | None, node: str, planned: bool, why: str) -> Stop:
     if not planned or head is None:
         return Stop(job.uid, None, why)
-    return Stop(job.uid, grace, why, given_up=_given_up(job, head), broken=leaves_broken(job, head))
+    held = head.holders.get(node)
+    roles = {place.role for place in held.places} if held is not None else ()
+    grace, sooner = job.spec.graces(roles, head.grace)
+    return Stop(
+        job.uid, grace, why, given_up=_given_up(job, head), broken=leaves_broken(job, head), sooner=sooner
+    )  # fmt: skip
 
 
 def _given_up(job: JobRecord, head: Head) -> GivenUp | None:

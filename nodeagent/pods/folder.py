@@ -175,6 +175,7 @@ def pod_file(
     log_keep: int,
 ) -> dict[str, Any]:
     """The content of pod.json."""
+    longest, sooner = spec.graces()
     return {
         "uid": uid,
         "job": spec.name,
@@ -193,7 +194,8 @@ def pod_file(
         "parked": workers if isinstance(workers := spec.role.workers_per_node, int) else 0,
         "checkpoint_dir": spec.checkpoint_dir,
         "hooks": spec.hooks.model_dump(),
-        "grace": spec.grace,
+        "grace": longest,
+        "sooner": sooner,
         "restarts": spec.restarts.model_dump(),
         "hang": spec.hang.model_dump() if spec.hang is not None else None,
         "state": str(state),

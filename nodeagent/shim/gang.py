@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nodeagent.model.backoff import backoff
@@ -89,6 +90,7 @@ LATE = 0.8
 """Of the grace: then SIGTERM goes to the processes that a worker started too, if it was sent to the worker alone."""
 REFORM = (101, 102)
 """Exit codes that ask for the whole gang to be formed anew (``plan.blame.REFORM_CODES``)."""
+NOBODY: Mapping[str, float] = MappingProxyType({})
 GANG, WORKER = "gang", "worker"
 """What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
@@ -148,6 +150,9 @@ class RunningGang:
         self._kill: Delay | None = None
         self._early: Delay | None = None
         self._late: Delay | None = None
+        self._shorter: Mapping[str, float] = NOBODY
+        self._sooner: list[Delay] = []
+        """Of roles that have less than ``_grace``."""
         self._stuck_check: Delay | None = None
         self._given_up: Mapping[str, Any] | None = None
         self._write_out: WriteOut | None = None
@@ -229,7 +234,13 @@ class RunningGang:
         if held and not self.workers:
             self.refused = self.refused or "stopped before its workers started"
 
-    def stop(self, grace: float | None, given_up: Mapping[str, Any] | None = None, broken: bool = False) -> None:
+    def stop(
+        self,
+        grace: float | None,
+        given_up: Mapping[str, Any] | None = None,
+        broken: bool = False,
+        sooner: Mapping[str, float] = NOBODY,
+    ) -> None:
         """See base.PodHost.stop."""
         if self.settled:
             return
@@ -251,17 +262,19 @@ class RunningGang:
             if self._kill_at is None:
                 for w in self.living():
                     if w.leave is not None:
-                        w.leave(grace)
+                        w.leave(min(grace, sooner.get(_role(w.place), grace)))
                     else:
                         self.parts.guard.signal(w.pid, signal.SIGTERM, alone=saves_itself(w.pid))
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
                 self._kill_at, self._grace = at, grace
-                for delay in filter(None, (self._kill, self._early, self._late)):
+                for delay in (*filter(None, (self._kill, self._early, self._late)), *self._sooner):
                     delay.cancel()
                 self._kill = self.parts.loop.after(grace, self._grace_over)
                 self._early = self.parts.loop.after(grace * EARLY, self._write_early)
                 self._late = self.parts.loop.after(grace * LATE, self._signal_groups)
+                self._shorter = sooner
+                self._sooner = [delay for role in sooner for delay in self._after_own_grace(role, sooner[role])]
             if broken:
                 self.abandon()
         self.parts.changed()
@@ -287,10 +300,12 @@ class RunningGang:
         """What became of its snapshots when the pod was given up."""
         return self._write_out.text if self._write_out is not None else ""
 
-    @property
-    def grace_left(self) -> float | None:
-        """Seconds until SIGKILL, once a planned stop has begun."""
-        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+    def grace_left(self, w: Worker) -> float | None:
+        """Seconds until this worker is killed, once a planned stop has begun."""
+        if self._kill_at is None:
+            return None
+        less = self._grace - self._shorter.get(_role(w.place), self._grace)
+        return max(0.0, self._kill_at - less - time.monotonic())
 
     def on_fence(self) -> None:
         """The guard has killed: the workers' ends follow."""
@@ -316,7 +331,7 @@ class RunningGang:
             if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
                 self.parts.changed()
                 return
-        for delay in filter(None, (self._kill, self._early, self._late, self._stuck_check)):
+        for delay in (*filter(None, (self._kill, self._early, self._late, self._stuck_check)), *self._sooner):
             delay.cancel()
         for w in self.workers:
             for capture in w.captures:
@@ -325,10 +340,23 @@ class RunningGang:
         self.settled, self.stuck = True, []
         self.parts.changed()
 
-    def _signal_groups(self) -> None:
-        """Those that had the signal alone are still not done: whatever they started has it too, before SIGKILL."""
+    def _after_own_grace(self, role: str, grace: float) -> tuple[Delay, Delay]:
+        """What befalls workers of a role that has less than the others."""
+
+        def over() -> None:
+            for w in self.living():
+                if _role(w.place) == role:
+                    w.farewell.overdue = grace
+                    self.parts.guard.signal(w.pid, signal.SIGKILL)
+
+        after = self.parts.loop.after
+        return after(grace * LATE, lambda: self._signal_groups(role)), after(grace, over)
+
+    def _signal_groups(self, role: str = "") -> None:
+        """Those that had the signal alone, of this role or all, are still not done: whatever they started has it too,
+        before SIGKILL."""
         for w in self.living():
-            if w.leave is None:
+            if w.leave is None and (not role or _role(w.place) == role):
                 self.parts.guard.signal(w.pid, signal.SIGTERM)
 
     def _write_early(self) -> None:

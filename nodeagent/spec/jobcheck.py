@@ -98,6 +98,8 @@ def _role_checks(role: Role) -> Iterator[_Check]:
     yield f"{at}.nodes", jobvalues.nodes, role.nodes
     if role.ready is not None and role.ready.command:
         yield f"{at}.ready.command", jobvalues.command, role.ready.command
+    if role.grace is not None:
+        yield f"{at}.grace", units.duration, role.grace
     if role.replicas is not None:
         yield f"{at}.replicas", jobvalues.replicas, role.replicas
     for name, value in role.env.items():

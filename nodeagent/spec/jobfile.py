@@ -176,6 +176,8 @@ class RoleFile(_RoleKeys):
     """alone: a worker of it that fails is started again by itself. Default: the gang is formed anew."""
     policies: list[PolicyFile] | None = None
     """What to do about what happens to its workers, and to pods and nodes that have some, in place of the job's."""
+    grace: Annotated[float | None, BeforeValidator(jobvalues.bounded(0, 86400)), WithJsonSchema(_DURATION)] = None
+    """From SIGTERM to SIGKILL of its workers on planned stops. Default: the job's."""
     placement: RolePlacementFile | None = None
     """Which nodes it may have and would rather have, besides what the job asks."""
 
@@ -359,7 +361,7 @@ class JobFile(_RoleKeys):
 ROLE_KEYS = tuple(
     key
     for key in RoleFile.model_fields
-    if key in JobFile.model_fields and key not in ("env", "after", "placement", "policies")
+    if key in JobFile.model_fields and key not in ("env", "after", "placement", "policies", "grace")
 )
 """Keys that stand inside of a role when there are ``roles``."""
 
@@ -459,6 +461,7 @@ def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Ro
         workers_per_node=role.workers_per_node,
         gpus_per_worker=role.gpus_per_worker,
         uneven=role.uneven,
+        grace=role.grace if isinstance(role, RoleFile) else None,
         placement=constraints(role.placement if isinstance(role, RoleFile) else None, jobs),
     )
 

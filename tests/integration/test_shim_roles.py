@@ -204,6 +204,26 @@ sys.exit(code)
 """
 
 
+STUBBORN = """
+import signal, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: None)
+Path("stubborn").touch()
+while True: time.sleep(60)
+"""
+
+
+async def test_a_role_may_have_less_grace_than_the_others(tmp_path: Path) -> None:
+    job = spec(tmp_path, None)
+    (tmp_path / "server.py").write_text(STUBBORN)
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, job, places=("server.0", "trainer.0"))
+        await wait_for((tmp_path / "stubborn").exists)
+        bench.host.stop(UID, 300.0, sooner={"server": 0.5})
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.place, e.signal, e.stopped, e.overdue) for e in status.exits] == [("server.0", 9, True, 0.5)]
+
+
 def begun(folder: Path) -> int:
     """How often any worker was started."""
     return len(list(folder.glob("started-*")))

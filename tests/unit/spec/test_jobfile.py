@@ -454,6 +454,15 @@ def test_only_a_service_beside_others_is_started_again_in_part(text: str, told: 
     check_marked(text, job, told)
 
 
+def test_a_role_has_a_grace_of_its_own_or_the_jobs() -> None:
+    spec = job(ROLES.replace("pserver: {", "pserver: {grace: 5s, ", 1) + "grace: 20s\n")
+    assert (spec.graces(), spec.longest_grace) == ((20, {"pserver": 5}), 20)
+    assert spec.graces(["pserver"]) == (5, {})
+    assert spec.graces(asked=9) == (9, {"pserver": 5})
+    assert spec.graces(asked=3) == (3, {})
+    check_marked(ROLES.replace("pserver: {", "pserver: {grace: >>never, ", 1), job, "roles.pserver.grace")
+
+
 def test_what_is_started_again_when_a_worker_fails() -> None:
     rules = (
         "[{on: NodeLost, do: FailJob}, {on: WorkerFailed, exit_code: 3, do: RestartJob}, "
