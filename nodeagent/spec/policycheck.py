@@ -30,11 +30,13 @@ def written_policy_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
     """Of a job file, as far as its policies are mappings: anything else is told where values are checked."""
     turns = "%" in str(tree.get("array", ""))
     yield from _of_list(("policies",), tree.get("policies"), turns, None)
-    roles = tree.get("roles")
-    for name, role in roles.items() if isinstance(roles, dict) else ():
+    written = tree.get("roles")
+    roles = written if isinstance(written, dict) else {}
+    several = len(roles) > 1
+    for name, role in roles.items():
         if isinstance(role, dict):
             sizes = [size for size in (role.get("nodes"), role.get("replicas")) if type(size) is int]
-            beside = _RoleSize(str(name), max(sizes, default=0)) if len(roles) > 1 else None
+            beside = _RoleSize(str(name), max(sizes, default=0)) if several else None
             yield from _of_list(("roles", name, "policies"), role.get("policies"), turns, beside)
 
 
