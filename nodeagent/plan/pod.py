@@ -475,7 +475,7 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
     if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
-        why = f"{report.alone[-1].text}; it is started again alone"
+        why = f"{report.alone[-1].text}; it is started again, and the gang goes on"
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return ReportPod(job.uid, head.token, report, why)

@@ -38,8 +38,8 @@ def with_completion(
     done = {role for role in (completes, *asked) if (ranks := member.ranks_of(role)) and well.issuperset(ranks)}
     if not done:
         return report
-    told = {"completed": completes in done, "tasks": tuple(role for role in asked if role in done)}
-    return (report or PodReport(state="running")).model_copy(update=told)
+    news = {"completed": completes in done, "tasks": tuple(role for role in asked if role in done)}
+    return (report or PodReport(state="running")).model_copy(update=news)
 
 
 def with_alone(report: PodReport | None, sent: PodReport | None, status: PodStatus, case: Alone) -> PodReport | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from nodeagent.model.backoff import backoff
 from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_atomic
+from nodeagent.shim.again import PlaceRestarts, is_reaped
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.hook import Hook, Program, Supervision
@@ -70,16 +71,6 @@ class Worker:
     """What it told of its progress, as last shown."""
     stepped: float | None = None
     """When (CLOCK_BOOTTIME) it told its first step."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceRestart:
-    """A place that is started again when all of its workers are dead."""
-
-    wait: float
-    """Seconds that it waits then."""
-    stuck: Delay
-    """Gives up when one of them does not die."""
 
 
 STUCK_AFTER = 10.0
@@ -138,7 +129,7 @@ class RunningGang:
         self.workers: list[Worker] = []
         self.restarted: list[dict[str, Any]] = []
         """Ends of workers that were started again alone, or are about to be."""
-        self._places: dict[str, PlaceRestart] = {}
+        self._places = PlaceRestarts(parts, self.workers, self._start_after, self._refuse_again)
         self._restarts: deque[float] = deque()
         """When (monotonic) that was, within the window of the budget."""
         self._memory = MemoryKills()
@@ -216,9 +207,7 @@ class RunningGang:
 
     def _drop_held(self) -> None:
         """What waits is not started any more, nor started again."""
-        for restart in self._places.values():
-            restart.stuck.cancel()
-        self._places.clear()
+        self._places.drop()
         for w in self.workers:
             if w.failed is not None:
                 if w.again is not None:
@@ -493,14 +482,14 @@ class RunningGang:
             w.stopped = w.fenced = self.fenced = True
         if w.by_standby:
             self.parts.standby.reap(w.pid, lambda status: self._on_reaped(w, status))
-            self.parts.loop.after(REAP_BOUND, lambda: None if _reaped(w) else self.parts.standby.kill())
+            self.parts.loop.after(REAP_BOUND, lambda: None if is_reaped(w) else self.parts.standby.kill())
         else:
             self._on_reaped(w, reap(w.pid))
 
     def _on_own_zombie(self, w: Worker) -> None:
         """It is a zombie child of the shim itself: started cold, or its standby died."""
         self._on_end(w)
-        if not _reaped(w):
+        if not is_reaped(w):
             self._on_reaped(w, reap(w.pid))
 
     def _is_missed(self, w: Worker, status: int) -> None:
@@ -511,7 +500,7 @@ class RunningGang:
             self.abandon()
 
     def _on_reaped(self, w: Worker, status: int) -> None:
-        if _reaped(w) or status < 0:
+        if is_reaped(w) or status < 0:
             return
         self.parts.children.forget(w.pid)
         for capture in w.captures:
@@ -526,7 +515,7 @@ class RunningGang:
         scope = self._scope(w, 128 - code if code < 0 else code)
         if w.along and not (self.stopping or self.fenced or self.refused):
             w.failed = record
-            self._await_place(w.place)
+            self._places.reaped(w.place)
         elif scope != GANG and code not in (0, *REFORM) and self._may_restart():
             w.failed = record
             self._restart(w, record, scope)
@@ -573,30 +562,7 @@ class RunningGang:
         if scope == WORKER:
             self._start_after(w, wait)
             return
-        if w.place not in self._places:
-            stuck = self.parts.loop.after(STUCK_AFTER, lambda: self._place_is_stuck(w.place))
-            self._places[w.place] = PlaceRestart(wait, stuck)
-        for other in self.workers:
-            if other.place == w.place and not (other.held or other.ended or _reaped(other)):
-                other.along = True
-                if other.pid:  # else it is being forked, and killed as soon as it has a pid
-                    self.parts.guard.signal(other.pid, signal.SIGKILL)
-        self._await_place(w.place)
-
-    def _await_place(self, place: str) -> None:
-        """Those of a place start again together: who starts first would meet one that is about to be killed."""
-        restart = self._places.get(place)
-        if restart is None or any(w.along and not _reaped(w) for w in self.workers if w.place == place):
-            return
-        restart.stuck.cancel()
-        del self._places[place]
-        for w in self.workers:
-            if w.place == place and w.failed is not None and w.again is None:
-                self._start_after(w, restart.wait)
-
-    def _place_is_stuck(self, place: str) -> None:
-        del self._places[place]
-        self._refuse_again(f"workers of {place} do not end, even with SIGKILL, so it cannot be started again")
+        self._places.begin(w.place, wait)
 
     def _start_after(self, w: Worker, wait: float) -> None:
         w.pid, w.pidfd, w.ended = 0, -1, False
@@ -670,11 +636,6 @@ class RunningGang:
         if problem:
             note(self.parts.file(self.parts.logs / "pod.log"), problem)
         self.settle()
-
-
-def _reaped(w: Worker) -> bool:
-    """How it ended is known."""
-    return w.record is not None or w.failed is not None
 
 
 def _role(place: str) -> str:

@@ -25,7 +25,7 @@ end
 for _, one in ipairs(alone) do
   if one.order > last then
     event({ kind = 'WorkerRestarted', job = job, node = A.node, generation = job.head_number, by = A.node,
-      text = one.text .. ' on ' .. A.node .. '; it is started again alone' })
+      text = one.text .. ' on ' .. A.node .. '; it is started again, and the gang goes on' })
   end
 end
 local first = put_report(job, counts, 'report', A.node, A.state, A.body, A.brief)
