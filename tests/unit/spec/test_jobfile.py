@@ -423,7 +423,7 @@ def test_all_mistakes_of_all_policies_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             LEAST + "policies: [{on: WorkerFailed, do: >>RestartPod}]",
@@ -450,8 +450,8 @@ def test_all_mistakes_of_all_policies_are_named_at_once() -> None:
         ),
     ],
 )
-def test_only_a_service_beside_others_is_started_again_in_part(text: str, told: str) -> None:
-    check_marked(text, job, told)
+def test_only_a_service_beside_others_is_started_again_in_part(text: str, expected: str) -> None:
+    check_marked(text, job, expected)
 
 
 def test_a_role_has_a_grace_of_its_own_or_the_jobs() -> None:
