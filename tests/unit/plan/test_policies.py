@@ -190,6 +190,13 @@ def test_a_job_of_one_role_is_completed_when_all_have_reported() -> None:
     assert take(running({"n1": SUCCEEDED}, end)).step is None
 
 
+def test_the_only_role_may_have_the_list() -> None:
+    job = running(CRASH, FAIL_LOST)
+    role = job.spec.role.model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="AbortJob"),)})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"roles": (role,)})})
+    assert ended(take(job)).phase == "pausing"
+
+
 @pytest.mark.parametrize(
     ("lost", "policies", "own", "phase"),
     [
