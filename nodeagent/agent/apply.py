@@ -48,9 +48,9 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.debug("prepare", why=why)
                     self._host.prepare(uid, job.spec)
-            case pod.Stop(uid, grace, why, meanwhile, given_up, broken):
+            case pod.Stop(uid, grace, why, meanwhile, given_up, broken, sooner):
                 log.debug("stop", why=why, grace=grace)
-                self._host.stop(uid, grace, given_up, broken)
+                self._host.stop(uid, grace, given_up, broken, sooner)
                 if meanwhile is not None:
                     return await self.pod(meanwhile)
             case pod.Promise(uid, token, rendezvous, why, ports):
@@ -198,6 +198,9 @@ class Applier:
                 return await self._write(self._store.propose(proposal))
             case steps.End() as step:
                 log.info("end", phase=step.phase, why=why)
+                wanted = step.control
+                if wanted is not None:
+                    wanted = self._seal.control(job.uid, wanted.model_copy(update={"rev": job.control.rev + 1}))
                 ending = Ending(
                     uid=job.uid,
                     expect=token,
@@ -212,6 +215,8 @@ class Applier:
                     grace=step.grace,
                     kept=self._keeps_steps(job.uid),
                     delay_ms=step.delay_ms,
+                    control=wanted,
+                    by_policy=step.by_policy,
                     wall=self._clock.wall(),
                     by=self._lease.node,
                 )

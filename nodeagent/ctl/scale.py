@@ -162,7 +162,8 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
 
     client.endure(PATIENCE)
     bound = DEFAULT_TIMEOUT if timeout is None else timeout
-    bound += client.get(path)["spec"]["grace"] + SETTLING
+    spec = client.get(path)["spec"]
+    bound += max([spec["grace"], *(one.get("grace") or 0.0 for one in spec["roles"])]) + SETTLING
     try:
         last = wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {size if role else want}")
     except WaitTimedOutError as late:

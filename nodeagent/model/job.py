@@ -35,6 +35,8 @@ TERMINAL: frozenset[Phase] = frozenset({"succeeded", "failed", "stopped"})
 USES_TIME: frozenset[Phase] = frozenset({"forming", "running", "pausing"})
 """Phases in which a job that has run has nodes, and uses up its time limit."""
 Desired = Literal["run", "pause", "stop"]
+Ends = Literal["failed", "stopped", "succeeded", "paused"]
+"""What a fault, or a policy, makes of a job; ``paused``: until somebody resumes it."""
 
 
 ScaleState = Literal["pending", "met", "rolled_back", "set"]
@@ -66,7 +68,7 @@ class Scale(Record):
 
 class Control(Record):
     """What operators want of a job. Every write raises ``rev``. Agents act on it; they write it only to settle a scale,
-    and to note that a job has ended that this one comes after."""
+    to note that a job has ended that this one comes after, and to pause the job where a policy says so."""
 
     rev: int = Field(ge=1)
     desired: Desired = "run"
@@ -133,7 +135,11 @@ class Spend(Record):
     alone: tuple[int, ...] = ()
     """Served times (ms) at which workers of that generation were started again alone: each counts like an entry."""
     fails: str = ""
-    """Not empty: the job fails for this reason, once no lost node can have been the cause."""
+    """Not empty: the job ends for this reason, once no lost node can have been the cause."""
+    ends: Ends = "failed"
+    """What the job becomes then."""
+    roles: tuple[str, ...] = ()
+    """Of a job of several roles: those whose places the fault concerns."""
 
 
 class Outcome(Record):

@@ -6,7 +6,7 @@ Owns the meaning and the limits of each field. ``spec/`` parses what people writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -15,11 +15,25 @@ from nodeagent.model.base import Record
 from nodeagent.model.batch import MOST_AFTER, After, Array
 from nodeagent.model.constraints import MOST_TEXT, Constraints
 
-EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]
-"""What a policy can react to. ``*`` is any of them."""
+EventName = Literal[
+    "WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "PodPending", "PodRunning", "TaskCompleted",
+    "Unknown", "*",
+]  # fmt: skip
+"""What a policy can react to. ``*`` is any of ``FAULTS``."""
+FAULTS: frozenset[EventName] = frozenset({"WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost"})
+"""Events that end a generation. The others are what the job, or one of its roles, has come to."""
+LASTING: frozenset[EventName] = frozenset({"PodPending", "PodRunning", "Unknown"})
+"""States that are of interest once they have lasted."""
+MOST_TIMEOUT = 31_536_000.0
+"""Seconds that a policy may wait: a year."""
 
-ActionName = Literal["RestartJob", "FailJob"]
-"""What a policy can do: re-form the gang, or end the job as failed."""
+ActionName = Literal[
+    "RestartJob", "RestartTask", "RestartPod", "AbortJob", "TerminateJob", "CompleteJob", "FailJob"
+]  # fmt: skip
+"""What a policy can do: re-form the gang; start a whole role, or one place of it, again while the others go on; pause
+the job until somebody resumes it; or end it as stopped, succeeded or failed."""
+Alone = Literal["gang", "worker", "place"]
+"""What is started again when a worker fails: all, itself alone, or the workers of its place."""
 
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 """The values of torchrun's option."""
@@ -57,6 +71,13 @@ class Policy(Record):
     on: tuple[EventName, ...] = Field(min_length=1)
     exit_code: int | None = None
     do: ActionName
+    timeout: float | None = Field(default=None, gt=0, le=MOST_TIMEOUT)
+    """Seconds for which what the event tells of has to last before the action is taken; None: it is taken at once."""
+
+    def names(self, event: EventName, exit_code: int | None) -> bool:
+        """Returns whether it is for this event and, if it names a code, for this exit code."""
+        named = event in self.on or (event in FAULTS and "*" in self.on)
+        return named and self.exit_code in (None, exit_code)
 
 
 class Role(Record):
@@ -80,6 +101,8 @@ class Role(Record):
     """What a worker of it that fails takes along: the gang, or nobody: it is started again by itself."""
     policies: tuple[Policy, ...] | None = None
     """For what happens to its workers, in place of the job's; None: the job's."""
+    grace: float | None = Field(default=None, ge=0, le=MOST_GRACE)
+    """As the job's, for its workers; None: the job's."""
     workers_per_node: int | Literal["gpu"] = "gpu"
     """Workers of a pod; ``gpu`` is one per installed GPU (and one on a node without GPUs)."""
     gpus_per_worker: int | None = Field(default=None, ge=0, le=64)
@@ -97,6 +120,18 @@ class Role(Record):
     def places(self) -> int:
         """The number of places that the role wants."""
         return self.replicas or self.nodes.target
+
+    @property
+    def alone(self) -> tuple[tuple[int | None, Alone], ...]:
+        """What is started again when one of its workers fails, by exit code (None: any): the first that fits. Only what
+        its own policies say, and then its ``restart``: the end of a job is not its shim's to decide."""
+        says: dict[ActionName, Alone] = {"RestartJob": "gang", "RestartTask": "place", "RestartPod": "place"}
+        rules = [
+            (policy.exit_code, says[policy.do])
+            for policy in self.policies or ()
+            if policy.do in says and policy.timeout is None and policy.names("WorkerFailed", policy.exit_code)
+        ]
+        return (*rules, (None, "worker" if self.restart == "alone" else "gang"))
 
     def of_places(self, count: int) -> Role:
         """It with so many places: of a job of several roles, where sizes are fixed."""
@@ -239,10 +274,30 @@ class JobSpec(Record):
         """Returns whether the job can continue with fewer nodes than it has."""
         return not self.several and self.nodes.min < self.nodes.max
 
-    def policies_of(self, role: str) -> tuple[Policy, ...]:
-        """Those for what happens to the workers of this role; of no role that it has, the job's."""
-        own = next((one.policies for one in self.roles if one.name == role), None)
-        return self.policies if own is None else own
+    def policies_of(self, roles: Collection[str]) -> tuple[tuple[Policy, ...], ...]:
+        """The lists for what happens to places of these roles, of none in a job of one role, in the order in which they
+        are asked: those of the roles' own, as the roles stand in the file, then the job's, unless each of these roles
+        has one of its own."""
+        concerned = [one for one in self.roles if one.name in roles] or ([] if self.several else [self.role])
+        own = tuple(one.policies for one in concerned if one.policies is not None)
+        return own if concerned and len(own) == len(concerned) else (*own, self.policies)
+
+    def graces(self, roles: Collection[str] = (), asked: float | None = None) -> tuple[float, dict[str, float]]:
+        """Seconds that workers of these roles (none: of all) have to end at a planned stop, and which have less.
+        ``asked``: what this stop gives instead of the job's grace; a role's own stays the most that its workers
+        get."""
+        found = dict[str, float]()
+        for role in self.roles:
+            if not roles or role.name in roles:
+                own = role.grace if role.grace is not None else self.grace if asked is None else asked
+                found[role.name] = own if asked is None else min(own, asked)
+        longest = max(found.values(), default=self.grace if asked is None else asked)
+        return longest, {name: seconds for name, seconds in found.items() if seconds < longest}
+
+    @property
+    def longest_grace(self) -> float:
+        """Seconds after which a planned stop of the job is over."""
+        return self.graces()[0]
 
     def of_sizes(self, sizes: Mapping[str, int]) -> JobSpec:
         """It with so many places of the roles that are named."""

@@ -204,6 +204,8 @@ class PodReport(Record):
     """Names of its ready places, in a job whose roles start one after another."""
     completed: bool = False
     """Its workers of the role that completes the job have all ended well."""
+    tasks: tuple[str, ...] = ()
+    """Roles for whose completion a policy waits, and whose workers here have all ended well."""
     alone: tuple[AloneRestart, ...] = ()
     """Its workers that were started again alone in this generation, in the order they ended."""
     unreachable: dict[str, str] = {}

@@ -327,7 +327,7 @@ def _left(cluster: Cluster, name: str) -> int:
             head = job.head
             if head is not None and (head.state == "ended" or head.cause.kind in ("scale", "share")):
                 for one in above(cluster.queues, queue_of(job.spec.queue)):
-                    found[one] = max(found.get(one, 0), head.since + millis(job.spec.grace))
+                    found[one] = max(found.get(one, 0), head.since + millis(job.spec.longest_grace))
         return found
 
     return cluster.once("left", look).get(name, 0)
@@ -540,7 +540,7 @@ def _apart(cluster: Cluster, job: JobRecord) -> str:
 
 
 def _leaves(cluster: Cluster, job: JobRecord, head: Head, stay: frozenset[str]) -> _Leave:
-    limit, grace = job.spec.time_limit, millis(job.spec.grace)
+    limit, grace = job.spec.time_limit, millis(job.spec.longest_grace)
     stays = UNKNOWN
     if limit is not None and job.first_active is None:
         stays = head.deadline + millis(limit) + grace
@@ -558,7 +558,7 @@ def _freed(cluster: Cluster, nodes: Collection[str]) -> int:
             continue
         smaller = head.state == "active" and head.cause.kind in ("scale", "share")  # nobody knows what it had before
         if smaller or (head.state == "ended" and any(n in head.members for n in nodes)):
-            at = max(at, head.since + millis(job.spec.grace))
+            at = max(at, head.since + millis(job.spec.longest_grace))
     return at
 
 
@@ -618,7 +618,7 @@ def _last_start(cluster: Cluster, job: JobRecord, start: int | None) -> int:
     if job.head is not None and job.phase in USES_TIME:
         return UNKNOWN if _leave(cluster, job)[job.uid].stays <= start else 0
     left = job.spec.time_limit - job.ran / 1000
-    return start - millis(left + cluster.timing.form_margin + job.spec.grace)
+    return start - millis(left + cluster.timing.form_margin + job.spec.longest_grace)
 
 
 @dataclass(frozen=True, slots=True)

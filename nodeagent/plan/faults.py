@@ -11,13 +11,12 @@ does next is decided in ``running.py`` (``after_fault``).
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from nodeagent.model.backoff import backoff
-from nodeagent.model.job import JobRecord, Outcome, Spend
-from nodeagent.model.jobspec import ActionName, EventName, Policy
+from nodeagent.model.job import Ends, JobRecord, Outcome, Spend
 from nodeagent.model.timing import millis
 from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport, WorkerExit
 from nodeagent.plan.blame import (
@@ -33,18 +32,7 @@ from nodeagent.plan.blame import (
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.membership import gone_nodes, natural
-
-
-def match(policies: Sequence[Policy], event: EventName, exit_code: int | None) -> ActionName | None:
-    """The action of the first policy that names this event (or ``*``) and, if it names a code, this code; None if
-    none does."""
-    for policy in policies:
-        if event not in policy.on and "*" not in policy.on:
-            continue
-        if policy.exit_code is not None and policy.exit_code != exit_code:
-            continue
-        return policy.do
-    return None
+from nodeagent.plan.policies import ENDS, EVENTS, answer, roles_on, sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +74,6 @@ def judge(job: JobRecord, served: int) -> BudgetVerdict:
     return BudgetVerdict(True, delay, count, f"restart {count} of {limits.max} within {window}")
 
 
-EVENTS: dict[CauseKind, EventName] = {
-    "worker_failed": "WorkerFailed",
-    "collective": "WorkerFailed",
-    "hang": "WorkerHung",
-    "pod_failed": "PodFailed",
-    "node_lost": "NodeLost",
-    "fenced": "NodeLost",
-}
-"""The policy event of each kind of fault. ``collective`` is ``worker_failed`` in other words."""
-
 COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
 """Faults of the job itself: they spend the budget. Membership, hardware and operators never do."""
 
@@ -112,7 +90,9 @@ class Fault:
     spend: Spend
     outcome: Outcome
     fail: str = ""
-    """Not empty: the job fails for this reason (a policy, an error right after the first start, the budget)."""
+    """Not empty: the job ends for this reason (a policy, an error right after the first start, the budget)."""
+    ends: Ends = "failed"
+    """What the job becomes then."""
     awaits: tuple[str, ...] = ()
     """Who has to answer, or to be lost, before this is judged."""
 
@@ -218,7 +198,7 @@ def _again(cluster: Cluster, job: JobRecord, entry: Spend, awaits: tuple[str, ..
         return found
     cause = Cause(kind=_kind(entry), text=entry.text, node=entry.node, rank=entry.rank)
     code = entry.exit if entry.exit is not None else 1
-    return Fault(cause, entry, Outcome(code=code, text=entry.text, error=entry.error), entry.fails)
+    return Fault(cause, entry, Outcome(code=code, text=entry.text, error=entry.error), entry.fails, entry.ends)
 
 
 def without(job: JobRecord, number: int) -> JobRecord:
@@ -274,14 +254,16 @@ def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
 
 def _pod_fault(case: _Case, kind: CauseKind, node: str, report: PodReport) -> Fault:
     text = f"{_POD_FAULTS[report.state]} on {node}" + (f": {report.reason}" if report.reason else "")
-    return _fault(case, Cause(kind=kind, text=text, node=node), Outcome(code=1, text=text))
+    roles = roles_on(case.job, [node])
+    return _fault(case, Cause(kind=kind, text=text, node=node), Outcome(code=1, text=text), roles=roles)
 
 
 def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:
     left = all((r := cluster.nodes.get(n)) is not None and r.left for n in gone)
     text = f"{'nodes' if len(gone) > 1 else 'node'} {', '.join(gone)} {'left' if left else 'lost'}"
     case = _Case(cluster, job, 0, cluster.served, round(wall, 3))
-    return _fault(case, Cause(kind="node_lost", text=text, node=gone[0]), Outcome(code=1, text=text))
+    cause = Cause(kind="node_lost", text=text, node=gone[0])
+    return _fault(case, cause, Outcome(code=1, text=text), roles=roles_on(job, gone))
 
 
 def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> Fault:
@@ -289,13 +271,14 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     if asks_to_reform(who.worker):
         kind = "reform"
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
-    role = Place.role_of(who.worker.place)
-    fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code, role)
+    roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
+    outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
+    fault = _fault(case, cause, outcome, who.code, roles)
     if kind == "reform":
         return fault
     action, text = _asked(case.job, who, reports)
-    if action == "FailJob":
-        return replace(fault, fail=text)
+    if action is not None and action in ENDS:
+        return replace(fault, fail=text, ends=ENDS[action])
     if fault.fail or action is not None or not _early(case, reports):
         return fault
     if who.victim and case.awaits:
@@ -307,19 +290,20 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
 
 
 def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> tuple[ActionName | None, str]:
-    """What the policies say of the workers that may be the cause, each asked with its own code and role: ``FailJob``,
-    with the reason, if they say so of any. The reports of a gang have few different codes, so few are asked."""
+    """What the policies say of the workers that may be the cause, each asked with its own code and role, and why: what
+    they say of the first one of which they say something, but ``FailJob`` if they say so of any. The reports of a gang
+    have few different codes, so few are asked."""
     cases: dict[tuple[str, int], tuple[str, WorkerExit]] = {}
     for node, exited in may_be_cause(reports, who):
         cases.setdefault((Place.role_of(exited.place), shell_code(exited)), (node, exited))
     found: ActionName | None = None
+    text = ""
     for (role, code), (node, exited) in cases.items():
-        action = match(job.spec.policies_of(role), "WorkerFailed", code)
-        if action == "FailJob":
+        action = answer(job.spec, (role,) if role else (), "WorkerFailed", code)
+        if action is not None and (found is None or action == "FailJob"):
             other = "" if exited is who.worker else f"; rank {exited.rank} on {node} ended with {describe(exited)}"
-            return action, f"a policy of the job says FailJob for WorkerFailed: {who.text}{other}"
-        found = found or action
-    return found, ""
+            found, text = action, sentence(action, "WorkerFailed", f"{who.text}{other}")
+    return found, text
 
 
 def _alone_fault(case: _Case, head: Head) -> Fault | None:
@@ -329,16 +313,17 @@ def _alone_fault(case: _Case, head: Head) -> Fault | None:
     for node, report in head.reports.items():
         for one in report.alone:
             ended = f"{one.text} on {node}"
-            fail = ""
-            if match(case.job.spec.policies_of(_role(head, node, one.rank)), "WorkerFailed", one.exit) == "FailJob":
-                fail = f"a policy of the job says FailJob for WorkerFailed: {ended}"
+            fail, ends = "", ENDS["FailJob"]
+            action = answer(case.job.spec, _role(head, node, one.rank), "WorkerFailed", one.exit)
+            if action is not None and action in ENDS:
+                fail, ends = sentence(action, "WorkerFailed", ended), ENDS[action]
             elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
                 window = f"{limits.window:g} s"
                 fail = f"restart budget spent: {limits.max} restarts within {window}; last: {ended}"
             if fail:
                 cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
                 found = _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)
-                return replace(found, fail=fail)
+                return replace(found, fail=fail, ends=ends)
     return None
 
 
@@ -346,7 +331,7 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     job = case.job
     cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
     role = _role(job.head, hung.node, hung.rank)
-    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), role=role)
+    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), roles=role)
     progressed = got_further(job, hung, case.at)
     spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
     fail = fault.fail
@@ -359,15 +344,15 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     return replace(fault, spend=spend, fail=fail)
 
 
-def _role(head: Head | None, node: str, rank: int | None) -> str:
-    """Of a worker of the active generation; empty in a job of one role, and where no worker is named."""
+def _role(head: Head | None, node: str, rank: int | None) -> tuple[str, ...]:
+    """Of a worker of the active generation; none in a job of one role, and where no worker is named."""
     member = head.members.get(node) if head is not None else None
     place = member.place_of(rank) if member is not None and rank is not None else None
-    return place.role if place is not None else ""
+    return (place.role,) if place is not None else ()
 
 
-def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, role: str = "") -> Fault:
-    """``role``: of the worker that is named, whose own policies are asked."""
+def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, roles: tuple[str, ...] = ()) -> Fault:
+    """``roles``: whose places it concerns, and whose own policies are asked."""
     spend = Spend(
         at=case.at,
         wall=case.wall,
@@ -379,15 +364,16 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None,
         error=outcome.error,
         exit=code,
         alone=_alone(case),
+        roles=roles,
     )
     event = EVENTS.get(cause.kind)
-    action = match(case.job.spec.policies_of(role), event, code) if event is not None else None
-    fail = ""
-    if action == "FailJob":
-        fail = f"a policy of the job says FailJob for {event}: {cause.text}"
+    action = answer(case.job.spec, roles, event, code) if event is not None else None
+    fail, ends = "", ENDS["FailJob"]
+    if event is not None and action is not None and action in ENDS:
+        fail, ends = sentence(action, event, cause.text), ENDS[action]
     elif spend.counts and not (verdict := judge(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"
-    return Fault(cause, spend, outcome, fail)
+    return Fault(cause, spend, outcome, fail, ends)
 
 
 def _alone(case: _Case) -> tuple[int, ...]:

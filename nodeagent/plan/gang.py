@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Head
-from nodeagent.plan import batch, faults, timelimit
+from nodeagent.plan import batch, faults, lasting, policies, timelimit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
+from nodeagent.plan.policies import BY, STOPPED_CODE
 from nodeagent.plan.proposal import propose_or_hold
 from nodeagent.plan.running import after_fault, decide_running, settle_scale, still
 from nodeagent.plan.steps import Activate, Decision, End, Remove
@@ -33,7 +34,8 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _stop(cluster, job)
     if (noted := batch.after_others(cluster, job)) is not None:
         return noted
-    return timelimit.over(cluster, job) or timelimit.bounded(job, _decide_live(cluster, job, wall))
+    over = timelimit.over(cluster, job) or lasting.over(cluster, job)
+    return over or timelimit.bounded(job, lasting.bounded(job, _decide_live(cluster, job, wall)))
 
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
@@ -47,7 +49,7 @@ def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _pause(cluster, job)
     head = job.head
     silent = silence(cluster, job)
-    if silent and not faults.all_succeeded(job):
+    if silent and not faults.all_succeeded(job) and policies.task_completed(job) is None:
         return Decision(None, (silent,))
     if head is not None and head.state == "forming":
         return _forming(cluster, job, head, wall)
@@ -79,13 +81,15 @@ def _ended(cluster: Cluster, job: JobRecord) -> Decision:
 def _stop(cluster: Cluster, job: JobRecord) -> Decision:
     who = job.control.by or "an operator"
     text = f"stopped by {who}"
-    outcome = Outcome(code=143, text=text)
+    outcome = Outcome(code=STOPPED_CODE, text=text)
     return Decision(End("stopped", text, gone_nodes(cluster, job), outcome, planned=True), (text,))
 
 
 def _pause(cluster: Cluster, job: JobRecord) -> Decision:
     who = job.control.by or "an operator"
     text = f"paused by {who}; go on with: nodeagentctl resume {job.name}"
+    if job.phase == "pausing" and who == BY:
+        text = job.reason  # says which policy, and of what
     if job.phase == "paused":
         scale = job.control.scale
         return Decision(None, (text,), steady=scale is None or scale.state != "pending")

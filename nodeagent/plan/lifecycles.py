@@ -24,6 +24,7 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     ("forming", "activate"): "running",
     ("forming", "hold"): "holding",
     ("forming", "pause"): "pausing",
+    ("forming", "succeed"): "succeeded",
     ("forming", "fail"): "failed",
     ("forming", "stop"): "stopped",
     ("running", "propose"): "forming",
@@ -35,6 +36,7 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     ("holding", "propose"): "forming",
     ("holding", "pause"): "pausing",
     ("holding", "paused"): "paused",
+    ("holding", "succeed"): "succeeded",
     ("holding", "fail"): "failed",
     ("holding", "stop"): "stopped",
     ("pausing", "paused"): "paused",
@@ -51,11 +53,11 @@ MEANING: dict[Step, str] = {
     "propose": "enough nodes fit: a new generation is proposed",
     "activate": "every member acknowledged, nobody may still run an older one",
     "hold": "fewer than min nodes fit, or a restart backs off",
-    "pause": "an operator paused it; workers take their grace",
+    "pause": "an operator or a policy paused it; workers take their grace",
     "paused": "the last worker of a paused job is gone",
-    "succeed": "every worker of the generation exited 0",
+    "succeed": "every worker of the generation exited 0, or a policy completed it",
     "fail": "failed at its start, spent its budget, or a policy said so",
-    "stop": "an operator stopped it",
+    "stop": "an operator or a policy stopped it",
 }
 
 

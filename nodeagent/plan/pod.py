@@ -7,7 +7,7 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
@@ -31,6 +31,7 @@ from nodeagent.plan.podreport import (
     with_alone,
     with_completion,
 )
+from nodeagent.plan.policies import tasks_asked_for
 from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
 from nodeagent.plan.queue import line_key, next_up
 from nodeagent.pods.base import GivenUp, PodStatus
@@ -69,6 +70,8 @@ class Stop:
     meanwhile: Promise | ReportPod | None = None
     given_up: GivenUp | None = None
     broken: bool = False
+    sooner: Mapping[str, float] = field(default_factory=dict)
+    """Roles whose workers have less than ``grace``: role to seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +367,8 @@ def _end(case: PodCase) -> PodAction | None:
     if case.is_holder and case.stuck:
         return None  # the rule ``release`` acknowledges for it, and says there that the pod is stuck
     planned = case.is_holder and head is not None and head.planned
-    return _stop(job, head, planned, "stopping" if case.is_holder else "this node is not in the newest generation")
+    why = "stopping" if case.is_holder else "this node is not in the newest generation"
+    return _stop(job, head, case.node, planned, why)
 
 
 def _form(case: PodCase) -> PodAction | None:
@@ -375,7 +379,7 @@ def _form(case: PodCase) -> PodAction | None:
     if case.stuck:  # the others may go on, but not with this node
         return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", case.lends)
     if status is not None and not status.quiet:
-        stop = _stop(job, head, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+        stop = _stop(job, head, node, head.planned, f"generation {head.number} is forming: {head.cause.text}")
         astray = node in strays(cluster, job, {node: status.folder})
         if not in_head or head.planned or astray or status.highest == head.token:
             return stop
@@ -421,8 +425,9 @@ def _run(case: PodCase) -> PodAction | None:
     doomed = doom(head, node, read_report(status) if mine else None)
     if mine:
         report = read_report(status) or (None if doomed else cut_short(status) or going_on(sent))
-        if job.spec.completes:
-            report = with_completion(report, status, head.members[node], job.spec.completes)
+        asked = tasks_asked_for(job.spec)
+        if job.spec.completes or asked:
+            report = with_completion(report, status, head.members[node], job.spec.completes, asked)
         if status.ready and not status.quiet:
             report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
         report = with_alone(report, sent, status, Alone(head.members[node], case.cluster.served))
@@ -431,7 +436,7 @@ def _run(case: PodCase) -> PodAction | None:
             return Stop(job.uid, None, doomed, meanwhile=reported)
         return reported or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
     if not status.quiet:
-        return _stop(job, head, False, f"generation {head.number} is active")
+        return _stop(job, head, node, False, f"generation {head.number} is active")
     if status.highest != head.token:
         reason = "this node has no record of having promised this generation"
         return _report(job, head, sent, PodReport(state="refused", reason=reason))
@@ -473,7 +478,7 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
     if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
-        why = f"{report.alone[-1].text}; it is started again alone"
+        why = f"{report.alone[-1].text}; it is started again, and the gang goes on"
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return ReportPod(job.uid, head.token, report, why)
@@ -505,11 +510,15 @@ def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> LookAtWor
     return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
 
 
-def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
-    grace = job.spec.grace if head is None or head.grace is None else head.grace
+def _stop(job: JobRecord, head: Head | None, node: str, planned: bool, why: str) -> Stop:
     if not planned or head is None:
         return Stop(job.uid, None, why)
-    return Stop(job.uid, grace, why, given_up=_given_up(job, head), broken=leaves_broken(job, head))
+    held = head.holders.get(node)
+    roles = {place.role for place in held.places} if held is not None else ()
+    grace, sooner = job.spec.graces(roles, head.grace)
+    return Stop(
+        job.uid, grace, why, given_up=_given_up(job, head), broken=leaves_broken(job, head), sooner=sooner
+    )  # fmt: skip
 
 
 def _given_up(job: JobRecord, head: Head) -> GivenUp | None:

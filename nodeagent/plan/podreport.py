@@ -5,7 +5,7 @@ Decides nothing: when it is said, and what follows, is ``pod.py``'s and ``faults
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from nodeagent.model.world import BRIEF, MOST_ALONE, AloneRestart, Head, Member, PodReport, WorkerExit
@@ -29,13 +29,17 @@ def read_report(status: PodStatus) -> PodReport | None:
     return None
 
 
-def with_completion(report: PodReport | None, status: PodStatus, member: Member, role: str) -> PodReport | None:
-    """The same, and that the workers of ``role`` on this node have all ended well: whatever becomes of the others."""
-    ranks = member.ranks_of(role)
+def with_completion(
+    report: PodReport | None, status: PodStatus, member: Member, completes: str, asked: Collection[str]
+) -> PodReport | None:
+    """The same, and whose workers on this node have all ended well, whatever becomes of the others: those of the role
+    that completes the job, and those of the roles that are asked for."""
     well = {e.rank for e in status.exits if not e.stopped and e.code == 0}
-    if not ranks or not well.issuperset(ranks):
+    done = {role for role in (completes, *asked) if (ranks := member.ranks_of(role)) and well.issuperset(ranks)}
+    if not done:
         return report
-    return (report or PodReport(state="running")).model_copy(update={"completed": True})
+    news = {"completed": completes in done, "tasks": tuple(role for role in asked if role in done)}
+    return (report or PodReport(state="running")).model_copy(update=news)
 
 
 def with_alone(report: PodReport | None, sent: PodReport | None, status: PodStatus, case: Alone) -> PodReport | None:
@@ -106,7 +110,8 @@ def same_report(sent: PodReport, report: PodReport) -> bool:
 
 def _gist(report: PodReport) -> tuple[object, ...]:
     last = report.alone[-1].order if report.alone else None
-    return report.state, sum(not e.stopped for e in report.exits), report.stall, report.completed, report.ready, last
+    failed = sum(not e.stopped for e in report.exits)
+    return report.state, failed, report.stall, report.completed, report.tasks, report.ready, last
 
 
 def going_on(sent: PodReport | None) -> PodReport | None:

@@ -127,7 +127,7 @@ def propose(
     gang = gang_of(cluster, job.spec) if arranged(cluster, job.spec) else None
     paths, segment = (gang.paths, gang.segment) if gang is not None else (None, 0)
     members = make_world(job.head, placement.chosen, job.spec.role, facts, placement.places, paths, segment)
-    stop = job.spec.grace if grace is None else grace
+    stop = job.spec.longest_grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
     kept = keepers.choose(cluster, members.values())
     takes = together(of_devices(c.devices) for c in placement.chosen)

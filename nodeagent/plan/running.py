@@ -18,11 +18,11 @@ from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import borrowed, nodes_wanted, sharing
-from nodeagent.plan.faults import match
 from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import asked, drained, gone_nodes, natural
 from nodeagent.plan.placement import Placement
+from nodeagent.plan.policies import ENDS, answer, ending, roles_on, sentence, task_completed
 from nodeagent.plan.proposal import awaited, place, propose, propose_or_hold, up_to
 from nodeagent.plan.reclaim import stops_at
 from nodeagent.plan.spot import grace_left
@@ -79,6 +79,9 @@ def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: 
 
 def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
     gone = gone_nodes(cluster, job)
+    if (done := task_completed(job)) is not None:
+        action, text = done
+        return ending(cluster, job, ENDS[action], Outcome(code=1, text=text), gone)
     if faults.all_succeeded(job):  # first: a node that goes now is not missed any more
         role = job.spec.completes
         whose = f"role {role} of " if role else ""
@@ -104,7 +107,9 @@ def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
     scale = job.control.scale
     if scale is not None and scale.state == "pending":
         return None
-    if faults.all_succeeded(job) or faults.find_fault(cluster, job, wall) is not None:
+    if task_completed(job) is not None or faults.all_succeeded(job):
+        return None
+    if faults.find_fault(cluster, job, wall) is not None:
         return None
     if _judge(cluster, job, (), wall) is not None:
         return None
@@ -127,10 +132,10 @@ def _healthy_gang(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> 
 def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:
     """What a fault leads to: the job's end, a wait, or the next generation."""
     if fault.fail and not fault.awaits:
-        return Decision(End("failed", fault.fail, gone, fault.outcome, fault.spend), (fault.fail,))
+        return _ended_by(cluster, job, fault, gone)
     if fault.fail:  # a lost node would cost nothing, and not end it
         text = f"{fault.fail}; {faults.judged_when(fault.awaits)}"
-        spend = fault.spend.model_copy(update={"fails": fault.fail})
+        spend = fault.spend.model_copy(update={"fails": fault.fail, "ends": fault.ends})
         return Decision(End("holding", text, gone, spend=spend), (text,))
     if fault.spend.counts:
         verdict = faults.judge(job, cluster.served)
@@ -141,6 +146,14 @@ def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tup
     return propose_or_hold(cluster, job, fault.cause, gone, fault.spend, planned=False)
 
 
+def _ended_by(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:
+    """Only where a fault fails the job are the others killed at once: else they save, if they still can."""
+    outcome = fault.outcome.model_copy(update={"text": fault.fail})
+    if fault.ends == "failed":  # its own sentence stays the outcome's
+        return Decision(End("failed", fault.fail, gone, fault.outcome, fault.spend), (fault.fail,))
+    return ending(cluster, job, fault.ends, outcome, gone, fault.spend)
+
+
 def _judge(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], wall: float) -> Decision | None:
     """The fault that ended the generation before, where it is judged only now that this one runs."""
     entry = job.budget.get(str(job.last_number))
@@ -149,11 +162,11 @@ def _judge(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], wall: float)
     if entry.fails:
         code = entry.exit if entry.exit is not None else 1
         outcome = Outcome(code=code, text=entry.fails, error=entry.error)
-        return Decision(End("failed", entry.fails, gone, outcome), (entry.fails,))
+        return ending(cluster, job, entry.ends, outcome, gone, in_order=entry.ends != "failed")
     found = faults.late_fault(cluster, job, wall)
     if found is None:
         return None
-    spend = found.spend.model_copy(update={"fails": found.fail})
+    spend = found.spend.model_copy(update={"fails": found.fail, "ends": found.ends})
     return Decision(Judge(job.last_number, spend), (f"generation {job.last_number} was ended by: {spend.text}",))
 
 
@@ -164,10 +177,11 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     if leaving:
         text = f"node {', '.join(leaving)} is {_why_drained(cluster, leaving[0])}"
         grace = grace_left(cluster, job, leaving, wall)
-        return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), wall, grace)
+        return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), leaving, wall, grace)
     if sick:
         text = "; ".join(one.text for one in sick)
-        return _evict(cluster, job, Cause(kind="hardware", text=text, node=sick[0].node), wall)
+        nodes = [one.node for one in sick]
+        return _evict(cluster, job, Cause(kind="hardware", text=text, node=sick[0].node), nodes, wall)
     if job.control.restart > job.restart_done:
         text = f"restarted by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
@@ -246,12 +260,16 @@ def _make_room(cluster: Cluster, job: JobRecord, other: JobRecord, wall: float) 
     return Decision(step, (text,))
 
 
-def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float, grace: float | None = None) -> Decision:
-    """A need: the gang goes on without what has to go, or holds. ``grace``: as of ``propose``."""
-    spend = _note(cluster, job, cause, wall)
-    if match(job.spec.policies, "PodEvicted", None) == "FailJob":
-        text = f"a policy of the job says FailJob for PodEvicted: {cause.text}"
-        return Decision(End("failed", text, outcome=Outcome(code=1, text=text), spend=spend, planned=True), (text,))
+def _evict(
+    cluster: Cluster, job: JobRecord, cause: Cause, nodes: Collection[str], wall: float, grace: float | None = None
+) -> Decision:
+    """A need: the gang goes on without what has to go from these nodes, or holds. ``grace``: as of ``propose``."""
+    roles = roles_on(job, nodes)
+    spend = _note(cluster, job, cause, wall).model_copy(update={"roles": roles})
+    action = answer(job.spec, roles, "PodEvicted")
+    if action is not None and action in ENDS:
+        outcome = Outcome(code=1, text=sentence(action, "PodEvicted", cause.text))
+        return ending(cluster, job, ENDS[action], outcome, (), spend)
     return propose_or_hold(cluster, job, cause, (), spend, planned=True, grace=grace)
 
 

@@ -44,5 +44,6 @@ def grace_left(cluster: Cluster, job: JobRecord, nodes: Iterable[str], wall: flo
     """Seconds that workers have to leave, where these nodes are taken away sooner than the job's grace ends; None: all
     of that. ``wall`` is Unix time."""
     notices = (cluster.nodes[n].facts.notice for n in nodes)
-    left = min((notice.until - wall - SPARE for notice in notices if notice is not None), default=job.spec.grace)
-    return max(0.0, round(left, 1)) if left < job.spec.grace else None
+    longest = job.spec.longest_grace
+    left = min((notice.until - wall - SPARE for notice in notices if notice is not None), default=longest)
+    return max(0.0, round(left, 1)) if left < longest else None

@@ -39,6 +39,10 @@ class End:
     delay_ms: int = 0
     grace: float | None = None
     """Seconds from SIGTERM to SIGKILL; None: the job's own."""
+    control: Control | None = None
+    """What is wanted of the job from then on; None: nothing else than before."""
+    by_policy: bool = False
+    """If the job succeeds: a policy completes it, whatever its workers have reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def _grace(jobs: Iterable[JobRecord], nodes: Mapping[str, object]) -> dict[str, 
     for job in jobs:
         if job.head is not None and job.head.state != "ended":
             for node in nodes.keys() & {*job.head.members, *job.head.holders}:
-                found[node] = max(found.get(node, 0), millis(job.spec.grace))
+                found[node] = max(found.get(node, 0), millis(job.spec.longest_grace))
     return found
 
 
@@ -149,4 +149,4 @@ def takes(spec: JobSpec) -> int:
     needs = BRIEF if spec.elastic else UNLIMITED
     if spec.time_limit is not None:
         needs = min(needs, spec.time_limit) if spec.elastic else spec.time_limit
-    return millis(needs + spec.grace)
+    return millis(needs + spec.longest_grace)

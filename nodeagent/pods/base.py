@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from nodeagent.model.base import Record
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
 from nodeagent.model.world import Token, WorkerExit
+
+NOBODY: Mapping[str, float] = MappingProxyType({})
 
 
 class Rendezvous(Record):
@@ -156,10 +159,18 @@ class PodHost(Protocol):
         """Start the workers of these roles in this generation: those that they waited for are ready."""
         ...
 
-    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
+    def stop(
+        self,
+        uid: str,
+        grace: float | None,
+        given_up: GivenUp | None = None,
+        broken: bool = False,
+        sooner: Mapping[str, float] = NOBODY,
+    ) -> None:
         """Stop whatever runs: SIGTERM, then SIGKILL after ``grace`` seconds; None is SIGKILL now. A shorter grace
         overrides a longer one. ``given_up``: the snapshots in memory are written out, within the grace. ``broken``: a
-        rank is missing that was to leave with the others, so those that wait for it are killed."""
+        rank is missing that was to leave with the others, so those that wait for it are killed. ``sooner``: roles whose
+        workers are killed after fewer seconds."""
         ...
 
     def look(self, uid: str, limit: float | None = None) -> None:

@@ -175,6 +175,7 @@ def pod_file(
     log_keep: int,
 ) -> dict[str, Any]:
     """The content of pod.json."""
+    longest, sooner = spec.graces()
     return {
         "uid": uid,
         "job": spec.name,
@@ -194,7 +195,8 @@ def pod_file(
         "parked": workers if isinstance(workers := spec.role.workers_per_node, int) else 0,
         "checkpoint_dir": spec.checkpoint_dir,
         "hooks": spec.hooks.model_dump(),
-        "grace": spec.grace,
+        "grace": longest,
+        "sooner": sooner,
         "restarts": spec.restarts.model_dump(),
         "hang": spec.hang.model_dump() if spec.hang is not None else None,
         "state": str(state),
@@ -211,4 +213,4 @@ def pod_file(
 def _role(role: Role) -> dict[str, Any]:
     """What the shim has to know of one of several roles."""
     ready = role.ready.model_dump() if role.ready is not None else None
-    return {"command": role.command, "after": role.after, "ready": ready, "alone": role.restart == "alone"}
+    return {"command": role.command, "after": role.after, "ready": ready, "alone": role.alone}

@@ -27,7 +27,7 @@ from nodeagent.model.world import Token
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside, remove_tree
-from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, StartOrder
+from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.folder import (
     PodRecord,
     PodRecords,
@@ -206,10 +206,17 @@ class ShimHost:
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
         self._command(uid, "release", token=token.model_dump(), roles=list(roles))
 
-    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
+    def stop(
+        self,
+        uid: str,
+        grace: float | None,
+        given_up: GivenUp | None = None,
+        broken: bool = False,
+        sooner: Mapping[str, float] = NOBODY,
+    ) -> None:
         plain = given_up.model_dump() if given_up is not None else None
         if uid in self._pods:
-            self._pods[uid].stop(grace=grace, given_up=plain, broken=broken)
+            self._pods[uid].stop(grace=grace, given_up=plain, broken=broken, sooner=dict(sooner))
 
     def look(self, uid: str, limit: float | None = None) -> None:
         self._command(uid, "look", **({} if limit is None else {"limit": limit}))

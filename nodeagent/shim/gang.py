@@ -17,10 +17,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nodeagent.model.backoff import backoff
 from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_atomic
+from nodeagent.shim.again import PlaceRestarts, is_reaped
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.hook import Hook, Program, Supervision
@@ -59,8 +61,11 @@ class Worker:
     farewell: Farewell = field(default_factory=Farewell)
     record: dict[str, Any] | None = None
     again: Delay | None = None
-    """It failed, and is started again alone when this is over; ``failed`` is how it ended."""
+    """It is started again alone when this is over."""
     failed: dict[str, Any] | None = None
+    """How it ended, if it is to be started again."""
+    along: bool = False
+    """It was killed since another worker of its place failed: it is started again with that one."""
     step: int | None = None
     doing: str = ""
     """What it told of its progress, as last shown."""
@@ -76,6 +81,9 @@ LATE = 0.8
 """Of the grace: then SIGTERM goes to the processes that a worker started too, if it was sent to the worker alone."""
 REFORM = (101, 102)
 """Exit codes that ask for the whole gang to be formed anew (``plan.blame.REFORM_CODES``)."""
+NOBODY: Mapping[str, float] = MappingProxyType({})
+GANG, WORKER = "gang", "worker"
+"""What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
 """Ends of workers that were started again alone that are told: the newest (``model.world.MOST_ALONE``)."""
 REAP_BOUND = 5.0
@@ -121,6 +129,7 @@ class RunningGang:
         self.workers: list[Worker] = []
         self.restarted: list[dict[str, Any]] = []
         """Ends of workers that were started again alone, or are about to be."""
+        self._places = PlaceRestarts(parts, self.workers, self._start_after, self._refuse_again)
         self._restarts: deque[float] = deque()
         """When (monotonic) that was, within the window of the budget."""
         self._memory = MemoryKills()
@@ -132,6 +141,9 @@ class RunningGang:
         self._kill: Delay | None = None
         self._early: Delay | None = None
         self._late: Delay | None = None
+        self._shorter: Mapping[str, float] = NOBODY
+        self._sooner: list[Delay] = []
+        """Of roles that have less than ``_grace``."""
         self._stuck_check: Delay | None = None
         self._given_up: Mapping[str, Any] | None = None
         self._write_out: WriteOut | None = None
@@ -195,9 +207,11 @@ class RunningGang:
 
     def _drop_held(self) -> None:
         """What waits is not started any more, nor started again."""
+        self._places.drop()
         for w in self.workers:
-            if w.again is not None and w.failed is not None:
-                w.again.cancel()
+            if w.failed is not None:
+                if w.again is not None:
+                    w.again.cancel()
                 w.again, w.record, w.failed, w.ended = None, w.failed | {"stopped": True}, None, True
         held = [w for w in self.workers if w.held]
         for w in held:
@@ -209,7 +223,13 @@ class RunningGang:
         if held and not self.workers:
             self.refused = self.refused or "stopped before its workers started"
 
-    def stop(self, grace: float | None, given_up: Mapping[str, Any] | None = None, broken: bool = False) -> None:
+    def stop(
+        self,
+        grace: float | None,
+        given_up: Mapping[str, Any] | None = None,
+        broken: bool = False,
+        sooner: Mapping[str, float] = NOBODY,
+    ) -> None:
         """See base.PodHost.stop."""
         if self.settled:
             return
@@ -231,17 +251,19 @@ class RunningGang:
             if self._kill_at is None:
                 for w in self.living():
                     if w.leave is not None:
-                        w.leave(grace)
+                        w.leave(min(grace, sooner.get(_role(w.place), grace)))
                     else:
                         self.parts.guard.signal(w.pid, signal.SIGTERM, alone=saves_itself(w.pid))
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
                 self._kill_at, self._grace = at, grace
-                for delay in filter(None, (self._kill, self._early, self._late)):
+                for delay in (*filter(None, (self._kill, self._early, self._late)), *self._sooner):
                     delay.cancel()
                 self._kill = self.parts.loop.after(grace, self._grace_over)
                 self._early = self.parts.loop.after(grace * EARLY, self._write_early)
                 self._late = self.parts.loop.after(grace * LATE, self._signal_groups)
+                self._shorter = sooner
+                self._sooner = [delay for role in sooner for delay in self._after_own_grace(role, sooner[role])]
             if broken:
                 self.abandon()
         self.parts.changed()
@@ -267,15 +289,17 @@ class RunningGang:
         """What became of its snapshots when the pod was given up."""
         return self._write_out.text if self._write_out is not None else ""
 
-    @property
-    def grace_left(self) -> float | None:
-        """Seconds until SIGKILL, once a planned stop has begun."""
-        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+    def grace_left(self, w: Worker) -> float | None:
+        """Seconds until this worker is killed, once a planned stop has begun."""
+        if self._kill_at is None:
+            return None
+        less = self._grace - self._shorter.get(_role(w.place), self._grace)
+        return max(0.0, self._kill_at - less - time.monotonic())
 
     def on_fence(self) -> None:
         """The guard has killed: the workers' ends follow."""
         if not self.settled:
-            self.fenced = self.fenced or any(w.again is not None for w in self.workers)
+            self.fenced = self.fenced or any(w.failed is not None for w in self.workers)
             self._drop_held()
             self._watch_for_stuck()
             self.settle()
@@ -296,7 +320,7 @@ class RunningGang:
             if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
                 self.parts.changed()
                 return
-        for delay in filter(None, (self._kill, self._early, self._late, self._stuck_check)):
+        for delay in (*filter(None, (self._kill, self._early, self._late, self._stuck_check)), *self._sooner):
             delay.cancel()
         for w in self.workers:
             for capture in w.captures:
@@ -305,10 +329,23 @@ class RunningGang:
         self.settled, self.stuck = True, []
         self.parts.changed()
 
-    def _signal_groups(self) -> None:
-        """Those that had the signal alone are still not done: whatever they started has it too, before SIGKILL."""
+    def _after_own_grace(self, role: str, grace: float) -> tuple[Delay, Delay]:
+        """What befalls workers of a role that has less than the others."""
+
+        def over() -> None:
+            for w in self.living():
+                if _role(w.place) == role:
+                    w.farewell.overdue = grace
+                    self.parts.guard.signal(w.pid, signal.SIGKILL)
+
+        after = self.parts.loop.after
+        return after(grace * LATE, lambda: self._signal_groups(role)), after(grace, over)
+
+    def _signal_groups(self, role: str = "") -> None:
+        """Those that had the signal alone, of this role or all, are still not done: whatever they started has it too,
+        before SIGKILL."""
         for w in self.living():
-            if w.leave is None:
+            if w.leave is None and (not role or _role(w.place) == role):
                 self.parts.guard.signal(w.pid, signal.SIGTERM)
 
     def _write_early(self) -> None:
@@ -415,6 +452,8 @@ class RunningGang:
             self.parts.children.expect(pid, lambda: self._on_own_zombie(w))
             self.parts.loop.watch(w.pidfd, lambda: self._on_end(w))
             self.parts.guard.hold(pid, w.pidfd)
+            if w.along:
+                self.parts.guard.signal(pid, signal.SIGKILL)
         else:
             self.refused = f"rank {w.rank} could not be started: {error}"
             self.workers.remove(w)
@@ -437,20 +476,20 @@ class RunningGang:
         w.ended, w.order = True, self._deaths
         self._deaths += 1
         self.parts.loop.forget(w.pidfd)
-        if self._is_alone(w):  # before its number is free; what has left its session is killed with the gang
+        if self._may_be_alone(w):  # before its number is free; what has left its session is killed with the gang
             kill_session(w.pid)
         if self.parts.guard.release(w.pid):
             w.stopped = w.fenced = self.fenced = True
         if w.by_standby:
             self.parts.standby.reap(w.pid, lambda status: self._on_reaped(w, status))
-            self.parts.loop.after(REAP_BOUND, lambda: None if _reaped(w) else self.parts.standby.kill())
+            self.parts.loop.after(REAP_BOUND, lambda: None if is_reaped(w) else self.parts.standby.kill())
         else:
             self._on_reaped(w, reap(w.pid))
 
     def _on_own_zombie(self, w: Worker) -> None:
         """It is a zombie child of the shim itself: started cold, or its standby died."""
         self._on_end(w)
-        if not _reaped(w):
+        if not is_reaped(w):
             self._on_reaped(w, reap(w.pid))
 
     def _is_missed(self, w: Worker, status: int) -> None:
@@ -461,7 +500,7 @@ class RunningGang:
             self.abandon()
 
     def _on_reaped(self, w: Worker, status: int) -> None:
-        if _reaped(w) or status < 0:
+        if is_reaped(w) or status < 0:
             return
         self.parts.children.forget(w.pid)
         for capture in w.captures:
@@ -472,9 +511,14 @@ class RunningGang:
             "" if w.stopped else self._memory.explain(status),
         )  # fmt: skip
         record["place"] = w.place
-        if self._is_alone(w) and os.waitstatus_to_exitcode(status) not in (0, *REFORM) and self._may_restart():
+        code = os.waitstatus_to_exitcode(status)
+        scope = self._scope(w, 128 - code if code < 0 else code)
+        if w.along and not (self.stopping or self.fenced or self.refused):
             w.failed = record
-            self._restart(w, record)
+            self._places.reaped(w.place)
+        elif scope != GANG and code not in (0, *REFORM) and self._may_restart():
+            w.failed = record
+            self._restart(w, record, scope)
         else:
             w.record = record
         self.parts.changed()
@@ -485,10 +529,18 @@ class RunningGang:
             print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
         self.settle()
 
-    def _is_alone(self, w: Worker) -> bool:
-        """It is started again by itself if it fails: nobody has stopped it, or the gang."""
-        alone = bool(w.place) and bool(self.parts.pod["roles"][_role(w.place)]["alone"])
-        return alone and not (self.stopping or self.fenced or self.refused or w.stopped)
+    def _may_be_alone(self, w: Worker) -> bool:
+        """It may be started again while the gang goes on: nobody has stopped it, or the gang."""
+        rules = self.parts.pod["roles"][_role(w.place)]["alone"] if w.place else []
+        over = self.stopping or self.fenced or self.refused or w.stopped
+        return not over and any(scope != GANG for _, scope in rules)
+
+    def _scope(self, w: Worker, code: int) -> str:
+        """What is started again after this exit code, 128+n for signal n (``model.jobspec.Alone``)."""
+        if not self._may_be_alone(w):
+            return GANG
+        rules = self.parts.pod["roles"][_role(w.place)]["alone"]
+        return next(str(scope) for only, scope in rules if only in (None, code))
 
     def _may_restart(self) -> bool:
         """This pod alone has not spent the job's budget. What all pods have spent, the agents judge."""
@@ -497,17 +549,25 @@ class RunningGang:
             self._restarts.popleft()
         return len(self._restarts) < int(limits["max"])
 
-    def _restart(self, w: Worker, record: dict[str, Any]) -> None:
-        """After its wait; until then it counts as one that starts."""
+    def _restart(self, w: Worker, record: dict[str, Any], scope: str) -> None:
+        """After its wait, with the others of its place if ``scope`` says so; until then it counts as one that
+        starts."""
         limits = self.parts.pod["restarts"]
         self._restarts.append(time.monotonic())
         self.restarted = [*self.restarted, record][-RESTARTED_KEPT:]
         wait = backoff(len(self._restarts), limits["backoff_min"], limits["backoff_max"])
+        alone = "alone" if scope == WORKER else f"with the others of {w.place}"
+        note(w.log, f"rank {w.rank} ended; it is started again {alone}" + (f" in {wait:g} s" if wait else ""))
+        self.parts.unready(w.place)
+        if scope == WORKER:
+            self._start_after(w, wait)
+            return
+        self._places.begin(w.place, wait)
+
+    def _start_after(self, w: Worker, wait: float) -> None:
         w.pid, w.pidfd, w.ended = 0, -1, False
         for capture in w.captures:
             capture.close()
-        note(w.log, f"rank {w.rank} ended; it is started again alone" + (f" in {wait:g} s" if wait else ""))
-        self.parts.unready(w.place)
         w.again = self.parts.loop.after(wait, lambda: self._start_again(w))
 
     def _start_again(self, w: Worker) -> None:
@@ -576,11 +636,6 @@ class RunningGang:
         if problem:
             note(self.parts.file(self.parts.logs / "pod.log"), problem)
         self.settle()
-
-
-def _reaped(w: Worker) -> bool:
-    """How it ended is known."""
-    return w.record is not None or w.failed is not None
 
 
 def _role(place: str) -> str:

@@ -264,7 +264,7 @@ class LeavingWorkers:
 
     def _wait(self, call: Call) -> None:
         gang = self._gang()
-        left = gang.grace_left if gang is not None else None
+        left = gang.grace_left(call.worker) if gang is not None else None
         if left is not None:
             call.answer(grace=left)
         else:

@@ -122,7 +122,7 @@ class Shim:
         elif grant.stop_before > self._heeded:
             self._heeded = grant.stop_before
             if not gang.stopping:
-                self._do_stop({"grace": self.pod["grace"]})
+                self._do_stop({"grace": self.pod["grace"], "sooner": self.pod["sooner"]})
 
     def _watch_idle(self) -> None:
         if self.peers.agent is not None or not self._quiet():
@@ -267,7 +267,8 @@ class Shim:
         if self.hang is not None:
             self.hang.stop_reading()
         if self.gang is not None:
-            self.gang.stop(command["grace"], command.get("given_up"), command.get("broken", False))
+            given_up, broken = command.get("given_up"), command.get("broken", False)
+            self.gang.stop(command["grace"], given_up, broken, command.get("sooner", {}))
 
     def _do_committed(self, command: Command) -> None:
         self.commits.answered(command["request"], command["refused"])

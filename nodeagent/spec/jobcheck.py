@@ -11,6 +11,7 @@ from nodeagent.spec import jobvalues, units
 from nodeagent.spec.check import dotted
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.placementfile import placement_mistakes
+from nodeagent.spec.policycheck import policy_mistakes
 from nodeagent.spec.rolecheck import spec_mistakes
 
 MAX_BYTES = 256 * 1024
@@ -27,7 +28,8 @@ def check_spec(spec: JobSpec) -> list[str]:
             check(value)
         except CheckError as error:
             out += [f"{where}: {e}" for e in (error, *error.also)]
-    out += [f"{dotted(m.path)}: {m.what}, {m.right}" for m in (*spec_mistakes(spec), *placement_mistakes(spec))]
+    mistakes = (*spec_mistakes(spec), *policy_mistakes(spec), *placement_mistakes(spec))
+    out += [f"{dotted(m.path)}: {m.what}, {m.right}" for m in mistakes]
     size = len(spec.to_json())
     if size > MAX_BYTES:
         out.append(
@@ -99,6 +101,8 @@ def _role_checks(role: Role) -> Iterator[_Check]:
     yield f"{at}.nodes", jobvalues.nodes, role.nodes
     if role.ready is not None and role.ready.command:
         yield f"{at}.ready.command", jobvalues.command, role.ready.command
+    if role.grace is not None:
+        yield f"{at}.grace", units.duration, role.grace
     if role.replicas is not None:
         yield f"{at}.replicas", jobvalues.replicas, role.replicas
     for name, value in role.env.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     ValidationInfo,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 
@@ -26,6 +25,7 @@ from nodeagent.model.jobspec import (
     DEFAULT_FINISH,
     DEFAULT_ROLE,
     MOST_RESTARTS,
+    MOST_TIMEOUT,
     ActionName,
     EventName,
     Hang,
@@ -43,12 +43,13 @@ from nodeagent.spec.check import dotted, validate
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.spec.placementfile import PlacementFile, RolePlacementFile, constraints, together, uneven_segments
+from nodeagent.spec.policycheck import written_policy_mistakes
 from nodeagent.spec.rolecheck import Mistake, written_mistakes
 from nodeagent.spec.yamlfile import Document
 
 _DURATION: dict[str, Any] = {"type": ["string", "number"], "examples": ["30s", "10m", "1h30m"]}
 _NODE_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_NODES}
-_EVENT: dict[str, Any] = {"enum": ["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]}
+_EVENT: dict[str, Any] = {"enum": get_args(EventName)}
 
 _Command = Annotated[
     tuple[str, ...],
@@ -127,21 +128,24 @@ class PolicyFile(_Written):
         BeforeValidator(jobvalues.events),
         WithJsonSchema({"anyOf": [_EVENT, {"type": "array", "items": _EVENT, "minItems": 1}]}),
     ] = Field(examples=["WorkerFailed"])
-    """An event, or a list of them; * is any."""
+    """An event, or a list of them; * is any fault: WorkerFailed, WorkerHung, PodFailed, PodEvicted, NodeLost."""
     exit_code: int | None = Field(default=None, ge=1, le=255)
     """Only when the blamed worker ended with this code (128+n for signal n)."""
-    do: ActionName = Field(examples=["RestartJob"])
-    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own; or FailJob."""
+    do: Annotated[ActionName, BeforeValidator(jobvalues.action), WithJsonSchema({"enum": get_args(ActionName)})] = (
+        Field(examples=["RestartJob"])
+    )
+    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own. RestartPod,
+    RestartTask, in a role's own list: start the place that failed, or a role of one place, again while the others go
+    on. AbortJob: pause the job until somebody resumes it. TerminateJob, CompleteJob, FailJob: it ends as stopped,
+    succeeded or failed."""
 
-    @field_validator("exit_code")
-    @classmethod
-    def _can_match(cls, value: int | None, info: ValidationInfo) -> int | None:
-        on = info.data.get("on", ("*",))
-        if value is not None and not {"WorkerFailed", "PodFailed", "*"} & set(on):
-            raise CheckError(
-                f"{' and '.join(on)} have no exit code, so this never matches", "remove it, or add WorkerFailed to on"
-            )
-        return value
+    timeout: Annotated[
+        float | None,
+        BeforeValidator(jobvalues.bounded(0, MOST_TIMEOUT, above=True)),
+        WithJsonSchema(_DURATION),
+    ] = None
+    """How long what the event tells of has to last before this is done; what ends before is not acted on. Default: it
+    is done at once."""
 
 
 class RoleFile(_RoleKeys):
@@ -172,7 +176,9 @@ class RoleFile(_RoleKeys):
     restart: Literal["gang", "alone"] = "gang"
     """alone: a worker of it that fails is started again by itself. Default: the gang is formed anew."""
     policies: list[PolicyFile] | None = None
-    """What to do when one of its workers fails, in place of the job's policies."""
+    """What to do about what happens to its workers, and to pods and nodes that have some, in place of the job's."""
+    grace: Annotated[float | None, BeforeValidator(jobvalues.bounded(0, 86400)), WithJsonSchema(_DURATION)] = None
+    """From SIGTERM to SIGKILL of its workers on planned stops. Default: the job's."""
     placement: RolePlacementFile | None = None
     """Which nodes it may have and would rather have, besides what the job asks."""
 
@@ -360,7 +366,7 @@ class JobFile(_RoleKeys):
 ROLE_KEYS = tuple(
     key
     for key in RoleFile.model_fields
-    if key in JobFile.model_fields and key not in ("env", "after", "placement", "policies")
+    if key in JobFile.model_fields and key not in ("env", "after", "placement", "policies", "grace")
 )
 """Keys that stand inside of a role when there are ``roles``."""
 
@@ -380,11 +386,12 @@ def _layout(document: Document) -> list[Problem]:
     tree = document.value
     if not isinstance(tree, dict):
         return []
+    out = [document.problem(m.path, _named(m), m.right) for m in written_policy_mistakes(tree)]
     if tree.get("roles") is None:
         missing = [k for k in ("command", "nodes") if tree.get(k) is None and document.raw.get((k,)) != ""]
         examples = {"command": "command: [python, train.py]", "nodes": "nodes: 1 (fixed) or nodes: 2:8 (elastic)"}
-        return [document.problem((), f"the key '{k}' is missing", f"add {examples[k]}") for k in missing]
-    out = [
+        return [*out, *(document.problem((), f"the key '{k}' is missing", f"add {examples[k]}") for k in missing)]
+    out += [
         document.problem((k,), f"'{k}' stands beside roles", f"move it into the role: roles.NAME.{k}", key=True)
         for k in ROLE_KEYS
         if k in tree
@@ -395,7 +402,8 @@ def _layout(document: Document) -> list[Problem]:
 
 def _named(mistake: Mistake) -> str:
     """With the key, where it is one of the roles' own."""
-    return f"{dotted(mistake.path)}: {mistake.what}" if len(mistake.path) == 3 else mistake.what
+    named = len(mistake.path) == 3 or "policies" in mistake.path
+    return f"{dotted(mistake.path)}: {mistake.what}" if named else mistake.what
 
 
 def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
@@ -459,12 +467,13 @@ def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Ro
         workers_per_node=role.workers_per_node,
         gpus_per_worker=role.gpus_per_worker,
         uneven=role.uneven,
+        grace=role.grace if isinstance(role, RoleFile) else None,
         placement=constraints(role.placement if isinstance(role, RoleFile) else None, jobs),
     )
 
 
 def _policies(written: Sequence[PolicyFile]) -> tuple[Policy, ...]:
-    return tuple(Policy(on=p.on, exit_code=p.exit_code, do=p.do) for p in written)
+    return tuple(Policy(on=p.on, exit_code=p.exit_code, do=p.do, timeout=p.timeout) for p in written)
 
 
 def _ready(written: ReadyFile | None) -> Ready | None:

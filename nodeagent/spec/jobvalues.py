@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
-from nodeagent.model.jobspec import EventName, Nodes, Submitter
+from nodeagent.model.jobspec import ActionName, EventName, Nodes, Submitter
 from nodeagent.model.queue import MOST_MIN_RUNTIME
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, NotTextError, did_you_mean, raise_all
@@ -257,6 +257,27 @@ def events(value: object) -> tuple[EventName, ...]:
         ]
     )
     return tuple(k for n in names for k in known if k == n)
+
+
+_NO_ACTION = {
+    "ResumeJob": (
+        "a job that waits for nodes goes on by itself, and one that was paused when somebody resumes it",
+        "remove it; go on with a job that AbortJob has paused by nodeagentctl resume",
+    ),
+}
+"""Actions of other launchers that have no meaning here: why, and what there is instead."""
+
+
+def action(value: object) -> ActionName:
+    """What a policy does."""
+    known: tuple[ActionName, ...] = get_args(ActionName)
+    if str(value) in _NO_ACTION:
+        what, right = _NO_ACTION[str(value)]
+        raise CheckError(f"{value} has no meaning here: {what}", right)
+    found = next((name for name in known if name == value), None)
+    if found is None:
+        raise CheckError(f"{units.show(value)} is not an action", did_you_mean(str(value), known, intro="actions are"))
+    return found
 
 
 def bounded(low: float, high: float, *, above: bool = False) -> Callable[[object], float]:

@@ -32,7 +32,6 @@ def written_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
     for name, role in roles.items():
         if isinstance(role, dict):
             yield from _size(("roles", name), role, len(roles) > 1)
-            yield from _policies(("roles", name), role.get("policies"))
     after = {str(n): role.get("after") if isinstance(role, dict) else None for n, role in roles.items()}
     yield from _order({n: [a] if isinstance(a, str) else a if isinstance(a, list) else [] for n, a in after.items()})
     yield from _completes(list(roles), tree.get("completes"))
@@ -47,8 +46,6 @@ def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
         yield Mistake(("roles", spec.role.name, "restart"), "restart: alone is for jobs of several roles", "remove it")
     for role in spec.roles if spec.several else ():
         yield from _beside_others(("roles", role.name), role.nodes if role.replicas is None else None, role.uneven)
-        for i, policy in enumerate(role.policies or ()):
-            yield from _events(("roles", role.name, "policies", i), policy.on)
         if role.ready is not None and role.ready.port == bool(role.ready.command):
             yield Mistake(("roles", role.name, "ready"), "give either port or command", "write {port: true}")
     yield from _order({role.name: list(role.after) for role in spec.roles})
@@ -80,20 +77,6 @@ def _beside_others(path: Path, nodes: Nodes | None, uneven: bool) -> Iterator[Mi
         yield Mistake((*path, "nodes"), what, f"write a number, such as {nodes.target}")
     if uneven:
         yield Mistake((*path, "uneven"), "a role beside others cannot be uneven yet", "remove it")
-
-
-def _policies(path: Path, written: object) -> Iterator[Mistake]:
-    for i, policy in enumerate(written if isinstance(written, list) else ()):
-        on = policy.get("on") if isinstance(policy, dict) else None
-        yield from _events((*path, "policies", i), [on] if isinstance(on, str) else on if isinstance(on, list) else [])
-
-
-def _events(path: Path, events: Sequence[object]) -> Iterator[Mistake]:
-    """Of a role's own policy: only what happens to its workers; a pod may hold several roles."""
-    for event in events:
-        if event in ("PodFailed", "PodEvicted", "NodeLost"):
-            what = f"{event} is no matter of one role: a pod may hold several"
-            yield Mistake((*path, "on"), what, "write it in the job's policies")
 
 
 def _order(after: Mapping[str, Sequence[object]]) -> Iterator[Mistake]:

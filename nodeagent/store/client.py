@@ -267,6 +267,8 @@ class RedisStore:
             "grace": json.dumps(ending.grace),
             "kept": ending.kept,
             "delay_ms": ending.delay_ms,
+            "control": codec.encode_optional(ending.control),
+            "by_policy": ending.by_policy,
             "wall": repr(ending.wall),
         }
         return await self._job("end", arguments)

@@ -291,7 +291,8 @@ class Ending(Record):
 
     Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (head may be None or already ended: then only
     the phase changes); the phase is not terminal; ``succeeded`` needs an active head whose every member reported
-    succeeded; ``lost`` as in Proposal. Effect: head.state = ended with ``planned`` and holders as in Proposal; the
+    succeeded, or, with ``by_policy``, a spec with a policy that says CompleteJob; ``lost`` as in Proposal. Effect: the
+    control, if one is given, replaced; head.state = ended with ``planned`` and holders as in Proposal; the
     reports of a head that was active become ``last_reports`` (none stay in the head); spend as in Proposal; phase,
     reason, outcome, ``not_before`` = served + delay_ms; ``pausing`` with no holders becomes ``paused``; terminal phases
     set ``ended``; devices of nodes that hold nothing any more are free; event ``Job`` + the phase (JobHolding,
@@ -313,17 +314,21 @@ class Ending(Record):
     kept: bool = False
     """See ``Proposal.kept``."""
     delay_ms: int = 0
+    control: Control | None = None
+    """Replaces the job's: its rev is ``control_rev`` + 1."""
+    by_policy: bool = False
     wall: float
     """Unix time, for people."""
     by: str
 
 
 class Settlement(Record):
-    """The end of a pending scale, reached or rolled back: the only change of a job's control that agents make.
+    """The end of a pending scale, reached or rolled back, or of a job that this one comes after.
 
     Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (so that it overrules neither a newer control
     nor a gang that has formed in between); the phase is not terminal. Effect: control replaced, its rev ``control_rev``
-    + 1; the event. A settlement that was done before returns the job.
+    + 1; the event; of a job whose others have ended (JobAfterMet) ``not_before`` is served at least. A settlement that
+    was done before returns the job.
     """
 
     uid: str

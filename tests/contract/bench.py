@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 
 from nodeagent.model.job import Control, Desired, JobRecord, Phase, Quota, Spend
-from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
+from nodeagent.model.jobspec import JobSpec, Nodes, Policy, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState, Stall
 from nodeagent.model.timing import Timing
@@ -215,9 +215,10 @@ class Bench:
 
     async def submit(
         self, uid: str = "u1", name: str = "train", request: str = "", quota: Quota | None = None, owner: int = 1000,
-        env: dict[str, str] | None = None, claims: QuotaClaims | None = None, era: str = "", **size: int,
+        env: dict[str, str] | None = None, claims: QuotaClaims | None = None, era: str = "",
+        policies: tuple[Policy, ...] = (), **size: int,
     ) -> JobRecord:  # fmt: skip
-        asked = spec(name, **size).model_copy(update={"env": env or {}})
+        asked = spec(name, **size).model_copy(update={"env": env or {}, "policies": policies})
         return await self.store.submit(
             uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", era=era, quota=quota, claims=claims
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
+from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall
 from nodeagent.model.world import BRIEF, Ack, AloneRestart, PodReport, Token, WorkerExit
@@ -220,7 +221,8 @@ async def test_each_restart_of_a_worker_alone_is_an_event_and_no_start_of_the_ge
     assert head(job).reports["n1"].alone == tuple(restarts)
     told = [(e.kind, e.text) for e in await bench.store.events("0-0", 100)][-3:]
     assert sorted(told) == [
-        ("WorkerRestarted", f"rank {r} failed: exit code 7 on n1; it is started again alone") for r in range(3)
+        ("WorkerRestarted", f"rank {r} failed: exit code 7 on n1; it is started again, and the gang goes on")
+        for r in range(3)
     ]
 
 
@@ -273,6 +275,27 @@ async def test_a_fault_is_taken_while_a_worker_that_completes_the_job_runs(bench
     job = await bench.active(await bench.submit(), "n1", "n2")
     job = await bench.report(job, "n1", "succeeded")
     assert head(await bench.propose(job, "n1", "n2", spend=spend())).number == 2
+
+
+async def test_a_job_succeeds_by_a_policy_only_if_it_has_one_that_says_so(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    await refused("unsupported", bench.end(job, "succeeded", by_policy=True))
+    complete = Policy(on=("WorkerFailed",), exit_code=3, do="CompleteJob")
+    job = await bench.active(await bench.submit("u2", "other", policies=(complete,)), "n1", first=2)
+    await refused("unsupported", bench.end(job, "succeeded"))
+    job = await bench.end(job, "succeeded", by_policy=True, outcome=Outcome(code=0, text="done"), planned=True)
+    assert (job.phase, head(job).planned, set(head(job).holders)) == ("succeeded", True, {"n1"})
+
+
+async def test_an_end_may_change_what_is_wanted_of_the_job(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    paused = job.control.model_copy(update={"rev": job.control.rev + 1, "desired": "pause", "by": "a policy"})
+    again = await bench.end(job, "pausing", control=paused)
+    assert (again.phase, again.control) == ("pausing", paused)
+    assert await bench.end(job, "pausing", control=paused) == again, "once"
+    await refused("stale", bench.set_control(job, "r1"))
 
 
 @pytest.mark.parametrize("phase", ["holding", "pausing", "paused", "failed", "stopped"])

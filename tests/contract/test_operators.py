@@ -209,6 +209,17 @@ async def test_a_scale_is_not_settled_over_a_gang_that_formed_meanwhile(bench: B
     await refused("ended", bench.store.settle(_settlement(ended)))
 
 
+async def test_a_job_waits_for_nodes_from_when_others_have_ended(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.submit()
+    await bench.pass_served(20, "n1")
+    met = job.control.model_copy(update={"met": ("u0",)})
+    settled = await bench.store.settle(_settlement(job, control=met, event="JobAfterMet"))
+    assert (job.not_before, settled.since) == (0, job.since)
+    assert settled.not_before >= job.since + 20
+    assert (await bench.active(settled, "n1")).phase == "running"
+
+
 async def test_of_an_ended_job_only_deletion_can_be_wanted(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.end(await bench.submit(), "stopped")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.model.jobspec import JobSpec, Nodes, Ready, RestartLimits, Role
+from nodeagent.model.jobspec import JobSpec, Nodes, Policy, Ready, RestartLimits, Role
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus, StartOrder
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, token, wait_for
@@ -38,15 +38,18 @@ def spec(folder: Path, ready: Ready | None, standby: bool = False) -> JobSpec:
     return base.model_copy(update={"roles": roles, "completes": "trainer"})
 
 
-async def begin(bench: Bench, job: JobSpec, number: int = 1) -> PodStatus:
-    """Promise and start a generation with a place of each role."""
+async def begin(
+    bench: Bench, job: JobSpec, number: int = 1, places: tuple[str, ...] = ("server.0", "trainer.0")
+) -> PodStatus:
+    """Promise and start a generation with a worker for each of these places."""
     if number == 1:
         await bench.ready(job)
-    bench.host.promise(UID, token(number), False, 3)
-    held = await bench.until(lambda s: s.highest == token(number) and len(s.ports) == 3)
-    ports = [{"NODEAGENT_PORT": str(port)} for port in held.ports[:2]]
+    needs = len(places) + 1
+    bench.host.promise(UID, token(number), False, needs)
+    held = await bench.until(lambda s: s.highest == token(number) and len(s.ports) == needs)
+    ports = [{"NODEAGENT_PORT": str(port)} for port in held.ports[: len(places)]]
     plain = bench.order(number, tuple(ports))
-    order = plain.model_dump() | {"places": ("server.0", "trainer.0"), "roles_file": json.dumps({"server": []})}
+    order = plain.model_dump() | {"places": places, "roles_file": json.dumps({"server": []})}
     bench.host.start(UID, StartOrder.model_validate(order))
     return await bench.until(lambda s: s.generation == token(number) and s.workers and s.workers[0].pid is not None)
 
@@ -187,6 +190,102 @@ async def test_a_service_that_waits_for_its_restart_is_not_started_after_a_stop(
         status = await bench.until(lambda s: s.phase == "exited")
         assert [(e.rank, e.code, e.stopped) for e in status.exits] == [(0, 7, True)]
         assert starts(tmp_path) == 1
+
+
+WHOLE = """
+import os, sys, time
+from pathlib import Path
+me = os.environ["NODEAGENT_PORT"]
+Path(f"started-{me}-{os.getpid()}").touch()
+while not os.path.exists(f"fail-{me}"): time.sleep(0.01)
+code = int(open(f"fail-{me}").read())
+os.remove(f"fail-{me}")
+sys.exit(code)
+"""
+
+
+STUBBORN = """
+import signal, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: None)
+Path("stubborn").touch()
+while True: time.sleep(60)
+"""
+
+
+async def test_a_role_may_have_less_grace_than_the_others(tmp_path: Path) -> None:
+    job = spec(tmp_path, None)
+    (tmp_path / "server.py").write_text(STUBBORN)
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, job, places=("server.0", "trainer.0"))
+        await wait_for((tmp_path / "stubborn").exists)
+        bench.host.stop(UID, 300.0, sooner={"server": 0.5})
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.place, e.signal, e.stopped, e.overdue) for e in status.exits] == [("server.0", 9, True, 0.5)]
+
+
+def begun(folder: Path) -> int:
+    """How often any worker was started."""
+    return len(list(folder.glob("started-*")))
+
+
+async def test_a_place_is_started_again_whole_and_nobody_else(tmp_path: Path) -> None:
+    job = spec(tmp_path, None)
+    (tmp_path / "server.py").write_text(WHOLE)
+    rules = (
+        Policy(on=("WorkerFailed",), exit_code=9, do="RestartJob"),
+        Policy(on=("WorkerFailed",), do="RestartPod"),
+    )
+    server = job.roles[0].model_copy(update={"policies": rules})
+    roles = (server, job.roles[1].model_copy(update={"command": server.command}))
+    job = job.model_copy(update={"roles": roles, "restarts": RestartLimits(max=2)})
+
+    async with open_bench(tmp_path) as bench:
+        first = await begin(bench, job, places=("server.0", "server.0", "server.1", "trainer.0"))
+        one, two, other, _ = (w.pid for w in first.workers)
+        ports = bench.host.status()[UID].ports
+
+        def fail(worker: int, code: int) -> None:
+            (tmp_path / "code").write_text(str(code))
+            (tmp_path / "code").rename(tmp_path / f"fail-{ports[worker]}")
+
+        await wait_for(lambda: begun(tmp_path) == 3)
+        fail(1, 7)
+        await wait_for(lambda: begun(tmp_path) == 5)
+        status = await bench.until(lambda s: all(w.pid for w in s.workers[:3]))
+        assert [(e.rank, e.code) for e in status.restarted] == [(1, 7)], "the other one of its place is no failure"
+        assert status.exits == ()
+        assert {status.workers[0].pid, status.workers[1].pid}.isdisjoint({one, two, None})
+        assert (status.workers[2].pid, status.phase) == (other, "running")
+        assert not is_running(one or 0)
+        assert (
+            "rank 1 ended; it is started again with the others of server.0"
+            in (bench.logs / "g1" / "rank1.log").read_text()
+        )
+        fail(0, 9)
+        status = await bench.until(lambda s: s.exits)
+        assert [(e.rank, e.code, e.stopped) for e in status.exits] == [(0, 9, False)], "a policy says RestartJob of it"
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_a_place_that_is_about_to_start_again_is_not_after_a_stop(tmp_path: Path) -> None:
+    job = spec(tmp_path, None)
+    (tmp_path / "server.py").write_text(WHOLE)
+    server = job.roles[0].model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="RestartTask"),)})
+    job = job.model_copy(update={"roles": (server, job.roles[1]), "restarts": RestartLimits(max=2, backoff_min=30.0)})
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, job, places=("server.0", "server.0", "trainer.0"))
+        port = bench.host.status()[UID].ports[0]
+        await wait_for(lambda: begun(tmp_path) == 2)
+        (tmp_path / "code").write_text("7")
+        (tmp_path / "code").rename(tmp_path / f"fail-{port}")
+        status = await bench.until(lambda s: len(s.restarted) == 1 and [w.pid for w in s.workers] == [None] * 3)
+        assert (status.phase, status.exits) == ("running", ())
+        bench.host.stop(UID, 5.0)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.rank, e.stopped) for e in status.exits] == [(0, True), (1, True)]
+        assert begun(tmp_path) == 2
 
 
 async def test_ports_are_kept_until_the_start(tmp_path: Path) -> None:

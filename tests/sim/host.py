@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
-from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, StartOrder
+from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate
 
@@ -76,7 +76,14 @@ class SimHost:
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
         self._do(lambda: self._machine.release(uid, token, roles))
 
-    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
+    def stop(
+        self,
+        uid: str,
+        grace: float | None,
+        given_up: GivenUp | None = None,
+        broken: bool = False,
+        sooner: Mapping[str, float] = NOBODY,
+    ) -> None:
         self._do(lambda: self._machine.stop(uid, grace, given_up, broken))
 
     def look(self, uid: str, limit: float | None = None) -> None:

@@ -1,5 +1,21 @@
 -- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, grace, kept,
--- delay_ms, wall, by
+-- delay_ms, control? (JSON), by_policy, wall, by
+
+-- Some list of policies, the job's or a role's, has one that completes the job.
+local function may_complete(spec)
+  local lists = { spec.policies or {} }
+  for _, role in ipairs(spec.roles) do
+    lists[#lists + 1] = type(role.policies) == 'table' and role.policies or nil
+  end
+  for _, list in ipairs(lists) do
+    for _, policy in ipairs(list) do
+      if policy['do'] == 'CompleteJob' then
+        return true
+      end
+    end
+  end
+  return false
+end
 
 local job = job_read(A.uid)
 if not job then
@@ -21,7 +37,11 @@ local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.co
 if no then
   return no
 end
-if A.phase == 'succeeded' then
+if A.phase == 'succeeded' and A.by_policy then
+  if not may_complete(cjson.decode(job.spec)) then
+    return refuse('unsupported', 'no policy of job ' .. job.name .. ' says CompleteJob')
+  end
+elseif A.phase == 'succeeded' then
   if job.head_state ~= 'active' then
     return refuse('unsupported', 'job ' .. job.name .. ' has no active generation that could have succeeded')
   end
@@ -56,6 +76,7 @@ if ends then
   job.head_since, job.head_deadline = int(served), '0'
 end
 local earliest = job.head_id and 0 or tonumber(job.not_before) -- from a job that begins later
+job.control = A.control or job.control
 job.outcome, job.not_before = A.outcome, int(math.max(served + A.delay_ms, earliest))
 enter_phase(job, A.phase == 'pausing' and not next(holders) and 'paused' or A.phase, A.reason)
 if is_terminal(job) then

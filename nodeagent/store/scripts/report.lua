@@ -14,7 +14,7 @@ end
 local body = cjson.decode(A.body)
 local alone, last = body.alone or {}, -1
 local started = A.state == 'running' and not job['report:' .. A.node] and not body.completed and not next(body.ready or {})
-  and not next(alone)
+  and not next(alone) and not next(body.tasks or {})
 if next(alone) and job['report:' .. A.node] then
   local before = cjson.decode(string.match(job['report:' .. A.node], '{.*')).alone or {}
   last = before[1] and before[#before].order or last
@@ -25,7 +25,7 @@ end
 for _, one in ipairs(alone) do
   if one.order > last then
     event({ kind = 'WorkerRestarted', job = job, node = A.node, generation = job.head_number, by = A.node,
-      text = one.text .. ' on ' .. A.node .. '; it is started again alone' })
+      text = one.text .. ' on ' .. A.node .. '; it is started again, and the gang goes on' })
   end
 end
 local first = put_report(job, counts, 'report', A.node, A.state, A.body, A.brief)

@@ -6,7 +6,8 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import ActionName, EventName, Policy, RestartLimits
-from nodeagent.plan.faults import judge, match, spent
+from nodeagent.plan.faults import judge, spent
+from nodeagent.plan.policies import match
 from tests.unit.plan.build import NOW, make_job, make_spec, spend
 
 

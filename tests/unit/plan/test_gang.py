@@ -232,6 +232,9 @@ def test_a_restart_that_was_asked_for() -> None:
     assert step.spend is not None
     assert (step.spend.kind, step.spend.counts) == ("restart", False)
     assert step.form_ms == 45_000  # the job's grace on top
+    spec = make_spec()
+    longer = spec.model_copy(update={"roles": (spec.role.model_copy(update={"grace": 60.0}),)})
+    assert proposed(take(["n1", "n2"], running(restart=1, spec=longer))).form_ms == 75_000
     done = running(restart=1).model_copy(update={"restart_done": 1})
     assert take(["n1", "n2"], done).step is None
 

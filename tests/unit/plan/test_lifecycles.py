@@ -56,7 +56,7 @@ def test_every_live_phase_can_be_stopped() -> None:
     [
         ("queued", "forming", True),
         ("queued", "running", False),
-        ("forming", "succeeded", False),
+        ("queued", "succeeded", False),
         ("running", "paused", True),  # pausing was too short to be seen
         ("holding", "running", False),
         ("pausing", "succeeded", False),

@@ -286,7 +286,9 @@ def test_a_restart_alone_is_reported_once() -> None:
         assert isinstance(found[0], ReportPod)
         sent = found[0].report
         assert [one.rank for one in sent.alone] == exits
-        assert found[0].why == f"{name}, rank {exits[-1]}, failed: SIGKILL (9); it is started again alone"
+        assert (
+            found[0].why == f"{name}, rank {exits[-1]}, failed: SIGKILL (9); it is started again, and the gang goes on"
+        )
 
 
 def told(*ready: str) -> PodReport:

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.model.job import Checkpoint, JobRecord, Phase, Scale
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
-from nodeagent.model.world import Head, PodReport, Token, WorkerExit
+from nodeagent.model.world import Head, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.pod import (
     PodAction,
     Prepare,
@@ -95,6 +95,32 @@ def broken(job: JobRecord) -> bool:
     assert isinstance(stop, Stop)
     assert stop.grace == (30.0 if job.head is not None and job.head.planned else None)
     return stop.broken
+
+
+@pytest.mark.parametrize(
+    ("own", "of_head", "grace", "sooner"),
+    [
+        ((None, None), None, 30.0, {}),
+        ((5.0, None), None, 30.0, {"server": 5.0}),
+        ((5.0, 60.0), None, 60.0, {"server": 5.0}),
+        ((5.0, None), 90.0, 90.0, {"server": 5.0}),
+        ((5.0, 60.0), 2.0, 2.0, {}),
+        ((5.0, 6.0), None, 6.0, {"server": 5.0}),
+    ],
+)
+def test_each_role_has_its_own_grace(
+    own: tuple[float | None, float | None], of_head: float | None, grace: float, sooner: dict[str, float]
+) -> None:
+    spec = make_spec()
+    named = zip(("server", "trainer"), own, strict=True)
+    roles = tuple(spec.role.model_copy(update={"name": name, "grace": seconds}) for name, seconds in named)
+    head = make_head(["n1"], state="ended", number=2, holders=["n1"], planned=True, grace=of_head)
+    places = tuple(Place(role=role.name, index=0, workers=1, devices=("cpu0",)) for role in roles)
+    held = {"n1": head.holders["n1"].model_copy(update={"places": places})}
+    job = make_job("holding", head.model_copy(update={"holders": held}), spec=spec.model_copy(update={"roles": roles}))
+    stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
+    assert isinstance(stop, Stop)
+    assert (stop.grace, stop.sooner) == (grace, sooner)
 
 
 def test_who_waits_for_a_rank_that_died_as_it_left_is_not_left_to_its_grace() -> None:

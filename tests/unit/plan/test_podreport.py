@@ -121,9 +121,11 @@ def test_the_role_that_completes_the_job_has_ended_well() -> None:
     )
     member = Member(node="n1", life="l", group_rank=0, first_rank=4, workers=3, devices=("cpu0",), places=places)
 
-    def said(*exits: WorkerExit, report: PodReport | None = None, role: str = "trainer") -> PodReport | None:
+    def said(
+        *exits: WorkerExit, report: PodReport | None = None, role: str = "trainer", asked: tuple[str, ...] = ()
+    ) -> PodReport | None:
         status = PodStatus(uid=UID, phase="running", exits=exits)
-        return with_completion(report, status, member, role)
+        return with_completion(report, status, member, role, asked)
 
     first, second = make_exit(5, code=0), make_exit(6, code=0)
     assert said(first) is None
@@ -131,5 +133,8 @@ def test_the_role_that_completes_the_job_has_ended_well() -> None:
     assert said(first, make_exit(6, code=1)) is None
     assert said(first, second) == PodReport(state="running", completed=True)
     assert said(first, second, role="evaluator") is None, "it has no place here"
+    both = ("pserver", "trainer")
+    assert said(first, second, role="", asked=both) == PodReport(state="running", tasks=("trainer",))
+    assert said(make_exit(4, code=0), first, second, role="", asked=both) == PodReport(state="running", tasks=both)
     failed = PodReport(state="failed")
     assert said(first, second, report=failed) == PodReport(state="failed", completed=True)

@@ -250,6 +250,8 @@ def test_mistakes_in_nodes_and_command(marked: str, words: str) -> None:
         ("policies: [>>{on: WorkerFailed}]", "the key 'do' is missing in policies[0], add do: RestartJob"),
         ("policies:\n  - {on: >>WorkerFail, do: >>Fail}", "did you mean 'WorkerFailed'?"),
         ("policies:\n  - {on: [PodFailed, >>x], do: FailJob}", "events are WorkerFailed, WorkerHung"),
+        ("policies:\n  - {on: NodeLost, do: >>Abort}", "'Abort' is not an action, did you mean 'AbortJob'?"),
+        ("policies:\n  - {on: NodeLost, do: >>ResumeJob}", "goes on by itself, and one that was paused when somebody"),
         ("policies:\n  - {on: NodeLost, exit_code: >>3, do: FailJob}", "this never matches"),
         ("policies:\n  - {on: WorkerFailed, exit_code: >>256, do: FailJob}", "at most 255"),
         ("policies:\n  - {on: WorkerFailed, do: FailJob, >>exitcode: 3}", "did you mean 'exit_code'?"),
@@ -377,10 +379,6 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
             "alone is for jobs of several roles",
         ),
         ("name: a\nroles: {w: {command: x, nodes: 1, restart: >>never}}", "roles.w.restart"),
-        (
-            "name: a\nroles: {w: {command: x, nodes: 1, policies: [{on: >>[WorkerFailed, NodeLost], do: FailJob}]}}",
-            "NodeLost is no matter of one role: a pod may hold several, write it in the job's policies",
-        ),
         ("name: a\nroles: {w: {command: x, replicas: >>0}, v: {command: x, nodes: 1}}", "0 is out of range"),
         ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
     ],
@@ -389,14 +387,113 @@ def test_a_mistake_of_a_role(text: str, told: str) -> None:
     check_marked(text, job, told)
 
 
+POLICY_MISTAKES = """\
+name: a
+array: 0-9%2
+policies:
+  - {on: >>PodPending, do: AbortJob, timeout: 10m}
+  - {on: >>PodRunning, do: TerminateJob}
+  - {on: TaskCompleted, do: CompleteJob, timeout: >>5m}
+  - {on: [WorkerFailed, NodeLost], do: RestartJob, timeout: >>5m}
+  - {on: NodeLost, do: >>CompleteJob, timeout: 5m}
+  - {on: Unknown, do: >>RestartJob, timeout: 5m}
+  - {on: PodEvicted, exit_code: >>3, do: FailJob}
+  - {on: >>PodGone, do: >>Restart, timeout: >>never}
+roles:
+  pserver: {command: x, nodes: 1, policies: [{on: Unknown, do: >>CompleteJob, timeout: 1m}]}
+  trainer: {command: x, nodes: 1, policies: [{on: TaskCompleted, do: >>RestartJob}, {on: "*", do: >>ResumeJob}]}
+"""
+
+
+def test_all_mistakes_of_all_policies_are_named_at_once() -> None:
+    check_marked(
+        POLICY_MISTAKES,
+        job,
+        "policies[0].on: PodPending does not count while a member of an array waits for its turn",
+        "policies[1].on: PodRunning is what each job is in for a while, add a timeout, such as 10m",
+        "policies[2].timeout: TaskCompleted is acted on at once, remove it",
+        "policies[3].timeout: RestartJob for WorkerFailed and NodeLost is not waited with",
+        "policies[4].do: CompleteJob for NodeLost after a timeout would complete a job that does not run",
+        "policies[5].do: RestartJob has no meaning for Unknown",
+        "policies[6].exit_code: PodEvicted have no exit code, so this never matches",
+        "policies[7].on: 'PodGone' is not an event",
+        "policies[7].do: 'Restart' is not an action, did you mean 'RestartPod'?",
+        "policies[7].timeout: 'never' is not a duration",
+        "roles.pserver.policies[0].do: CompleteJob for Unknown after a timeout would complete a job that does not run",
+        "roles.trainer.policies[0].do: RestartJob has no meaning for TaskCompleted",
+        "roles.trainer.policies[1].do: ResumeJob has no meaning here",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            LEAST + "policies: [{on: WorkerFailed, do: >>RestartPod}]",
+            "starts a part of the gang again while the rest goes",
+        ),
+        (
+            "name: a\nroles: {w: {command: x, nodes: 1, policies: [{on: WorkerFailed, do: >>RestartTask}]}}",
+            "roles.w.policies[0].do: RestartTask starts a part of the gang again",
+        ),
+        (
+            "name: a\nroles:\n  w: {command: x, nodes: 1, policies: [{on: [WorkerFailed, NodeLost], do: >>RestartPod}]}"
+            "\n  v: {command: x, nodes: 1}",
+            "RestartPod is for WorkerFailed: NodeLost takes the gang along, write RestartJob",
+        ),
+        (
+            "name: a\nroles:\n  w: {command: x, nodes: 1, policies: [{on: WorkerFailed, do: RestartPod, timeout: >>1}]}"
+            "\n  v: {command: x, nodes: 1}",
+            "RestartPod is not waited with",
+        ),
+        (
+            "name: a\nroles:\n  w: {command: x, replicas: 2, policies: [{on: WorkerFailed, do: >>RestartTask}]}"
+            "\n  v: {command: x, nodes: 1}",
+            "RestartTask is for a role of one place, and w has 2",
+        ),
+    ],
+)
+def test_only_a_service_beside_others_is_started_again_in_part(text: str, expected: str) -> None:
+    check_marked(text, job, expected)
+
+
+def test_a_role_has_a_grace_of_its_own_or_the_jobs() -> None:
+    spec = job(ROLES.replace("pserver: {", "pserver: {grace: 5s, ", 1) + "grace: 20s\n")
+    assert (spec.graces(), spec.longest_grace) == ((20, {"pserver": 5}), 20)
+    assert spec.graces(["pserver"]) == (5, {})
+    assert spec.graces(asked=9) == (9, {"pserver": 5})
+    assert spec.graces(asked=3) == (3, {})
+    check_marked(ROLES.replace("pserver: {", "pserver: {grace: >>never, ", 1), job, "roles.pserver.grace")
+
+
+def test_what_is_started_again_when_a_worker_fails() -> None:
+    rules = (
+        "[{on: NodeLost, do: FailJob}, {on: WorkerFailed, exit_code: 3, do: RestartJob}, "
+        "{on: WorkerFailed, exit_code: 4, do: RestartPod}, {on: WorkerFailed, exit_code: 5, do: FailJob}]"
+    )
+    spec = job(ROLES.replace("pserver: {", f"pserver: {{restart: alone, policies: {rules}, ", 1))
+    assert spec.roles[0].alone == ((3, "gang"), (4, "place"), (None, "worker"))
+    assert spec.roles[1].alone == ((None, "gang"),)
+
+
+def test_a_job_written_by_hand_has_its_policies_checked_too() -> None:
+    sound = job(LEAST + "policies: [{on: PodPending, do: AbortJob, timeout: 10m}]\n")
+    assert (check_spec(sound), sound.policies[0].timeout) == ([], 600)
+    wrong = sound.model_copy(update={"policies": (sound.policies[0].model_copy(update={"timeout": None}),)})
+    assert check_spec(wrong) == [
+        "policies[0].on: PodPending is what each job is in for a while, add a timeout, such as 10m"
+    ]
+
+
 def test_a_role_has_policies_of_its_own_or_the_jobs() -> None:
     text = ROLES.replace("pserver: {", "pserver: {policies: [{on: WorkerFailed, exit_code: 3, do: FailJob}], ", 1)
     assert text != ROLES
     spec = job(text + "policies: [{on: '*', do: RestartJob}]\n")
-    assert [policy.exit_code for policy in spec.policies_of("pserver")] == [3]
-    assert spec.policies_of("trainer") == spec.policies_of("") == spec.policies
+    assert [policy.exit_code for (policy,) in spec.policies_of(["pserver"])] == [3]
+    assert spec.policies_of(["trainer"]) == spec.policies_of([]) == (spec.policies,)
+    assert spec.policies_of(["trainer", "pserver"]) == (*spec.policies_of(["pserver"]), spec.policies)
     none = job(ROLES.replace("pserver: {", "pserver: {policies: [], ", 1) + "policies: [{on: '*', do: FailJob}]\n")
-    assert none.policies_of("pserver") == ()
+    assert none.policies_of(["pserver"]) == ((),)
 
 
 def test_a_hand_made_job_of_roles() -> None:

@@ -62,6 +62,7 @@ ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
     "after": ("w",), "ready": Ready(port=True), "replicas": 2, "env": {"A": "1"},
     "gpus_per_worker": 0, "uneven": True, "virtual_local_rank": True, "numa_binding": "node", "restart": "alone",
+    "grace": 1.0,
     "policies": (Policy(on=("*",), do="FailJob"),),
     "placement": Constraints(require=(Match(label="node", values=("n1",)),)),
 }  # fmt: skip
