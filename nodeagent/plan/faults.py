@@ -17,6 +17,7 @@ from typing import get_args
 
 from nodeagent.model.backoff import backoff
 from nodeagent.model.job import Ends, JobRecord, Outcome, Spend
+from nodeagent.model.jobspec import ActionName
 from nodeagent.model.timing import millis
 from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport, WorkerExit
 from nodeagent.plan.blame import (

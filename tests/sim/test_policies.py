@@ -10,14 +10,15 @@ import re
 import pytest
 
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.model.jobspec import Policy
+from nodeagent.model.jobspec import Policy, Role
 from nodeagent.plan.lasting import next_due
 from nodeagent.plan.policies import ENDS, answer
 from nodeagent.spec.policycheck import policy_mistakes
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.roles import SLOTS, end, role, storm
 from tests.sim.schedule import heal
 from tests.sim.test_directed import running, simulate
-from tests.sim.test_roles import ROLES, SLOTS, drawn, end, role, storm
+from tests.sim.test_roles import ROLES
 from tests.sim.virtual import run_virtual
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "6"))
@@ -96,6 +97,14 @@ async def _watch(cluster: SimCluster) -> None:
         if job is not None:
             verdict(job)
         await asyncio.sleep(0.25)
+
+
+def drawn(rng: random.Random) -> tuple[int, tuple[Role, ...]]:
+    """Nodes, and the roles, for all of which there is room."""
+    nodes = rng.randint(2, 5)
+    trainers = role("trainer", nodes=rng.randint(1, nodes), workers=rng.randint(1, 2))
+    servers = role("server", replicas=rng.randint(1, nodes), restart="alone")
+    return nodes, rng.choice([(servers, trainers), (trainers, servers)])
 
 
 async def _run(seed: int) -> None:
