@@ -9,6 +9,7 @@ from nodeagent.model.job import Checkpoint, JobRecord, Phase
 from nodeagent.model.world import Head, HeadState, Member, Token
 from nodeagent.plan.faults import all_succeeded
 from nodeagent.plan.lifecycles import PodState, allowed, generation_may_become, pod_may_become, pod_state
+from nodeagent.plan.policies import BY
 from nodeagent.plan.running import scaled_size
 from tests.inprocess.server import Server
 from tests.sim.machine import SimMachine
@@ -191,9 +192,10 @@ class Checker:
 
     def _completion(self, job: JobRecord) -> None:
         """A job succeeds when all workers of the role that completes it (of all roles without one) have exited 0, and
-        only then: no other generation is formed once the store knows it, or once it is so and nothing fails."""
+        only then: no other generation is formed once the store knows it, or once it is so and nothing fails. But where
+        a policy says otherwise."""
         head, before = job.head, self._complete.pop(job.uid, None)
-        if head is None:
+        if head is None or job.reason.startswith(BY):
             return
         done = not self.unfinished(job)
         if job.phase == "succeeded" and not done:

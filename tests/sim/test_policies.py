@@ -15,7 +15,7 @@ from nodeagent.plan.lasting import next_due
 from nodeagent.plan.policies import ENDS, answer
 from nodeagent.spec.policycheck import policy_mistakes
 from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.roles import SLOTS, end, role, storm
+from tests.sim.roles import SLOTS, end, restart_alone, role, storm
 from tests.sim.schedule import heal
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_roles import ROLES
@@ -123,7 +123,7 @@ async def _run(seed: int) -> None:
                 lambda: cluster.whole("j") or verdict(cluster.job("j")) is not None, 90, "whole at first"
             )
             watching = tasks.create_task(_watch(cluster))
-            await storm(cluster)
+            await storm(cluster, lambda: restart_alone(cluster) if cluster.rng.random() < 0.3 else None)
             await heal(cluster)
             lost = cluster.checker.forgotten
             await cluster.until(lambda: cluster.find("j") is not None or lost, 60, "an emptied store is given back")
