@@ -151,7 +151,7 @@ end
 local function count_started(job, ago)
   local cause = redis.call('HGET', P .. 'job:' .. job.uid, 'head_cause')
   local since = tonumber(redis.call('HGET', P .. 'job:' .. job.uid, 'head_since'))
-  local kind, held = FAULTS[cjson.decode(cause).kind] and 'lost' or 'overhead', held_by(job)
+  local kind, held = FAULTS[cjson.decode(cause).kind] and 'lost' or 'overhead', count_up(job)
   held.started = math.min(served, math.max(since, served - math.floor(1000 * ago)))
   add_over(job, since, held.started, { [kind .. '_gpu_ms'] = held.gpus, [kind .. '_slot_ms'] = held.slots })
   put_held(job, held)
