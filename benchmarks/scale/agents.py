@@ -15,7 +15,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Ack, PodReport
+from nodeagent.model.world import Ack, Head, PodReport
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.steps import Decision
@@ -73,9 +73,8 @@ class Agent:
 
     async def ack(self, job: JobRecord) -> JobRecord:
         assert job.head is not None
-        ended = await self.store.ack(
-            job.uid, job.head.token, self.node, records.life(self.node), acknowledged(self.node), None
-        )
+        ack = acknowledged(self.node, job.head)
+        ended = await self.store.ack(job.uid, job.head.token, self.node, records.life(self.node), ack, None)
         self.snapshot.absorb_job(ended)
         return ended
 
@@ -94,5 +93,7 @@ async def renew(store: RedisStore, node: str, era: str) -> None:
     await store._calls.step("renew_lease", about)
 
 
-def acknowledged(node: str) -> Ack:
+def acknowledged(node: str, head: Head) -> Ack:
+    if head.state == "ended":
+        return Ack(life=records.life(node).life, ended=True)
     return Ack(life=records.life(node).life, address=f"{node}:29500", host="10.0.0.1", signature="a" * 64, ready=0.01)

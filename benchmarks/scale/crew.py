@@ -9,11 +9,11 @@ from typing import Any, Self
 from benchmarks.scale import records
 from benchmarks.scale.agents import LEASE_MS, PATIENCE, Agent, acknowledged, renew
 from benchmarks.scale.meter import Cost, Meter
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import JobRecord, Phase, Spend
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, PodReport, Token
 from nodeagent.store.client import connect
-from nodeagent.store.messages import Beat, BeatReply, Proposal
+from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
 from nodeagent.store.server import PrivateRedis
 
 AGENTS = 5
@@ -132,7 +132,7 @@ class Crew:
     async def acks(self, job: JobRecord) -> tuple[Cost, Cost]:
         """What one member's costs; and the first one's, which counts, with the last one's, which activates."""
         assert job.head is not None
-        token, one, ends = job.head.token, Cost(), Cost()
+        one, ends = Cost(), Cost()
         real = {agent.node: agent for agent in self.members}
         for i, name in enumerate(self.gang):
             if i % CHUNK == 0 and self.timing is not PATIENT:
@@ -140,13 +140,39 @@ class Crew:
             if agent := real.get(name):
                 one += (await self.meter.of(agent.ack(job)))[0]
             elif name in (self.gang[0], self.gang[-1]):
-                ends += (await self.meter.of(self._ack(token, name)))[0]
+                ends += (await self.meter.of(self._ack(job, name)))[0]
             else:
-                await self._ack(token, name)
+                await self._ack(job, name)
         return one * (1 / len(real)), ends
 
-    async def _ack(self, token: Token, name: str) -> JobRecord:
-        return await self.store.ack(self.uid, token, name, records.life(name), acknowledged(name), None)
+    async def _ack(self, job: JobRecord, name: str) -> JobRecord:
+        assert job.head is not None
+        ack = acknowledged(name, job.head)
+        return await self.store.ack(self.uid, job.head.token, name, records.life(name), ack, None)
+
+    async def succeed(self, job: JobRecord) -> Cost:
+        """What it costs that every member reports the success of its pod, one after the other."""
+        assert job.head is not None
+        one, real = Cost(), {agent.node: agent for agent in self.members}
+        *others, last = self.gang
+        for name in others:
+            if agent := real.get(name):
+                one += (await self.meter.of(agent.report(job, SUCCEEDED)))[0]
+            else:
+                await self._report(job.head.token, name, SUCCEEDED)
+        ends = await self.of([self._report(job.head.token, last, SUCCEEDED)])
+        return one * (len(others) / len(real)) + ends
+
+    async def _report(self, token: Token, name: str, report: PodReport) -> JobRecord:
+        return await self.store.report(self.uid, token, name, records.life(name), report)
+
+    async def end(self, job: JobRecord, phase: Phase) -> JobRecord:
+        assert job.head is not None
+        ending = Ending(
+            uid=self.uid, expect=job.head.token, expect_state=job.head.state, control_rev=job.control.rev, phase=phase,
+            reason="it ends", wall=3.0, by=self.gang[0],
+        )  # fmt: skip
+        return await self.store.end(ending)
 
     async def publish(self) -> None:
         """Every member tells its pod's state."""
@@ -189,6 +215,7 @@ class Crew:
 
 
 FAILED = PodReport(state="failed", reason="worker 3 ended with code 1")
+SUCCEEDED = PodReport(state="succeeded")
 
 
 def _spread(names: Sequence[str], wanted: int) -> list[str]:

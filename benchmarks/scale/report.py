@@ -43,6 +43,11 @@ LINES = (
     Line("fault in a job of 8 nodes, ms of Redis", "fault in 8, ms", "O(1)"),
     Line("fault in a job of 8 nodes, all others read it, ms of Redis", "fault in 8, the others, ms", "O(N)"),
     Line("fault in a job of 8 nodes, all others read it, MB", "fault in 8, the others, MB", "O(N)"),
+    Line("stop of a job over all, ms of Redis", "stop of all, ms", "O(N)"),
+    Line("stop of a job over all, MB sent", "stop of all, MB", "O(N)"),
+    Line("success of a job over all, ms of Redis", "end of all, ms", "O(N)"),
+    Line("- of it: all report it and read that", "end of all, reports, ms", "O(N)"),
+    Line("success of a job over all, MB sent", "end of all, MB", "O(N)"),
     Line("a newcomer reads everything, us of Redis", "newcomer, us", "O(N)"),
     Line("a newcomer reads everything, bytes", "newcomer, bytes", "O(N)"),
     Line("a newcomer reads everything, ms of its agent", "newcomer, agent ms", "O(N)"),
@@ -52,11 +57,13 @@ LINES = (
     Line("200 queued jobs: round at rest, ms of the agent", "round at rest with a queue, ms", "O(1)"),
     Line("200 queued jobs: a node has changed, ms of the agent", "round after a change with a queue, ms", "O(jobs)"),
     Line("`top`, ms of the agent", "top, ms", "O(N)"),
-    Line("`top`, ms in which its loop stands", "top, on the loop, ms", "O(N)"),
+    Line("`top`, ms in which its loop is blocked", "top, on the loop, ms", "O(N)"),
     Line("`top` with 200 queued jobs, ms of Redis", "top and a queue, Redis ms", "O(N)"),
     Line("`get nodes`, ms of the agent", "get nodes, ms", "O(N)"),
     Line("status page with 200 queued jobs, ms of the agent", "page and a queue, ms", "O(N)"),
-    Line("status page with 200 queued jobs, ms in which its loop stands", "page and a queue, on the loop, ms", "O(N)"),
+    Line(
+        "status page with 200 queued jobs, ms in which its loop is blocked", "page and a queue, on the loop, ms", "O(N)"
+    ),
     Line("memory of an agent's view, MB", "memory, MB", "O(N)"),
 )
 

@@ -11,7 +11,7 @@ from benchmarks.scale.agents import Agent
 from benchmarks.scale.crew import FAILED, Crew
 from benchmarks.scale.meter import Cost, Meter
 from nodeagent.agent.beatperiod import BeatPeriod
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import JobRecord, Phase
 from nodeagent.model.timing import Timing
 from nodeagent.store.server import PrivateRedis
 
@@ -66,7 +66,8 @@ async def _one_job(crew: Crew) -> Figures:
     figures["memory, MB"] = await _memory(crew)
     await crew.queue(QUEUED)
     await crew.read()
-    return figures | await _answers(crew, " and a queue")
+    figures |= await _answers(crew, " and a queue")
+    return figures | await _ends(crew, crew.members[0].cluster().jobs[crew.uid])
 
 
 async def _small_job(crew: Crew) -> Figures:
@@ -163,6 +164,33 @@ async def _change(crew: Crew, job: JobRecord) -> Cost:
         job = await crew.store.control(job.uid, job.control.rev, control, "", "JobScaled", f"by {who}")
         cost += await crew.each(crew.members)
     return cost * (1 / len(CHANGED_BY))
+
+
+async def _ends(crew: Crew, job: JobRecord) -> Figures:
+    """The job is stopped; then it runs again, and succeeds."""
+    members = len(crew.gang)
+    stop = await _ended(crew, job, "pausing")
+    job, _ = await _formed(crew, crew.members[0].cluster().jobs[crew.uid])
+    reports = await crew.succeed(job)
+    reports += await crew.each(crew.members) * members
+    end = reports + await _ended(crew, crew.members[0].cluster().jobs[crew.uid], "succeeded")
+    return {
+        "stop of all, ms": stop.redis / 1000,
+        "stop of all, MB": stop.sent / 1e6,
+        "end of all, ms": end.redis / 1000,
+        "end of all, MB": end.sent / 1e6,
+        "end of all, reports, ms": reports.redis / 1000,
+    }
+
+
+async def _ended(crew: Crew, job: JobRecord, phase: Phase) -> Cost:
+    """The generation ends, all members read that, let go, and read that all have."""
+    members = len(crew.gang)
+    ended, job = await crew.meter.of(crew.end(job, phase))
+    read = await crew.each(crew.members)
+    ack, ends = await crew.acks(job)
+    over = await crew.each(crew.members)
+    return ended + (read + over) * members + ack * (members - 2) + ends
 
 
 async def _emptied(crew: Crew) -> Figures:
