@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from benchmarks.scale import records
 from benchmarks.scale.agents import LEASE_MS, PATIENCE, Agent, acknowledged, renew
 from benchmarks.scale.meter import Cost, Meter
 from nodeagent.model.job import JobRecord, Phase, Spend
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Cause, PodReport, Token
+from nodeagent.model.world import Cause, Head, PodReport
 from nodeagent.store.client import connect
+from nodeagent.store.codec import report_arguments
 from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
+from nodeagent.store.scripts import who
 from nodeagent.store.server import PrivateRedis
 
 AGENTS = 5
@@ -22,6 +24,16 @@ PATIENT = Timing(lease=LEASE_MS / 1000)
 CHUNK = 250
 """Nodes that join before the first of them renews."""
 RENEWALS = 200
+REPEATED = 40
+"""Nodes that ask what an agent has asked."""
+
+
+class Acks(NamedTuple):
+    """What a generation's acknowledgements cost."""
+
+    one: Cost
+    ends: Cost
+    """The first one, which counts, and the last one, which activates it or ends the wait."""
 
 
 class Crew:
@@ -59,6 +71,31 @@ class Crew:
     async def each(self, agents: Sequence[Agent]) -> Cost:
         """What one of these agents pays to read what is new; nothing where there are none."""
         return await self.of(agent.beat() for agent in agents) * (1 / max(1, len(agents)))
+
+    async def news(self, agents: Sequence[Agent]) -> Cost:
+        """As ``each``, of changes since they asked last. The server's time is that of the same question asked by other
+        nodes, one right after the other, as a cluster's agents ask it: what an agent decodes in this process between
+        two questions drives the server's records and scripts out of the processor's caches, which costs up to 250 us a
+        call, and more in a larger cluster."""
+        cost = await self.each(agents)
+        if not agents:
+            return cost
+        real = {agent.node for agent in self.agents}
+        names = [name for name in self.names if name not in real][:REPEATED]
+        asked = [agent.calls.last["beat"] for agent in agents]
+        repeated = await self.of(
+            self._step("beat", name, asked[i % len(asked)] | {"seq": self._next(), "pods": [], "facts": None})
+            for i, name in enumerate(names)
+        )
+        return Cost(repeated.redis / len(names), cost.sent, cost.here) if names else cost
+
+    async def _step(self, step: str, name: str, arguments: dict[str, object]) -> None:
+        """By a node without an agent; nobody reads the reply."""
+        await self.store._calls.step(step, arguments | who(name, records.life(name)))
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
 
     async def join(self) -> Cost:
         """Everybody takes its name."""
@@ -129,42 +166,38 @@ class Crew:
         )  # fmt: skip
         return await self.store.propose(proposal)
 
-    async def acks(self, job: JobRecord) -> tuple[Cost, Cost]:
-        """What one member's costs; and the first one's, which counts, with the last one's, which activates."""
+    async def acks(self, job: JobRecord) -> Acks:
+        """Every member acknowledges. The agents of the real ones decode what that brings them."""
         assert job.head is not None
-        one, ends = Cost(), Cost()
-        real = {agent.node: agent for agent in self.members}
-        for i, name in enumerate(self.gang):
-            if i % CHUNK == 0 and self.timing is not PATIENT:
+        first, *inner, last = self.gang
+        ack: dict[str, object] = {"uid": self.uid, "token": job.head.token.model_dump(), "base": self._base()}
+        ends = await self.of([self._ack(ack, job.head, first)])
+        some, here = Cost(), 0.0
+        for chunk in _chunks([name for name in inner if name not in {agent.node for agent in self.members}]):
+            if self.timing is not PATIENT:
                 await self.read()  # their own leases are short
-            if agent := real.get(name):
-                one += (await self.meter.of(agent.ack(job)))[0]
-            elif name in (self.gang[0], self.gang[-1]):
-                ends += (await self.meter.of(self._ack(job, name)))[0]
-            else:
-                await self._ack(job, name)
-        return one * (1 / len(real)), ends
+            some += await self.of(self._ack(ack, job.head, name) for name in chunk)
+        for agent in self.members:
+            here += (await self.of([agent.ack(job)])).here / len(self.members)
+        one = some * (1 / max(1, len(inner) - len(self.members)))
+        ends += await self.of([self._ack(ack, job.head, last)])
+        return Acks(Cost(one.redis, one.sent, here), ends)
 
-    async def _ack(self, job: JobRecord, name: str) -> JobRecord:
-        assert job.head is not None
-        ack = acknowledged(name, job.head)
-        return await self.store.ack(self.uid, job.head.token, name, records.life(name), ack, None)
+    async def _ack(self, arguments: dict[str, object], head: Head, name: str) -> None:
+        await self._step("ack", name, arguments | {"ack": acknowledged(name, head).to_json()})
+
+    def _base(self) -> dict[str, object]:
+        """How much of the job the members have read."""
+        base = self.members[0].store._decoder.base(self.uid)
+        assert base is not None
+        return base._asdict()
 
     async def succeed(self, job: JobRecord) -> Cost:
         """What it costs that every member reports the success of its pod, one after the other."""
         assert job.head is not None
-        one, real = Cost(), {agent.node: agent for agent in self.members}
-        *others, last = self.gang
-        for name in others:
-            if agent := real.get(name):
-                one += (await self.meter.of(agent.report(job, SUCCEEDED)))[0]
-            else:
-                await self._report(job.head.token, name, SUCCEEDED)
-        ends = await self.of([self._report(job.head.token, last, SUCCEEDED)])
-        return one * (len(others) / len(real)) + ends
-
-    async def _report(self, token: Token, name: str, report: PodReport) -> JobRecord:
-        return await self.store.report(self.uid, token, name, records.life(name), report)
+        report: dict[str, object] = {"uid": self.uid, "token": job.head.token.model_dump(), "base": self._base()}
+        report |= {"reason": ""} | report_arguments(PodReport(state="succeeded"))
+        return await self.of(self._step("report", name, report) for name in self.gang)
 
     async def end(self, job: JobRecord, phase: Phase) -> JobRecord:
         assert job.head is not None
@@ -215,7 +248,6 @@ class Crew:
 
 
 FAILED = PodReport(state="failed", reason="worker 3 ended with code 1")
-SUCCEEDED = PodReport(state="succeeded")
 
 
 def _spread(names: Sequence[str], wanted: int) -> list[str]:
