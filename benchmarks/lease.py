@@ -1,5 +1,5 @@
-"""How short may a lease be? Agents with several clockworks renew their leases for a long time on a machine whose every
-core is busy; what is counted is how late renewals come, and how often a healthy node was taken for lost.
+"""How short may a lease be? Lease processes with several clockworks renew for a long time on a machine whose every core
+is busy; what is counted is how late renewals come, and how often a healthy node was taken for lost.
 
 ``python -m benchmarks.lease --minutes 60``: prints the tables and writes ``benchmarks/lease.json``, from which
 ``docs/benchmarks.md`` takes them. Owns the load, the clusters and the listening; the figures are ``leasecurve.py``'s.
@@ -30,16 +30,16 @@ from benchmarks import machine
 from benchmarks.launcher import PYTHON, LaunchError
 from benchmarks.leasecurve import Gaps, tables
 from benchmarks.ours import JOB, Ours
-from nodeagent.local.supervisor import RESTART_DELAY
+from nodeagent.lease.signs import find_holder
 from nodeagent.model.timing import Timing
 
 RESULTS = Path(__file__).with_name("lease.json")
 NODES = 2
 """Per clockwork."""
 SAVE_EVERY = 30.0
-"""Seconds between two writings of the results, and between two agents that are killed."""
-RENEWED = re.compile(rb'"HSET" "na:\{[^}]*\}:node:([^"]+)" "seq" ')
-"""What the beat script does once per renewal, as MONITOR shows it."""
+"""Seconds between two writings of the results, and between two lease processes that are killed."""
+RENEWED = re.compile(rb'"ZADD" "na:\{[^}]*\}:lease" "\d+" "([^"]+)"')
+"""What the script of a renewal does once, as MONITOR shows it."""
 CLOCKWORKS = (
     Timing(),
     Timing(heartbeat=0.4, store_timeout=0.3, credit=0.4, gap=1.2, lease=2.0, fence=1.3, failsafe=0.5, promise=2.0),
@@ -71,7 +71,7 @@ class Study:
         self._ours = Ours(folder, None, NODES, environ=environ)
         self._last: dict[bytes, float] = {}
         self._killed: dict[bytes, float] = {}
-        """When (Unix time) the agents were killed that have not renewed since."""
+        """When (Unix time) the lease processes were killed that have not renewed since."""
         self._restarts: list[float] = []
         """Seconds between the renewals around such a death."""
         self._began = 0.0
@@ -113,17 +113,19 @@ class Study:
         self._last[node] = at
         if before is None:
             return
-        if at > self._killed.get(node, at) + RESTART_DELAY:
+        if at > self._killed.get(node, at):
             del self._killed[node]
             self._restarts.append(round(at - before, 3))
         else:
             self.gaps.add(at - before)
 
-    def kill_agent(self) -> None:
-        """kill -9 of a random one; the supervisor starts it again after 100 ms, as systemd does."""
-        node = random.choice([node for node in self._ours.status()["nodes"] if node["agent_pid"]])
-        os.kill(node["agent_pid"], signal.SIGKILL)
-        self._killed[node["name"].encode()] = time.time()
+    def kill_lease_process(self) -> None:
+        """kill -9 of a random one; its agent starts it again."""
+        folders = self._ours.cluster().layout.run.glob("*/lease")
+        held = {folder.parent.name: holder for folder in folders if (holder := find_holder(folder)) is not None}
+        node = random.choice(sorted(held))
+        os.kill(held[node][0], signal.SIGKILL)
+        self._killed[node.encode()] = time.time()
 
     def result(self) -> dict[str, Any]:
         """So far."""
@@ -137,6 +139,7 @@ class Study:
             "reformed": job["generation"] - self._generation,
             "gaps": self.gaps.as_json(),
             "restarts": sorted(self._restarts),
+            "killed": "lease processes",
         }
 
 
@@ -172,7 +175,7 @@ def main() -> int:
         until, loads = time.monotonic() + 60 * arguments.minutes, []
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(SAVE_EVERY, left))
-            killed.kill_agent()
+            killed.kill_lease_process()
             loads.append(os.getloadavg()[0])
             results["load_average"] = [round(value, 1) for value in (min(loads), sum(loads) / len(loads), max(loads))]
             results["clockworks"] = [study.result() for study in studies]

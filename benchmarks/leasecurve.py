@@ -91,10 +91,10 @@ def _restarts(killed: Results) -> str:
     gaps = killed["restarts"]
     if not gaps:
         return ""
-    p95 = gaps[int(0.95 * (len(gaps) - 1))]
+    p95, what = gaps[int(0.95 * (len(gaps) - 1))], killed.get("killed", "agents, which renewed then,")
     return (
-        "\nBeside them a cluster of the default clockwork had one of its agents killed (kill -9), and started again, "
-        f"now and then for {killed['minutes']:.0f} minutes: the gap around its death was "
+        f"\nBeside them a cluster of the default clockwork had one of its {what} killed (kill -9), "
+        f"and started again, now and then for {killed['minutes']:.0f} minutes: the gap around its death was "
         f"{statistics.median(gaps):.2f} s (median of {len(gaps)}; p95 {p95:.2f}, longest {gaps[-1]:.2f}); nodes lost: "
         f"{killed['lost']}, gangs re-formed: {killed['reformed']}.\n"
     )

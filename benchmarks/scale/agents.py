@@ -14,12 +14,16 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Ack, PodReport
+from nodeagent.model.world import Ack, Head, PodReport
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.steps import Decision
-from nodeagent.store.client import RedisStore, connect
+from nodeagent.store.calls import Calls
+from nodeagent.store.client import COMMAND_LINKS, WAIT_LINKS, RedisStore
+from nodeagent.store.keys import prefix
+from nodeagent.store.link import Links
+from nodeagent.store.scripts import ActedOn, never
 
 LEASE_MS = 3_600_000
 """What a renewal is for: nobody renews while something else is measured."""
@@ -27,12 +31,26 @@ PATIENCE = 60.0
 """Seconds that a call may take here: what is measured is what it costs."""
 
 
+class NotedCalls(Calls):
+    """Keeps the arguments of each step that was called last, by its name."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        commands, waits = Links(url, COMMAND_LINKS, PATIENCE), Links(url, WAIT_LINKS, PATIENCE)
+        super().__init__(commands, waits, prefix(cluster), PATIENCE)
+        self.last: dict[str, dict[str, object]] = {}
+
+    async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
+        self.last[name] = arguments
+        return await super().step(name, arguments, acted_on)
+
+
 class Agent:
     """One node's. To be closed."""
 
     def __init__(self, url: str, cluster: str, node: str, timing: Timing) -> None:
         self.node = node
-        self.store = connect(url, cluster, PATIENCE)
+        self.calls = NotedCalls(url, cluster)
+        self.store = RedisStore(self.calls)
         self.snapshot = Snapshot(timing)
         stubs: dict[str, Any] = {
             "host": SimpleNamespace(promised=lambda _uids: {}),
@@ -73,9 +91,8 @@ class Agent:
 
     async def ack(self, job: JobRecord) -> JobRecord:
         assert job.head is not None
-        ended = await self.store.ack(
-            job.uid, job.head.token, self.node, records.life(self.node), acknowledged(self.node), None
-        )
+        ack = acknowledged(self.node, job.head)
+        ended = await self.store.ack(job.uid, job.head.token, self.node, records.life(self.node), ack, None)
         self.snapshot.absorb_job(ended)
         return ended
 
@@ -94,5 +111,7 @@ async def renew(store: RedisStore, node: str, era: str) -> None:
     await store._calls.step("renew_lease", about)
 
 
-def acknowledged(node: str) -> Ack:
+def acknowledged(node: str, head: Head) -> Ack:
+    if head.state == "ended":
+        return Ack(life=records.life(node).life, ended=True)
     return Ack(life=records.life(node).life, address=f"{node}:29500", host="10.0.0.1", signature="a" * 64, ready=0.01)

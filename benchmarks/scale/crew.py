@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from benchmarks.scale import records
 from benchmarks.scale.agents import LEASE_MS, PATIENCE, Agent, acknowledged, renew
 from benchmarks.scale.meter import Cost, Meter
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import JobRecord, Phase, Spend
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Cause, PodReport, Token
+from nodeagent.model.world import Cause, Head, PodReport
 from nodeagent.store.client import connect
-from nodeagent.store.messages import Beat, BeatReply, Proposal
+from nodeagent.store.codec import report_arguments
+from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
+from nodeagent.store.scripts import who
 from nodeagent.store.server import PrivateRedis
 
 AGENTS = 5
@@ -22,6 +24,16 @@ PATIENT = Timing(lease=LEASE_MS / 1000)
 CHUNK = 250
 """Nodes that join before the first of them renews."""
 RENEWALS = 200
+REPEATED = 40
+"""Nodes that ask what an agent has asked."""
+
+
+class Acks(NamedTuple):
+    """What a generation's acknowledgements cost."""
+
+    one: Cost
+    ends: Cost
+    """The first one, which counts, and the last one, which activates it or ends the wait."""
 
 
 class Crew:
@@ -59,6 +71,31 @@ class Crew:
     async def each(self, agents: Sequence[Agent]) -> Cost:
         """What one of these agents pays to read what is new; nothing where there are none."""
         return await self.of(agent.beat() for agent in agents) * (1 / max(1, len(agents)))
+
+    async def news(self, agents: Sequence[Agent]) -> Cost:
+        """As ``each``, of changes since they asked last. The server's time is that of the same question asked by other
+        nodes, one right after the other, as a cluster's agents ask it: what an agent decodes in this process between
+        two questions drives the server's records and scripts out of the processor's caches, which costs up to 250 us a
+        call, and more in a larger cluster."""
+        cost = await self.each(agents)
+        if not agents:
+            return cost
+        real = {agent.node for agent in self.agents}
+        names = [name for name in self.names if name not in real][:REPEATED]
+        asked = [agent.calls.last["beat"] for agent in agents]
+        repeated = await self.of(
+            self._step("beat", name, asked[i % len(asked)] | {"seq": self._next(), "pods": [], "facts": None})
+            for i, name in enumerate(names)
+        )
+        return Cost(repeated.redis / len(names), cost.sent, cost.here) if names else cost
+
+    async def _step(self, step: str, name: str, arguments: dict[str, object]) -> None:
+        """By a node without an agent; nobody reads the reply."""
+        await self.store._calls.step(step, arguments | who(name, records.life(name)))
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
 
     async def join(self) -> Cost:
         """Everybody takes its name."""
@@ -129,24 +166,46 @@ class Crew:
         )  # fmt: skip
         return await self.store.propose(proposal)
 
-    async def acks(self, job: JobRecord) -> tuple[Cost, Cost]:
-        """What one member's costs; and the first one's, which counts, with the last one's, which activates."""
+    async def acks(self, job: JobRecord) -> Acks:
+        """Every member acknowledges. The agents of the real ones decode what that brings them."""
         assert job.head is not None
-        token, one, ends = job.head.token, Cost(), Cost()
-        real = {agent.node: agent for agent in self.members}
-        for i, name in enumerate(self.gang):
-            if i % CHUNK == 0 and self.timing is not PATIENT:
+        first, *inner, last = self.gang
+        ack: dict[str, object] = {"uid": self.uid, "token": job.head.token.model_dump(), "base": self._base()}
+        ends = await self.of([self._ack(ack, job.head, first)])
+        some, here = Cost(), 0.0
+        for chunk in _chunks([name for name in inner if name not in {agent.node for agent in self.members}]):
+            if self.timing is not PATIENT:
                 await self.read()  # their own leases are short
-            if agent := real.get(name):
-                one += (await self.meter.of(agent.ack(job)))[0]
-            elif name in (self.gang[0], self.gang[-1]):
-                ends += (await self.meter.of(self._ack(token, name)))[0]
-            else:
-                await self._ack(token, name)
-        return one * (1 / len(real)), ends
+            some += await self.of(self._ack(ack, job.head, name) for name in chunk)
+        for agent in self.members:
+            here += (await self.of([agent.ack(job)])).here / len(self.members)
+        one = some * (1 / max(1, len(inner) - len(self.members)))
+        ends += await self.of([self._ack(ack, job.head, last)])
+        return Acks(Cost(one.redis, one.sent, here), ends)
 
-    async def _ack(self, token: Token, name: str) -> JobRecord:
-        return await self.store.ack(self.uid, token, name, records.life(name), acknowledged(name), None)
+    async def _ack(self, arguments: dict[str, object], head: Head, name: str) -> None:
+        await self._step("ack", name, arguments | {"ack": acknowledged(name, head).to_json()})
+
+    def _base(self) -> dict[str, object]:
+        """How much of the job the members have read."""
+        base = self.members[0].store._decoder.base(self.uid)
+        assert base is not None
+        return base._asdict()
+
+    async def succeed(self, job: JobRecord) -> Cost:
+        """What it costs that every member reports the success of its pod, one after the other."""
+        assert job.head is not None
+        report: dict[str, object] = {"uid": self.uid, "token": job.head.token.model_dump(), "base": self._base()}
+        report |= {"reason": ""} | report_arguments(PodReport(state="succeeded"))
+        return await self.of(self._step("report", name, report) for name in self.gang)
+
+    async def end(self, job: JobRecord, phase: Phase) -> JobRecord:
+        assert job.head is not None
+        ending = Ending(
+            uid=self.uid, expect=job.head.token, expect_state=job.head.state, control_rev=job.control.rev, phase=phase,
+            reason="it ends", wall=3.0, by=self.gang[0],
+        )  # fmt: skip
+        return await self.store.end(ending)
 
     async def publish(self) -> None:
         """Every member tells its pod's state."""

@@ -11,7 +11,7 @@ from benchmarks.scale.agents import Agent
 from benchmarks.scale.crew import FAILED, Crew
 from benchmarks.scale.meter import Cost, Meter
 from nodeagent.agent.pace import BeatPeriod
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import JobRecord, Phase
 from nodeagent.model.timing import Timing
 from nodeagent.store.server import PrivateRedis
 
@@ -66,7 +66,8 @@ async def _one_job(crew: Crew) -> Figures:
     figures["memory, MB"] = await _memory(crew)
     await crew.queue(QUEUED)
     await crew.read()
-    return figures | await _answers(crew, " and a queue")
+    figures |= await _answers(crew, " and a queue")
+    return figures | await _ends(crew, crew.members[0].cluster().jobs[crew.uid])
 
 
 async def _small_job(crew: Crew) -> Figures:
@@ -75,7 +76,7 @@ async def _small_job(crew: Crew) -> Figures:
     beat = await crew.beat()
     job, _ = await _formed(crew, await crew.submit())
     fault = await _fault(crew, job)
-    others = (await crew.each(crew.outside) - beat) * (len(crew.names) - len(crew.gang))
+    others = (await crew.news(crew.outside) - beat) * (len(crew.names) - len(crew.gang))
     return {
         "fault in 8, ms": fault.gang.redis / 1000,
         "fault in 8, the others, ms": max(0.0, others.redis / 1000),
@@ -100,9 +101,9 @@ async def _formed(crew: Crew, job: JobRecord) -> tuple[JobRecord, Cost]:
     await crew.read()
     proposed, job = await crew.meter.of(crew.propose(job))
     members = len(crew.gang)
-    told = await crew.each(crew.members)
+    told = await crew.news(crew.members)
     ack, ends = await crew.acks(job)
-    active = await crew.each(crew.members)
+    active = await crew.news(crew.members)
     cost = proposed + (told + active) * members + ack * (members - 2) + ends
     return crew.members[0].cluster().jobs[crew.uid], cost
 
@@ -133,13 +134,13 @@ async def _fault(crew: Crew, job: JobRecord) -> _Fault:
     blamed, *others = crew.members
     members = len(crew.gang)
     report, _ = await crew.meter.of(blamed.report(job, FAILED))
-    heard = await crew.each(others)
+    heard = await crew.news(others)
     job = others[0].cluster().jobs[crew.uid]
     decided = _decided(others[0], crew.uid)
     proposed, job = await crew.meter.of(crew.propose(job))
-    told = await crew.each(crew.members)
+    told = await crew.news(crew.members)
     ack, ends = await crew.acks(job)
-    active = await crew.each(crew.members)
+    active = await crew.news(crew.members)
     return _Fault(
         blamed.cluster().jobs[crew.uid], report + heard * (members - 1), proposed + told * members,
         ack * (members - 2) + ends, active * members, ack,
@@ -161,8 +162,35 @@ async def _change(crew: Crew, job: JobRecord) -> Cost:
     for who in CHANGED_BY:
         control = job.control.model_copy(update={"by": who})
         job = await crew.store.control(job.uid, job.control.rev, control, "", "JobScaled", f"by {who}")
-        cost += await crew.each(crew.members)
+        cost += await crew.news(crew.members)
     return cost * (1 / len(CHANGED_BY))
+
+
+async def _ends(crew: Crew, job: JobRecord) -> Figures:
+    """The job is stopped; then it runs again, and succeeds."""
+    members = len(crew.gang)
+    stop = await _ended(crew, job, "pausing")
+    job, _ = await _formed(crew, crew.members[0].cluster().jobs[crew.uid])
+    reports = await crew.succeed(job)
+    reports += await crew.news(crew.members) * members
+    end = reports + await _ended(crew, crew.members[0].cluster().jobs[crew.uid], "succeeded")
+    return {
+        "stop of all, ms": stop.redis / 1000,
+        "stop of all, MB": stop.sent / 1e6,
+        "end of all, ms": end.redis / 1000,
+        "end of all, MB": end.sent / 1e6,
+        "end of all, reports, ms": reports.redis / 1000,
+    }
+
+
+async def _ended(crew: Crew, job: JobRecord, phase: Phase) -> Cost:
+    """The generation ends, all members read that, let go, and read that all have."""
+    members = len(crew.gang)
+    ended, job = await crew.meter.of(crew.end(job, phase))
+    read = await crew.news(crew.members)
+    ack, ends = await crew.acks(job)
+    over = await crew.news(crew.members)
+    return ended + (read + over) * members + ack * (members - 2) + ends
 
 
 async def _emptied(crew: Crew) -> Figures:

@@ -62,6 +62,7 @@ def _worker(state: WorkerState, member: Member | None) -> Json:
 def _reported_workers(member: Member, report: PodReport | None, over: bool) -> list[Json]:
     """Workers of a pod that publishes nothing (any more): from its agent's last report."""
     ended = {e.local_rank: e for e in (report.exits if report else ())}
+    well = report is not None and report.state == "succeeded"
     out: list[Json] = []
     for local in range(member.workers):
         gone = ended.get(local)
@@ -71,8 +72,8 @@ def _reported_workers(member: Member, report: PodReport | None, over: bool) -> l
                 "local_rank": local,
                 "place": _place(member, member.first_rank + local),
                 "pid": None if gone is None else gone.pid,
-                "state": "exited" if over or gone is not None else "unknown",
-                "exit": None if gone is None else _exit_code(gone),
+                "state": "exited" if over or well or gone is not None else "unknown",
+                "exit": _exit_code(gone) if gone is not None else 0 if well else None,
                 "step": None,
                 "doing": "",
             }

@@ -197,6 +197,7 @@ class PodReport(Record):
     """``lost``: the shim died. ``fenced``: the shim stopped the workers because no agent granted it time. ``refused``:
     the workers could not start. ``left``: stopped as planned; ``reason`` says whether the last steps were saved."""
     exits: tuple[WorkerExit, ...] = ()
+    """None if ``succeeded``: all workers have exited 0."""
     reason: str = ""
     stall: Stall | None = None
     """While ``running`` and if the gang may hang: what its workers do."""

@@ -172,6 +172,8 @@ def _ruled(rule: str, before: Mapping[str, str], changes: Mapping[str, str | Non
         return {}
     now = {**before, **changes}
     members = {name.removeprefix(_MEMBER): text for name, text in now.items() if text and name.startswith(_MEMBER)}
+    if rule.startswith("="):
+        return dict.fromkeys(members, rule[1:])
     if rule == "member":
         return members
     if rule != "life":

@@ -57,10 +57,10 @@ def by_the_rule(job: JobRecord) -> list[str]:
     made = job.head
     assert made is not None
     seqs = [max([0, *(report.seq for report in of.values())]) for of in (made.reports, job.last_reports)]
-    numbers = (len(made.missing), len(made.holders), *seqs)
-    return [
-        word for pair in zip(("missing", "holding", "report", "last"), map(str, numbers), strict=True) for word in pair
-    ]
+    done = sum(made.reports[node].state == "succeeded" for node in made.reports)
+    names = ("missing", "holding", "report", "last", "done", "undone")
+    numbers = (len(made.missing), len(made.holders), *seqs, done, len(made.members) - done)
+    return [word for pair in zip(names, map(str, numbers), strict=True) for word in pair]
 
 
 class Late(Calls):
@@ -118,10 +118,10 @@ class Reader:
 
     def took(self, job: JobRecord, era: str = "") -> None:
         (made,) = (found for (_, rev), found in self.server.versions.items() if rev == job.rev)
-        if made != job:  # of a large gang that forms, an ack brings the caller's own only
+        if made != job:  # of a large gang, an ack and a success bring the caller's own only
             assert len(self.gang) > FEW
             assert head(made).token == head(job).token
-            assert (head(made).state, head(made).members) == ("forming", head(job).members)
+            assert head(made).members == head(job).members
         if self.job is None or job.rev >= self.job.rev:
             self.job = job
 
@@ -132,19 +132,25 @@ class Reader:
             await self.beat()
             return
         life = self.bench.lives[self.node]
-        report = PodReport(state=rng.choice(["failed", "running"]), reason=rng.choice(["", "né"]))
+        report = PodReport(state=rng.choice(["failed", "running", "succeeded"]), reason=rng.choice(["", "né"]))
         made = job.head
-        if made is None or (made.state == "active" and rng.random() < 0.2):
-            nodes = rng.sample(self.gang, rng.choice([1, 3, len(self.gang)]))
+        if made is None or (made.state != "forming" and rng.random() < 0.15):
+            nodes = rng.sample(self.gang, rng.choice([1, 3, len(self.gang), len(self.gang)]))
             proposal = self.bench.proposal(job, self.bench.members(*nodes), id=f"g{rng.random()}")
             self.took(await store.propose(proposal))
+        elif made.state == "active" and rng.random() < 0.1:
+            self.took(await store.end(self.bench.ending(job, "pausing")))
         elif made.state == "active":
+            well = rng.sample(sorted(made.members), len(made.members) // 2) if rng.random() < 0.3 else []
+            for node in well:
+                done = PodReport(state="succeeded")
+                self.took(await store.report("u1", made.token, node, self.bench.lives[node], done))
             self.took(await store.report("u1", made.token, self.node, life, report))
         else:
             missing = sorted(made.missing.keys() | made.holders.keys())
             for node in [self.node, *rng.sample(missing, min(len(self.gang) // 5, len(missing)))]:
                 life = self.bench.lives[node]
-                ack = Ack(life=life.life, address=f"{node}:1")
+                ack = Ack(life=life.life, ended=made.state == "ended", address=f"{node}:1")
                 last = report if rng.random() < 0.3 else None
                 self.took(await store.ack("u1", made.token, node, life, ack, last))
 

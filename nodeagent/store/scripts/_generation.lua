@@ -285,6 +285,7 @@ local function make_active(job, freed)
   job.running_since = job.running_since or int(served)
   local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
   enter_phase(job, 'running', text)
+  counts_of[job.uid] = nil -- who has to report success is counted anew
   job_save(job, true)
   event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed })
 end

@@ -80,14 +80,14 @@ local function enter_phase(job, phase, reason)
   job.phase, job.reason = phase, reason
 end
 
--- Writes the job. If the last holder is gone (held: false), a pausing job becomes paused.
-local function settle(job, held)
+-- Writes the job. If the last holder is gone (held: false), a pausing job becomes paused. whole: as of job_save.
+local function settle(job, held, whole)
   if job.phase ~= 'pausing' or not job.head_id or held then
-    job_save(job)
+    job_save(job, whole)
     return
   end
   enter_phase(job, 'paused', job.reason)
-  job_save(job)
+  job_save(job, whole)
   event({ kind = 'JobPaused', job = job, generation = job.head_number, text = job.reason })
 end
 

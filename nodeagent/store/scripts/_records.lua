@@ -59,8 +59,9 @@ local function bury(record)
 end
 
 local PACK_FROM = 32
--- Kinds of which almost every member of the head has an entry; the entry is the member's own text, or its life.
-local LIKE_MEMBERS = { holder = 'member', missing = 'life', silent = 'life' }
+-- Kinds of which almost every member of the head may have an entry: the member's own text, its life, or the same text
+-- for all of them.
+local LIKE_MEMBERS = { holder = 'member', missing = 'life', silent = 'life', report = 'same', last = 'same' }
 
 local function kind_of(field)
   return string.match(field, '^(.-):.')
@@ -195,16 +196,37 @@ local function decoded(map)
   return out
 end
 
+-- The text that most entries have.
+local function most_frequent(found)
+  local times, most = {}, nil
+  for _, text in pairs(found) do
+    times[text] = (times[text] or 0) + 1
+    if not most or times[text] > times[most] then
+      most = text
+    end
+  end
+  return most
+end
+
 -- Entries of a kind that follow from the members' place in the gang: the rule, and each member's text by the rule.
 -- Nothing if the rule fits fewer than half of the members.
 local function ruled(kind, found, members)
-  local rule = LIKE_MEMBERS[kind]
+  local rule, text_of = LIKE_MEMBERS[kind], nil
+  if rule == 'same' then
+    local most = most_frequent(found)
+    rule = most and not string.find(most, '\n', 1, true) and '=' .. most
+    text_of = function() return most end
+  elseif rule == 'life' then
+    text_of = function(member) return cjson.encode(parsed(member).life) end
+  else
+    text_of = function(member) return member end
+  end
   if not rule then
     return '', {}
   end
   local by_rule, as_ruled, all = {}, 0, 0
-  for node, text in pairs(members) do
-    by_rule[node] = rule == 'member' and text or cjson.encode(parsed(text).life)
+  for node, member in pairs(members) do
+    by_rule[node] = text_of(member)
     as_ruled = as_ruled + (found[node] == by_rule[node] and 1 or 0)
     all = all + 1
   end
@@ -256,8 +278,9 @@ local function pack(job, packs)
   end
 end
 
+local COUNTS = { 'missing', 'holding', 'report', 'last', 'done', 'undone', 'freed' }
 local counts_of = {} -- of jobs that were read lean
--- whole: this step begins or activates a generation, and has read the whole record.
+-- whole: this step begins, activates or ends a generation, or completes it, and has read the whole record.
 local function job_save(job, whole)
   local packs = whole and {}
   local changed = write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job, packs)
@@ -267,8 +290,12 @@ local function job_save(job, whole)
   jobs_before[job.uid] = copied(job)
   local counts = counts_of[job.uid]
   if changed and counts then
-    redis.call('HSET', P .. 'counts:' .. job.uid, 'rev', job.rev, 'missing', counts.missing, 'holding', counts.holding,
-      'report', counts.report, 'last', counts.last, 'freed', counts.freed)
+    local words = { 'rev', job.rev }
+    for _, name in ipairs(COUNTS) do
+      words[#words + 1] = name
+      words[#words + 1] = counts[name]
+    end
+    redis.call('HSET', P .. 'counts:' .. job.uid, unpack(words))
   end
 end
 
@@ -306,17 +333,24 @@ local function job_news(uid, since, era)
   return news, 'since'
 end
 
--- The number of members that have yet to acknowledge, the number of holders, the last place in the order of faults, and
--- (only from the kept counts) whether a node that is no member has let go. It always counts the whole record:
--- `counts:<uid>` only saves the counting.
+local function succeeded(report)
+  return string.match(report or '', '^%d+ (%a+) ') == 'succeeded'
+end
+
+-- The number of members that have yet to acknowledge, the number of holders, the last place in the order of faults, how
+-- many members have reported success (done) and how many have not (undone), and (only from the kept counts) whether a
+-- node that is no member has let go. It always counts the whole record: `counts:<uid>` only saves the counting.
 local function counted(job)
-  local counts = { missing = 0, holding = 0, report = 0, last = 0, freed = 0 }
+  local counts = { missing = 0, holding = 0, report = 0, last = 0, done = 0, undone = 0, freed = 0 }
   for field, value in pairs(job) do
-    local kind = string.match(field, '^(%a+):')
+    local kind, node = string.match(field, '^(%a+):(.*)$')
     if kind == 'holder' then
       counts.holding = counts.holding + 1
     elseif kind == 'missing' then
       counts.missing = counts.missing + 1
+    elseif kind == 'member' then
+      local well = succeeded(job['report:' .. node]) and 'done' or 'undone'
+      counts[well] = counts[well] + 1
     elseif kind == 'report' or kind == 'last' then
       counts[kind] = math.max(counts[kind], tonumber(string.match(value, '^%d+')))
     end
@@ -343,10 +377,13 @@ local function job_lean(uid, node)
   if not job.uid then
     return nil
   end
-  local kept = redis.call('HMGET', P .. 'counts:' .. uid, 'rev', 'missing', 'holding', 'report', 'last', 'freed')
-  local counts = { missing = tonumber(kept[2]), holding = tonumber(kept[3]), report = tonumber(kept[4]),
-    last = tonumber(kept[5]), freed = tonumber(kept[6]) }
-  if kept[1] ~= job.rev or not (kept[2] and kept[3] and kept[4] and kept[5] and kept[6]) then
+  local kept, counts = redis.call('HMGET', P .. 'counts:' .. uid, 'rev', unpack(COUNTS)), {}
+  local whole = kept[1] == job.rev
+  for i, name in ipairs(COUNTS) do
+    counts[name] = tonumber(kept[i + 1] or '')
+    whole = whole and counts[name]
+  end
+  if not whole then
     counts = counted(job_read(uid))
   end
   jobs_before[uid], counts_of[uid] = copied(job), counts
@@ -384,6 +421,23 @@ local function job_reply(job)
   local base = A.base or {}
   local news, kind = job_news(job.uid, base.rev, base.era)
   return { 1, news, kind, meta.era or '' }
+end
+
+-- The caller's own entries only, if others have changed more than PART fields since the caller's base: no agent decides
+-- by them before its next beat, which brings them all. The caller's record stays of its revision.
+local PART = 64
+local function own_reply(job)
+  local base = A.base
+  local others = base and redis.call('ZCOUNT', P .. 'marks:' .. job.uid, '(' .. int(base.rev), '+inf') or 0
+  if not base or base.era ~= meta.era or others <= PART then
+    return job_reply(job)
+  end
+  local own = {}
+  for _, kind in ipairs(OF_NODE) do
+    own[#own + 1] = kind .. A.node
+    own[#own + 1] = job[kind .. A.node] or false
+  end
+  return { 1, own, 'part', meta.era or '', tonumber(job.rev) }
 end
 
 local function is_terminal(job)

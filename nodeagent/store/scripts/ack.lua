@@ -1,5 +1,4 @@
 -- ack: uid, token, node, life, start, ack (JSON), last? ({state, body, brief?})
-local PART = 64 -- the most changes by other nodes in a reply that no agent decides on
 local job, no, counts = job_of_caller(job_lean)
 if no then
   return no
@@ -23,6 +22,7 @@ if A.last and job.last_number ~= '0' then
   end
   put_report(job, counts, 'last', A.node, A.last.state, A.last.body, A.last.brief)
 end
+local last_holder = job['holder:' .. A.node] and counts.holding == 1
 if job['holder:' .. A.node] then
   job['holder:' .. A.node] = nil
   counts.holding = counts.holding - 1
@@ -58,18 +58,9 @@ if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 t
     return job_reply(job)
   end
 end
-settle(job, counts.holding > 0)
+local all_let_go = last_holder and job.head_state == 'ended' -- one text then stands for all that the others have changed
+settle(all_let_go and widened(job) or job, counts.holding > 0, all_let_go)
 if job.head_state ~= 'forming' then
   unannounced()
 end
-local base = A.base
-local others = base and redis.call('ZCOUNT', P .. 'marks:' .. A.uid, '(' .. int(base.rev), '+inf') or 0
-if not base or job.head_state ~= 'forming' or base.era ~= meta.era or others <= PART then
-  return job_reply(job)
-end
-local own = {}
-for _, kind in ipairs(OF_NODE) do
-  own[#own + 1] = kind .. A.node
-  own[#own + 1] = job[kind .. A.node] or false
-end
-return { 1, own, 'part', meta.era or '', tonumber(job.rev) }
+return job.head_state == 'active' and job_reply(job) or own_reply(job)

@@ -83,7 +83,7 @@ if is_terminal(job) then
   job.ended = A.wall
 end
 rebook(job, before)
-job_save(job)
+job_save(job, true)
 if ends or job.phase ~= old_phase or job.reason ~= old_reason then
   local kind = 'Job' .. string.upper(string.sub(job.phase, 1, 1)) .. string.sub(job.phase, 2)
   event({ kind = kind, job = job, generation = job.head_number, by = A.by, text = A.reason })

@@ -28,8 +28,21 @@ for _, one in ipairs(alone) do
       text = one.text .. ' on ' .. A.node .. '; it is started again, and the gang goes on' })
   end
 end
+local before = succeeded(job['report:' .. A.node])
 local first = put_report(job, counts, 'report', A.node, A.state, A.body, A.brief)
-job_save(job)
+local well = succeeded(job['report:' .. A.node])
+if well ~= before then
+  counts.done, counts.undone = counts.done + (well and 1 or -1), counts.undone - (well and 1 or -1)
+end
+-- What follows from a success follows from the first or the last one: the others wake nobody. When the last has come,
+-- one text stands for all of them, and who has not read them yet reads only that.
+local quiet = well and counts.done > 1 and counts.undone > 0 and not body.completed
+if well and not before and counts.undone == 0 then
+  job = widened(job)
+  job_save(job, true)
+else
+  job_save(job)
+end
 if first then
   local text = A.reason
   if text == '' then
@@ -40,7 +53,7 @@ if first then
 elseif started then
   event({ kind = 'GenerationStarted', job = job, node = A.node, generation = job.head_number, by = A.node,
     text = A.reason })
-else
+elseif not quiet then
   unannounced()
 end
-return job_reply(job)
+return well and own_reply(job) or job_reply(job)

@@ -25,7 +25,7 @@ from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import NO_WINDOWS
-from nodeagent.model.world import Ack, Cause, Member, Place, PodReport, WorkerExit
+from nodeagent.model.world import Ack, Cause, Member, Place, PodReport
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.queue import in_queue
 from nodeagent.plan.running import settle_scale
@@ -290,11 +290,7 @@ class FakeView:
         """Every worker exited 0."""
         assert job.head is not None
         for member in job.head.ordered():
-            exits = tuple(
-                WorkerExit(rank=member.first_rank + k, local_rank=k, pid=600 + member.first_rank + k, code=0, order=k)
-                for k in range(member.workers)
-            )
-            report = PodReport(state="succeeded", exits=exits)
+            report = PodReport(state="succeeded")
             await self.store.report(job.uid, job.head.token, member.node, self.lives[member.node], report)
         await self.end(job, "succeeded", "every worker exited 0", outcome=Outcome(code=0, text="every worker exited 0"))
 

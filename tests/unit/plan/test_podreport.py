@@ -30,6 +30,8 @@ def test_read_report() -> None:
     assert said(()) is None
     assert said((done,)) is None
     assert said((done,), ENDED) == "succeeded"
+    status = PodStatus(uid=UID, phase="running", generation=Token(number=2, id="g2"), workers=ENDED, exits=(done,))
+    assert read_report(status) == PodReport(state="succeeded"), "the same text from every member"
     assert said((done, make_exit(1, code=0))) == "succeeded"
     assert said((done, crash)) == "failed"
     assert said((killed,), ENDED) is None, "we stopped it: neither success nor failure"

@@ -241,5 +241,11 @@ def test_a_rule_stands_for_what_follows_from_the_members(members: str) -> None:
         gang_now = [word for node in new.members for word in (node, texts[f"member:{node}"])]
         plain += ["member:", "\n".join(["9", "", *gang_now])]
     assert read.news(old.uid, by_rule + plain, "e", 5) == job
+    done = '=0 succeeded {"state":"succeeded"}'
+    but = 'n4\n\nn3\n1 failed {"state":"failed"}'
+    both = read.news(old.uid, ["report:", f"10\n{done}\n{but}", "rev", "10"], "e", 9)
+    assert both is not None and both.head is not None
+    states = {node: report.state for node, report in both.head.reports.items()}
+    assert states == {node: "failed" if node == "n3" else "succeeded" for node in new.members if node != "n4"}
     with pytest.raises(ValueError, match="rule"):
         read.news(old.uid, ["holder:", "9\nguess", "rev", "11"], "e", 9)
