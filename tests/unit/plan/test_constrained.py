@@ -384,7 +384,8 @@ def labelled(draw: st.DrawFn) -> Cluster:
     spec = make_spec(size=(least, most_nodes), placement=asked, within=within, segments=segments)
     members = draw(st.lists(st.sampled_from([n.id for n in nodes]), unique=True, max_size=most_nodes))
     job = make_job("running", make_head(members), spec=spec) if members else make_job(spec=spec)
-    if members and draw(st.booleans()):
+    has_stopped: bool = draw(st.booleans())
+    if members and has_stopped:
         saved = Checkpoint(name="c-snapshot", step=1, number=1, order=1)
         job = make_job("holding", make_head(members, state="ended", planned=True), spec=spec, active=1)
         job = job.model_copy(update={"checkpoint": saved})
