@@ -19,7 +19,7 @@ from nodeagent.plan.moving import may_move
 from nodeagent.plan.places import Layout, Site, could_hold, had_places, lay_out
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, full, holdings
 from nodeagent.plan.spot import spot_nodes
-from nodeagent.plan.topology import GangLayout, PastPlaces, closer, gather, most, nearest, spread, tree
+from nodeagent.plan.topology import GangLayout, PastPlaces, closer, closest, gather, most, nearest, spread, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,11 @@ def arrange(
     come first, by rank; but a gang that may move goes to a smaller domain that is ready. ``warm``: those that get
     ready for the job already. ``soon``: a gang may move to nodes that have yet to get ready."""
     stay = _beside_survivors(cluster, job, able, target, warm)
-    role = job.spec.role.placement
-    if not may_move(cluster, job) or (role is not None and role.spread):
+    role, gang = job.spec.role.placement, gang_of(cluster, job.spec)
+    if not may_move(cluster, job) or (role is not None and role.spread) or closest(stay, gang):
         return stay
     ready = able if soon else [n for n in able if _warm(cluster, job, n)]
     groups = _by_welcome(cluster, job, sorted(ready, key=lambda n: _welcome(cluster, job, n)))
-    gang = gang_of(cluster, job.spec)
     moved = gather(groups, target, job.spec.nodes.min, gang, PastPlaces(warm=frozenset(warm)))
     return moved if len(moved) >= len(stay) and closer(moved, stay, gang) else stay
 

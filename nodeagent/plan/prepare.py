@@ -26,7 +26,7 @@ from nodeagent.plan.placement import arrange, arranged, gang_of, soon
 from nodeagent.plan.queue import in_queue, next_up
 from nodeagent.plan.room import shape_of, shut_for, with_room
 from nodeagent.plan.spot import spot_nodes
-from nodeagent.plan.topology import Path, closer
+from nodeagent.plan.topology import Path, closer, closest
 
 UNFIT_KEPT = 4
 """Pods of jobs that wait whose check failed here are kept on a node, to be looked at again now and then: those of the
@@ -45,7 +45,7 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[s
     alive = member is not None and cluster.live(node, member.life)
     record = cluster.nodes.get(node)
     if job.control.desired == "pause":
-        return takes_work(cluster, node) and (alive or node in _closer_nodes(cluster, job, kept_from(cluster, job)))
+        return takes_work(cluster, node) and (alive or node in _closer_nodes(cluster, job))
     if alive:
         return True
     if record is None:
@@ -75,11 +75,14 @@ def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     return cluster.notes.once(f"prepare:{job.uid}", of, lambda _before: _choose(cluster, job, kept))
 
 
-def _closer_nodes(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozenset[str]:
+def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Where a gang that may move would be closer together than it was, as soon as those nodes are ready; none where it
-    would not. ``kept``: nodes that are kept for others."""
+    would not, or where they are kept for others."""
     head = job.head
     if head is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
+        return frozenset()
+    gang, kept = gang_of(cluster, job.spec), kept_from(cluster, job)
+    if closest([*head.members], gang):
         return frozenset()
 
     def find(_before: object) -> frozenset[str]:
@@ -90,7 +93,7 @@ def _closer_nodes(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> fr
             names = [*soon(cluster, job, kept).places]
         else:
             names = arrange(cluster, job, [c.node for c in able], nodes_wanted(cluster, job), begun, soon=True)
-        near = closer(names, [*head.members], gang_of(cluster, job.spec))
+        near = closer(names, [*head.members], gang)
         return frozenset(names if near else ())
 
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept
@@ -131,7 +134,7 @@ def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozense
         wanted = [c for c in waiting if c.node in names]
     taken = {c.node for c in wanted}
     rest = [c for c in waiting if c.node not in taken]
-    if near := _closer_nodes(cluster, job, kept):  # its spare is looked for where it will be
+    if near := _closer_nodes(cluster, job):  # its spare is looked for where it will be
         return near.union(taken, (c.node for c in known if c.standing == "unfit"))
     if arranged(cluster, job.spec):
         chosen = _near_spares(cluster, job, taken, rest, order)

@@ -148,6 +148,11 @@ def closer(nodes: Sequence[str], others: Sequence[str], gang: GangLayout) -> boo
     return _depth(nodes, gang) > _depth(others, gang)
 
 
+def closest(nodes: Sequence[str], gang: GangLayout) -> bool:
+    """They are in one of the smallest domains already."""
+    return _depth(nodes, gang) == len(gang.levels)
+
+
 def _depth(nodes: Sequence[str], gang: GangLayout) -> int:
     """Levels of the smallest domain that all of them are in; 0 if there is none, or no node."""
     first = gang.paths.get(nodes[0], ()) if nodes else ()
