@@ -81,11 +81,13 @@ test-all: $(READY)
 check: lint
 	$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/contract tests/sim
 
-# Random schedules on all cores, then the directed ones with 200 nodes. A failing schedule prints how to replay it.
+# Random schedules on all cores, one of queues for every ten, then the directed ones with 200 nodes. A failing schedule
+# prints how to replay it.
 SCHEDULES ?= 10000
 FIRST ?= 1
 sim: $(READY)
 	$(BIN)/python -m tests.sim.many --schedules $(SCHEDULES) --first $(FIRST)
+	$(BIN)/python -m tests.sim.many --teams --schedules $$(( ($(SCHEDULES) + 9) / 10 )) --first $(FIRST)
 	$(BIN)/python -m pytest -q -m large tests/sim $(PYTEST_ARGS)
 
 endurance: $(READY)

@@ -180,6 +180,11 @@ class Checkpoint(Record):
     signature: str = ""
     """Signature by the agent that carried the commit: workers are sent to no other checkpoint."""
 
+    @property
+    def from_memory(self) -> bool:
+        """It is the newest snapshots of its generation, written out when the whole gang was given up."""
+        return self.name.endswith("-snapshot")
+
     @field_validator("name")
     @classmethod
     def _one_folder(cls, name: str) -> str:

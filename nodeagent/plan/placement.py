@@ -9,16 +9,17 @@ from itertools import groupby
 from nodeagent.model.constraints import NODE, value_of
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.model.world import Place
+from nodeagent.model.world import Member, Place
 from nodeagent.plan.capped import cheapest, held_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, of_devices, times, together
 from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import Candidate, candidates, ranked, score, survivors
+from nodeagent.plan.moving import may_move
 from nodeagent.plan.places import Layout, Site, could_hold, had_places, lay_out
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, full, holdings
 from nodeagent.plan.spot import spot_nodes
-from nodeagent.plan.topology import GangLayout, PastPlaces, gather, most, nearest, spread, tree
+from nodeagent.plan.topology import GangLayout, PastPlaces, closer, closest, gather, most, nearest, spread, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
         return _choose(cluster, job, target, without)
     of: tuple[object, ...] = (
         candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), spot_nodes(cluster), job.control,
-        job.spec, tree(cluster),
+        job.spec, tree(cluster), may_move(cluster, job),
     )  # fmt: skip
     if ceiling(cluster, job) is not NO_CEILING:
         of = (*of, cluster.queues, holdings(cluster))
@@ -112,20 +113,51 @@ def gang_of(cluster: Cluster, spec: JobSpec) -> GangLayout:
 
 
 def arrange(
-    cluster: Cluster, job: JobRecord, able: Sequence[str], target: int, warm: Collection[str] = ()
+    cluster: Cluster,
+    job: JobRecord,
+    able: Sequence[str],
+    target: int,
+    warm: Collection[str] = (),
+    soon: bool = False,
 ) -> list[str]:
     """Up to so many of the nodes that are able, in the order of ``ranked``, as they should lie to each other. Survivors
-    come first, by rank. ``warm``: those that get ready for the job already."""
+    come first, by rank; but a gang that may move goes to a smaller domain that is ready. ``warm``: those that get
+    ready for the job already. ``soon``: a gang may move to nodes that have yet to get ready."""
+    stay = _beside_survivors(cluster, job, able, target, warm)
+    role, gang = job.spec.role.placement, gang_of(cluster, job.spec)
+    if not may_move(cluster, job) or (role is not None and role.spread) or closest(stay, gang):
+        return stay
+    ready = able if soon else [n for n in able if _warm(cluster, job, n)]
+    groups = _by_welcome(cluster, job, sorted(ready, key=lambda n: _welcome(cluster, job, n)))
+    moved = gather(groups, target, job.spec.nodes.min, gang, PastPlaces(warm=frozenset(warm)))
+    return moved if len(moved) >= len(stay) and closer(moved, stay, gang) else stay
+
+
+def _warm(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    ready = cluster.nodes[node].readiness.get(job.uid)
+    return ready is not None and ready.state == "ready" and not ready.warming
+
+
+def _welcome(cluster: Cluster, job: JobRecord, node: str) -> tuple[bool, bool, bool, int]:
+    """Sort key: how gladly the job takes a node that it is not on."""
+    leaving, old, spot = node in job.control.leaving, node in worn_nodes(cluster), node in spot_nodes(cluster)
+    return leaving, old, spot, -score(cluster, job, node)
+
+
+def _by_welcome(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[list[str]]:
+    """These nodes, which are in that order, in groups of equally welcome ones."""
+    return [list(group) for _, group in groupby(nodes, key=lambda n: _welcome(cluster, job, n))]
+
+
+def _beside_survivors(
+    cluster: Cluster, job: JobRecord, able: Sequence[str], target: int, warm: Collection[str]
+) -> list[str]:
     gang, known = gang_of(cluster, job.spec), tree(cluster)
     alive, head = {m.node for m in survivors(cluster, job)}, job.head
-    leaving, old, spot = job.control.leaving, worn_nodes(cluster), spot_nodes(cluster)
+    leaving, old = job.control.leaving, worn_nodes(cluster)
     kept = [n for n in able if n in alive and n not in leaving and n not in old]
     stays = set(kept)
-
-    def tier(node: str) -> tuple[bool, bool, bool, int]:
-        return node in leaving, node in old, node in spot, -score(cluster, job, node)
-
-    groups = [list(group) for _, group in groupby((n for n in able if n not in stays), key=tier)]
+    groups = _by_welcome(cluster, job, (n for n in able if n not in stays))
     past = PastPlaces(tuple(m.node for m in head.ordered()) if head is not None else (), tuple(kept), frozenset(warm))
     role = job.spec.role.placement
     if role is None or not role.spread:
@@ -249,10 +281,23 @@ def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str], want: in
     return f"needs {want} nodes{where}, {len(able)} fit, of which {most(able, gang)} are together"
 
 
-def lay(cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate]) -> Layout:
+def lay(cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate], soon: bool = False) -> Layout:
     """The places of a job of several roles on these candidates, the first preferred; in the smallest domain that has
-    room for all of them. ``spec``: with the sizes that are to be laid out."""
+    room for all of them. Survivors keep theirs; but a gang that may move goes to a smaller domain that is ready
+    (``soon``: or can get so). ``spec``: with the sizes that are to be laid out."""
     members = {m.node: m for m in survivors(cluster, job)}
+    stay = _lay(cluster, job, spec, able, members)
+    if not members or not may_move(cluster, job) or not arranged(cluster, job.spec):
+        return stay
+    moved = _lay(cluster, job, spec, able if soon else [c for c in able if not c.warming], {})
+    better = not moved.lack and (stay.lack or closer([*moved.places], [*stay.places], gang_of(cluster, job.spec)))
+    return moved if better else stay
+
+
+def _lay(
+    cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate], members: Mapping[str, Member]
+) -> Layout:
+    """``members``: those that keep their places."""
     sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
     if not arranged(cluster, job.spec):
         return lay_out(spec.roles, sites)
@@ -297,8 +342,10 @@ def soon(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Lay
     able = (c for c in candidates(cluster, job) if c.standing in ("fit", "pending"))
     everyone = {c.node: c for c in able if c.node not in without}
     named = [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone]
-    found = lay(cluster, job, job.sized, named)
-    return lay(cluster, job, job.sized_before, named) if found.lack and job.control.growing is not None else found
+    found = lay(cluster, job, job.sized, named, soon=True)
+    if found.lack and job.control.growing is not None:
+        return lay(cluster, job, job.sized_before, named, soon=True)
+    return found
 
 
 def _share_out(

@@ -21,11 +21,12 @@ from nodeagent.plan.membership import (
     survivors,
     takes_work,
 )
+from nodeagent.plan.moving import may_move
 from nodeagent.plan.placement import arrange, arranged, gang_of, soon
 from nodeagent.plan.queue import in_queue, next_up
 from nodeagent.plan.room import shape_of, shut_for, with_room
 from nodeagent.plan.spot import spot_nodes
-from nodeagent.plan.topology import Path
+from nodeagent.plan.topology import Path, closer, closest
 
 UNFIT_KEPT = 4
 """Pods of jobs that wait whose check failed here are kept on a node, to be looked at again now and then: those of the
@@ -35,7 +36,8 @@ first jobs in the queue. Of others the node only keeps the verdict."""
 def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[str] | None = None) -> bool:
     """Whether a node keeps a pod ready for a job: members, those who will be needed to reach the target, one spare,
     and those whose check failed: their verdict is kept and checked again, not forgotten and found anew. Of a paused
-    job those who were members, so that it can go on without importing anew. Of jobs that wait only those that are next
+    job those who were members, so that it can go on without importing anew, and those on which it would be closer
+    together. Of jobs that wait only those that are next
     (``up``, of which ``queue.next_up`` tells)."""
     if job.phase in TERMINAL or job.control.desired == "stop":
         return False
@@ -43,7 +45,7 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[s
     alive = member is not None and cluster.live(node, member.life)
     record = cluster.nodes.get(node)
     if job.control.desired == "pause":
-        return alive and takes_work(cluster, node)
+        return takes_work(cluster, node) and (alive or node in _closer_nodes(cluster, job))
     if alive:
         return True
     if record is None:
@@ -71,6 +73,31 @@ def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     kept = kept_from(cluster, job)
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept
     return cluster.notes.once(f"prepare:{job.uid}", of, lambda _before: _choose(cluster, job, kept))
+
+
+def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+    """Where a gang that may move would be closer together than it was, as soon as those nodes are ready; none where it
+    would not, or where they are kept for others."""
+    head = job.head
+    if head is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
+        return frozenset()
+    gang, kept = gang_of(cluster, job.spec), kept_from(cluster, job)
+    if closest([*head.members], gang):
+        return frozenset()
+
+    def find(_before: object) -> frozenset[str]:
+        begun = asked(cluster).get(job.uid, {})
+        able = [c for c in candidates(cluster, job) if c.standing in ("fit", "pending") and c.node not in kept]
+        able.sort(key=lambda c: (c.node not in head.members, c.standing != "fit", c.node not in begun))
+        if job.spec.several:
+            names = [*soon(cluster, job, kept).places]
+        else:
+            names = arrange(cluster, job, [c.node for c in able], nodes_wanted(cluster, job), begun, soon=True)
+        near = closer(names, [*head.members], gang)
+        return frozenset(names if near else ())
+
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept
+    return cluster.notes.once(f"closer:{job.uid}", of, find)
 
 
 def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozenset[str]:
@@ -107,6 +134,8 @@ def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozense
         wanted = [c for c in waiting if c.node in names]
     taken = {c.node for c in wanted}
     rest = [c for c in waiting if c.node not in taken]
+    if near := _closer_nodes(cluster, job):  # its spare is looked for where it will be
+        return near.union(taken, (c.node for c in known if c.standing == "unfit"))
     if arranged(cluster, job.spec):
         chosen = _near_spares(cluster, job, taken, rest, order)
         return frozenset(chosen.union(taken, (c.node for c in known if c.standing == "unfit")))

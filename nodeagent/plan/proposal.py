@@ -16,6 +16,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import of_devices, together
 from nodeagent.plan.elastic import eligible, nodes_wanted, sharing
 from nodeagent.plan.membership import asked, candidates, choosy, in_order, ranked
+from nodeagent.plan.moving import may_move
 from nodeagent.plan.placement import Placement, arrange, arranged, choose, gang_of, soon
 from nodeagent.plan.share import claims
 from nodeagent.plan.steps import Decision, End, Propose
@@ -79,6 +80,8 @@ def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str
     start also for nodes that it prefers, or that are closer together."""
     if placement.fits and placement.capped:
         return ()
+    if job.spec.several and placement.fits and may_move(cluster, job):
+        return ()  # it moves where it can at once
     if job.spec.several:
         places = soon(cluster, job).places
         return tuple(c.node for c in placement.pending if c.node in places)

@@ -143,6 +143,26 @@ def gather(pool: Sequence[Sequence[str]], want: int, least: int, gang: GangLayou
     return _anew(groups, want, gang, past)
 
 
+def closer(nodes: Sequence[str], others: Sequence[str], gang: GangLayout) -> bool:
+    """These nodes are in a smaller domain than the others."""
+    return _depth(nodes, gang) > _depth(others, gang)
+
+
+def closest(nodes: Sequence[str], gang: GangLayout) -> bool:
+    """They are in one of the smallest domains already."""
+    return _depth(nodes, gang) == len(gang.levels)
+
+
+def _depth(nodes: Sequence[str], gang: GangLayout) -> int:
+    """Levels of the smallest domain that all of them are in; 0 if there is none, or no node."""
+    first = gang.paths.get(nodes[0], ()) if nodes else ()
+    depth = next((i for i, value in enumerate(first) if not value), len(first))
+    for node in nodes[1:]:
+        path = gang.paths.get(node, ())
+        depth = next((i for i in range(depth) if path[i : i + 1] != first[i : i + 1]), depth)
+    return depth
+
+
 def most(nodes: Iterable[str], gang: GangLayout) -> int:
     """How many of these nodes could be in one gang."""
     leaves = Counter(gang.paths[n] for n in nodes if _placed(gang, n))

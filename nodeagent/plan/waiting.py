@@ -14,13 +14,15 @@ from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, size
 from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes, ruled_out, takes_work
+from nodeagent.plan.moving import may_move
 from nodeagent.plan.noroom import SHOWN, making_room, some
-from nodeagent.plan.placement import choose, needs
+from nodeagent.plan.placement import Placement, arranged, choose, gang_of, needs
 from nodeagent.plan.proposal import awaited, place, propose
 from nodeagent.plan.room import Room, never, room_for
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.share import dominant, full, holdings, shared
 from nodeagent.plan.steps import Decision, End
+from nodeagent.plan.topology import closer
 
 
 def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
@@ -61,7 +63,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     late = awaited(cluster, job, placement)
     if late and cluster.served < patience:
         return _wait(job, f"waits for {', '.join(late)} to get ready", patience)
-    return propose(cluster, job, _why_again(job), gone, again, placement, planned=False)
+    return propose(cluster, job, _why_here(cluster, job, placement), gone, again, placement, planned=False)
 
 
 def _rank_of(cluster: Cluster, job: JobRecord) -> str:
@@ -173,6 +175,16 @@ def _held_too_long(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], miss
         return None
     text = f"held for longer than its hold_timeout of {job.spec.hold_timeout:g} s: {missing}"
     return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
+
+
+def _why_here(cluster: Cluster, job: JobRecord, placement: Placement) -> Cause:
+    """Why it starts, and that it has moved if it has."""
+    cause, head, names = _why_again(job), job.head, [c.node for c in placement.chosen]
+    if head is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
+        return cause
+    if not closer(names, [*head.members], gang_of(cluster, job.spec)):
+        return cause
+    return cause.model_copy(update={"text": f"{cause.text}; its nodes are closer together now"})
 
 
 def _why_again(job: JobRecord) -> Cause:

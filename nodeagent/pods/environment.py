@@ -255,9 +255,19 @@ def _common(job: JobRecord, head: Head, world: _World, member: Member, node: Nod
         env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
     if world.role.numa_binding is not None:
         env["NODEAGENT_NUMA_BINDING"] = world.role.numa_binding
+        if near := _numa_nodes(head.members[node.id], node):
+            env["NODEAGENT_NUMA_NODES"] = near
     if job.spec.checkpoint_dir is not None:
         env["NODEAGENT_CHECKPOINT_DIR"] = str(PurePosixPath(job.spec.working_dir, job.spec.checkpoint_dir))
     return env
+
+
+def _numa_nodes(member: Member, node: NodeRecord) -> str:
+    """Of all GPUs that the job has on a node, so that all its workers there use the same network cards; empty if one of
+    them is not known."""
+    known = {gpu.uuid: gpu.numa for gpu in node.facts.gpus}
+    found = {known.get(device) for device in _gpus(member)}
+    return ",".join(str(numa) for numa in sorted(n for n in found if n is not None)) if None not in found else ""
 
 
 def _of_rank(member: Member, local: int, endpoints: list[str]) -> dict[str, str]:

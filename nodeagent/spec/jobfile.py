@@ -32,6 +32,7 @@ from nodeagent.model.jobspec import (
     Hooks,
     JobSpec,
     Nodes,
+    NumaBinding,
     Policy,
     Ready,
     RestartLimits,
@@ -103,6 +104,9 @@ class _RoleKeys(_Written):
     """GPUs of each worker. Default: one where the node has GPUs, none where it has not."""
     uneven: bool = False
     """true: a node with a GPU missing still takes part, with fewer workers."""
+    numa_binding: NumaBinding | None = None
+    """Binds each worker to the cores of its GPU's NUMA node (node) or socket, or to a part of the node's that no other
+    GPU has (exclusive, core-complex). Default: not bound."""
 
 
 class ReadyFile(_Written):
@@ -468,6 +472,7 @@ def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Ro
         gpus_per_worker=role.gpus_per_worker,
         uneven=role.uneven,
         grace=role.grace if isinstance(role, RoleFile) else None,
+        numa_binding=role.numa_binding,
         placement=constraints(role.placement if isinstance(role, RoleFile) else None, jobs),
     )
 

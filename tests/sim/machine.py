@@ -250,12 +250,12 @@ class SimMachine:
         self._get_ready(pod)
         self.touch()
 
-    def wish(self, uid: str, order: int) -> None:
-        """A worker of rank 0 asks for a commit."""
+    def wish(self, uid: str, order: int, kind: str = "") -> None:
+        """A worker of rank 0 asks for a commit. ``kind``: the end of the checkpoint's name."""
         pod = self.pods[uid]
         assert pod.generation is not None
         pod.wish = CommitRequest(
-            token=pod.generation, name=f"g{pod.generation.number}-{order}", step=order, order=order
+            token=pod.generation, name=f"g{pod.generation.number}-{order}{kind}", step=order, order=order
         )
         self.touch()
 

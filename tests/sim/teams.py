@@ -17,7 +17,10 @@ from typing import Any
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
-from nodeagent.model.world import Cause
+from nodeagent.model.world import Cause, Token
+from nodeagent.plan.backfill import line
+from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.elastic import sharing
 from nodeagent.plan.queue import in_queue
 from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import RECOVERED, TIMING, SimCluster
@@ -67,7 +70,8 @@ class Teams:
     pause: float
     """Mean seconds between two faults."""
     equals: bool = False
-    """All want more single nodes, so that each is to have its part by weight."""
+    """All want more gangs of so many nodes (``wide``), so that each is to have its part by weight."""
+    wide: int = 1
     promised: bool = False
     """A queue with little weight is guaranteed more than its part, and another one has all of it when jobs come."""
 
@@ -89,7 +93,7 @@ def drawn(seed: int) -> Teams:
         }
         names = [name for name in late for _ in range(nodes + 3)]  # some fail at their first start
         jobs = tuple(Work(f"j{i}", name, 1, 1, 600, late[name]) for i, name in enumerate(names))
-        return Teams(nodes, queues, jobs, pause, equals=True)
+        return _wide(seed, Teams(nodes, queues, jobs, pause, equals=True))
     if rng.random() < 0.2:
         return _promised(rng, seed, nodes, pause)
     queues = _tree(rng, nodes)
@@ -124,6 +128,23 @@ def _in_roles(seed: int, works: Sequence[Work]) -> tuple[Work, ...]:
     return tuple(replace(work, in_roles=roles) for work, roles in zip(works, able, strict=True))
 
 
+def _wide(seed: int, equals: Teams) -> Teams:
+    """A third wants gangs of two nodes, of which each queue's part is a whole number."""
+    rng = random.Random(f"teams {seed}: wide")
+    if rng.random() < 2 / 3:
+        return equals
+    leaves = [queue.name for queue in equals.queues if queue.name != "p"]
+    weights = dict(zip(leaves, [1, 1, 1] if len(leaves) == 3 else rng.choice([(1, 1), (2, 1), (1, 2)]), strict=True))
+    gangs = sum(weights.values())
+    queues = [queue.model_copy(update={"weight": float(weights.get(queue.name, 1))}) for queue in equals.queues]
+    if queues[0].name == "p":
+        queues[0] = queues[0].model_copy(update={"capability": Amount(nodes=2 * gangs)})
+    late = {work.queue: work.after for work in equals.jobs}
+    names = [name for name in leaves for _ in range(gangs + 2)]
+    jobs = [Work(f"j{i}", name, 2, 2, 600, late[name]) for i, name in enumerate(names)]
+    return replace(equals, nodes=2 * gangs, queues=tuple(queues), jobs=_in_roles(seed, jobs), wide=2)
+
+
 def _promised(rng: random.Random, seed: int, nodes: int, pause: float) -> Teams:
     """A queue has all nodes, and then jobs come of one that is guaranteed half of them or more."""
     owned, late = rng.randint((nodes + 1) // 2, nodes - 1), rng.choice([STORM * rng.random(), STORM + 5.0])
@@ -134,7 +155,17 @@ def _promised(rng: random.Random, seed: int, nodes: int, pause: float) -> Teams:
     theirs = [Work(f"j{i}", "b", 1, 1, 600, late) for i in range(nodes, nodes + owned)]
     if rng.random() < 0.3:
         theirs = [Work(f"j{nodes}", "b", owned, owned, 600, late)]
-    return Teams(nodes, queues, _in_roles(seed, [*greedy, *theirs]), pause, promised=True)
+    promised = Teams(nodes, queues, _in_roles(seed, [*greedy, *theirs]), pause, promised=True)
+    return _beside_kept(promised) if random.Random(f"teams {seed}: kept").random() < 0.4 else promised
+
+
+def _beside_kept(promised: Teams) -> Teams:
+    """A third queue has one node more, and keeps it."""
+    kept = Queue(name="c", reclaimable=False)
+    work = Work(f"j{len(promised.jobs)}", "c", 1, 1, 600, 0.0)
+    return replace(
+        promised, nodes=promised.nodes + 1, queues=(*promised.queues, kept), jobs=(*promised.jobs, work)
+    )  # fmt: skip
 
 
 def _under(rng: random.Random, nodes: int, least: int, *queues: Queue) -> tuple[Queue, ...]:
@@ -188,6 +219,10 @@ class Seen:
     """How often borrowed nodes came back for another queue's job."""
     fair: bool = False
     """That equals had their parts was seen, or that a queue had what it is guaranteed."""
+    alike: int = 0
+    """Times that two agents were found to decide alike."""
+    resumed: int = 0
+    """Workers that were seen to go on from a checkpoint."""
     ended: Counter[str] = field(default_factory=Counter)
 
 
@@ -253,6 +288,8 @@ class Play:
         """Seconds of work by job."""
         self._committed: dict[str, int] = {}
         """Job (uid) to its newest acknowledged step."""
+        self._seen: dict[str, Token | None] = {}
+        """Job (uid) to the newest generation that was seen to run."""
         self._fair = False
         """It was seen for long enough that all have their parts."""
         self._silent: Counter[str] = Counter()
@@ -334,6 +371,7 @@ class Play:
             self._guarantees(loop.time())
             self._reasons()
             self._steps()
+            self._alike()
             if self.teams.equals and not self._fair:
                 contended = contended if self._all_want_more() else loop.time()
                 if loop.time() - contended > GRACE:
@@ -356,14 +394,15 @@ class Play:
         return waiting == {queue.name for queue in self.teams.queues if queue.name != "p"}
 
     def _parts(self) -> None:
-        """Each queue has its part by weight of the nodes, or of what they may have together, to one node."""
+        """Each queue has its part by weight of the nodes, or of what they may have together: to one node, and of wide
+        gangs, of which it is a whole number, exactly."""
         all_of = {queue.name: queue for queue in self.teams.queues}
         above = all_of.pop("p", None)
         nodes = self.teams.nodes if above is None else above.capability.nodes or 0
         use, weights = in_use(self.cluster), sum(queue.weight for queue in all_of.values())
         for queue in all_of.values():
             part = nodes * queue.weight / weights
-            if abs(use[queue.name] / WORKERS - part) > 1:
+            if abs(use[queue.name] / WORKERS - part) > (1 if self.teams.wide == 1 else 0):
                 raise Broken(f"queue {queue.name} has {use} slots, its part is {part} nodes\n{self.cluster.describe()}")
 
     def _guarantees(self, now: float) -> None:
@@ -374,16 +413,36 @@ class Play:
                 raise Broken(f"queue {name} lacks what it is guaranteed for {GRACE} s\n{self.cluster.describe()}")
 
     def _lacking(self) -> Iterator[str]:
-        """Queues with a job that waits and that is within their guarantee. What may not be taken back is none."""
-        if not all(queue.reclaimable for queue in self._tree.queues):
-            return
+        """Queues with a job that waits and that is within their guarantee. Where something may not be taken back, only
+        those for which what is idle and the rest would do."""
+        free = self.teams.nodes - sum(self._nodes(name) for name in self._tree.children.get("", ()))
+        all_back = all(queue.reclaimable for queue in self._tree.queues)
         jobs = [job for job in self.cluster.server.state.jobs.values() if job.phase not in TERMINAL]
         for queue in self._tree.queues:
             mine = [job for job in jobs if job.spec.queue == queue.name]
             use = sum(held(job) for job in mine) // WORKERS
             owned = self._tree.guaranteed(queue.name, "nodes")
-            if any(in_queue(job) and use + self._least[job.name] <= owned for job in mine):
+            could = free + self._taken_back(queue.name)
+            waits = [self._least[job.name] for job in mine if in_queue(job)]
+            if any(use + least <= owned and (all_back or least <= could) for least in waits):
                 yield queue.name
+
+    def _nodes(self, name: str) -> int:
+        return in_use(self.cluster)[name] // WORKERS
+
+    def _taken_back(self, name: str) -> int:
+        """Nodes that the queue could have of others."""
+        path = [queue.name for queue in self._tree.path(name)]
+        others = [own for above in path for own in self._tree.children[self._tree.by_name[above].parent]]
+        return sum(self._gives(other) for other in others if other not in path)
+
+    def _gives(self, name: str) -> int:
+        """Nodes that a queue, and those below it, have above their guarantees."""
+        if not self._tree.by_name[name].reclaimable:
+            return 0
+        below = self._tree.children.get(name)
+        mine = self._nodes(name) if below is None else sum(map(self._gives, below))
+        return min(mine, max(0, self._nodes(name) - self._tree.guaranteed(name, "nodes")))
 
     def _steps(self) -> None:
         """No job goes on from an older step than one that was acknowledged, whoever it made room for."""
@@ -391,7 +450,41 @@ class Play:
             step = -1 if job.checkpoint is None else job.checkpoint.step
             if step < self._committed.get(job.uid, -1):
                 raise Broken(f"{job.name} had committed step {self._committed[job.uid]}, and is at {step}")
+            self._begun(job)
             self._committed[job.uid] = step
+
+    def _begun(self, job: JobRecord) -> None:
+        """The first time that a generation is seen to run: its workers go on from the step that was acknowledged when
+        it did not run yet, or a later one."""
+        head = job.head
+        active = head.token if head is not None and head.state == "active" else None
+        known = self._seen.setdefault(job.uid, active)  # what ran before anybody looked
+        if head is None or active is None or known == active:
+            return
+        for node in head.members:
+            pod = self.cluster.nodes[node].machine.pods.get(job.uid)
+            if pod is None or pod.generation != head.token:
+                return  # not yet
+            for env in pod.env:
+                begins = int(env.get("NODEAGENT_CHECKPOINT", "-1").rpartition("-")[2])
+                self.seen.resumed += begins > 0
+                if begins < self._committed.get(job.uid, -1):
+                    raise Broken(f"{job.name} goes on from {begins}, and had committed {self._committed[job.uid]}")
+        self._seen[job.uid] = active
+
+    def _alike(self) -> None:
+        """Agents that have read the same come to the same, in whatever order they have it."""
+        views: list[list[Cluster]] = []
+        for node in self.cluster.nodes.values():
+            if node.agent is not None and node.agent.certain:
+                mine = node.agent.cluster()
+                same = next((known for known in views if _records(known[0]) == _records(mine)), None)
+                views.append([mine]) if same is None else same.append(mine)
+        for group in views:
+            found = [_decided(replace(view, served=group[0].served), i) for i, view in enumerate(group)]
+            self.seen.alike += len(found) - 1
+            if any(other != found[0] for other in found):
+                raise Broken(f"the same view, and not the same decision: {found}")
 
     def _reasons(self) -> None:
         """Of each job that waits an agent says why; one that has not joined knows of none."""
@@ -402,6 +495,24 @@ class Play:
             self._silent[job.uid] = self._silent[job.uid] + 1 if silent else 0
             if self._silent[job.uid] > START:
                 raise Broken(f"nobody says why {job.name} of queue {queue_of(job.spec.queue)} waits")
+
+
+def _records(view: Cluster) -> tuple[object, ...]:
+    """What it was read as."""
+    return view.nodes, view.jobs, view.lapsed, view.queues, view.refused
+
+
+def _decided(view: Cluster, order: int) -> tuple[object, ...]:
+    """Who gives what to whom, and who is next, worked out from nothing. ``order``: another one of the same records."""
+    rng = random.Random(order)
+    nodes, jobs = [*view.nodes], [*view.jobs]
+    rng.shuffle(nodes)
+    rng.shuffle(jobs)
+    own = replace(
+        view, nodes={n: view.nodes[n] for n in nodes}, jobs={uid: view.jobs[uid] for uid in jobs}, notes=Notes()
+    )  # fmt: skip
+    shared = sharing(own)
+    return shared.takes, shared.gives, shared.stops, [waiting.job.uid for waiting in line(own)]
 
 
 async def _storm(cluster: SimCluster, pause: float) -> None:

@@ -54,6 +54,18 @@ def drawn(rng: random.Random) -> tuple[int, int, list[dict[str, object]]]:
     return racks, each, jobs
 
 
+async def save(cluster: SimCluster, names: list[str]) -> None:
+    """Each second, as if it were written out in the end: who is stopped on purpose may go on elsewhere."""
+    step = 0
+    while True:
+        await asyncio.sleep(1.0)
+        step += 1
+        for name in names:
+            job = cluster.find(name)
+            if job is not None and job.head is not None and cluster.whole(name):
+                cluster.nodes[job.head.ordered()[0].node].machine.wish(job.uid, step, "-snapshot")
+
+
 async def _run(seed: int) -> None:
     racks, each, jobs = drawn(random.Random(f"placement {seed}"))
     names = [f"j{i}" for i in range(len(jobs))]
@@ -66,6 +78,7 @@ async def _run(seed: int) -> None:
             for name, job in zip(names, jobs, strict=True):
                 await cluster.submit(name, 1, 1, 1, **job)  # type: ignore[arg-type]
             await cluster.until(lambda: all(map(cluster.whole, names)), 90, "whole at first")
+            saving = tasks.create_task(save(cluster, names))
             await storm(cluster)
             await heal(cluster)
             limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
@@ -73,12 +86,14 @@ async def _run(seed: int) -> None:
             await cluster.until(
                 lambda: all(cluster.whole(n) or cluster.job(n).phase in ended for n in names), limit, "whole again"
             )
+            saving.cancel()
         finally:
             await cluster.close()
 
 
 @pytest.mark.parametrize(
-    "seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, SCHEDULES + 1))]
+    "seed",
+    [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in sorted({*range(4, SCHEDULES + 1), 14, 35}))],
 )
 def test_random_schedule(seed: int) -> None:
     run_virtual(_run(seed))
@@ -124,3 +139,39 @@ def test_who_asks_for_what_no_node_has_waits_with_the_reason_until_one_comes() -
         assert members(c) == ["n3"]
 
     simulate(2, scenario)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_gang_that_was_paused_goes_on_in_one_rack_if_its_last_steps_are_on_disk(saved: bool) -> None:
+    """Racks r0: n1, n3, n5; r1: n2, n4, n6. Of each two nodes are taken when the gang starts, and become free."""
+
+    async def scenario(c: SimCluster) -> None:
+        racks = {n: own["rack"] for n, own in c.labels.items()}
+        for i, rack in enumerate(["r0", "r0", "r1", "r1"]):
+            inside = Constraints(require=(Match(label="rack", values=(rack,)),))
+            role = Role(command=("x",), nodes=Nodes(min=1, max=1, target=1), workers_per_node=4, placement=inside)
+            await c.submit(f"old{i}", 1, 1, 1, roles=(role,))
+            await c.until(lambda i=i: c.whole(f"old{i}"), 30, "the racks are half full")
+        role = Role(command=("x",), nodes=Nodes(min=2, max=2, target=2), workers_per_node=4)
+        await c.submit("j", 2, 2, 2, roles=(role,))
+        await c.until(lambda: c.whole("j"), 90, "whole")
+        apart = members(c)
+        assert len({racks[n] for n in apart}) == 2
+        c.nodes[apart[0]].machine.wish("uid-j", 7, "-snapshot" if saved else "")
+        await c.until(lambda: c.job("j").checkpoint is not None, 10, "its steps are saved")
+        for i in range(4):
+            await c.operate(f"old{i}", desired="stop")
+        await c.operate("j", desired="pause")
+        await c.until(lambda: c.job("j").phase == "paused", 30, "paused")
+        await asyncio.sleep(15)
+        ready = {name for name, node in c.nodes.items() if "uid-j" in node.machine.pods}
+        await c.operate("j", desired="run")
+        took = await c.until(lambda: c.whole("j"), 30, "it goes on")
+        assert took < 2, "it waits for nothing to get ready"
+        assert ready == {*members(c), *apart}
+        assert len({racks[n] for n in members(c)}) == (1 if saved else 2)
+        head = c.job("j").head
+        assert head is not None
+        assert ("closer together" in head.cause.text) == saved
+
+    simulate(6, scenario, prepare=lambda c: label(c, 2))

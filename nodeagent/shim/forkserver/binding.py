@@ -1,4 +1,5 @@
-"""Binding a worker to the cores near its GPU, with the meaning of torchrun's ``--numa-binding``.
+"""Binding a worker to the cores near its GPU, with the meaning of torchrun's ``--numa-binding``; and which network
+cards its NCCL uses then.
 
 Runs in the worker's own process before its program, also in the job's Python (3.8 or later): standard library only. A
 broken driver can block whoever reads its files, so that the shim itself must never call this.
@@ -9,16 +10,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 
 VARIABLE = "NODEAGENT_NUMA_BINDING"
+NEAR = "NODEAGENT_NUMA_NODES"
+CARDS = "NCCL_IB_HCA"
 
 
-def bind(env: Mapping[str, str], root: str = "/") -> None:
-    """Bind this process as its environment says. What cannot be done is told on stderr, and the worker runs unbound."""
+def bind(env: MutableMapping[str, str], root: str = "/") -> None:
+    """Bind this process as its environment says, and name the network cards there in it, unless the job does. What
+    cannot be done is told on stderr, and the worker runs unbound."""
     mode = env.get(VARIABLE, "")
     if not mode:
         return
+    if CARDS not in env and (cards := cards_near(env.get(NEAR, ""), root)):
+        env[CARDS] = "=" + ",".join(cards)  # =: mlx5_1 is not mlx5_10 as well
     try:
         cpus = cpus_near(mode, gpu_of(env), os.sched_getaffinity(0), root)
         if not cpus:
@@ -64,6 +70,23 @@ def cpus_near(mode: str, gpu: str, allowed: set[int], root: str = "/") -> set[in
         raise ValueError(f"its NUMA node has {len(cores)} cores and {len(there)} GPUs")
     first = at * each + min(at, more)
     return set().union(*cores[first : first + each + (at < more)])
+
+
+def cards_near(nodes: str, root: str = "/") -> list[str]:
+    """InfiniBand and RoCE devices of these NUMA nodes (``0,1``) with a port that is up. None if there are no such ones,
+    or no others: then NCCL's own choice is as good. Nor where the kernel does not tell."""
+    folder = os.path.join(root, "sys/class/infiniband")
+    try:
+        up = [card for card in os.listdir(folder) if _is_up(os.path.join(folder, card, "ports"))]
+        at = {card: max(0, int(_read(os.path.join(folder, card, "device/numa_node")))) for card in up}
+        near = sorted(card for card, node in at.items() if node in numbers(nodes))
+    except (OSError, ValueError):
+        return []
+    return near if len(near) < len(at) else []
+
+
+def _is_up(ports: str) -> bool:
+    return any("ACTIVE" in _read(os.path.join(ports, port, "state")) for port in os.listdir(ports))
 
 
 def _buses(root: str) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.constraints import Constraints, Match
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role
 from nodeagent.model.node import Cordon, NodeRecord, Readiness
 from nodeagent.model.timing import millis
@@ -19,6 +19,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.clusterhealth import judge_cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates, ranked
+from nodeagent.plan.moving import may_move
 from nodeagent.plan.placement import arrange, gang_of
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.proposal import place
@@ -361,7 +362,7 @@ def test_who_differs_in_its_topology_is_named() -> None:
 
 @st.composite
 def labelled(draw: st.DrawFn) -> Cluster:
-    """Nodes with labels, some not ready or cordoned; one job that waits or has lost nodes."""
+    """Nodes with labels, some not ready or cordoned; one job that waits, has lost nodes, or may move."""
     topology = draw(st.sampled_from([(), LEVELS]))
     nodes = []
     for i in range(draw(st.integers(1, 9))):
@@ -382,8 +383,12 @@ def labelled(draw: st.DrawFn) -> Cluster:
     within = draw(st.sampled_from(["", "", "rack", "zone"]))
     spec = make_spec(size=(least, most_nodes), placement=asked, within=within, segments=segments)
     members = draw(st.lists(st.sampled_from([n.id for n in nodes]), unique=True, max_size=most_nodes))
-    head = make_head(members) if members else None
-    job = make_job("running" if head is not None else "queued", head, spec=spec)
+    job = make_job("running", make_head(members), spec=spec) if members else make_job(spec=spec)
+    has_stopped: bool = draw(st.booleans())
+    if members and has_stopped:
+        saved = Checkpoint(name="c-snapshot", step=1, number=1, order=1)
+        job = make_job("holding", make_head(members, state="ended", planned=True), spec=spec, active=1)
+        job = job.model_copy(update={"checkpoint": saved})
     return make_cluster(nodes, job, lapsed=draw(st.sets(st.sampled_from([n.id for n in nodes]), max_size=2)))
 
 
@@ -428,7 +433,7 @@ def test_the_room_that_is_counted_is_what_placement_would_find(cluster: Cluster)
 @given(labelled())
 def test_survivors_stay_where_they_may(cluster: Cluster) -> None:
     (job,) = cluster.jobs.values()
-    if job.spec.placement is not None:
+    if job.spec.placement is not None or may_move(cluster, job):
         return
     able = {c.node for c in candidates(cluster, job) if c.standing in ("fit", "pending")}
     stay = [

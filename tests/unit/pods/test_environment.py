@@ -245,8 +245,20 @@ def test_with_virtual_local_ranks_each_worker_sees_its_own_devices_only() -> Non
     assert "NODEAGENT_NUMA_BINDING" not in envs[0]
     bound = worker_environments(a_job(roles=(role | {"numa_binding": "socket"},)), a_head(), node, nodes(b=node))
     assert {e["NODEAGENT_NUMA_BINDING"] for e in bound} == {"socket"}
+    assert "NODEAGENT_NUMA_NODES" not in bound[0], "nobody knows where these GPUs are"
     envs = worker_environments(job, a_head(("cpu0", "cpu1")), node, nodes(b=node))
     assert [(e["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in e) for e in envs] == [("0", False), ("0", False)]
+
+
+def test_of_workers_that_are_bound_all_learn_where_the_jobs_gpus_are() -> None:
+    node = a_node(gpus=tuple(Gpu(uuid=f"G{i}", index=i, numa=numa) for i, numa in enumerate([0, 1, 1, None])))
+    role = {"command": ("true",), "nodes": {"min": 1, "max": 2, "target": 2}, "numa_binding": "node"}
+    for devices, numa in (("G1", "G2"), "1"), (("G1", "G0"), "0,1"), (("G1", "G3"), None), (("cpu0", "cpu1"), None):
+        for more in {}, {"virtual_local_rank": True}:
+            envs = worker_environments(a_job(roles=(role | more,)), a_head(devices), node, nodes(b=node))
+            assert [env.get("NODEAGENT_NUMA_NODES") for env in envs] == [numa, numa]
+    unbound = worker_environments(a_job(), a_head(("G1", "G2")), node, nodes(b=node))
+    assert "NODEAGENT_NUMA_NODES" not in unbound[0]
 
 
 def test_every_worker_learns_of_the_devices_left_out_on_any_member() -> None:

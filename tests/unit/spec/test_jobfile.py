@@ -134,6 +134,13 @@ def test_one_role_by_name() -> None:
     )
 
 
+def test_each_role_may_be_bound_to_cores() -> None:
+    assert job(LEAST).role.numa_binding is None
+    assert job(LEAST + "numa_binding: node").role.numa_binding == "node"
+    roles = job("name: a\nroles:\n  a: {command: x, nodes: 2, numa_binding: core-complex}\n  b: {command: x, nodes: 1}")
+    assert [role.numa_binding for role in roles.roles] == ["core-complex", None]
+
+
 def test_root_may_submit_for_others() -> None:
     assert job(LEAST + "user: train1", ROOT).user == "train1"
     assert job(LEAST, ROOT).user == "root"
@@ -203,6 +210,7 @@ def test_mistakes_in_nodes_and_command(marked: str, words: str) -> None:
         ("uneven: >>off", "write false"),
         ("uneven: >>maybe", "write true or false"),
         ("uneven: >>1", "write true"),
+        ("numa_binding: >>cores", "write 'node', 'socket', 'exclusive' or 'core-complex'"),
         ("env: {A: >>1.10}", 'env.A: 1.10 is a number, not text, write "1.10" in quotes'),
         ("env: {A: >>true}", 'write "true" in quotes'),
         ("env: {A: >>[x]}", "not text"),

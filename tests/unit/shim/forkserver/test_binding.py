@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.shim.forkserver.binding import bind, cpus_near, gpu_of, numbers
+from nodeagent.plan.gang import decide
+from nodeagent.plan.steps import Propose
+from nodeagent.pods.environment import worker_environments
+from nodeagent.shim.forkserver.binding import bind, cards_near, cpus_near, gpu_of, numbers
+from tests.unit.plan.build import WALL, make_cluster, make_head, make_job, make_node, make_spec
 
 CORES = 16
 """Two sockets of two NUMA nodes each, of two physical cores each, of two threads each: 0-7 and their siblings 8-15."""
@@ -110,3 +114,57 @@ def test_a_process_is_bound_or_says_why_not(
     bind(env | {"NODEAGENT_NUMA_BINDING": "node"}, str(machine / "none"))
     assert "No such file" in capsys.readouterr().err
     assert len(done) == 1
+
+
+def cards(machine: Path, **at: tuple[int, str]) -> None:
+    """By name the NUMA node, and the state of the only port."""
+    for name, (node, state) in at.items():
+        put(machine / f"sys/class/infiniband/{name}/device/numa_node", node)
+        put(machine / f"sys/class/infiniband/{name}/ports/1/state", state)
+
+
+def test_network_cards_of_the_numa_nodes_that_are_up(machine: Path) -> None:
+    assert cards_near("0", str(machine)) == [], "it has none"
+    up, down = "4: ACTIVE", "1: DOWN"
+    cards(machine, mlx5_0=(0, up), mlx5_1=(0, down), mlx5_10=(0, up), mlx5_2=(3, up), mlx5_3=(2, down))
+    assert cards_near("0", str(machine)) == ["mlx5_0", "mlx5_10"]
+    assert cards_near("3", str(machine)) == ["mlx5_2"]
+    for numa, why in (("0,3", "all that are up"), ("1", "none"), ("2", "none is up"), ("", "nobody knows where")):
+        assert cards_near(numa, str(machine)) == [], why
+
+
+def test_a_worker_gets_the_cores_and_network_cards_near_the_gpus_that_the_plan_has_chosen(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two NUMA nodes with two GPUs each, another job has a GPU of the first: this one gets both of the second."""
+    for number, numa in enumerate((0, 0, 3, 3)):
+        put(machine / f"proc/driver/nvidia/gpus/0000:0{number}:00.0/information", f"GPU UUID: GPU-n1-{number}")
+        put(machine / f"sys/bus/pci/devices/0000:0{number}:00.0/numa_node", numa)
+    cards(machine, mlx5_0=(0, "4: ACTIVE"), mlx5_1=(3, "4: ACTIVE"))
+    node = make_node("n1", gpus=4)
+    placed = tuple(gpu.model_copy(update={"numa": 3 * (gpu.index // 2)}) for gpu in node.facts.gpus)
+    node = node.model_copy(update={"facts": node.facts.model_copy(update={"gpus": placed})})
+    role = make_spec(workers=2, gpus=1, size=(1, 1)).role.model_copy(update={"numa_binding": "node"})
+    job = make_job(spec=make_spec().model_copy(update={"roles": (role,)}))
+    other = make_job("running", make_head(["n1"]), uid="u-b", spec=make_spec(name="b"))
+    assert other.head is not None
+    theirs = other.head.members["n1"].model_copy(update={"devices": ("GPU-n1-0",)})
+    other = other.model_copy(update={"head": other.head.model_copy(update={"members": {"n1": theirs}})})
+    step = decide(make_cluster([node], job, other), job, WALL).step
+    assert isinstance(step, Propose)
+    head = make_head(["n1"]).model_copy(update={"members": step.members, "address": "10.0.0.1:29400"})
+    head = head.model_copy(update={"ports": {"n1": (1, 2)}, "hosts": {"n1": "10.0.0.1"}})
+    done: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(CORES)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: done.append(cpus))
+    for env in worker_environments(job, head, node, {"n1": node}):
+        assert env["CUDA_VISIBLE_DEVICES"] == "GPU-n1-2,GPU-n1-3"
+        bind(env, str(machine))
+        assert env["NCCL_IB_HCA"] == "=mlx5_1"
+        own = env | {"NCCL_IB_HCA": "mlx5"}
+        bind(own, str(machine))
+        assert own["NCCL_IB_HCA"] == "mlx5", "the job knows better"
+        unbound = {name: value for name, value in env.items() if name not in ("NODEAGENT_NUMA_BINDING", "NCCL_IB_HCA")}
+        bind(unbound, str(machine))
+        assert "NCCL_IB_HCA" not in unbound
+    assert done == [{6, 7, 14, 15}] * 4
