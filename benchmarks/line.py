@@ -1,8 +1,9 @@
-"""What the line of waiting jobs costs an agent, with one queue and with many, and with a large gang at its head for
-which nodes are kept: ``python -m benchmarks.line``.
+"""What deciding costs an agent where many jobs wait, with one queue and with many, and with a large gang at the head of
+the line for which nodes are kept: ``python -m benchmarks.line``.
 
-CPU milliseconds of one process, after a change of what jobs hold (each such change gives another view) and while
-nothing but time changes. The line is worked out once for a view, whichever job is decided on first.
+CPU milliseconds of one process: for the line, for who gives nodes to whom, for the decision on each job, and for all of
+it together; after a change of what jobs hold (each such change gives another view), and while nothing but time
+changes. Each part is worked out once for a view; the medians of many changes are shown.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import statistics
 import time
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 from benchmarks.scale.records import GPUS, NOW, facts, life, names
 from nodeagent.model.job import Control, JobRecord
@@ -21,6 +22,8 @@ from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.world import Cause, Head, Member
 from nodeagent.plan.backfill import line
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import sharing
+from nodeagent.plan.gang import decide
 
 QUEUES, USERS, GANG = 20, 50, 7
 CHANGES = 15
@@ -69,36 +72,46 @@ def crowd(size: int, waiting: int, queues: int, large: bool = False) -> Cluster:
     return Cluster(served=NOW, nodes=nodes, jobs={j.uid: j for j in jobs}, queues=Queues(queues=tuple(tree)))
 
 
-def _cost(cluster: Cluster) -> float:
-    began = time.process_time()
+def _costs(cluster: Cluster) -> tuple[float, ...]:
+    """Of the line, of sharing, of decisions, and of all of it."""
+    at = [time.process_time()]
     line(cluster)
-    return 1000 * (time.process_time() - began)
+    at.append(time.process_time())
+    sharing(cluster)
+    at.append(time.process_time())
+    for job in cluster.jobs.values():
+        decide(cluster, job, 0.0)
+    at.append(time.process_time())
+    return *(1000 * (end - start) for start, end in pairwise(at)), 1000 * (at[-1] - at[0])
 
 
-def measure(size: int, waiting: int, queues: int, large: bool) -> tuple[float, float]:
-    """(after a change, at rest)."""
+def measure(size: int, waiting: int, queues: int, large: bool) -> tuple[list[float], list[float]]:
+    """(after a change, at rest), as of ``_costs``."""
     cluster = crowd(size, waiting, queues, large)
-    _cost(cluster)
+    _costs(cluster)
     after, rest = [], []
     for i in range(CHANGES):
         gone = cluster.jobs[f"r{i}"].model_copy(update={"head": None, "phase": "queued"})
         cluster = replace(cluster, jobs={**cluster.jobs, gone.uid: gone})
-        after.append(_cost(cluster))
-        rest.append(_cost(replace(cluster, served=cluster.served + 500)))
-    return statistics.median(after), statistics.median(rest)
+        after.append(_costs(cluster))
+        rest.append(_costs(replace(cluster, served=cluster.served + 500)))
+    return [*map(statistics.median, zip(*after, strict=True))], [*map(statistics.median, zip(*rest, strict=True))]
 
 
 def main() -> None:
-    """Print both figures for one queue and for many."""
+    """Print all figures for one queue and for many."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--nodes", type=int, default=1000)
     arguments.add_argument("--jobs", type=int, default=1000)
     asked = arguments.parse_args()
     for queues, large in product((0, QUEUES), (False, True)):
-        after, rest = measure(asked.nodes, asked.jobs, queues, large)
         what = f"{queues} queues under 4 others, with capabilities" if queues else "one queue"
         what += ", a large gang first" if large else ""
-        print(f"{asked.nodes} nodes, {asked.jobs} jobs that wait, {what}: {after:.1f} ms, at rest {rest:.3f} ms")
+        print(f"{asked.nodes} nodes, {asked.jobs} jobs that wait, {what}:")
+        after, rest = measure(asked.nodes, asked.jobs, queues, large)
+        for when, costs in (("after a change", after), ("at rest", rest)):
+            ms = zip(("line", "sharing", "decisions", "all"), costs, strict=True)
+            print(f"  {when}: {', '.join(f'{name} {cost:.2f}' for name, cost in ms)} ms")
 
 
 if __name__ == "__main__":

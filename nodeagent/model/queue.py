@@ -128,6 +128,11 @@ class Queues(Record):
             found.setdefault(queue.parent, []).append(name)
         return {name: tuple(below) for name, below in found.items()}
 
+    @cached_property
+    def paths(self) -> Mapping[str, tuple[str, ...]]:
+        """Name to the names of the queue and those above it, up to the top."""
+        return {name: tuple(queue.name for queue in self.path(name)) for name in self.by_name}
+
     def path(self, name: str) -> Iterator[Queue]:
         """The queue and those above it, up to the top; nothing if there is no such queue."""
         seen: set[str] = set()

@@ -30,7 +30,7 @@ from nodeagent.plan.demand import Resources, least, together, used
 from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
 from nodeagent.plan.placement import gang_of, lay
 from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, is_favoured, line_key, made_room, patience, places, queue
-from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, shut_for, with_room
+from nodeagent.plan.room import Room, fits, kind_of, room_for, rooms_for, shape_of, shut_for, with_room
 from nodeagent.plan.share import NO_CEILING, above, barring, ceiling, holdings
 from nodeagent.plan.timelimit import ends_at
 from nodeagent.plan.topology import PastPlaces, gather, most
@@ -145,23 +145,41 @@ def kept_for(cluster: Cluster, job: JobRecord, node: Candidate) -> Candidate:
 
 def open_room(cluster: Cluster, job: JobRecord) -> Room:
     """How many nodes could run the job, without those that are kept for others."""
-    room, kept = room_for(cluster, job), reserved(cluster).kept.get(job.uid)
-    return room if kept is None or not room.enough_soon else room_for(_without(cluster, kept), job)
+    room, now = room_for(cluster, job), reserved(cluster)
+    kept = now.kept.get(job.uid)
+    return room if kept is None or not room.enough_soon else _what_is_left(cluster, job, now, kept)
+
+
+def _what_is_left(cluster: Cluster, job: JobRecord, now: Reservations, kept: KeptNodes) -> Room:
+    waiting = _line(cluster, now).less.get(job.uid)
+    return waiting.room if waiting is not None and waiting.job is job else room_for(_without(cluster, kept), job)
 
 
 def line(cluster: Cluster) -> tuple[Waiting, ...]:
     """The queue, each job with the room that it may use."""
     now = reserved(cluster)
-    if not now.kept:
-        return queue(cluster)
+    return _line(cluster, now).line if now.kept else queue(cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    line: tuple[Waiting, ...]
+    less: Mapping[str, Waiting]
+    """By job (uid), of those that have room and have to leave some of it."""
+
+
+def _line(cluster: Cluster, now: Reservations) -> _Line:
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, now
 
-    def look(_before: object) -> tuple[Waiting, ...]:
-        views = {kept: _without(cluster, kept) for kept in dict.fromkeys(now.kept.values())}
-        return tuple(
-            replace(w, room=room_for(views[kept], w.job)) if w.has_room and (kept := now.kept.get(w.job.uid)) else w
-            for w in queue(cluster)
-        )
+    def look(_before: object) -> _Line:
+        some: dict[KeptNodes, list[JobRecord]] = {}
+        for w in queue(cluster):
+            if w.has_room and (kept := now.kept.get(w.job.uid)):
+                some.setdefault(kept, []).append(w.job)
+        less: dict[str, Waiting] = {}
+        for kept, jobs in some.items():
+            less |= {w.job.uid: w for w in map(Waiting, jobs, rooms_for(_without(cluster, kept), jobs))}
+        return _Line(tuple(less.get(w.job.uid, w) for w in queue(cluster)), less)
 
     return cluster.notes.once("line", of, look, len(now.kept))
 
@@ -180,12 +198,14 @@ def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
     reservations, or enough room in spite of them."""
     now = reserved(cluster)
     kept = now.kept.get(job.uid)
-    if kept is None or not room_for(cluster, job).enough_soon or open_room(cluster, job).enough_soon:
+    if kept is None or not room_for(cluster, job).enough_soon:
+        return None
+    if _what_is_left(cluster, job, now, kept).enough_soon:
         return None
     # The same nodes are kept from all jobs of one shape, so this is worked out once for each shape.
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, now
     alike: dict[tuple[object, ...], HeldBack | None] = cluster.notes.once("held", of, lambda _before: {})
-    shape = kept, shut_for(cluster, job.spec), *(shape_of(role) for role in job.spec.roles)
+    shape = kept.by, kept.of, shut_for(cluster, job.spec), *map(shape_of, job.spec.roles)
     if shape not in alike:
         found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in kept.by))
         alike[shape] = next((one for one in found if one.nodes or one.by.queue), None)
@@ -575,10 +595,10 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
     for uid, job in cluster.jobs.items():
         if job.phase in TERMINAL:
             continue
-        place, own, by = line.get(uid), line_key(job), list[int]()
+        place, by = line.get(uid), list[int]()
         for i, its_place, its_rank, one in before:
             concerns = not one.queue or one.queue in above(cluster.queues, queue_of(job.spec.queue))
-            goes_first = own > its_rank or one.uid in made_for if place is None else place > its_place
+            goes_first = line_key(job) > its_rank or one.uid in made_for if place is None else place > its_place
             if concerns and goes_first:
                 last = _last_start(cluster, job, one.start)
                 if cluster.served > last:

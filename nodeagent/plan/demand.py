@@ -22,11 +22,13 @@ class Resources(NamedTuple):
 
     def and_(self, other: Resources) -> Resources:
         """Both together."""
-        return Resources(self.gpus + other.gpus, self.nodes + other.nodes, self.slots + other.slots)
+        gpus, nodes, slots = other
+        return Resources(self[0] + gpus, self[1] + nodes, self[2] + slots)
 
     def less(self, other: Resources) -> Resources:
         """This without that."""
-        return Resources(self.gpus - other.gpus, self.nodes - other.nodes, self.slots - other.slots)
+        gpus, nodes, slots = other
+        return Resources(self[0] - gpus, self[1] - nodes, self[2] - slots)
 
 
 NOTHING = Resources()

@@ -5,7 +5,7 @@ that is entitled to them and needs them gets them back. Worked out once for each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from nodeagent.model.job import JobRecord
@@ -80,21 +80,23 @@ Needers = Iterator[tuple[JobRecord, int]]
 
 def _waiting(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Needers:
     """Those that wait, in line."""
-    return _first(((w.job, w.job.spec.nodes.min) for w in queue(cluster) if w.job.control.desired == "run"), barring)
+    jobs = (w.job for w in queue(cluster) if w.job.control.desired == "run")
+    return ((job, job.spec.nodes.min) for job in _first(jobs, barring))
 
 
 def _short(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Needers:
     """Those that run on fewer nodes than their target."""
     jobs = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and j.control.desired == "run"]
     run = [j for j in jobs if j.phase in ("forming", "running") and not j.spec.several]
-    lacks = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=line_key))
-    return _first(((job, lack) for job, lack in lacks if lack > 0), barring)
+    lacks = {j.uid: j.control.target - len(survivors(cluster, j)) for j in run}
+    few = sorted((j for j in run if lacks[j.uid] > 0), key=line_key)
+    return ((job, lacks[job.uid]) for job in _first(few, barring))
 
 
-def _first(jobs: Needers, barring: Callable[[JobRecord], str]) -> Needers:
+def _first(jobs: Iterable[JobRecord], barring: Callable[[JobRecord], str]) -> Iterator[JobRecord]:
     """Only so many. The first job that a capability bars is the last of its queue that counts."""
     left, of_roles, looked = MOST_NEEDERS, MOST_OF_ROLES, set[str]()
-    for job, lack in jobs:
+    for job in jobs:
         if job.spec.queue in looked or (job.spec.several and not of_roles):
             continue
         of_roles -= job.spec.several
@@ -103,4 +105,4 @@ def _first(jobs: Needers, barring: Callable[[JobRecord], str]) -> Needers:
             looked.add(job.spec.queue)
         if barred or left:
             left -= not barred
-            yield job, lack
+            yield job

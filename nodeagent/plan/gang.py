@@ -39,9 +39,10 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
 
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
-    calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), job)
-    if calm is not None:
-        return calm
+    if job.head is not None and job.head.state == "active":
+        calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), job)
+        if calm is not None:
+            return calm
     settled = settle_scale(cluster, job)
     if settled is not None:
         return settled

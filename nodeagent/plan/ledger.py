@@ -17,16 +17,17 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Member
-from nodeagent.plan.backfill import reserved
+from nodeagent.plan.backfill import NO_NODES, KeptNodes, Reservation, reserved
+from nodeagent.plan.bookings import booked
 from nodeagent.plan.borrowed import back_in_turn, lent
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import Resources, least, of_devices, together, wanted
-from nodeagent.plan.membership import Candidate, asked, in_order, ruled_out, score, survivors, takes_work
+from nodeagent.plan.membership import Candidate, asked, in_order, ruled_out, score, survivors
 from nodeagent.plan.placement import arranged, gang_of, lay
 from nodeagent.plan.places import Layout
 from nodeagent.plan.reclaim import Reclaim
-from nodeagent.plan.room import fits, kind_of, shape_of
+from nodeagent.plan.room import NodeKind, fits, kind_of, kinds, shape_of
 from nodeagent.plan.share import shared
 from nodeagent.plan.topology import PastPlaces, gather
 from nodeagent.plan.windows import takes, too_long
@@ -75,12 +76,14 @@ class NodeLedger:
         self._cluster = cluster
         self._borrowers = tuple(borrowers)
         self._used = _devices_used(cluster)
-        self._nodes = [n for n in in_order(cluster) if takes_work(cluster, n)]
+        works = kinds(cluster)
+        self._nodes = [n for n in in_order(cluster) if n in works]
         self._fit: dict[tuple[object, ...], bool] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._kind_of: dict[str, int] = {}
         """By job (uid): a number that jobs have in common that ask the same of a node."""
         self._suitable: dict[tuple[int, str, str], bool] = {}
+        self._idle_kinds: Mapping[str, NodeKind] | None = None
         self._room: dict[tuple[object, ...], list[str]] = {}
         self.takes: dict[str, list[str]] = {}
         self.gives: dict[str, dict[str, str]] = {}
@@ -91,7 +94,7 @@ class NodeLedger:
         self._lent = {j.uid: list(lent(cluster, j)) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
         self.stops: dict[str, str] = {}
-        self._run: list[JobRecord] | None = None
+        self._run: dict[str, list[JobRecord]] | None = None
         self._reclaim = Reclaim(cluster)
         self._shared = shared(cluster)
         self._inside: dict[str, str] = {}
@@ -105,6 +108,10 @@ class NodeLedger:
         """As of the call of ``provide``."""
         self._kept_for: set[str] = set()
         """Jobs (uids) that get nothing now, but for which a queue keeps something of its capability."""
+        self._lacking: dict[tuple[int, ...], list[Reservation]] = {}
+        """As of ``_lack``."""
+        self._uses: dict[tuple[str, str], Resources] = {}
+        """By job (uid) and node."""
         self._provided: set[str] = set()
         """Jobs (uids) that have what they lacked: nothing more is kept for them."""
 
@@ -226,7 +233,7 @@ class NodeLedger:
         """What others could leave for all places of a job, those first that are to leave something first: what they
         borrowed, what they have above their ``min``, and all that they have."""
         back = self._to_give(job, len(self._nodes))
-        found = [_Source(donor, (node,), _use_on(donor, node)) for donor, node in back]
+        found = [_Source(donor, (node,), self._use_on(donor, node)) for donor, node in back]
         if not self._shared:
             return found
         needs, plan = least(self._cluster, job.sized_before), Reclaim(self._cluster, self._reclaim)
@@ -244,13 +251,13 @@ class NodeLedger:
         for donor in donors:
             for member in self._above_min(donor, back):
                 if self._fits(job, member.node, donor.uid):
-                    if not leave(_Source(donor, (member.node,), of_devices(member.devices))):
+                    if not leave(_Source(donor, (member.node,), self._use_on(donor, member.node))):
                         break
                     given.add((donor.uid, member.node))
         for donor in donors:
             rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
             if any(self._fits(job, m.node, donor.uid) for m in rest):
-                use = together(of_devices(m.devices) for m in rest)
+                use = together(self._use_on(donor, m.node) for m in rest)
                 leave(_Source(donor, tuple(m.node for m in rest), use, whole=True))
         return found
 
@@ -292,7 +299,7 @@ class NodeLedger:
         self._limit(job, inside, anywhere=len(idle) == lack > free)
         back = self._to_give(job, lack - free)
         for donor, node in back:
-            plan.release(donor, _use_on(donor, node))
+            plan.release(donor, self._use_on(donor, node))
         short = lack - free - len(back)
         if short > 0 and not (self._shared and self._make_room(job, needs, short, back, plan)):
             return False
@@ -310,7 +317,7 @@ class NodeLedger:
         self._limit(job, inside, anywhere=len(idle) == lack > free)
         back = self._to_give(job, lack - free)
         for donor, node in back:
-            plan.release(donor, _use_on(donor, node))
+            plan.release(donor, self._use_on(donor, node))
         if plan.barring(job, wanted(self._cluster, job.spec, free + len(back))):
             back, plan = [], Reclaim(self._cluster, self._reclaim)
         plan.grant(job, wanted(self._cluster, job.spec, free + len(back)))
@@ -334,6 +341,7 @@ class NodeLedger:
         self._reclaim = plan
         self._promised.update(idle)
         self._provided.add(job.uid)
+        self._lacking.clear()
         for donor, node in back:
             self._give(donor, node, job)
 
@@ -375,7 +383,7 @@ class NodeLedger:
             if donor is None:
                 able.remove(poor)
                 continue
-            self._reclaim.release(donor, _use_on(donor, node))
+            self._reclaim.release(donor, self._use_on(donor, node))
             self._reclaim.grant(poor, wanted(self._cluster, poor.spec, 1))
             self._give(donor, node, poor)
             if self._size[poor.uid] >= poor.spec.nodes.max:
@@ -385,7 +393,7 @@ class NodeLedger:
         """Between jobs of one queue always. Else no queue gets one from another that is as little above its part."""
         if not self._shared or donor.spec.queue == poor.spec.queue:
             return True
-        use, needs = _use_on(donor, node), wanted(self._cluster, poor.spec, 1)
+        use, needs = self._use_on(donor, node), wanted(self._cluster, poor.spec, 1)
         may = self._reclaim.may_return(donor, use, queue_of(poor.spec.queue))
         return may and self._reclaim.evens_out(donor, use, poor, needs)
 
@@ -413,26 +421,39 @@ class NodeLedger:
         owns = plan.owns(job, needs)
         donors = self._donors(job, needs)
         shrink: list[tuple[JobRecord, str]] = []
+        gives: dict[str, bool] = {}
+
+        def able(donor: JobRecord) -> bool:
+            """Its queue may give anything more."""
+            name = donor.spec.queue
+            if name not in gives:
+                gives[name] = plan.may_lose(donor, NO_USE, job, needs, owns, rounded=self._rounded)
+            return gives[name]
+
         for donor in donors:
             if len(shrink) == lack:
                 break
-            for member in self._above_min(donor, back):
-                use = of_devices(member.devices)
+            for member in self._above_min(donor, back) if able(donor) else ():
+                use = self._use_on(donor, member.node)
                 if len(shrink) < lack and self._fits(job, member.node, donor.uid):
                     if not plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
                         break
                     plan.release(donor, use)
+                    gives.clear()
                     shrink.append((donor, member.node))
         stop: dict[str, tuple[JobRecord, int, Resources]] = {}
         room, given = len(shrink), {(donor.uid, node) for donor, node in shrink}
         for donor in donors if whole else ():
             if room >= lack:
                 break
+            if not able(donor):
+                continue
             rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
-            use = together(of_devices(m.devices) for m in rest)
+            use = together(self._use_on(donor, m.node) for m in rest)
             if more and plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
                 plan.release(donor, use)
+                gives.clear()
                 room += more
                 stop[donor.uid] = donor, more, use
         if room < lack:
@@ -444,7 +465,7 @@ class NodeLedger:
                 del stop[donor.uid]
         while shrink and room > lack:
             donor, node = shrink.pop()
-            plan.grant(donor, _use_on(donor, node))
+            plan.grant(donor, self._use_on(donor, node))
             room -= 1
         if plan.barring(job, needs):
             return False
@@ -457,13 +478,16 @@ class NodeLedger:
 
     def _donors(self, job: JobRecord, needs: Resources) -> list[JobRecord]:
         """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
-        over, owns = self._reclaim.over, self._reclaim.owns(job, needs)
-        donors = [j for j in self._running() if j.uid not in self.stops and self._may_give(j, job)]
-        able: dict[str, bool] = {}
-        for donor in donors:
-            if donor.spec.queue not in able:
-                able[donor.spec.queue] = self._reclaim.may_lose(donor, NO_USE, job, needs, owns, rounded=self._rounded)
-        return sorted((j for j in donors if able[j.spec.queue]), key=lambda j: (-over(j), j.spec.priority, -j.order))
+        plan, owns = self._reclaim, self._reclaim.owns(job, needs)
+        inside, found = self._inside.get(job.uid), list[tuple[float, JobRecord]]()
+        for donors in self._running().values():
+            first = donors[0]
+            if inside and not plan.is_below(first, inside):
+                continue
+            if plan.may_lose(first, NO_USE, job, needs, owns, rounded=self._rounded):
+                over = plan.over(first)
+                found += [(over, j) for j in donors if j.uid not in self.stops and j.uid != job.uid]
+        return [j for _, j in sorted(found, key=lambda one: (-one[0], one[1].spec.priority, -one[1].order))]
 
     def _home(self, job: JobRecord) -> frozenset[str]:
         """Nodes in the domain that the job has to stay in."""
@@ -471,11 +495,15 @@ class NodeLedger:
         domains = {gang.paths[m.node][: gang.within] for m in survivors(self._cluster, job)}
         return frozenset(n for n in self._nodes if {gang.paths[n][: gang.within]} == domains)
 
-    def _running(self) -> list[JobRecord]:
-        """Jobs that run: those that could make room."""
+    def _running(self) -> Mapping[str, Sequence[JobRecord]]:
+        """Jobs that run, by their queue: those that could make room."""
         if self._run is None:
-            jobs = (j for j in self._cluster.jobs.values() if j.head is not None and j.head.state == "active")
-            self._run = [j for j in jobs if j.control.desired == "run" and j.uid not in self._cluster.refused]
+            self._run = {}
+            for job in self._cluster.jobs.values():
+                if job.head is None or job.head.state != "active" or job.control.desired != "run":
+                    continue
+                if job.uid not in self._cluster.refused:
+                    self._run.setdefault(job.spec.queue, []).append(job)
         return self._run
 
     def _kept(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
@@ -499,7 +527,7 @@ class NodeLedger:
 
     def _returns(self, donor: JobRecord, node: str, job: JobRecord) -> bool:
         """This node, which the donor has borrowed, may come back for the job."""
-        use, to = _use_on(donor, node), queue_of(job.spec.queue)
+        use, to = self._use_on(donor, node), queue_of(job.spec.queue)
         return self._fits(job, node, donor.uid) and self._reclaim.may_return(donor, use, to)
 
     def _of(self, donor: JobRecord, job: JobRecord, chosen: Collection[str] = ()) -> str | None:
@@ -540,8 +568,14 @@ class NodeLedger:
         begun = asked(self._cluster).get(job.uid, {})
         shapes, roles = tuple(shape_of(role) for role in job.spec.roles), job.spec.roles
         if shapes not in self._room:
-            self._room[shapes] = [n for n in self._nodes if any(self._has_room(role, n, "") for role in roles)]
-        free = [n for n in self._room[shapes] if n not in self._promised and n not in job.control.leaving]
+            now = self._kinds_now()
+            able = {kind: any(fits(role, kind) for role in roles) for kind in {*now.values()}}
+            self._room[shapes] = [n for n, kind in now.items() if able[kind]]
+        leaving, below = job.control.leaving, self._size.get(job.uid, 0) < job.control.target
+        free = [n for n in self._room[shapes] if n not in self._promised and n not in leaving]
+        if below and (kept := self._reserved.kept.get(job.uid)):
+            lacking = NO_NODES.union(*(one.nodes for one in self._lack(kept)))
+            free = [n for n in free if n not in kept.nodes or n not in lacking]
         if arranged(self._cluster, job.spec):
             free.sort(key=self._distance(job))
         free.sort(key=lambda n: n not in begun)
@@ -592,18 +626,47 @@ class NodeLedger:
         kept = self._reserved.kept.get(job.uid)
         if kept is None or node not in kept.nodes:
             return False
-        by = (self._reserved.found[i] for i in kept.by)
-        gangs = [self._cluster.jobs[one.uid] for one in by if node in one.nodes and one.uid not in self._provided]
-        if self._size.get(job.uid, 0) < job.control.target:
+        gangs = [one.uid for one in self._lack(kept) if node in one.nodes]
+        if not gangs or self._size.get(job.uid, 0) < job.control.target:
             return bool(gangs)
-        return not all(self._reclaim.may_return(job, NO_USE, queue_of(gang.spec.queue)) for gang in gangs)
+        queues = (queue_of(self._cluster.jobs[uid].spec.queue) for uid in gangs)
+        return not all(self._reclaim.may_return(job, NO_USE, queue) for queue in queues)
+
+    def _lack(self, kept: KeptNodes) -> Sequence[Reservation]:
+        """Of the reservations that keep these nodes those whose jobs still lack something."""
+        if kept.by not in self._lacking:
+            by = (self._reserved.found[i] for i in kept.by)
+            self._lacking[kept.by] = [one for one in by if one.nodes and one.uid not in self._provided]
+        return self._lacking[kept.by]
 
     def _has_room(self, role: Role, node: str, donor: str) -> bool:
         key = shape_of(role), node, donor
         if key not in self._fit:
-            taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
-            self._fit[key] = fits(role, kind_of(self._cluster.nodes[node], taken))
+            self._fit[key] = fits(role, self._kind(node, donor))
         return self._fit[key]
+
+    def _kinds_now(self) -> Mapping[str, NodeKind]:
+        """What each node is like, without what generations leave there."""
+        if self._idle_kinds is None:
+            bookings, known, none = booked(self._cluster), kinds(self._cluster), dict[str, tuple[str, ...]]()
+            self._idle_kinds = {
+                n: known[n] if self._used.get(n, none) == dict(bookings.get(n, ())) else self._kind(n, "")
+                for n in self._nodes
+            }
+        return self._idle_kinds
+
+    def _kind(self, node: str, donor: str) -> NodeKind:
+        """What the node is like once the donor (uid), if there is one, has gone."""
+        taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
+        return kind_of(self._cluster.nodes[node], taken)
+
+    def _use_on(self, donor: JobRecord, node: str) -> Resources:
+        """What a member of its gang has there."""
+        assert donor.head is not None
+        key = donor.uid, node
+        if key not in self._uses:
+            self._uses[key] = of_devices(donor.head.members[node].devices)
+        return self._uses[key]
 
 
 def _use_of(layout: Layout) -> Resources:
@@ -621,12 +684,6 @@ def _touches(layout: Layout, source: _Source) -> bool:
         for place in layout.places.get(node, ())
         for device in place.devices
     )
-
-
-def _use_on(job: JobRecord, node: str) -> Resources:
-    """What a member of its gang has there."""
-    assert job.head is not None
-    return of_devices(job.head.members[node].devices)
 
 
 def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:

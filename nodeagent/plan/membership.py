@@ -427,15 +427,19 @@ class _Gang:
     holding: tuple[str, ...] = ()
 
 
+_NOBODY = _Gang(None, SeenNodes({}, frozenset()))
+
+
 def _gang(cluster: Cluster, job: JobRecord) -> _Gang:
-    return cluster.once(f"gang:{job.uid}", lambda before: _look(cluster, job.head, before), job)
+    if job.head is None:
+        return _NOBODY
+    head = job.head
+    return cluster.once(f"gang:{job.uid}", lambda before: _look(cluster, head, before), job)
 
 
-def _look(cluster: Cluster, head: Head | None, before: _Gang | None) -> _Gang:
+def _look(cluster: Cluster, head: Head, before: _Gang | None) -> _Gang:
     """Anew only if the generation or something about one of its nodes changed."""
     now = seen(cluster)
-    if head is None:
-        return _Gang(head, now)
     members, holders = head.members, head.holders
     if before is not None and before.head is not None:
         same = before.head.members is members and before.head.holders is holders

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import millis
 from nodeagent.plan.batch import blocked
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.room import Room, room_for
+from nodeagent.plan.room import Room, rooms_for
 from nodeagent.plan.share import in_line, shared
 from nodeagent.plan.usage import decayed
 
@@ -57,8 +58,7 @@ def made_room(job: JobRecord) -> bool:
     return job.phase == "holding" and entry is not None and entry.kind == "share"
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A job in the queue."""
 
     job: JobRecord
@@ -87,7 +87,8 @@ def queue(cluster: Cluster) -> tuple[Waiting, ...]:
     def look(_before: object) -> tuple[Waiting, ...]:
         jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
         jobs = [j for j in jobs if not blocked(cluster, j)]
-        return tuple(Waiting(job, room_for(cluster, job)) for job in _line_up(cluster, jobs))
+        line = _line_up(cluster, jobs)
+        return tuple(map(Waiting, line, rooms_for(cluster, line)))
 
     return cluster.once("queue", look, cluster.refused)
 
@@ -132,9 +133,12 @@ def _line_up(cluster: Cluster, jobs: Collection[JobRecord]) -> list[JobRecord]:
     take them again, and would be asked for them anew."""
     if not shared(cluster):
         return sorted(jobs, key=line_key)
-    without_room = {job.uid for job in jobs if not room_for(cluster, job).enough_soon}
+    rooms = zip(jobs, rooms_for(cluster, jobs), strict=True)
+    without_room = {job.uid for job, room in rooms if not room.enough_soon}
     line = in_line(cluster, jobs, decayed(cluster), without_room=without_room)
-    return sorted(line, key=lambda job: not is_favoured(cluster, job))
+    if not (first := favoured(cluster)):
+        return line
+    return sorted(line, key=lambda job: first.get(job.uid, -1) < job.since)
 
 
 def is_favoured(cluster: Cluster, job: JobRecord) -> bool:

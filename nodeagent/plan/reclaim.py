@@ -9,7 +9,7 @@ again. Who gives what to whom in the end is decided in ``ledger.py`` (``NodeLedg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,9 @@ def stops_at(cluster: Cluster, job: JobRecord) -> tuple[int, float]:
     least = cluster.queues.min_runtime(_of(job))
     began = job.running_since or (job.head.since if job.head is not None else 0)
     return began + millis(least), least
+
+
+_Apart = tuple[Sequence[str], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ class Reclaim:
         self._cluster = cluster
         self._use: dict[str, Resources] = dict(holdings(cluster).by_queue if before is None else before._use)
         self._guaranteed: dict[str, Mapping[str, int]] = {} if before is None else before._guaranteed
+        self._apart: dict[tuple[str, str], tuple[Sequence[str], Sequence[str]]] = (
+            {} if before is None else before._apart
+        )
         self._total = size(cluster).total
         self._entitled = entitlements(cluster)
         if before is None:
@@ -69,14 +75,10 @@ class Reclaim:
         they are guaranteed; and the job's queue ``owns`` what it asks for, or has no more than its part then and takes
         from one that has more. ``rounded``: of nodes that cannot be divided by weight it may have part of one more,
         where the other still has its part."""
-        tree = self._cluster.queues
-        gives, gets = above(tree, _of(donor)), above(tree, _of(job))
-        apart = [name for name in gives if name not in gets]
-        if not apart or any(name not in tree.by_name for name in apart):
+        apart, siblings = self._paths(_of(donor), _of(job))
+        known = self._cluster.queues.by_name
+        if not apart or not all(name in known and self._spares(name, use) for name in apart):
             return False
-        if not all(self._spares(name, use) for name in apart):
-            return False
-        siblings = [name for name in gets if name not in gives]
         if owns:
             return True
         has = self._use.get(apart[-1], NOTHING)
@@ -93,11 +95,9 @@ class Reclaim:
         """Why no job of the queue ``giver`` has to give anything for one of the queue ``to`` that needs so much: as of
         ``may_lose``, as far as that depends on queues alone. None: both are one, or one below the other."""
         tree = self._cluster.queues
-        gives, gets = above(tree, giver), above(tree, to)
-        apart = [name for name in gives if name not in gets]
+        apart, asks = self._paths(giver, to)
         if not apart:
             return None
-        asks = [name for name in gets if name not in gives]
         owns = within(self._owned(to), self.use(to).and_(needs))
         over = (n for n in asks if not (self._within(n, self.use(n).and_(needs)) or self._below(n, needs)))
         if not owns and (name := next(over, "")):
@@ -117,11 +117,8 @@ class Reclaim:
         """The donor may give back this much of what it has borrowed, for a job of the queue ``to``: its own; or another
         if its queues are reclaimable and have with that much less what they are guaranteed. A queue that is gone keeps
         nothing."""
-        tree = self._cluster.queues
-        gets = above(tree, to)
-        return all(
-            name in gets or name not in tree.by_name or self._spares(name, use) for name in above(tree, _of(donor))
-        )
+        apart, _ = self._paths(_of(donor), to)
+        return all(name not in self._cluster.queues.by_name or self._spares(name, use) for name in apart)
 
     def evens_out(self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources) -> bool:
         """Also after the donor has given this much for what the job needs is its queue no less above its part than the
@@ -161,6 +158,14 @@ class Reclaim:
         for name in above(self._cluster.queues, _of(job)):
             self._use[name] = self._use.get(name, NOTHING).and_(use)
 
+    def _paths(self, giver: str, taker: str) -> _Apart:
+        """Of each of two queues itself and those above it, without what they have in common."""
+        if (giver, taker) not in self._apart:
+            gives, gets = above(self._cluster.queues, giver), above(self._cluster.queues, taker)
+            apart = [name for name in gives if name not in gets], [name for name in gets if name not in gives]
+            self._apart[giver, taker] = apart
+        return self._apart[giver, taker]
+
     def _beyond(self, name: str, use: Resources) -> float:
         return beyond(use, self._entitled.get(name, NO_PART), self._total)
 
@@ -173,11 +178,12 @@ class Reclaim:
         return self._beyond(name, self._use.get(name, NOTHING).and_(but_one)) < -ROUNDING
 
     def _spares(self, name: str, use: Resources) -> bool:
+        if not self._cluster.queues.by_name[name].reclaimable:
+            return False
+        if not (guarantee := self._owned(name)):
+            return True
         left = self._use.get(name, NOTHING).less(use)
-        queue = self._cluster.queues.by_name[name]
-        return queue.reclaimable and all(
-            getattr(left, resource) >= amount for resource, amount in self._owned(name).items()
-        )
+        return all(getattr(left, resource) >= amount for resource, amount in guarantee.items())
 
     def _owned(self, name: str) -> Mapping[str, int]:
         """Resource to what is guaranteed of it, where anything is."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 from nodeagent.model.constraints import value_of
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Role
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.plan.bookings import Booked, booked, changed_bookings
 from nodeagent.plan.capped import cheapest
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
@@ -101,6 +101,11 @@ def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
     return _Nodes(seen(cluster), held, of, Counter(of.values()), choosy, live)
 
 
+def kinds(cluster: Cluster) -> Mapping[str, NodeKind]:
+    """What each node is like that may take work."""
+    return _look(cluster).of
+
+
 def shut_for(cluster: Cluster, spec: JobSpec) -> frozenset[str]:
     """Nodes that take work, but not this job's, whatever its placement: a maintenance window is ahead, or they may be
     taken away."""
@@ -148,34 +153,57 @@ class Room:
     """What it would have to have at least, where nodes have room and its queues may not use so much."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rooms:
+    """What is known of jobs in one view, and what that needs of the view."""
+
+    asked: Mapping[str, Mapping[str, Readiness]]
+    choosy: bool
+    of: dict[str, tuple[JobRecord, Room]] = field(default_factory=dict)
+    """By job (uid)."""
+    alike: dict[tuple[object, ...], Room] = field(default_factory=dict)
+    """Of jobs that nobody has looked at yet, and that have nothing, those that are alike have the very same."""
+
+
 def room_for(cluster: Cluster, job: JobRecord) -> Room:
     """How many nodes could run the job: what ``candidates`` would count."""
-    return cluster.once(f"room:{job.uid}", lambda _before: _room_for(cluster, job), job)
+    return rooms_for(cluster, (job,))[0]
 
 
-def _room_for(cluster: Cluster, job: JobRecord) -> Room:
-    if job.spec.several:
+def rooms_for(cluster: Cluster, jobs: Iterable[JobRecord]) -> list[Room]:
+    """The same of many jobs."""
+    size = 2 * len(cluster.jobs)
+    known = cluster.once("rooms", lambda _: _Rooms(asked(cluster), bool(_look(cluster).choosy)), size=size)
+    found = []
+    for job in jobs:
+        of = known.of.get(job.uid)
+        if of is None or of[0] is not job:
+            of = known.of[job.uid] = job, _room_for(cluster, known, job)
+        found.append(of[1])
+    return found
+
+
+def _room_for(cluster: Cluster, rooms: _Rooms, job: JobRecord) -> Room:
+    head, spec = job.head, job.spec
+    if len(spec.roles) > 1:
         return _room_for_places(cluster, job)
-    head, role = job.head, job.spec.role
-    known = dict.fromkeys(asked(cluster).get(job.uid, ()))
+    known, role = dict.fromkeys(rooms.asked.get(job.uid, ())), spec.roles[0]
     if head is not None:
         known |= dict.fromkeys([*head.members, *head.holders])
-    among = job.spec.placement is not None or (role.placement is not None and role.placement.hard)
+    among = spec.placement is not None or (role.placement is not None and role.placement.hard)
     look = _room_among if among else _room_with
     if known:
         return look(cluster, job, known)
-    # Of jobs that nobody has looked at yet, and that have nothing, those that are alike have the same.
-    alike: dict[tuple[object, ...], Room] = cluster.once("alike", lambda _before: {})
     shape: tuple[object, ...] = (
-        job.spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, job.spec.nodes.min,
+        spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, role.nodes.min,
     )  # fmt: skip
     if among:
-        shape = (*shape, role.placement, job.spec.within, job.spec.segments)
-    if _look(cluster).choosy:
-        shape = (*shape, shut_for(cluster, job.spec))
-    if shape not in alike:
-        alike[shape] = look(cluster, job, known)
-    return alike[shape]
+        shape = (*shape, role.placement, spec.within, spec.segments)
+    if rooms.choosy:
+        shape = (*shape, shut_for(cluster, spec))
+    if shape not in rooms.alike:
+        rooms.alike[shape] = look(cluster, job, known)
+    return rooms.alike[shape]
 
 
 def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:

@@ -69,16 +69,16 @@ def holdings(cluster: Cluster) -> Holdings:
 
 def above(tree: Queues, name: str) -> tuple[str, ...]:
     """The queue and those above it; a queue that is gone is alone."""
-    return tuple(queue.name for queue in tree.path(name)) or (name,)
+    return tree.paths.get(name) or (name,)
 
 
 def dominant(use: Resources, total: Resources) -> float:
     """The largest part of the cluster that this is, of one of its resources."""
-    part = 0.0
-    for mine, all_ in zip(use, total, strict=True):
-        if mine and all_ and mine / all_ > part:
-            part = mine / all_
-    return part
+    (gpus, nodes, slots), (all_gpus, all_nodes, all_slots) = use, total
+    return max(
+        gpus / all_gpus if all_gpus else 0.0, nodes / all_nodes if all_nodes else 0.0,
+        slots / all_slots if all_slots else 0.0, 0.0,
+    )  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -95,11 +95,11 @@ NO_PART = Part()
 def beyond(use: Resources, part: Part, total: Resources) -> float:
     """How much more than the part this is, of the resource of which it is most, as a part of the cluster; below 0 if it
     is less of each resource."""
-    most = -1.0
-    for mine, due, all_ in zip(use, part, total, strict=True):
-        if all_ and (mine - due) / all_ > most:
-            most = (mine - due) / all_
-    return most
+    (gpus, nodes, slots), (due_gpus, due_nodes, due_slots), (all_gpus, all_nodes, all_slots) = use, part, total
+    return max(
+        (gpus - due_gpus) / all_gpus if all_gpus else -1.0, (nodes - due_nodes) / all_nodes if all_nodes else -1.0,
+        (slots - due_slots) / all_slots if all_slots else -1.0, -1.0,
+    )  # fmt: skip
 
 
 def parts(tree: Queues, total: Resources, among: Collection[str] | None = None) -> dict[str, Part]:
@@ -136,8 +136,8 @@ def entitlements(cluster: Cluster) -> Mapping[str, Part]:
 
     def look(_before: object) -> dict[str, Part]:
         tree = cluster.queues
-        busy = {name for job in cluster.jobs.values() if _counts(job) for name in above(tree, queue_of(job.spec.queue))}
-        return parts(tree, size(cluster).total, busy)
+        leaves = {queue_of(job.spec.queue) for job in cluster.jobs.values() if _counts(job)}
+        return parts(tree, size(cluster).total, {name for leaf in leaves for name in above(tree, leaf)})
 
     return cluster.once("entitlements", look)
 
@@ -275,9 +275,12 @@ def _within_guarantees(cluster: Cluster, jobs: Iterable[JobRecord]) -> frozenset
     oldest first."""
     found: set[str] = set()
     use: dict[str, Resources] = {}
+    all_owned = {name: guarantee for name in cluster.queues.by_name if (guarantee := owned(cluster.queues, name))}
+    if not all_owned:
+        return frozenset()
     for job in sorted(jobs, key=lambda job: -job.spec.priority):
         name = queue_of(job.spec.queue)
-        if guarantee := owned(cluster.queues, name):
+        if guarantee := all_owned.get(name, {}):
             before = use.get(name, holdings(cluster).by_queue.get(name, NOTHING))
             after = before.and_(least(cluster, job.sized_before))
             if within(guarantee, after):
@@ -310,6 +313,8 @@ class _Branch:
     """A heap of those below that have jobs in line."""
     jobs: list[JobRecord] = field(default_factory=list)
     """Of a user: those in line, the oldest last."""
+    next: Resources = NOTHING
+    """What its next job would have."""
 
 
 class _Turns:
@@ -347,11 +352,13 @@ class _Turns:
         while heap := self._branches[name].below:
             name = heapq.heappop(heap)[3]
             path.append(name)
-        job = self._branches[name].jobs.pop()
-        use = NOTHING if job.uid in self._without_room else self._uses(job)
+        last = self._branches[name]
+        job = last.jobs.pop()
+        use = NOTHING if job.uid in self._without_room else last.next
         for parent, child in reversed([*pairwise(path)]):
             branch = self._branches[child]
-            branch.use = branch.use.and_(use)
+            if use is not NOTHING:
+                branch.use = branch.use.and_(use)
             if branch.jobs or branch.below:
                 heapq.heappush(self._branches[parent].below, self._entry(child))
         return job
@@ -359,7 +366,8 @@ class _Turns:
     def _entry(self, name: str) -> _Entry:
         """By the share that it would have with its next job; of equal ones the one with the older job goes first."""
         branch = self._branches[name]
-        then = branch.use.and_(self._next_use(name))
+        branch.next = self._uses(branch.jobs[-1]) if branch.jobs else self._branches[branch.below[0][3]].next
+        then = branch.use.and_(branch.next)
         oldest = branch.jobs[-1].order if branch.jobs else branch.below[0][2]
         share = dominant(then, self._total) / branch.weight + branch.past
         return self._has_part(branch, then), share, oldest, name
@@ -370,11 +378,6 @@ class _Turns:
         if branch.entitled is None or beyond(branch.use, branch.entitled, self._total) > -ROUNDING:
             return 2
         return 0 if beyond(then, branch.entitled, self._total) <= ROUNDING else 1
-
-    def _next_use(self, name: str) -> Resources:
-        while heap := self._branches[name].below:
-            name = heap[0][3]
-        return self._uses(self._branches[name].jobs[-1])
 
     def _path(self, job: JobRecord) -> tuple[str, ...]:
         """From the root over the queues to the user."""
@@ -402,9 +405,9 @@ class _Turns:
         return found
 
     def _uses(self, job: JobRecord) -> Resources:
-        if job.spec.several:
+        if len(job.spec.roles) > 1:
             return wanted(self._cluster, job.sized, job.control.target)
-        role = job.spec.role
+        role = job.spec.roles[0]
         shape = (role.workers_per_node, role.gpus_per_worker, job.control.target)
         if shape not in self._wanted:
             self._wanted[shape] = wanted(self._cluster, job.spec, job.control.target)

@@ -17,7 +17,7 @@ from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.window import ReservedNode
 from nodeagent.model.world import CauseKind
 from nodeagent.plan import backfill
-from nodeagent.plan.backfill import reserved
+from nodeagent.plan.backfill import line, open_room, reserved
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
@@ -604,6 +604,19 @@ def test_all_agents_keep_the_same_whatever_they_saw_before(
     assert reserved(later) == reserved(replace(later, notes=Notes()))
     turned = dict(reversed([*later.jobs.items()]))
     assert reserved(replace(later, jobs=turned, notes=Notes())).found == reserved(later).found
+
+
+def test_each_size_of_job_has_its_own_room_beside_what_is_kept() -> None:
+    """Nobody has looked at any of them yet; two of the four idle nodes are kept for big."""
+    jobs = [waits("big", 5, order=1)] + [waits(f"w{i}", size, order=2 + i) for i, size in enumerate((1, 3, 2, 3, 1))]
+    view = cluster_of(7, runs("long", ["n1", "n2", "n3"], 60), *jobs)
+    cold = {n: one.model_copy(update={"readiness": {}}) for n, one in view.nodes.items()}
+    view = replace(view, nodes=cold, notes=Notes())
+    rooms = {w.job.name: w.room for w in line(view)}
+    assert [name for name, room in rooms.items() if room.enough_soon] == ["w0", "w2", "w4"]
+    for name, room in rooms.items():
+        one = view.jobs[f"u-{name}"]
+        assert room == open_room(view, one) == open_room(view, one.model_copy()), "also as a newer record has it"
 
 
 def run_on(cluster: Cluster) -> Cluster:

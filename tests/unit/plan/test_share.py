@@ -20,7 +20,7 @@ from nodeagent.plan.demand import Resources, least, size, together, used, wanted
 from nodeagent.plan.gang import decide
 from nodeagent.plan.proposal import place
 from nodeagent.plan.room import room_for
-from nodeagent.plan.share import ceiling, dominant, holdings, in_line, standings
+from nodeagent.plan.share import ceiling, dominant, entitlements, holdings, in_line, standings
 from nodeagent.plan.steps import Propose
 from nodeagent.plan.usage import Decayed
 from nodeagent.plan.waiting import explain
@@ -448,6 +448,71 @@ def test_a_cluster_that_uses_no_queues_has_the_same_order_and_the_same_decisions
         assert decision == decide(written, one, WALL)
         assert one.phase == "queued" or decision.step is None, "nobody makes room"
         assert not isinstance(decision.step, Propose) or not decision.step.claims
+
+
+def turns(found: Cluster, jobs: list[JobRecord], past: Decayed) -> list[JobRecord]:
+    """The order of jobs of one class, worked out anew for each: of all branches of the tree the one whose turn it
+    is, down to a user. Past use counts by queue only."""
+    total, held, due, line = size(found).total, holdings(found), entitlements(found), list[JobRecord]()
+    use: dict[str, Resources] = {**held.by_queue}
+    use |= {f"{name}/{owner}": one for (name, owner), one in held.by_user.items()}
+    before = {name: (past.by_queue.get(name, 0.0), one.parent) for name, one in found.queues.by_name.items()}
+
+    def path(one: JobRecord) -> list[str]:
+        name = one.spec.queue or "default"
+        return [*reversed([queue.name for queue in found.queues.path(name)]), f"{name}/{one.owner}"]
+
+    def used_before(name: str) -> float:
+        below = [one for one in before if name in [queue.name for queue in found.queues.path(one)]]
+        return sum(before[one][0] for one in below)
+
+    def rank(name: str, below: list[JobRecord], depth: int) -> tuple[int, float, int]:
+        first = following(below, depth)
+        then = use.get(name, Resources()).and_(wanted(found, first.spec, first.control.target))
+        share_of, part, ahead = max(a / b for a, b in zip(then, total, strict=True) if b), 2, 0.0
+        if name in found.queues.by_name:
+            siblings = [one for one, (_, parent) in before.items() if parent == before[name][1]]
+            all_of = sum(map(used_before, siblings))
+            ahead = used_before(name) / all_of / found.queues.by_name[name].weight if all_of else 0.0
+            share_of /= found.queues.by_name[name].weight
+            has, gets = (
+                max((a - b) / c for a, b, c in zip(one, due[name], total, strict=True) if c)
+                for one in (use.get(name, Resources()), then)
+            )
+            part = 2 if has > -1e-9 else 0 if gets <= 1e-9 else 1
+        return part, share_of + ahead, first.order
+
+    def following(below: list[JobRecord], depth: int) -> JobRecord:
+        """The job of these whose turn it is, below the first ``depth`` branches that they have in common."""
+        if depth == len(path(below[0])):
+            return min(below, key=lambda one: one.order)
+        groups: dict[str, list[JobRecord]] = {}
+        for one in below:
+            groups.setdefault(path(one)[depth], []).append(one)
+        name = min(groups, key=lambda name: (*rank(name, groups[name], depth + 1), name))
+        return following(groups[name], depth + 1)
+
+    left = list(jobs)
+    while left:
+        one = following(left, 0)
+        left.remove(one)
+        line.append(one)
+        for name in path(one):
+            use[name] = use.get(name, Resources()).and_(wanted(found, one.spec, one.control.target))
+    return line
+
+
+@REPEATABLE
+@given(loads(), st.dictionaries(st.sampled_from(["a", "b", "c", "default"]), st.integers(0, 8), max_size=3))
+def test_the_order_is_that_of_one_turn_after_the_other(found: Cluster, past: dict[str, int]) -> None:
+    jobs = [one for one in waiting(found) if one.spec.queue in found.queues.by_name or not one.spec.queue]
+    jobs = [one.model_copy(update={"spec": one.spec.model_copy(update={"priority": 0})}) for one in jobs]
+    tree = Queues(
+        rev=1, queues=tuple(q.model_copy(update={"priority": 0, "guarantee": Amount()}) for q in found.queues.queues)
+    )
+    view = replace(found, queues=tree, jobs={**found.jobs, **{one.uid: one for one in jobs}}, notes=Notes())
+    used_before = Decayed({name: amount for name, amount in past.items() if name in tree.by_name}, {})
+    assert in_line(view, jobs, used_before) == turns(view, jobs, used_before)
 
 
 def over(cluster: Cluster) -> dict[str, tuple[str, ...]]:
