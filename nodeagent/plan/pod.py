@@ -480,8 +480,11 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
 
 
 def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
-    """What waits here and need not wait any longer."""
+    """What waits here and need not wait any longer. A pod whose workers have all ended well has done all that
+    others may wait for."""
     ready = {name for report in head.reports.values() for name in report.ready}
+    done = (head.members[n] for n, report in head.reports.items() if report.state == "succeeded" and n in head.members)
+    ready |= {place.name for member in done for place in member.places}
     roles, sizes = {role.name: role for role in job.spec.roles}, head.sizes
     found = []
     for name in status.waiting:

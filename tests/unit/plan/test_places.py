@@ -307,6 +307,14 @@ def test_a_role_starts_when_all_places_before_it_are_ready() -> None:
     assert (action.roles, action.why) == (("trainer",), "all places of pserver are ready")
 
 
+def test_a_place_whose_workers_have_ended_well_keeps_nobody_waiting() -> None:
+    """Its pod says nothing of what is ready any more, and may have ended before it was seen to be."""
+    both = {"n1": told("pserver.0"), "n2": PodReport(state="succeeded")}
+    assert isinstance(next_action(both, ready=("pserver.0",)), Release)
+    left = {"n1": told("pserver.0"), "n2": PodReport(state="left")}
+    assert not isinstance(next_action(left, ready=("pserver.0",)), Release)
+
+
 def test_a_doomed_generation_starts_nobody() -> None:
     both = {"n1": told("pserver.0"), "n2": failed(make_exit(2, code=7)).model_copy(update={"ready": ("pserver.1",)})}
     assert not isinstance(next_action(both, ready=("pserver.0",)), Release)
