@@ -420,7 +420,10 @@ def _run(case: PodCase) -> PodAction | None:
     mine = status.generation == head.token
     doomed = doom(head, node, read_report(status) if mine else None)
     if mine:
-        report = read_report(status) or (None if doomed else cut_short(status) or going_on(sent))
+        report = read_report(status)
+        if report is not None and report.state == "succeeded" and len(status.workers) < head.members[node].workers:
+            report = None  # those that waited for other roles were stopped before they started
+        report = report or (None if doomed else cut_short(status) or going_on(sent))
         if job.spec.completes:
             report = with_completion(report, status, head.members[node], job.spec.completes)
         if status.ready and not status.quiet:
