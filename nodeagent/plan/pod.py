@@ -424,7 +424,10 @@ def _run(case: PodCase) -> PodAction | None:
     mine = status.generation == head.token
     doomed = doom(head, node, read_report(status) if mine else None)
     if mine:
-        report = read_report(status) or (None if doomed else cut_short(status) or going_on(sent))
+        report = read_report(status)
+        if report is not None and report.state == "succeeded" and len(status.workers) < head.members[node].workers:
+            report = None  # those that waited for other roles were stopped before they started
+        report = report or (None if doomed else cut_short(status) or going_on(sent))
         asked = tasks_asked_for(job.spec)
         if job.spec.completes or asked:
             report = with_completion(report, status, head.members[node], job.spec.completes, asked)
@@ -485,8 +488,11 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
 
 
 def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
-    """What waits here and need not wait any longer."""
+    """What waits here and need not wait any longer. A pod whose workers have all ended well has done all that
+    others may wait for."""
     ready = {name for report in head.reports.values() for name in report.ready}
+    done = (head.members[n] for n, report in head.reports.items() if report.state == "succeeded" and n in head.members)
+    ready |= {place.name for member in done for place in member.places}
     roles, sizes = {role.name: role for role in job.spec.roles}, head.sizes
     found = []
     for name in status.waiting:

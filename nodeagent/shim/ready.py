@@ -39,7 +39,7 @@ class PlaceReadiness:
         before = len(self.ready)
         for name, workers in self._places().items():
             if name not in self.ready and name not in self._asking and all(w.pid for w in workers):
-                self._look(name, workers[0])
+                self._look(name, workers)
         if len(self.ready) > before:
             self._changed()
         self._look_later()
@@ -69,9 +69,10 @@ class PlaceReadiness:
             found.setdefault(w.place, []).append(w)
         return found
 
-    def _look(self, name: str, first: Worker) -> None:
+    def _look(self, name: str, workers: list[Worker]) -> None:
         ready: Mapping[str, Any] | None = self._parts.pod["roles"][name.rpartition(".")[0]]["ready"]
-        if ready is None:
+        first = workers[0]
+        if ready is None or all(w.record is not None and w.record["code"] == 0 for w in workers):
             self.ready.append(name)
         elif ready["port"]:
             if _listened_on(int(self._gang.environments[first.local_rank]["NODEAGENT_PORT"])):

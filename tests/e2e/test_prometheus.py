@@ -61,6 +61,9 @@ UNSEEN = {
     ("cluster.json", "CPU slots in use, by queue", "{{queue}}"),  # the job has GPUs
     ("cluster.json", "Goodput, by queue", "{{queue}}: CPU slots"),
     ("job.json", "Step", "{{job}}: checkpoint"),  # it makes none
+    ("job.json", "Places, by role", "{{job}} {{role}}: {{state}}"),  # it has one role
+    ("job.json", "Workers, by role", "{{job}} {{role}}: workers"),
+    ("job.json", "Workers, by role", "{{job}} {{role}}: started again alone"),
     ("node.json", "Repairs", "times"),  # nothing is to be mended
     ("node.json", "Records refused", "{{node}}: {{reason}}"),  # there are none
 }

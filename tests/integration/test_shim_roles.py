@@ -73,6 +73,17 @@ async def test_a_role_starts_when_it_is_released(tmp_path: Path, standby: bool) 
         await bench.until(lambda s: s.phase == "exited")
 
 
+async def test_a_place_that_ended_well_is_ready_though_it_never_listened(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        job = spec(tmp_path, Ready(port=True))
+        (tmp_path / "server.py").write_text("print('nothing to serve')")
+        await begin(bench, job)
+        status = await bench.until(lambda s: s.ready == ("server.0",))
+        assert (status.phase, status.waiting) == ("running", ("trainer",))
+        bench.host.release(UID, token(1), ("trainer",))
+        await bench.until(lambda s: s.phase == "exited" and len(s.exits) == 2)
+
+
 async def test_what_waits_never_starts_after_a_stop(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await begin(bench, spec(tmp_path, Ready(port=True)))

@@ -232,8 +232,20 @@ class Checker:
                 continue
             before = {other for local in pod.alive for other in pod.after[pod.role_of(local)]}
             for name in (f"{other}.{i}" for other in before for i in range(job.head.sizes[other])):
-                if not any((uid, pod.generation, name) in other.were_ready for other in self.machines.values()):
+                if not self._was_ready(job, job.head, name):
                     raise Broken(f"{machine.name} runs {pod.places} of {pod.generation}, and {name} was not ready")
+
+    def _was_ready(self, job: JobRecord, head: Head, name: str) -> bool:
+        """A place was ready in this generation, or its workers have all ended well."""
+        if any((job.uid, head.token, name) in machine.were_ready for machine in self.machines.values()):
+            return True
+        ranks = [
+            (member.node, rank)
+            for member in head.members.values()
+            for rank in range(member.first_rank, member.first_rank + member.workers)
+            if (place := member.place_of(rank)) is not None and place.name == name
+        ]
+        return all((job.uid, head.token, rank) in self.machines[node].well for node, rank in ranks)
 
     def _machine(self, machine: SimMachine) -> None:
         self._pod_states(machine)

@@ -309,6 +309,30 @@ def test_a_role_starts_when_all_places_before_it_are_ready() -> None:
     assert (action.roles, action.why) == (("trainer",), "all places of pserver are ready")
 
 
+def test_a_pod_has_not_succeeded_if_some_of_its_workers_never_started() -> None:
+    """They waited for another role when an agent that left had the pod stopped."""
+    job = make_job(spec=roles_spec(*AFTER))
+    step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
+    assert isinstance(step, Propose)
+    head = make_head(["n1", "n2"]).model_copy(update={"members": step.members})
+    running = make_job(spec=job.spec, phase="running", head=head)
+    status = PodStatus(
+        uid=UID, phase="exited", generation=head.token, highest=head.token, exits=(make_exit(0, code=0),),
+        workers=(WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),),
+    )  # fmt: skip
+    found = plan_pods(make_cluster(["n1", "n2"], running), "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
+    assert isinstance(found[0], ReportPod)
+    assert found[0].report.state == "fenced"
+
+
+def test_a_place_whose_workers_have_ended_well_keeps_nobody_waiting() -> None:
+    """Its pod says nothing of what is ready any more, and may have ended before it was seen to be."""
+    both = {"n1": told("pserver.0"), "n2": PodReport(state="succeeded")}
+    assert isinstance(next_action(both, ready=("pserver.0",)), Release)
+    left = {"n1": told("pserver.0"), "n2": PodReport(state="left")}
+    assert not isinstance(next_action(left, ready=("pserver.0",)), Release)
+
+
 def test_a_doomed_generation_starts_nobody() -> None:
     both = {"n1": told("pserver.0"), "n2": failed(make_exit(2, code=7)).model_copy(update={"ready": ("pserver.1",)})}
     assert not isinstance(next_action(both, ready=("pserver.0",)), Release)
