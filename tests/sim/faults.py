@@ -205,7 +205,7 @@ async def roll_back_store(cluster: SimCluster) -> None:
     generation that it has lost, and are there, one reaches it in time."""
     seconds = cluster.rng.choice([0.01, 0.3, 1.0, 5.0])
     step = cluster.rng.choice([0.0, 0.0, -30.0, -0.1, 0.8, 30.0])
-    lost = await cluster.roll_back_store(seconds)
+    lost = await cluster.roll_back_store(seconds, same_process=cluster.rng.random() < 0.3)
     cluster.clock_step += step
     while not cluster.settled():
         for uid, number in lost.items():
@@ -216,6 +216,19 @@ async def roll_back_store(cluster: SimCluster) -> None:
             if readers and all(node.link.cut or node.link.cut_replies for node in readers):
                 cluster.rng.choice(readers).link.mend()
         await asyncio.sleep(0.05)
+
+
+async def one_address_for_two(cluster: SimCluster) -> None:
+    """A node is reached at the address of another, which answers in its place."""
+    ends = cluster.net.ends
+    own = sorted(name for name, end in ends.items() if end.name == name)
+    if len(own) < 2:
+        return
+    one, other = cluster.rng.sample(own, 2)
+    before = ends[one]
+    ends[one] = ends[other]
+    await asyncio.sleep(cluster.rng.uniform(1, 20))
+    ends[one] = before
 
 
 async def step_store_clock(cluster: SimCluster) -> None:
@@ -304,5 +317,6 @@ FAULTS: tuple[Fault, ...] = (
     kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine, cut_link, cut_link,
     cut_store, cut_store, away_and_killed, away_and_killed, cut_peers, cut_peers, bad_link, bad_link, cut_workers,
     freeze_store, overload_store, restart_store, empty_store,
-    roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
+    roll_back_store, one_address_for_two, step_store_clock, late_guard, scale, pause_and_resume,
+    restart_job, cordon, sicken, sicken,
 )  # fmt: skip

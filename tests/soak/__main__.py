@@ -7,10 +7,12 @@ summary goes to docs/benchmarks.md. Exit code 1 at the first thing that is not a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +20,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from nodeagent.store.server import bundled_server
+from tests.e2e import clocks, netns
+from tests.e2e.clocks import WallClock
 from tests.e2e.support import ROOT, Cluster, home
 from tests.soak.faults import Place
 from tests.soak.resources import ALLOWED
@@ -34,19 +40,52 @@ MARKS = "<!-- begin soak -->", "<!-- end soak -->"
 
 
 @contextmanager
+def own_network() -> Iterator[bool]:
+    """What this thread starts meanwhile has a network of its own, with nothing but loopback; False where it cannot."""
+    if netns.why_not():
+        yield False
+        return
+    with Path("/proc/thread-self/ns/net").open() as home_network:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(netns.CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "no network namespace")
+        try:
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            yield True
+        finally:
+            libc.setns(home_network.fileno(), netns.CLONE_NEWNET)
+
+
+def clock_of_redis(folder: Path, environ: dict[str, str]) -> WallClock | None:
+    """The cluster's Redis gets a clock of its own: as the first ``redis-server`` on its PATH. None where it cannot."""
+    if clocks.why_not():
+        return None
+    clock, program = WallClock(folder / "clock"), folder / "bin" / "redis-server"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, clock.under([str(bundled_server())])))} "$@"\n')
+    program.chmod(0o755)
+    environ["PATH"] = f"{program.parent}{os.pathsep}{environ['PATH']}"
+    return clock
+
+
+@contextmanager
 def place(seed: int) -> Iterator[Place]:
     """A cluster of its own; where this process may mount, in a small file system."""
-    with home() as (folder, environ):
+    with own_network() as cables, home() as (folder, environ):
         local = folder / "local"
         local.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL},mode=755", "tmpfs", str(local)]
         small = os.geteuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
+        clock = clock_of_redis(folder, environ)
         one = Cluster(folder, folder / "work", environ)
+        where = Place(one, tuple(f"n{n + 1}" for n in range(NODES)), small, seed, cables, clock)
         try:
             one.up(NODES)
-            yield Place(one, tuple(f"n{n + 1}" for n in range(NODES)), small, seed)
+            where.redis()
+            yield where
         finally:
             one.ctl("local", "down", check=None)
+            clocks.clear_away(sorted(where.redis_pids))
             if small:
                 subprocess.run(["umount", "--lazy", str(local)], check=True)
 
@@ -57,7 +96,9 @@ def soak(seconds: float, seed: int, each: float = ROUND) -> list[Row]:
     with place(seed) as where:
         rounds = Soak(where, each)
         rounds.prepare()
-        print(f"seed {seed}; {'' if where.small else 'no mount here: no full disk; '}{HEAD}", flush=True)
+        able = {"full disk": where.small, "cut": where.cables, "skew": where.clock is not None}
+        without = ", ".join(name for name, can in able.items() if not can)
+        print(f"seed {seed}; {f'without {without}; ' if without else ''}{HEAD}", flush=True)
         while not rows or (time.monotonic() < end and not rows[-1].wrong):
             rows.append(rounds.round(len(rows) + 1))
             print(in_words(rows[-1]), flush=True)

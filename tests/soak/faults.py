@@ -1,7 +1,8 @@
 """The faults of a soak: real ones, each healed by itself when it returns, with what a seeded random has chosen.
 
-Left out: cut cables and skewed clocks, which need name spaces and another Redis (tests/e2e/test_partitions.py,
-test_clocks.py and tests/nodes have them).
+All nodes are on one machine, so its network is cut for all of them at once: between workers, and between agents (Redis
+listens on a unix socket). One node's cable, and an agent's clock, are cut and stepped elsewhere
+(tests/e2e/test_partitions.py, test_clocks.py, tests/nodes).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,12 +20,17 @@ from typing import Any
 
 from nodeagent.ctl.errors import CtlError
 from nodeagent.local import control
+from tests.e2e.clocks import WallClock
 from tests.e2e.support import Cluster, bounded
 
 SHORT, LONG = (0.5, 1.5), (4.5, 8.0)
 """Seconds without an agent: within the lease of 3 s, and past it."""
 AWAY = (1.0, 8.0)
 """Seconds without Redis, a disk with room, or a node's power."""
+SKEW = 3600
+"""Seconds by which the clock of Redis is put forth or back, at most."""
+CUT = ("meta l4proto tcp", "meta l4proto udp", "meta l4proto { tcp, udp }")
+"""What does not arrive: between workers, between agents, or all."""
 FLOOD = 300
 """Requests of an API flood."""
 
@@ -37,9 +44,15 @@ class Place:
     small: bool
     """The cluster's folder is a small file system, which may be filled."""
     seed: int
+    cables: bool = False
+    """The cluster has a network namespace of its own, in which packets may be dropped."""
+    clock: WallClock | None = None
+    """That Redis has; None: the machine's."""
     training: str = ""
     elastic: bool = True
     said: Callable[[str], None] = print
+    redis_pids: set[int] = field(default_factory=set)
+    """Of every Redis that was seen."""
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +69,7 @@ class Place:
 
     def redis(self) -> int | None:
         pid: int | None = self.supervisor()["redis"]["pid"]
+        self.redis_pids |= {pid} if pid is not None else set()
         return pid
 
     def pids(self, what: str) -> list[int]:
@@ -160,6 +174,29 @@ def disk_full(place: Place, draw: Draw) -> bool:
     return True
 
 
+def cable_cut(place: Place, draw: Draw) -> bool:
+    """On a machine with one node each it would be the switch that is gone. Connections stand still and go on."""
+    rule = CUT[int(draw["which"] * len(CUT))]
+    chain = "add table ip soak; add chain ip soak in { type filter hook input priority 0; }"
+    try:
+        subprocess.run(["nft", f"{chain}; add rule ip soak in {rule} drop"], check=True, capture_output=True)
+        time.sleep(draw["away"])
+    finally:
+        subprocess.run(["nft", "delete table ip soak"], check=False, capture_output=True)
+    return True
+
+
+def clock_skew(place: Place, draw: Draw) -> bool:
+    """Of Redis, and back again."""
+    assert place.clock is not None
+    try:
+        place.clock.step(round((2 * draw["which"] - 1) * SKEW))
+        time.sleep(draw["away"])
+    finally:
+        place.clock.step(0)
+    return True
+
+
 def api_flood(place: Place, draw: Draw) -> bool:
     """Requests one after the other, and readers of output that hang up in the middle."""
     with suppress(CtlError):
@@ -199,6 +236,8 @@ FAULTS: dict[str, Fault] = {
     "redis freeze": redis_freeze,
     "redis kill": redis_kill,
     "disk full": disk_full,
+    "cable cut": cable_cut,
+    "clock skew": clock_skew,
     "api flood": api_flood,
     "scale": scale,
     "drain": drain,
@@ -208,7 +247,8 @@ FAULTS: dict[str, Fault] = {
 def choose(place: Place) -> tuple[str, Draw]:
     """The next fault. Draws the same numbers whichever it is."""
     chance = place.chance
-    names = [name for name in FAULTS if name != "disk full" or place.small]
+    able = {"disk full": place.small, "cable cut": place.cables, "clock skew": place.clock is not None}
+    names = [name for name in FAULTS if able.get(name, True)]
     name = chance.choice(names)
     return name, {
         "which": chance.random(), "node": chance.choice(place.nodes), "size": chance.randint(1, len(place.nodes)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import bounds
@@ -21,11 +23,11 @@ def test_only_seconds_in_which_nothing_waited_for_a_processor_count(busy: float,
 
 
 def test_where_the_kernel_does_not_say_all_seconds_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "PRESSURE", bounds.Path("/nowhere/at/all"))
+    monkeypatch.setattr(bounds, "PRESSURE", Path("/nowhere/at/all"))
     assert starved() == 0.0
 
 
-def test_what_the_kernel_says(monkeypatch: pytest.MonkeyPatch, tmp_path: bounds.Path) -> None:
+def test_what_the_kernel_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "cpu"
     file.write_text("some avg10=1.00 avg60=0.50 avg300=0.10 total=2500000\nfull avg10=0.00 total=9\n")
     monkeypatch.setattr(bounds, "PRESSURE", file)

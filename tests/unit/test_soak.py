@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.e2e.clocks import WallClock
 from tests.e2e.support import Cluster
 from tests.soak.faults import FAULTS, Place, choose
 from tests.soak.resources import ALLOWED, PER_JOB, Usage, grown
@@ -11,8 +14,10 @@ from tests.soak.resources import ALLOWED, PER_JOB, Usage, grown
 BASE = Usage(10, {"agent descriptors n1": 14, "processes": 6, "files in state": 40, "redis keys": 28})
 
 
-def place(seed: int, *, small: bool = True) -> Place:
-    return Place(Cluster(Path("/nowhere"), Path("/nowhere")), ("n1", "n2"), small, seed)
+def place(seed: int, folder: Path | None = None) -> Place:
+    """``folder``: everything can be done there."""
+    able, clock = folder is not None, WallClock(folder / "clock") if folder is not None else None
+    return Place(Cluster(Path("/nowhere"), Path("/nowhere")), ("n1", "n2"), able, seed, able, clock)
 
 
 def test_what_grows_beyond_its_allowance_is_named_with_its_figures() -> None:
@@ -28,9 +33,20 @@ def test_files_of_ended_jobs_are_allowed_by_their_number() -> None:
         assert len(grown(BASE, Usage(jobs, BASE.figures | {"files in state": files}))) == wrong
 
 
-def test_a_seed_brings_the_same_faults_in_the_same_order() -> None:
-    first, again = place(7), place(7)
+def test_a_seed_brings_the_same_faults_in_the_same_order(tmp_path: Path) -> None:
+    first, again = place(7, tmp_path), place(7, tmp_path)
     assert [choose(first) for _ in range(50)] == [choose(again) for _ in range(50)]
     assert {choose(first)[0] for _ in range(1000)} == set(FAULTS)
-    other = place(7, small=False)
-    assert "disk full" not in {choose(other)[0] for _ in range(1000)}
+    other = place(7)
+    assert set(FAULTS) - {choose(other)[0] for _ in range(1000)} == {"disk full", "cable cut", "clock skew"}
+
+
+def test_the_clock_of_redis_is_put_forth_or_back_and_back_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, shown = place(7, tmp_path), []
+    monkeypatch.setattr("tests.soak.faults.time.sleep", lambda _: shown.append((tmp_path / "clock").read_text()))
+    for which in (0.0, 0.75):
+        assert FAULTS["clock skew"](one, {"which": which, "away": 1.0})
+        shown.append((tmp_path / "clock").read_text())
+    assert shown == ["-3600\n", "+0\n", "+1800\n", "+0\n"]
