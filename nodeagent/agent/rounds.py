@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from operator import is_
 
 from nodeagent.agent.apply import Applier, CommitRequests
@@ -28,7 +27,7 @@ from nodeagent.plan.backfill import line, reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import turn
-from nodeagent.plan.pod import Keep, PodAction, Stop, asks_the_store, plan_pods
+from nodeagent.plan.pod import Keep, PodAction, asks_the_store, plan_pods
 from nodeagent.plan.queue import NextUp, next_up
 from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
 from nodeagent.plan.steps import Decision, Remove
@@ -169,9 +168,8 @@ class OwnPods:
         # What this node does by itself comes first: it must not wait for a store that may not answer.
         for action in sorted(actions, key=asks_the_store):
             if asks_the_store(action) and not self._may_ask():
-                if isinstance(action, Stop):  # what there is to tell is told later
-                    await self._applier.pod(replace(action, meanwhile=None))
-            elif isinstance(action, Keep):
+                continue  # what there is to report is reported later
+            if isinstance(action, Keep):
                 changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)

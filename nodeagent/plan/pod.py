@@ -7,7 +7,7 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
@@ -59,15 +59,12 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop what runs; ``grace`` None is SIGKILL now. ``meanwhile``: a second action that is done while the workers die,
-    so that it takes no extra time. It is a promise (its write to disk and its rendezvous; only if nobody can still need
-    the old rendezvous), or a report to the store. ``given_up``: have the snapshots in memory written out. ``broken``:
-    not all ranks will leave together."""
+    """Stop what runs; ``grace`` None is SIGKILL now. ``given_up``: have the snapshots in memory written out.
+    ``broken``: not all ranks will leave together."""
 
     uid: str
     grace: float | None
     why: str
-    meanwhile: Promise | ReportPod | None = None
     given_up: GivenUp | None = None
     broken: bool = False
     sooner: Mapping[str, float] = field(default_factory=dict)
@@ -148,8 +145,8 @@ PodAction = Prepare | Stop | Promise | SendAck | Start | Release | ReportPod | L
 
 
 def asks_the_store(action: PodAction) -> bool:
-    """Whether the action, or its ``meanwhile``, needs the store."""
-    return isinstance(action.meanwhile if isinstance(action, Stop) else action, SendAck | ReportPod | Keep)
+    """Whether the action needs the store."""
+    return isinstance(action, SendAck | ReportPod | Keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +211,14 @@ def plan_pods(
     lent: Collection[str] = (),
     up: Collection[str] | None = None,
 ) -> tuple[PodAction, ...]:
-    """Every action this node should take now, at most one per pod: the next action follows when its effect is
-    seen. ``standbys``: how many pods are kept ready here for jobs that do not need this node now (paused jobs, and
-    running jobs that have all their nodes). Pods that a job needs are not limited, or the job would never get this
-    node. But of the waiting jobs only the next few get a pod (``up``), and of the pods whose check failed here only a
-    few are kept (``UNFIT_KEPT``). ``lent``: jobs (uids) that a promise
-    of this node may still lend time to. ``up``: what ``queue.next_up`` says, where it was asked already."""
+    """Every action this node should take now, one for each pod: the next action follows when its effect is seen. Only
+    ``while_stopping`` follows at once.
+
+    ``standbys``: how many pods are kept ready here for jobs that do not need this node now (paused jobs, and running
+    jobs that have all their nodes). Pods that a job needs are not limited, or the job would never get this node. But of
+    the waiting jobs only the next few get a pod (``up``), and of the pods whose check failed here only a few are kept
+    (``UNFIT_KEPT``). ``lent``: jobs (uids) that a promise of this node may still lend time to. ``up``: what
+    ``queue.next_up`` says, where it was asked already."""
     out: list[PodAction] = []
     spares = failed = 0
     up = next_up(cluster, line(cluster)).up if up is None else up
@@ -227,7 +226,8 @@ def plan_pods(
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         if job is None and uid in cluster.unread:
             continue  # nobody here knows what it is to do: what runs goes on
-        action = decide_pod(PodCase(cluster, node, incarnation.life, uid, job, status, uid in lent, up))
+        case = PodCase(cluster, node, incarnation.life, uid, job, status, uid in lent, up)
+        action = decide_pod(case)
         kept = isinstance(action, Prepare) or (action is None and status is not None)
         if kept and job is not None and _is_spare(cluster, job, node):
             spares += 1
@@ -239,6 +239,8 @@ def plan_pods(
                 action = Retire(uid, "its check failed here; others are looked at again first") if status else None
         if action is not None:
             out.append(action)
+        if isinstance(action, Stop) and (more := while_stopping(case)) is not None:
+            out.append(more)
     return tuple(out)
 
 
@@ -249,6 +251,23 @@ def decide_pod(case: PodCase) -> PodAction | None:
         if action is not None and _may(case, action):
             return action
     return None
+
+
+def while_stopping(case: PodCase) -> PodAction | None:
+    """What is done while the workers die that were just stopped, so that it takes no extra time: a promise (its write
+    to disk and its rendezvous; only if nobody can still need the old rendezvous), or the report of the failure that
+    they were stopped for."""
+    action: PodAction | None = None
+    job, head, status = case.job, case.head, case.status
+    if job is None or head is None or status is None:
+        return None
+    if case.forms:
+        astray = case.node in strays(case.cluster, job, {case.node: status.folder})
+        if case.is_member and not head.planned and not astray and status.highest != head.token:
+            action = _promise(job, head, case.node)
+    elif case.runs and status.generation == head.token:
+        action = _own_report(case, job, head, status, doomed=True)
+    return action if action is None or _may(case, action) else None
 
 
 def _may(case: PodCase, action: PodAction) -> bool:
@@ -379,11 +398,7 @@ def _form(case: PodCase) -> PodAction | None:
     if case.stuck:  # the others may go on, but not with this node
         return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", case.lends)
     if status is not None and not status.quiet:
-        stop = _stop(job, head, node, head.planned, f"generation {head.number} is forming: {head.cause.text}")
-        astray = node in strays(cluster, job, {node: status.folder})
-        if not in_head or head.planned or astray or status.highest == head.token:
-            return stop
-        return replace(stop, meanwhile=_promise(job, head, node))
+        return _stop(job, head, node, head.planned, f"generation {head.number} is forming: {head.cause.text}")
     life = head.members[node].life if in_head else head.holders[node].life
     if not in_head:
         return _ack(job, head, node, life, status, "", case.lends)
@@ -424,19 +439,9 @@ def _run(case: PodCase) -> PodAction | None:
     mine = status.generation == head.token
     doomed = doom(head, node, read_report(status) if mine else None)
     if mine:
-        report = read_report(status)
-        if report is not None and report.state == "succeeded" and len(status.workers) < head.members[node].workers:
-            report = None  # those that waited for other roles were stopped before they started
-        report = report or (None if doomed else cut_short(status) or going_on(sent))
-        asked = tasks_asked_for(job.spec)
-        if job.spec.completes or asked:
-            report = with_completion(report, status, head.members[node], job.spec.completes, asked)
-        if status.ready and not status.quiet:
-            report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
-        report = with_alone(report, sent, status, Alone(head.members[node], case.cluster.served))
-        reported = _report(job, head, sent, report)
         if doomed and not status.quiet:
-            return Stop(job.uid, None, doomed, meanwhile=reported)
+            return Stop(job.uid, None, doomed)
+        reported = _own_report(case, job, head, status, doomed=bool(doomed))
         return reported or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, node, False, f"generation {head.number} is active")
@@ -446,6 +451,22 @@ def _run(case: PodCase) -> PodAction | None:
     if doomed:
         return None  # a member has failed already
     return Start(job.uid, head.token, f"generation {head.number} is active")
+
+
+def _own_report(case: PodCase, job: JobRecord, head: Head, status: PodStatus, *, doomed: bool) -> ReportPod | None:
+    """What there is to report of the active generation; None: nothing that was not reported."""
+    sent, member = head.reports.get(case.node), head.members[case.node]
+    report = read_report(status)
+    if report is not None and report.state == "succeeded" and len(status.workers) < member.workers:
+        report = None  # those that waited for other roles were stopped before they started
+    report = report or (None if doomed else cut_short(status) or going_on(sent))
+    asked = tasks_asked_for(job.spec)
+    if job.spec.completes or asked:
+        report = with_completion(report, status, member, job.spec.completes, asked)
+    if status.ready and not status.quiet:
+        report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
+    report = with_alone(report, sent, status, Alone(member, case.cluster.served))
+    return _report(job, head, sent, report)
 
 
 def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:

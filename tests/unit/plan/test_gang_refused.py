@@ -86,3 +86,10 @@ def test_what_runs_may_be_stopped_and_cleared_away() -> None:
     assert actions(make_job("stopped"), pod(), refused=True) == [Retire]
     running = pod(phase="running", highest=G1, generation=G1)
     assert actions(make_job("running", make_head(["n2"], number=2)), running, refused=True) == [Stop]
+
+
+def test_nothing_is_promised_while_what_is_older_is_stopped() -> None:
+    again = make_job("forming", make_head(["n1"], state="forming", number=2, holders=["n1"]))
+    running = pod(phase="running", highest=G1, generation=G1)
+    assert actions(again, running, refused=False) == [Stop, Promise]
+    assert actions(again, running, refused=True) == [Stop]

@@ -51,11 +51,18 @@ def status(phase: str, **more: object) -> PodStatus:
 def act(
     job: JobRecord | None, now: PodStatus | None, *, node: str = "n1", nodes: tuple[str, ...] = ("n1", "n2")
 ) -> PodAction | None:
+    """The first action for the only pod; only a stop has another one beside it."""
+    actions = acts(job, now, node=node, nodes=nodes)
+    assert len(actions) <= (2 if actions and isinstance(actions[0], Stop) else 1)
+    return actions[0] if actions else None
+
+
+def acts(
+    job: JobRecord | None, now: PodStatus | None, *, node: str = "n1", nodes: tuple[str, ...] = ("n1", "n2")
+) -> tuple[PodAction, ...]:
     cluster = make_cluster([make_node(n) for n in nodes], *([job] if job is not None else []))
     statuses = {UID: now} if now is not None else {}
-    actions = plan_pods(cluster, node, Incarnation(life=life(node), start=3), statuses, 2)
-    assert len(actions) <= 1
-    return actions[0] if actions else None
+    return plan_pods(cluster, node, Incarnation(life=life(node), start=3), statuses, 2)
 
 
 def forming(
@@ -143,11 +150,10 @@ def test_nor_is_who_waits_for_a_node_that_was_lost_as_it_left() -> None:
 def test_it_promises_while_what_is_older_dies_but_not_while_that_has_its_grace() -> None:
     old = status("running", generation=OLD, highest=OLD, workers=RUNNING)
 
-    def promised(job: JobRecord, pod: PodStatus, node: str = "n1") -> Promise | None:
-        action = act(job, pod, node=node)
-        assert isinstance(action, Stop)
-        assert not isinstance(action.meanwhile, ReportPod)
-        return action.meanwhile
+    def promised(job: JobRecord, pod: PodStatus, node: str = "n1") -> PodAction | None:
+        stop, *more = acts(job, pod, node=node)
+        assert isinstance(stop, Stop)
+        return more[0] if more else None
 
     assert promised(forming(), old) == Promise(UID, NEW, True, "generation 2 is forming")
     assert promised(forming(), old, "n2") == Promise(UID, NEW, False, "generation 2 is forming")
@@ -492,26 +498,23 @@ def running_at(head: Head, *exits: WorkerExit) -> PodStatus:
 def test_who_has_a_worker_that_failed_stops_the_others_and_tells_the_store_meanwhile() -> None:
     head = make_head(["n1", "n2"], number=2)
     crash = make_exit(1, code=7)
-    first = act(make_job("running", head), running_at(head, crash))
-    assert isinstance(first, Stop)
-    assert (first.grace, first.why) == (None, "rank 1 on n1 failed first: exit code 7")
-    assert isinstance(first.meanwhile, ReportPod)
-    assert first.meanwhile.report == PodReport(state="failed", exits=(crash,))
-    assert asks_the_store(first)
+    first, second = acts(make_job("running", head), running_at(head, crash))
+    assert first == Stop(UID, None, "rank 1 on n1 failed first: exit code 7")
+    assert isinstance(second, ReportPod)
+    assert second.report == PodReport(state="failed", exits=(crash,))
+    assert (asks_the_store(first), asks_the_store(second)) == (False, True)
 
 
 def test_who_hears_of_it_does_not_wait_for_the_next_generation_either() -> None:
     crash = make_exit(1, code=7)
     head = make_head(["n1", "n2"], number=2, reports={"n2": failed(crash)})
     job = make_job("running", head)
-    told = act(job, running_at(head))
-    assert told == Stop(UID, None, "rank 1 on n2 failed first: exit code 7")
-    assert not asks_the_store(told)
+    assert acts(job, running_at(head)) == (Stop(UID, None, "rank 1 on n2 failed first: exit code 7"),)
     killed = make_exit(0, signal=9, stopped=True)
     over = running_at(head, killed).model_copy(update={"phase": "exited", "workers": ENDED})
     assert act(job, over) is None, "not reported as workers that somebody else stopped"
     late = running_at(head, make_exit(0, code=3))
-    assert isinstance(act(job, late), Stop), "it failed too, which is told"
+    assert [type(action) for action in acts(job, late)] == [Stop, ReportPod], "it failed too, which is told"
     assert act(job, status("ready", highest=head.token)) is None, "not started any more"
 
 
@@ -529,5 +532,5 @@ def test_a_failure_is_reported_once_however_many_are_stopped_after_it() -> None:
     head = make_head(["n1", "n2"], number=2, reports={"n1": failed(crash)})
     job = make_job("running", head)
     dying = running_at(head, crash, killed)
-    assert act(job, dying) == Stop(UID, None, "rank 1 on n1 failed first: exit code 7")
+    assert acts(job, dying) == (Stop(UID, None, "rank 1 on n1 failed first: exit code 7"),)
     assert act(job, dying.model_copy(update={"phase": "exited"})) is None
