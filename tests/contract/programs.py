@@ -20,8 +20,8 @@ def others() -> dict[str, Path]:
     for path in [*(Path(found) for name in PROGRAMS if (found := shutil.which(name))), bundled_server()]:
         if path is None:
             continue
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
-        version = _VERSION.search(told)
-        assert version is not None, f"{path} --version says {told!r}"
+        shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
+        version = _VERSION.search(shown)
+        assert version is not None, f"{path} --version prints {shown!r}"
         named.setdefault("-".join(version.groups()).lower(), path)
     return dict(list(named.items())[1:])

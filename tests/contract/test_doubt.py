@@ -9,6 +9,8 @@ from tests.contract.test_restore import read
 from tests.contract.test_saved import returns
 
 REGROUP = 60_000
+SHORT = 5000
+"""Milliseconds of a lease that ends in a recovery."""
 USUAL = 1000 * (FAST.credit + FAST.lease)
 
 
@@ -30,6 +32,14 @@ async def test_half_of_them_are_enough(bench: Bench) -> None:
     assert (reply.awaited, reply.recovering, reply.recovers <= USUAL) == ((), True, True)
     await bench.recovered("n1")
     await bench.submit()
+
+
+async def test_of_three_two_are_enough(bench: Bench) -> None:
+    await up(bench, "n1", "n2", "n3")
+    await bench.restart()
+    assert (await bench.beat("n1")).awaited == ("n2", "n3")
+    await bench.beat("n3")
+    assert (await bench.beat("n1")).awaited == ()
 
 
 async def test_with_fewer_it_waits_and_then_goes_on(bench: Bench) -> None:
@@ -70,6 +80,18 @@ async def test_after_a_second_restart_all_are_counted_again(bench: Bench) -> Non
     assert (await bench.beat("n2")).awaited == ()
 
 
+async def test_a_second_restart_counts_those_who_were_live_before_the_first(bench: Bench) -> None:
+    """Their leases have ended in the recovery: by that alone the one that is there would be all of them."""
+    await up(bench, "n1", "n2", "n3", "n4")
+    for node in ("n1", "n2", "n3", "n4"):
+        await bench.beat(node, length=SHORT)
+    await bench.restart()
+    await bench.beat("n1")
+    await bench.age(2 * SHORT)
+    await bench.restart()
+    assert (await bench.beat("n1")).awaited == ("n2", "n3", "n4")
+
+
 async def test_when_a_loss_is_known_all_are_waited_for(bench: Bench) -> None:
     await up(bench, "n1", "n2", "n3")
     kept, old = await bench.keep(), await read(bench, "n2")
@@ -82,6 +104,20 @@ async def test_when_a_loss_is_known_all_are_waited_for(bench: Bench) -> None:
     assert (await bench.beat("n1")).awaited == ("n2", "n3")
     await returns(bench, old, "n2", awaited=("n1", "n2", "n3"))
     assert (await bench.beat("n1")).awaited == ("n3",), "two of three are enough only where nothing is known"
+
+
+async def test_who_has_called_since_a_loss_is_known_is_not_waited_for_again(bench: Bench) -> None:
+    await up(bench, "n1", "n2", "n3")
+    kept = await bench.keep()
+    await bench.store.cordon("n3", Cordon(reason="fan", by="ann", at=1.5), "c1")
+    new = await read(bench)
+    await bench.store.cordon("n3", Cordon(reason="disk", by="ann", at=2.5), "c2")
+    newer = await read(bench, "n3")
+    await bench.put_back(kept)
+    await returns(bench, new, "n1", awaited=("n1", "n2", "n3"))
+    assert (await bench.beat("n2")).awaited == ("n3",)
+    await bench.store.restore(newer.offer(by="n3", awaited=("n1", "n2", "n3"), regroup=REGROUP))
+    assert (await bench.beat("n1")).awaited == ("n3",), "what n2 knows has been offered, whether or not it lives"
 
 
 async def test_of_many_only_the_first_are_named(bench: Bench) -> None:

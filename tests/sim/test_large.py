@@ -70,3 +70,44 @@ async def all_at_once(c: SimCluster) -> None:
 @pytest.mark.parametrize("size", [20, pytest.param(200, marks=[pytest.mark.large, pytest.mark.timeout(3600)])])
 def test_a_large_cluster_with_many_jobs(size: int) -> None:
     simulate(size, all_at_once, slots=2)
+
+
+def end_well(c: SimCluster, nodes: list[str]) -> None:
+    """All workers of these nodes exit 0."""
+    for node in nodes:
+        machine = c.nodes[node].machine
+        for local in list(machine.pods["uid-j"].alive):
+            machine.worker_ends("uid-j", local, code=0)
+
+
+async def one_over_all(c: SimCluster) -> None:
+    """It is paused and resumed, has a fault after some members have succeeded, and succeeds: one member later than all
+    others."""
+    size = len(c.nodes)
+    await c.submit("j", 1, size, size)
+    await whole(c, size, "at first", 60)
+    await c.operate("j", desired="pause")
+    await c.until(lambda: c.job("j").phase == "paused", 30, "all have let go")
+    await c.operate("j", desired="run")
+    await whole(c, size, "resumed")
+    first, *others = sorted(c.nodes)
+    early = others[: size // 3]
+    end_well(c, early)
+    await asyncio.sleep(TIMING.lease)
+    assert c.job("j").phase == "running"
+    before = heads(c)
+    c.nodes[first].machine.worker_ends("uid-j", 0, code=1)
+    await c.until(lambda: heads(c) != before and c.whole("j"), SETTLED, "formed again after the fault")
+    end_well(c, [*others[: size - 2]])
+    await asyncio.sleep(TIMING.lease)
+    assert c.job("j").phase == "running"
+    end_well(c, sorted(c.nodes))
+    took = await c.until(lambda: c.job("j").phase == "succeeded", 5, "the last ones have ended well")
+    assert took <= TIMING.heartbeat + 1
+    await c.until(lambda: not c.job("j").head.holders, 5, "all have let go")  # type: ignore[union-attr]
+    assert {report.state for report in c.job("j").last_reports.values()} == {"succeeded"}
+
+
+@pytest.mark.parametrize("size", [8, pytest.param(90, marks=[pytest.mark.large, pytest.mark.timeout(3600)])])
+def test_a_job_over_all_nodes_ends(size: int) -> None:
+    simulate(size, one_over_all, slots=2)

@@ -37,7 +37,7 @@ end
 -- it, as they do for an emptied store.
 local function read_meta()
   local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
-  local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped excused order '
+  local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped order '
     .. 'asked requests unannounced buried horizon '
   local found = redis.pcall('HGETALL', META)
   local map, whole = {}, not found.err
@@ -85,8 +85,7 @@ local function doubt()
       count = count + redis.call('ZADD', AWAITED, 0, id)
     end
   end
-  meta.excused = int(math.floor(count / 2))
-  redis.call('HSET', META, 'excused', meta.excused, 'stopped', stopped)
+  redis.call('HSET', META, 'stopped', stopped)
   recover = least + (count > 0 and wait or 0)
 end
 

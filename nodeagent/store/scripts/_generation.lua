@@ -79,6 +79,23 @@ local function job_of_caller(read)
   return job, check_head(job, A.token), counts
 end
 
+-- The caller's own entries only, if others have changed more than PART fields since the caller's base: no agent decides
+-- by them before its next beat, which brings them all. The caller's record stays of its revision.
+local PART = 64
+local function own_reply(job)
+  local base = A.base
+  local others = base and redis.call('ZCOUNT', P .. 'marks:' .. job.uid, '(' .. int(base.rev), '+inf') or 0
+  if not base or base.era ~= meta.era or others <= PART then
+    return job_reply(job)
+  end
+  local own = {}
+  for _, kind in ipairs(OF_NODE) do
+    own[#own + 1] = kind .. A.node
+    own[#own + 1] = job[kind .. A.node] or false
+  end
+  return { 1, own, 'part', meta.era or '', tonumber(job.rev) }
+end
+
 local function lives_of(job, node)
   local lives = {}
   for _, kind in ipairs({ 'member:', 'holder:' }) do

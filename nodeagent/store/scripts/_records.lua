@@ -423,23 +423,6 @@ local function job_reply(job)
   return { 1, news, kind, meta.era or '' }
 end
 
--- The caller's own entries only, if others have changed more than PART fields since the caller's base: no agent decides
--- by them before its next beat, which brings them all. The caller's record stays of its revision.
-local PART = 64
-local function own_reply(job)
-  local base = A.base
-  local others = base and redis.call('ZCOUNT', P .. 'marks:' .. job.uid, '(' .. int(base.rev), '+inf') or 0
-  if not base or base.era ~= meta.era or others <= PART then
-    return job_reply(job)
-  end
-  local own = {}
-  for _, kind in ipairs(OF_NODE) do
-    own[#own + 1] = kind .. A.node
-    own[#own + 1] = job[kind .. A.node] or false
-  end
-  return { 1, own, 'part', meta.era or '', tonumber(job.rev) }
-end
-
 local function is_terminal(job)
   return job.phase == 'succeeded' or job.phase == 'failed' or job.phase == 'stopped'
 end
@@ -545,7 +528,7 @@ local function distrust(damaged)
   recover = least
   amnesty = math.max(amnesty, least)
   begin_era('', 0)
-  redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty), 'excused', '0')
+  redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty))
   event({ kind = 'StoreDamaged', text = 'somebody removed or damaged '
     .. table.concat(found, ', ', 1, math.min(#found, 5))
     .. ' in the store: the agents restore it; nothing is decided meanwhile' })

@@ -19,8 +19,6 @@ local function expect(anew)
     recover = math.max(least, math.min(recover, served + credit_ms + lease_ms))
   end
   amnesty = math.max(amnesty, recover)
-  meta.excused = '0'
-  redis.call('HSET', META, 'excused', meta.excused)
 end
 
 -- This node has offered what it knows of the writes that the store may have lost.
@@ -28,11 +26,12 @@ local function has_called(id)
   if served >= recover then
     return
   end
-  local known_loss = (meta.parent or '') == ''
-  if known_loss then
+  local known_loss, awaited = (meta.parent or '') == '', redis.call('ZREM', AWAITED, id) == 1
+  if known_loss or awaited then
     redis.call('ZADD', CALLED, 0, id)
   end
-  if redis.call('ZREM', AWAITED, id) == 0 or redis.call('ZCARD', AWAITED) > tonumber(meta.excused or '0') then
+  -- all have to call if writes were lost; if that is only possible, at least half of those that were live
+  if not awaited or redis.call('ZCARD', AWAITED) > (known_loss and 0 or redis.call('ZCARD', CALLED)) then
     return
   end
   redis.call('DEL', AWAITED)
