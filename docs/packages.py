@@ -49,7 +49,7 @@ LATER: Graph = {
     "doctor": ("hardware",),
     "agent": ("diag", "api"),
     "api": ("hardware", "doctor"),
-    "ctl": ("model", "hardware", "spec", "local", "doctor"),
+    "ctl": ("model", "osutil", "hardware", "spec", "local", "doctor"),
 }
 """What a package imports beside that only once it is needed, inside of a function: ``agent/serve.py`` adds what people
 use after the first beat, the tool has to start fast, and hardware is optional."""
