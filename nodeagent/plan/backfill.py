@@ -166,6 +166,8 @@ class _Line:
     line: tuple[Waiting, ...]
     less: Mapping[str, Waiting]
     """By job (uid), of those that have room and have to leave some of it."""
+    held: dict[tuple[object, ...], HeldBack | None] = field(default_factory=dict)
+    """As of ``held``: the same nodes are kept from all jobs of one shape."""
 
 
 def _line(cluster: Cluster, now: Reservations) -> _Line:
@@ -202,9 +204,7 @@ def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
         return None
     if _what_is_left(cluster, job, now, kept).enough_soon:
         return None
-    # The same nodes are kept from all jobs of one shape, so this is worked out once for each shape.
-    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, now
-    alike: dict[tuple[object, ...], HeldBack | None] = cluster.notes.once("held", of, lambda _before: {})
+    alike = _line(cluster, now).held
     shape = kept.by, kept.of, shut_for(cluster, job.spec), *map(shape_of, job.spec.roles)
     if shape not in alike:
         found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in kept.by))

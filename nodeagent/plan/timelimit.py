@@ -30,6 +30,8 @@ def over(cluster: Cluster, job: JobRecord) -> Decision | None:
     limit = job.spec.time_limit
     if limit is None or job.phase in TERMINAL or job.control.desired != "run":
         return None
+    if job.first_active is None and not job.ran:
+        return None
     if job.time_used(cluster.served) < millis(limit) or faults.all_succeeded(job):
         return None
     text = f"its time limit of {spoken(limit)} is reached"
