@@ -134,18 +134,19 @@ class StoreThread:
     async def carry_out(
         self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, StoreError | None]:
-        """The call's result, or the store's refusal."""
-        self.waiting += 1
-        try:
-            async with self._turn:
-                if self.cost:
+        """The call's result, or the store's refusal. What a call waits for beside its own work keeps nobody waiting."""
+        if self.busy:
+            self.waiting += 1
+            try:
+                async with self._turn:
                     await asyncio.sleep(self.cost)
-                return await real(*args, **kwargs), None
+            finally:
+                self.waiting -= 1
+        self.done += 1
+        try:
+            return await real(*args, **kwargs), None
         except StoreError as caught:
             return None, caught
-        finally:
-            self.waiting -= 1
-            self.done += 1
 
 
 class Link:
