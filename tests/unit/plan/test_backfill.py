@@ -617,6 +617,12 @@ def test_each_size_of_job_has_its_own_room_beside_what_is_kept() -> None:
     for name, room in rooms.items():
         one = view.jobs[f"u-{name}"]
         assert room == open_room(view, one) == open_room(view, one.model_copy()), "also as a newer record has it"
+    spot = {
+        n: one.model_copy(update={"facts": one.facts.model_copy(update={"spot": n > "n5"})}) for n, one in cold.items()
+    }
+    for nodes_then in (spot, cold, {n: one for n, one in cold.items() if n != "n6"}, spot):
+        later = replace(view, nodes=nodes_then)
+        assert line(later) == line(replace(later, notes=Notes())), "whatever was worked out before"
 
 
 def run_on(cluster: Cluster) -> Cluster:
