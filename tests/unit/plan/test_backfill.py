@@ -609,6 +609,7 @@ def test_all_agents_keep_the_same_whatever_they_saw_before(
 def test_each_size_of_job_has_its_own_room_beside_what_is_kept() -> None:
     """Nobody has looked at any of them yet; two of the four idle nodes are kept for big."""
     jobs = [waits("big", 5, order=1)] + [waits(f"w{i}", size, order=2 + i) for i, size in enumerate((1, 3, 2, 3, 1))]
+    jobs[-1] = jobs[-1].model_copy(update={"spec": jobs[-1].spec.model_copy(update={"spot": True})})
     view = cluster_of(7, runs("long", ["n1", "n2", "n3"], 60), *jobs)
     cold = {n: one.model_copy(update={"readiness": {}}) for n, one in view.nodes.items()}
     view = replace(view, nodes=cold, notes=Notes())
