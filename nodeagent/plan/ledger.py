@@ -123,7 +123,7 @@ class NodeLedger:
         ``Reclaim.may_lose``."""
         self._rounded = rounded
         if job.uid in self._kept_for:
-            self._reclaim.release(job, least(self._cluster, job.sized_before))
+            self._reclaim.keep_no_more(job, least(self._cluster, job.sized_before))
             self._kept_for.remove(job.uid)
         if job.spec.several:
             return self._provide_places(job)
@@ -192,7 +192,7 @@ class NodeLedger:
     def _keep(self, job: JobRecord) -> None:
         """A queue may keep something of its capability for one that gets nothing now."""
         if any(one.uid == job.uid and one.queue for one in self._reserved.found):
-            self._reclaim.grant(job, least(self._cluster, job.sized_before))
+            self._reclaim.keep(job, least(self._cluster, job.sized_before))
             self._kept_for.add(job.uid)
 
     def _provide_places(self, job: JobRecord) -> bool:

@@ -56,6 +56,8 @@ class Reclaim:
         self._apart: dict[tuple[str, str], tuple[Sequence[str], Sequence[str]]] = (
             {} if before is None else before._apart
         )
+        self._kept: dict[str, Resources] = {} if before is None else dict(before._kept)
+        """What queues count as used, and only keep of their capabilities for a job: they have nothing of it to give."""
         self._total = size(cluster).total
         self._entitled = entitlements(cluster)
         if before is None:
@@ -81,7 +83,7 @@ class Reclaim:
             return False
         if owns:
             return True
-        has = self._use.get(apart[-1], NOTHING)
+        has = self._had(apart[-1])
         if self._within(apart[-1], has):
             return False
         if all(self._within(name, self._use.get(name, NOTHING).and_(needs)) for name in siblings):
@@ -105,9 +107,9 @@ class Reclaim:
         for name in apart:
             if (queue := tree.by_name.get(name)) is not None and not queue.reclaimable:
                 return Obstacle("kept", name)
-            if any(getattr(self.use(name), resource) <= amount for resource, amount in self._owned(name).items()):
+            if any(getattr(self._had(name), resource) <= amount for resource, amount in self._owned(name).items()):
                 return Obstacle("owned", name)
-        return Obstacle("part" if not owns and self._within(apart[-1], self.use(apart[-1])) else "", apart[-1])
+        return Obstacle("part" if not owns and self._within(apart[-1], self._had(apart[-1])) else "", apart[-1])
 
     def use(self, name: str) -> Resources:
         """What the queue has."""
@@ -124,7 +126,7 @@ class Reclaim:
         """Also after the donor has given this much for what the job needs is its queue no less above its part than the
         job's."""
         gives, gets = _of(donor), _of(job)
-        after = self._use.get(gives, NOTHING).less(use), self._use.get(gets, NOTHING).and_(needs)
+        after = self._had(gives).less(use), self._use.get(gets, NOTHING).and_(needs)
         return self._beyond(gives, after[0]) >= self._beyond(gets, after[1]) - ROUNDING
 
     def barring(self, job: JobRecord, more: Resources) -> str:
@@ -145,8 +147,19 @@ class Reclaim:
 
     def over(self, donor: JobRecord) -> float:
         """By how much the donor's queue has more than it is entitled to, as a part of the cluster."""
-        name = _of(donor)
-        return self._beyond(name, self._use.get(name, NOTHING))
+        return self._beyond(_of(donor), self._had(_of(donor)))
+
+    def keep(self, job: JobRecord, use: Resources) -> None:
+        """The job's queues keep that much of their capabilities for it."""
+        self.grant(job, use)
+        for name in above(self._cluster.queues, _of(job)):
+            self._kept[name] = self._kept.get(name, NOTHING).and_(use)
+
+    def keep_no_more(self, job: JobRecord, use: Resources) -> None:
+        """They do not keep it any more."""
+        self.release(job, use)
+        for name in above(self._cluster.queues, _of(job)):
+            self._kept[name] = self._kept.get(name, NOTHING).less(use)
 
     def release(self, donor: JobRecord, use: Resources) -> None:
         """The donor is to give that much."""
@@ -157,6 +170,11 @@ class Reclaim:
         """The job is to have that much."""
         for name in above(self._cluster.queues, _of(job)):
             self._use[name] = self._use.get(name, NOTHING).and_(use)
+
+    def _had(self, name: str) -> Resources:
+        """What the queue's jobs have."""
+        use = self._use.get(name, NOTHING)
+        return use.less(self._kept[name]) if name in self._kept else use
 
     def _paths(self, giver: str, taker: str) -> _Apart:
         """Of each of two queues itself and those above it, without what they have in common."""
@@ -182,7 +200,7 @@ class Reclaim:
             return False
         if not (guarantee := self._owned(name)):
             return True
-        left = self._use.get(name, NOTHING).less(use)
+        left = self._had(name).less(use)
         return all(getattr(left, resource) >= amount for resource, amount in guarantee.items())
 
     def _owned(self, name: str) -> Mapping[str, int]:

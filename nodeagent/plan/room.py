@@ -159,6 +159,8 @@ class _Rooms:
 
     asked: Mapping[str, Mapping[str, Readiness]]
     choosy: bool
+    shapes: dict[str, tuple[JobRecord, tuple[object, ...]]]
+    """By job (uid): what it asks for, as of the keys of ``alike``. From one view to the next."""
     of: dict[str, tuple[JobRecord, Room]] = field(default_factory=dict)
     """By job (uid)."""
     alike: dict[tuple[object, ...], Room] = field(default_factory=dict)
@@ -172,9 +174,13 @@ def room_for(cluster: Cluster, job: JobRecord) -> Room:
 
 def rooms_for(cluster: Cluster, jobs: Iterable[JobRecord]) -> list[Room]:
     """The same of many jobs."""
-    size = 2 * len(cluster.jobs)
-    known = cluster.once("rooms", lambda _: _Rooms(asked(cluster), bool(_look(cluster).choosy)), size=size)
-    found = []
+    size = 3 * len(cluster.jobs)
+
+    def look(before: _Rooms | None) -> _Rooms:
+        shapes = before.shapes if before is not None and len(before.shapes) <= size else {}
+        return _Rooms(asked(cluster), bool(_look(cluster).choosy), shapes)
+
+    known, found = cluster.once("rooms", look, size=size), list[Room]()
     for job in jobs:
         of = known.of.get(job.uid)
         if of is None or of[0] is not job:
@@ -184,6 +190,9 @@ def rooms_for(cluster: Cluster, jobs: Iterable[JobRecord]) -> list[Room]:
 
 
 def _room_for(cluster: Cluster, rooms: _Rooms, job: JobRecord) -> Room:
+    last = rooms.shapes.get(job.uid) if not rooms.choosy and job.uid not in rooms.asked else None
+    if last is not None and last[0] is job and (room := rooms.alike.get(last[1])) is not None:
+        return room
     head, spec = job.head, job.spec
     if len(spec.roles) > 1:
         return _room_for_places(cluster, job)
@@ -201,6 +210,8 @@ def _room_for(cluster: Cluster, rooms: _Rooms, job: JobRecord) -> Room:
         shape = (*shape, role.placement, spec.within, spec.segments)
     if rooms.choosy:
         shape = (*shape, shut_for(cluster, spec))
+    else:
+        rooms.shapes[job.uid] = job, shape
     if shape not in rooms.alike:
         rooms.alike[shape] = look(cluster, job, known)
     return rooms.alike[shape]

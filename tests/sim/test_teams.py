@@ -17,7 +17,7 @@ from nodeagent.spec.queuecheck import tree_mistakes
 from tests.sim import teams
 from tests.sim.test_random import REPLAY
 
-SEEDS = [int(os.environ[REPLAY])] if REPLAY in os.environ else [2, 7, 26, 30, 177, *range(101, 111)]
+SEEDS = [int(os.environ[REPLAY])] if REPLAY in os.environ else [2, 7, 26, 30, 177, 395, *range(101, 111)]
 
 
 @pytest.mark.parametrize("seed", [*SEEDS[:3], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[3:])])

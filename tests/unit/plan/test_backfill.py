@@ -609,6 +609,7 @@ def test_all_agents_keep_the_same_whatever_they_saw_before(
 def test_each_size_of_job_has_its_own_room_beside_what_is_kept() -> None:
     """Nobody has looked at any of them yet; two of the four idle nodes are kept for big."""
     jobs = [waits("big", 5, order=1)] + [waits(f"w{i}", size, order=2 + i) for i, size in enumerate((1, 3, 2, 3, 1))]
+    jobs[-1] = jobs[-1].model_copy(update={"spec": jobs[-1].spec.model_copy(update={"spot": True})})
     view = cluster_of(7, runs("long", ["n1", "n2", "n3"], 60), *jobs)
     cold = {n: one.model_copy(update={"readiness": {}}) for n, one in view.nodes.items()}
     view = replace(view, nodes=cold, notes=Notes())
@@ -617,6 +618,12 @@ def test_each_size_of_job_has_its_own_room_beside_what_is_kept() -> None:
     for name, room in rooms.items():
         one = view.jobs[f"u-{name}"]
         assert room == open_room(view, one) == open_room(view, one.model_copy()), "also as a newer record has it"
+    spot = {
+        n: one.model_copy(update={"facts": one.facts.model_copy(update={"spot": n > "n5"})}) for n, one in cold.items()
+    }
+    for nodes_then in (spot, cold, {n: one for n, one in cold.items() if n != "n6"}, spot):
+        later = replace(view, nodes=nodes_then)
+        assert line(later) == line(replace(later, notes=Notes())), "whatever was worked out before"
 
 
 def run_on(cluster: Cluster) -> Cluster:

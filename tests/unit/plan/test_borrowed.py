@@ -104,6 +104,18 @@ def test_nobody_borrows_a_kept_node_who_would_not_give_it_back(queue: Queue, tak
     assert len(sharing(view).takes.get("u-a1", ())) == takes
 
 
+def test_what_a_queue_only_keeps_for_a_job_is_nothing_that_it_could_give() -> None:
+    """a2 needs all four nodes that a may have, which keeps them for it: a has two, and is guaranteed three."""
+    tight = Queue(name="a", guarantee=Amount(nodes=3), capability=Amount(nodes=4))
+    jobs = auto("a1", [1, 2]), job("a2", 4, order=1), job("b1", 4, order=2)
+    assert [one.queue for one in reserved(cluster(5, [tight, B], *jobs)).found][-1] == "a"
+    assert given_by(cluster(5, [tight, B], *jobs), "a1") == 0
+    shrinks = job("a1", 1, [1, 2]), *jobs[1:]
+    heavy = Queue(name="b", weight=3)
+    light = Queue(name="a", capability=Amount(nodes=4), weight=2)
+    assert given_by(cluster(5, [light, heavy], *shrinks), "a1") == 0, "nor is it above its part by that"
+
+
 KINDS = st.tuples(st.integers(0, 2), st.integers(1, 5), st.sampled_from(["whole", "elastic", "auto"]))
 
 
