@@ -103,6 +103,17 @@ async def test_a_submit_finds_a_record_that_is_missing(bench: Bench) -> None:
     assert (await read_after(bench)).jobs["u1"].phase == "running"
 
 
+async def test_a_proposal_finds_that_the_number_of_its_job_is_missing(bench: Bench) -> None:
+    """The simulation found it: of a job that nobody runs no beat looks, and its next generation was the first again."""
+    job, view = await trained(bench)
+    await bench.take("highest")
+    await refused("recovering", bench.propose(job, "n1", "n3"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    job = await bench.propose((await read_after(bench)).jobs["u1"], "n1", "n3")
+    assert head(job).number == 2
+
+
 async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
     """Its record is no proof that its workers are gone."""
     job, _ = await trained(bench)
