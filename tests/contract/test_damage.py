@@ -103,6 +103,33 @@ async def test_a_submit_finds_a_record_that_is_missing(bench: Bench) -> None:
     assert (await read_after(bench)).jobs["u1"].phase == "running"
 
 
+async def test_who_is_about_to_read_a_record_that_is_missing_does_not_read_that_it_was_removed(bench: Bench) -> None:
+    """The simulation found it: its view, without the job, was the first to be offered, and the job was lost."""
+    await bench.up("n1", "n2")
+    for other in range(30):  # a beat looks at two of all records
+        await bench.submit(f"v{other}", f"other{other}")
+    before = await bench.beat("n1")
+    await bench.submit()
+    known = await read(bench)
+    await bench.take("job:u1")
+    assert "job:u1" in await refused("behind", bench.beat("n1", rev=before.rev, era=before.era))
+    await bench.store.restore(known.offer())
+    await rejoin(bench, "n1", "n2")
+    after = await read_after(bench)
+    assert ("u1" in after.jobs, len(after.jobs)) == (True, 31)
+
+
+async def test_a_proposal_finds_that_the_number_of_its_job_is_missing(bench: Bench) -> None:
+    """The simulation found it: of a job that nobody runs no beat looks, and its next generation was the first again."""
+    job, view = await trained(bench)
+    await bench.take("highest")
+    await refused("recovering", bench.propose(job, "n1", "n3"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    job = await bench.propose((await read_after(bench)).jobs["u1"], "n1", "n3")
+    assert head(job).number == 2
+
+
 async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
     """Its record is no proof that its workers are gone."""
     job, _ = await trained(bench)

@@ -223,6 +223,8 @@ class SimCluster:
         self.topology: tuple[str, ...] = ()
         self.shared = Shared()
         self.checker = Checker(self.server, {})
+        self.damaged, self._era = False, ""
+        """Keys were removed by hand, in whatever era."""
         for i in range(size):
             self.add(f"n{i + 1}")
 
@@ -237,6 +239,9 @@ class SimCluster:
 
     def _stepped(self) -> None:
         self._stirred.set()
+        if self.damaged and self._era != (era := self.server.state.era):
+            self._era = era
+            self.checker.store_loses()  # damage has been noticed, or more of it has
         self.checker.records()
 
     async def empty_store(self) -> None:
@@ -249,6 +254,19 @@ class SimCluster:
             if not any(node.agent is agent for agent, node in witnesses.items()):
                 self.checker.forgotten |= missing
             await asyncio.sleep(0.01)
+
+    async def damage_store(self, *keys: str) -> dict[str, int]:
+        """Somebody removes these keys by hand; the numbers of the generations that the store had then, by uid. Nothing
+        is removed where no agent knows of the job: it would be gone."""
+        before = self.server.state.jobs
+        lost = {key.removeprefix("job:") for key in keys} & set(before)
+        numbers = {uid: job.head.number for uid, job in before.items() if job.head is not None}
+        if not any(n.agent and lost <= set(n.agent.cluster().jobs) for n in self.nodes.values()):
+            return {}
+        self.checker.store_loses()
+        self.damaged = True
+        self.server.take(*keys)
+        return numbers
 
     async def roll_back_store(self, seconds: float, same_process: bool = False) -> dict[str, int]:
         """The store as it is now is put back so many seconds later (``same_process``: by a fail-over there and back);

@@ -4,15 +4,19 @@ it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from nodeagent.api.intents import Verb
 from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Cordon
 from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.keys import prefix
+from tests.inprocess.server import CLUSTER
 from tests.sim.cluster import Node, SimCluster
 
+NOTICED = 15.0
+"""Seconds in which damage is found that some agent would find."""
 Fault = Callable[[SimCluster], Awaitable[None]]
 
 
@@ -207,7 +211,27 @@ async def roll_back_store(cluster: SimCluster) -> None:
     step = cluster.rng.choice([0.0, 0.0, -30.0, -0.1, 0.8, 30.0])
     lost = await cluster.roll_back_store(seconds, same_process=cluster.rng.random() < 0.3)
     cluster.clock_step += step
-    while not cluster.settled():
+    await _reached_by_a_reader(cluster, lost)
+
+
+async def damage_store(cluster: SimCluster) -> None:
+    """Some of its keys are removed by hand."""
+    state = cluster.server.state
+    if not cluster.settled() or not state.jobs:
+        return
+    node, job = _any(cluster).name, cluster.rng.choice(sorted(state.jobs))
+    keys = [f"job:{job}", f"node:{node}", f"alloc:{node}", "names", "highest", "lease", "changes"]
+    there = [key for key in keys if prefix(CLUSTER) + key in cluster.server.data.keys]
+    chosen = cluster.rng.sample(there, min(len(there), cluster.rng.choice([1, 1, 2, 4])))
+    await _reached_by_a_reader(cluster, await cluster.damage_store(*chosen), NOTICED)
+
+
+async def _reached_by_a_reader(cluster: SimCluster, lost: Mapping[str, int], seconds: float = 0.0) -> None:
+    """Until the store has recovered, and for so many seconds: one of those who have read of these generations, and are
+    there, reaches it."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not cluster.settled() or loop.time() < end:
         for uid, number in lost.items():
             job = cluster.server.state.jobs.get(uid)
             if job is not None and job.head is not None and job.head.number >= number:
@@ -317,6 +341,6 @@ FAULTS: tuple[Fault, ...] = (
     kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine, cut_link, cut_link,
     cut_store, cut_store, away_and_killed, away_and_killed, cut_peers, cut_peers, bad_link, bad_link, cut_workers,
     freeze_store, overload_store, restart_store, empty_store,
-    roll_back_store, one_address_for_two, step_store_clock, late_guard, scale, pause_and_resume,
+    roll_back_store, damage_store, one_address_for_two, step_store_clock, late_guard, scale, pause_and_resume,
     restart_job, cordon, sicken, sicken,
 )  # fmt: skip

@@ -153,6 +153,9 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
     else
       body = redis.call('HGETALL', P .. record)
     end
+    if #body == 0 then -- no step removed it: this agent must not take it for removed, and offer its view without it
+      return distrust({ record })
+    end
     for _, text in ipairs(body) do
       bytes = bytes + (text and #text or 0)
     end

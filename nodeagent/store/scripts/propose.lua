@@ -32,6 +32,11 @@ local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.co
 if no then
   return no
 end
+if tonumber(redis.call('HGET', HIGHEST, job.name) or '0') < tonumber(job.head_number or '0') then -- numbers only grow
+  distrust({ 'highest' })
+  return refuse('recovering', 'somebody removed or damaged highest in the store: the agents restore it, and nothing is '
+    .. 'decided meanwhile; then try again')
+end
 local members = decoded(A.members)
 local order = sorted_keys(members)
 if #order < tonumber(job.min) or #order > tonumber(job.max) then
