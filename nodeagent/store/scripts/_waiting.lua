@@ -36,7 +36,9 @@ local function has_called(id)
   end
   redis.call('DEL', AWAITED)
   recover = math.max(least, served)
-  if known_loss then
+  if not known_loss then
+    redis.call('DEL', HEARD)
+  else
     amnesty = math.max(recover, served + credit_ms + lease_ms)
   end
   redis.call('HSET', META, 'recover', int(recover), 'amnesty', int(amnesty))
