@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent.agent.recovery import Known, offer
 from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.pod import Stall
 from nodeagent.model.usage import OTHERS, Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import Cause, Member, PodReport
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
@@ -533,3 +534,14 @@ def _ranked(members: dict[str, Member]) -> dict[str, Member]:
 
 def test_a_row_is_a_use() -> None:
     assert set(UsageRow.model_fields) == {*UsedTime.model_fields, "jobs"}
+
+
+async def test_a_stall_reported_first_is_no_start(bench: Bench) -> None:
+    """Of a first generation nobody reports when its workers run; a hang may be the first that a node reports of it."""
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    before = used(job).overhead_slot_ms
+    await bench.age(5000)
+    job = await bench.report(job, "n1", "running", stall=Stall(limit=10.0, suspects=True, ranks=()))
+    assert used(job).overhead_slot_ms == before
+    assert "GenerationStarted" not in await bench.kinds()

@@ -37,7 +37,7 @@ local function has_called(id)
   redis.call('DEL', AWAITED)
   recover = math.max(least, served)
   if not known_loss then
-    redis.call('DEL', HEARD)
+    redis.call('DEL', CALLED)
   else
     amnesty = math.max(recover, served + credit_ms + lease_ms)
   end

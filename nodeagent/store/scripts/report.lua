@@ -14,7 +14,7 @@ end
 local body = cjson.decode(A.body)
 local alone, last = body.alone or {}, -1
 local started = A.state == 'running' and not job['report:' .. A.node] and not body.completed and not next(body.ready or {})
-  and not next(alone) and not next(body.tasks or {})
+  and not next(alone) and not next(body.tasks or {}) and type(body.stall) ~= 'table'
 if next(alone) and job['report:' .. A.node] then
   local before = cjson.decode(string.match(job['report:' .. A.node], '{.*')).alone or {}
   last = before[1] and before[#before].order or last
