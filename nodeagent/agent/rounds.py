@@ -2,9 +2,8 @@
 what becomes of jobs that have ended. Of agents that see the same, one goes first.
 
 Owns the order within a round, and nothing between rounds. Must never wait for a store before what this node has to do
-by itself is done. A node's own plan is made again only when something changed of what ``PodPlan`` compares, which must
-never be less than ``plan/pod.py``'s pure function is given; of the view's time it sees only which jobs are next in the
-queue.
+by itself is done. A node's own plan is made again only when an input that ``PodPlan`` compares has changed: it must
+compare every input of ``plan/pod.py``. Of the view's time it compares only which jobs are next in the queue.
 """
 
 from __future__ import annotations
