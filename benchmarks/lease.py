@@ -30,7 +30,7 @@ from benchmarks import machine
 from benchmarks.launcher import PYTHON, LaunchError
 from benchmarks.leasecurve import Gaps, tables
 from benchmarks.ours import JOB, Ours
-from nodeagent.lease.signs import find_holder
+from nodeagent.lease.statefiles import find_holder
 from nodeagent.model.timing import Timing
 
 RESULTS = Path(__file__).with_name("lease.json")

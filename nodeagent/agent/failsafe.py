@@ -15,7 +15,7 @@ import structlog
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.lease.lending import KeeperAddress, LoanRow
-from nodeagent.lease.signs import Bridged
+from nodeagent.lease.statefiles import Bridged
 from nodeagent.lease.table import MOST_MEMBERS
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing

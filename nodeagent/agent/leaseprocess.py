@@ -24,7 +24,7 @@ from nodeagent.agent.questions import Names
 from nodeagent.lease.core import State
 from nodeagent.lease.lending import LoanRow, Promises, Table
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, Tls, order_file, read_order, write_order
-from nodeagent.lease.signs import (
+from nodeagent.lease.statefiles import (
     Bridged,
     Pulse,
     find_holder,

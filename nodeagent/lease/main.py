@@ -24,7 +24,7 @@ from nodeagent.lease.lending import Ask, LoanAnswer, Promises
 from nodeagent.lease.order import LeaseOrder, Server, order_file, read_order
 from nodeagent.lease.peers import PeerPort
 from nodeagent.lease.resp import Reply, Talk, TalkError
-from nodeagent.lease.signs import (
+from nodeagent.lease.statefiles import (
     NOBODY,
     NOT_BRIDGED,
     Bridged,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Head
-from nodeagent.plan import batch, faults, lasting, policies, timelimit
+from nodeagent.plan import batch, faults, policies, policytimeouts, timelimit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
@@ -34,8 +34,8 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _stop(cluster, job)
     if (noted := batch.after_others(cluster, job)) is not None:
         return noted
-    over = timelimit.over(cluster, job) or lasting.over(cluster, job)
-    return over or timelimit.bounded(job, lasting.bounded(job, _decide_live(cluster, job, wall)))
+    over = timelimit.over(cluster, job) or policytimeouts.over(cluster, job)
+    return over or timelimit.bounded(job, policytimeouts.bounded(job, _decide_live(cluster, job, wall)))
 
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:

@@ -19,7 +19,7 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 
-PRELUDES = ("_clock", "_waiting", "_records", "_usage", "_holders", "_generation")
+PRELUDES = ("_clock", "_recovery", "_records", "_usage", "_holders", "_generation")
 FEWER = {"beat": PRELUDES[:3]}
 """Steps that are called often, with the preludes that they need: the server makes every function of a prelude anew for
 each call."""

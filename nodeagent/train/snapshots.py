@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from nodeagent.train import gang, written
+from nodeagent.train import collectives, written
 from nodeagent.train.choose import Choice, SnapshotOffer, choose
 from nodeagent.train.context import Context, context
 from nodeagent.train.flat import Flat, State, TensorPlace, copy_into, cut, put_back, put_together, take_apart, total
@@ -128,7 +128,9 @@ class WorkerSnapshots:
         choice, parts = self._agree(kept, offers, since)
         if choice is not None:
             if len(choice.local) < self._place.world_size:
-                got = gang.hand_out(choice.giver, parts if self._place.rank == choice.giver else None, parts is None)
+                got = collectives.hand_out(
+                    choice.giver, parts if self._place.rank == choice.giver else None, parts is None
+                )
                 parts = got if parts is None else parts
             assert parts is not None
             put_back(state, put_together(*parts))
@@ -154,11 +156,11 @@ class WorkerSnapshots:
         the offers, and the ranks choose again."""
         world = self._place.world_size
         while True:
-            choice = choose(gang.gather(offers, world), since)
+            choice = choose(collectives.gather(offers, world), since)
             mine = choice.local.get(self._place.rank) if choice is not None else None
             parts = _whole(kept[mine.slot, mine.half]) if mine is not None else None
             damaged = mine is not None and parts is None
-            if choice is None or not any(gang.gather(damaged, world)):
+            if choice is None or not any(collectives.gather(damaged, world)):
                 return choice, parts
             if mine is not None and damaged:
                 offers.remove(mine)

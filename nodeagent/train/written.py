@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from nodeagent.train import gang
+from nodeagent.train import collectives
 from nodeagent.train.flat import State, put_back, put_together, total
 from nodeagent.train.folder import damage, part_name, read_manifest
 from nodeagent.train.memory import HEADER, Header, header_of
@@ -57,7 +57,7 @@ def load(state: State, path: Path, rank: int, world: int) -> str:
         parts = read(path, rank, world)
     except (OSError, ValueError) as error:
         problem = str(error)
-    problem = next(filter(None, gang.gather(problem, world)), "")
+    problem = next(filter(None, collectives.gather(problem, world)), "")
     if parts is not None and not problem:
         put_back(state, put_together(*parts))
     return problem

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nodeagent.ctl.client import Client, job_path, node_path
-from nodeagent.lease.signs import find_holder
+from nodeagent.lease.statefiles import find_holder
 from tests.bounds import Bound
 from tests.folders import short
 

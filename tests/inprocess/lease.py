@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nodeagent.lease.core import State
 from nodeagent.lease.lending import LoanRow, Promises
-from nodeagent.lease.signs import NOT_BRIDGED, Bridged, Pulse, unannounced
+from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse, unannounced
 from nodeagent.store.calls import Calls
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from nodeagent.lease.grants import Grant, GrantAnswer, grants_folder, make_grant, read_grant_of
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, order_file, write_order
-from nodeagent.lease.signs import NOBODY, LeaseStatus, Pulse, lease_folder, read_pulse, read_status, wake_socket
+from nodeagent.lease.statefiles import NOBODY, LeaseStatus, Pulse, lease_folder, read_pulse, read_status, wake_socket
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil.linux import boot_id, socket_path
 from nodeagent.store.keys import prefix

@@ -16,7 +16,7 @@ import pytest
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.lease.grants import NOTHING
 from nodeagent.lease.order import LeasePort, read_order
-from nodeagent.lease.signs import find_holder
+from nodeagent.lease.statefiles import find_holder
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.linux import POWER, boot_id, boottime, is_running
 from nodeagent.osutil.units import lease_command, lease_unit
@@ -186,7 +186,7 @@ async def test_one_that_hangs_is_killed_and_started_again(world: World) -> None:
 
 async def test_one_of_another_version_is_replaced(world: World, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(
-        "import sys, time, pathlib\nfrom nodeagent.lease.signs import take_lock\n"
+        "import sys, time, pathlib\nfrom nodeagent.lease.statefiles import take_lock\n"
         "fd = take_lock(pathlib.Path(sys.argv[1]), '0.0.0')\nprint('ready', flush=True)\ntime.sleep(1000)\n"
     )
     command = [sys.executable, str(tmp_path / "other.py"), str(world.node.folder)]

@@ -14,7 +14,7 @@ import pytest
 from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
 from nodeagent.lease.order import LeasePort, Server
 from nodeagent.lease.peers import open_port
-from nodeagent.lease.signs import Bridged, read_address, read_bridged
+from nodeagent.lease.statefiles import Bridged, read_address, read_bridged
 from nodeagent.lease.table import promises_file, read_promises, table_file, write_table
 from nodeagent.osutil.linux import boot_id, boottime
 from tests.integration.lease_support import POD, SECRET, Node, order

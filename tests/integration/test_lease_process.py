@@ -18,7 +18,7 @@ import pytest
 from nodeagent.lease.grants import NOTHING, GrantReader
 from nodeagent.lease.order import LeaseOrder
 from nodeagent.lease.order import Server as Place
-from nodeagent.lease.signs import find_holder
+from nodeagent.lease.statefiles import find_holder
 from nodeagent.model.job import JobEvent
 from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect

@@ -12,7 +12,7 @@ from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript
 from nodeagent.lease.peers import Message
-from nodeagent.lease.signs import NOT_BRIDGED, Bridged, Pulse
+from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError

@@ -16,7 +16,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known
 from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
-from nodeagent.lease.signs import Pulse
+from nodeagent.lease.statefiles import Pulse
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.pod import PodState

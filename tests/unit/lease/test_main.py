@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from nodeagent.lease.grants import NOTHING, Grant, grants_folder, make_grant, read_grant_of, write_grant
-from nodeagent.lease.signs import find_holder, lease_folder
+from nodeagent.lease.statefiles import find_holder, lease_folder
 
 BOUND = 20.0
 CODE = "from nodeagent.lease import main; main.IDLE_EXIT = {idle}; main.main()"

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.lease.core import Departure
 from nodeagent.lease.order import LeaseOrder, Server, StoreScript, Tls, order_file, read_order, write_order
-from nodeagent.lease.signs import (
+from nodeagent.lease.statefiles import (
     NOBODY,
     NOT_BRIDGED,
     Bridged,

@@ -9,7 +9,7 @@ from nodeagent.model.job import JobRecord, Phase
 from nodeagent.model.jobspec import ActionName, EventName, Policy
 from nodeagent.model.world import HeadState
 from nodeagent.plan.gang import decide
-from nodeagent.plan.lasting import next_due
+from nodeagent.plan.policytimeouts import next_due
 from nodeagent.plan.steps import Decision, End
 from tests.unit.plan.build import NOW, WALL, make_cluster, make_head, make_job, make_spec, spend
 

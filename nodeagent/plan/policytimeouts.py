@@ -1,4 +1,4 @@
-"""Policies with a timeout. For each: how long its condition has lasted, by the job's record, and what the policy does then.
+"""Policies with a timeout. Of each: how long its condition has lasted, by the job's record, and what it does then.
 All agents read the same record, so all of them agree. Never reads a clock."""
 
 from __future__ import annotations
