@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -429,8 +429,10 @@ def judged_at_once(patch: pytest.MonkeyPatch) -> None:
 def one_trainer_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A node says that its workers of the role that completes the job have ended well when the first of them has."""
 
-    def first(report: PodReport | None, status: PodStatus, member: Member, role: str) -> PodReport | None:
-        ranks = member.ranks_of(role)
+    def first(
+        report: PodReport | None, status: PodStatus, member: Member, completes: str, _asked: Collection[str]
+    ) -> PodReport | None:
+        ranks = member.ranks_of(completes)
         if not any(e.rank in ranks and e.code == 0 and not e.stopped for e in status.exits):
             return report
         return (report or PodReport(state="running")).model_copy(update={"completed": True})

@@ -16,6 +16,8 @@ from nodeagent.lease.peers import Message
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
 
 Result = TypeVar("Result")
+BLOCKS = "saved"
+"""The call, besides ``wait``, that is a blocking read."""
 
 
 class Gate:
@@ -135,6 +137,8 @@ class StoreThread:
         self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, StoreError | None]:
         """The call's result, or the store's refusal."""
+        if real.__name__ == BLOCKS:
+            return await self._blocked(real, args, kwargs)
         self.waiting += 1
         try:
             async with self._turn:
@@ -146,6 +150,13 @@ class StoreThread:
         finally:
             self.waiting -= 1
             self.done += 1
+
+    async def _blocked(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, StoreError | None]:
+        """A read that waits for news: the store does others' calls meanwhile."""
+        try:
+            return await real(*args, **kwargs), None
+        except StoreError as caught:
+            return None, caught
 
 
 class Link:
@@ -226,7 +237,7 @@ class LinkedStore:
             raise StoreUnavailableError("the request is late")
         await asyncio.sleep(there)
         effect = link.thread.carry_out(real, args, kwargs)
-        if not link.thread.busy:
+        if real.__name__ == BLOCKS or not link.thread.busy:
             result, error = await effect
         else:
             loop = asyncio.get_running_loop()
