@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.model.node import Cordon
+from tests.sim import provocations
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 
@@ -344,38 +344,4 @@ def test_a_machine_that_comes_back_without_its_disk_is_not_waited_for() -> None:
 
 
 def test_a_newer_view_that_declares_a_node_lost_waits_for_the_lease_that_the_store_has_granted_since() -> None:
-    """Random seed 52: n1 trained on the time that its keepers lent, was declared lost meanwhile, and reached the
-    emptied store first. It got a lease there before the one node came that knew of its successor."""
-
-    async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1)
-        await running(c, 1)
-        for name in ("n2", "n3"):
-            await c.cordon(name, Cordon(reason="keeps the job only", by="test", at=0.0))
-        await asyncio.sleep(5)
-        old = c.job("j").head
-        assert old is not None
-        assert (set(old.members), set(c.job("j").keepers)) == ({"n1"}, {"n1", "n2", "n3"})
-        c.nodes["n1"].link.cut = True
-        await asyncio.sleep(0.7)
-        for name in ("n2", "n3"):  # their leases end later: while a keeper is live the job is formed anew without n1
-            c.nodes[name].link.cut = True
-        await c.operate("j", restart=1)
-
-        def formed_anew() -> bool:
-            head = c.job("j").head
-            return head is not None and set(head.members) == {"n4"} and not head.missing
-
-        await c.until(formed_anew, 30, "n4 waits for a keeper only")
-        assert set(pids(c)) == {"n1"}
-        c.nodes["n4"].link.cut = True
-        emptying = asyncio.ensure_future(c.empty_store())
-        for name in ("n1", "n2", "n3"):
-            c.nodes[name].link.cut = False
-        await asyncio.sleep(RECOVERY + 1)
-        assert set(pids(c)) == {"n1"}, "it has a lease again"
-        c.nodes["n1"].link.cut, c.nodes["n4"].link.cut = True, False
-        await emptying
-        await c.until(lambda: set(pids(c)) == {"n4"}, 10, "moved, and never two at once")
-
-    simulate(4, scenario)
+    simulate(4, provocations.back_before_its_loss_is_known)
