@@ -18,8 +18,8 @@ from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
 from nodeagent.plan.policies import BY, STOPPED_CODE
 from nodeagent.plan.proposal import propose_or_hold
-from nodeagent.plan.running import after_fault, decide_running, settle_scale, still
-from nodeagent.plan.steps import Activate, Decision, End, Remove
+from nodeagent.plan.running import after_fault, decide_running, judge_before, settle_scale, still
+from nodeagent.plan.steps import Activate, Decision, End, Judge, Remove
 from nodeagent.plan.waiting import decide_waiting
 
 
@@ -46,9 +46,13 @@ def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     settled = settle_scale(cluster, job)
     if settled is not None:
         return settled
-    if job.control.desired == "pause":
-        return _pause(cluster, job)
     head = job.head
+    if job.control.desired == "pause":
+        active = head is not None and head.state == "active"
+        judged = judge_before(cluster, job, gone_nodes(cluster, job), wall) if active else None
+        if judged is not None and isinstance(judged.step, Judge):
+            return judged  # the pause ends this generation, and nobody could judge the one before any more
+        return _pause(cluster, job)
     silent = silence(cluster, job)
     if silent and not faults.all_succeeded(job) and policies.task_completed(job) is None:
         return Decision(None, (silent,))

@@ -98,7 +98,7 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
-    return _judge(cluster, job, gone, wall) or _healthy_gang(cluster, job, head, wall)
+    return judge_before(cluster, job, gone, wall) or _healthy_gang(cluster, job, head, wall)
 
 
 def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
@@ -111,7 +111,7 @@ def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
         return None
     if faults.find_fault(cluster, job, wall) is not None:
         return None
-    if _judge(cluster, job, (), wall) is not None:
+    if judge_before(cluster, job, (), wall) is not None:
         return None
     found = _healthy_gang(cluster, job, head, wall)
     return replace(found, steady=True) if found.step is None and not found.at else None
@@ -154,7 +154,7 @@ def _ended_by(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple
     return ending(cluster, job, fault.ends, outcome, gone, fault.spend)
 
 
-def _judge(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], wall: float) -> Decision | None:
+def judge_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], wall: float) -> Decision | None:
     """The fault that ended the generation before, where it is judged only now that this one runs."""
     entry = job.budget.get(str(job.last_number))
     if entry is None or not entry.counts:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import Admission, Control, JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
-from nodeagent.model.timing import Timing
+from nodeagent.model.timing import Timing, millis
 from nodeagent.store.messages import BeatReply, Restored, StoreCopy
 from tests.contract.bench import FAST, LONG, Bench, head, refused, spec
 
@@ -199,6 +199,27 @@ async def test_what_was_lost_comes_back_and_nothing_is_undone(bench: Bench) -> N
     after = await read_after(bench)
     assert after.jobs == new.jobs
     assert head(await bench.propose(after.jobs["u1"], "n1", "n2")).number == 3
+
+
+async def test_a_lost_life_with_a_new_lease_is_outlasted(bench: Bench) -> None:
+    """It ran on lent time, and came before the view that knows of its loss: its workers may run on that lease."""
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    old = await read(bench)
+    await bench.lapse("n2", "n1")
+    await bench.propose(job, "n1", lost=("n2",))
+    new = await read(bench)
+    await bench.put_back(None)
+    await bench.store.restore(old.offer(regroup=60_000, awaited=("n1", "n2", "n3")))
+    await rejoin(bench, "n1", "n2")
+    await bench.pass_served(millis(FAST.credit + FAST.lease), "n1")
+    await bench.renew("n2", millis(FAST.lease))
+    later = new.reply.served + 10_000  # served time jumps, and the lease is not shorter for that
+    await bench.store.restore(new.offer(regroup=60_000, awaited=("n1",), served=later))
+    await bench.join("n1")
+    await refused("lost", bench.join("n2"))
+    await bench.recovered("n1")
+    assert (await bench.beat("n1")).served > later + 100
 
 
 async def test_the_newest_view_wins_whoever_comes_first(bench: Bench) -> None:

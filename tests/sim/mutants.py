@@ -195,6 +195,11 @@ def merged_by_arrival(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def a_newer_view_ends_leases(patch: pytest.MonkeyPatch) -> None:
+    """A life that a newer view knows as lost is taken for gone, though the store has granted it a lease since."""
+    change(patch, ("    outlast(math.min(lease_end(id), served + lease_ms))\n", ""))
+
+
 def deciding_while_recovering(patch: pytest.MonkeyPatch) -> None:
     """A store that lost writes decides at once on what it still has."""
     change(patch, ("served < recover", "false"), ("served >= recover", "true"), everywhere=True)
@@ -433,6 +438,9 @@ def one_trainer_is_enough(patch: pytest.MonkeyPatch) -> None:
         report: PodReport | None, status: PodStatus, member: Member, role: str, _asked: Collection[str]
     ) -> PodReport | None:
         ranks = member.ranks_of(role)
+        report: PodReport | None, status: PodStatus, member: Member, completes: str, _asked: Collection[str]
+    ) -> PodReport | None:
+        ranks = member.ranks_of(completes)
         if not any(e.rank in ranks and e.code == 0 and not e.stopped for e in status.exits):
             return report
         return (report or PodReport(state="running")).model_copy(update={"completed": True})
@@ -471,6 +479,7 @@ MUTANTS = (
     Mutant(guard_asleep, provocations.falls_silent_and_scales),
     Mutant(half_a_gang, provocations.falls_silent_and_scales),
     Mutant(merged_by_arrival, provocations.store_loses_writes),
+    Mutant(a_newer_view_ends_leases, provocations.back_before_its_loss_is_known),
     Mutant(deciding_while_recovering, provocations.store_loses_writes),
     Mutant(anybody_commits, provocations.a_commit_comes_late),
     Mutant(one_yes_is_enough, provocations.part_of_the_members),

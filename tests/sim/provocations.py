@@ -58,6 +58,43 @@ async def scaled_in_while_its_agent_restarts(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
 
 
+async def back_before_its_loss_is_known(cluster: SimCluster) -> None:
+    """Random seed 52: a node trained on the time that its keepers lent, was declared lost meanwhile, and reached the
+    emptied store first. It got a lease there before the one node came that knew of its successor."""
+    await cluster.submit("j", 1, 1, 1)
+    await cluster.until(lambda: cluster.whole("j"), 90, "whole")
+    await asyncio.sleep(5)
+    first, keepers = cluster.job("j").head, [cluster.nodes[name] for name in cluster.job("j").keepers]
+    assert first is not None
+    (old,) = (node for node in keepers if node.name in first.members)
+    (successor,) = (node for node in cluster.nodes.values() if node not in keepers)
+    for node in keepers:
+        if node is not old:
+            await cluster.cordon(node.name, Cordon(reason="keeps the job only", by="test", at=0.0))
+    await asyncio.sleep(3)
+    old.link.cut = True
+    await asyncio.sleep(0.7)
+    for node in keepers:  # their leases end later: while a keeper is live the job is formed anew without the old node
+        node.link.cut = True
+    await cluster.operate("j", restart=1)
+
+    def formed_anew() -> bool:
+        head = cluster.job("j").head
+        return head is not None and set(head.members) == {successor.name} and not head.missing
+
+    await cluster.until(formed_anew, 30, "the successor waits for a keeper only")
+    assert set(pids(cluster)) == {old.name}
+    successor.link.cut = True
+    emptying = asyncio.ensure_future(cluster.empty_store())
+    for node in keepers:
+        node.link.cut = False
+    await asyncio.sleep(TIMING.credit + TIMING.lease + 1)
+    assert set(pids(cluster)) == {old.name}, "it has a lease again"
+    old.link.cut, successor.link.cut = True, False
+    await emptying
+    await cluster.until(lambda: set(pids(cluster)) == {successor.name}, 10, "moved, and never two at once")
+
+
 async def store_loses_writes(cluster: SimCluster, same_process: bool = False) -> None:
     """The gang moves to other nodes in seconds that the store then loses; the old gang comes first, later an agent that
     had seen less than the others comes first to an emptied store."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.sim import provocations
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 
@@ -340,3 +341,7 @@ def test_a_machine_that_comes_back_without_its_disk_is_not_waited_for() -> None:
         assert pids(c) == was
 
     simulate(3, scenario)
+
+
+def test_a_newer_view_that_declares_a_node_lost_waits_for_the_lease_that_the_store_has_granted_since() -> None:
+    simulate(4, provocations.back_before_its_loss_is_known)

@@ -61,6 +61,10 @@ end
 
 if not late then
   local more = math.max(0, A.served - served)
+  local running = more > 0 and redis.call('ZRANGEBYSCORE', LEASE, '(' .. int(served), '+inf', 'WITHSCORES') or {}
+  for i = 1, #running, 2 do -- what the store has granted is not shorter for that
+    redis.call('ZADD', LEASE, int(running[i + 1] + more), running[i])
+  end
   served, recover, least = served + more, recover + more, least + more
   amnesty = math.max(amnesty + more, recover)
   redis.call('HSET', META, 'served', int(served), 'recover', int(recover), 'amnesty', int(amnesty), 'least', int(least))
@@ -90,6 +94,14 @@ local function listed(key, rev)
   end
 end
 
+-- The newer view has declared a life lost that the store has granted a lease since: its workers may run as long.
+local function outlast(ends)
+  least = math.max(least, ends)
+  recover = math.max(recover, least)
+  amnesty = math.max(amnesty, recover)
+  redis.call('HSET', META, 'least', int(least), 'recover', int(recover), 'amnesty', int(amnesty))
+end
+
 local function restore_node(new)
   local id, old = new.id, node_read(new.id)
   local same = old and old.life == new.life
@@ -97,6 +109,7 @@ local function restore_node(new)
     local marked = copied(old)
     marked.lost = '1'
     node_save(marked)
+    outlast(math.min(lease_end(id), served + lease_ms))
     depart(id, math.min(lease_end(id), served))
     old = node_read(id)
   end

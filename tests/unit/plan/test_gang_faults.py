@@ -310,6 +310,19 @@ def test_what_no_peer_can_cause_is_the_cause_although_it_comes_late(report: PodR
     assert take(job.model_copy(update={"budget": {"5": step.spend}})).step is None, "once"
 
 
+def test_a_pause_waits_until_it_is_written_down_what_ended_the_generation_before() -> None:
+    """Random seed 24: the pause ended the new generation at once, and the job had paid for a victim for ever."""
+    job = make_job("running", make_head(["n1", "n2"], number=6), budget={"5": spend("worker_failed")}, last_number=5)
+    job = job.model_copy(update={"last_reports": CRASH | {"n2": PodReport(state="fenced", seq=2)}})
+    job = job.model_copy(update={"control": job.control.model_copy(update={"desired": "pause"})})
+    step = take(job).step
+    assert isinstance(step, Judge)
+    assert (step.number, step.spend.kind, step.spend.counts) == (5, "fenced", False)
+    then = take(job.model_copy(update={"budget": {"5": step.spend}})).step
+    assert isinstance(then, End)
+    assert then.phase == "pausing"
+
+
 def test_a_verdict_that_comes_late_ends_the_job_all_the_same() -> None:
     """Victims were seen first, so the gang was formed again; then the culprit's own exit matched a policy."""
     spec = make_spec(size=(1, 2), policies=(Policy(on=("WorkerFailed",), exit_code=3, do="FailJob"),))
