@@ -438,9 +438,6 @@ def one_trainer_is_enough(patch: pytest.MonkeyPatch) -> None:
         report: PodReport | None, status: PodStatus, member: Member, role: str, _asked: Collection[str]
     ) -> PodReport | None:
         ranks = member.ranks_of(role)
-        report: PodReport | None, status: PodStatus, member: Member, completes: str, _asked: Collection[str]
-    ) -> PodReport | None:
-        ranks = member.ranks_of(completes)
         if not any(e.rank in ranks and e.code == 0 and not e.stopped for e in status.exits):
             return report
         return (report or PodReport(state="running")).model_copy(update={"completed": True})
