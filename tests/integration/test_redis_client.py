@@ -352,7 +352,7 @@ async def test_a_link_is_dropped_after_an_error(server: PrivateRedis) -> None:
 async def test_keys_all_have_the_prefix_and_pods_a_ttl(server: PrivateRedis, store: RedisStore) -> None:
     bench = Bench(store)
     await bench.up("n1")
-    await bench.active(await bench.submit(), "n1")
+    await bench.report(await bench.active(await bench.submit(), "n1"), "n1", "running")
     await bench.store.join("n2", bench.lives["n1"], facts("n2"), FAST)
     found = await raw(server, "KEYS", "*")
     assert isinstance(found, list)
