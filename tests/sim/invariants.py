@@ -386,6 +386,8 @@ class Checker:
     def _placed(self, job: JobRecord, names: list[str]) -> None:
         """The hard part of a placement: what nodes must have, and how they must lie."""
         spec, facts = job.spec, {n: record.facts for n, record in self.server.state.nodes.items()}
+        if not facts.keys() >= set(names):
+            return  # somebody has deleted the record of one of them
         if not spec.several and spec.role.placement is not None:
             for node in names:
                 if why := spec.role.placement.unmet(node, facts[node].labels):
