@@ -150,5 +150,13 @@ GOALS = (
 def judged(results: Results) -> list[tuple[Goal, float, bool]]:
     """Each goal whose phase has run, its value, and whether it is met."""
     run = [goal for goal in GOALS if goal.phase in results and results[goal.phase].get("nodeagent", True)]
-    found = [(goal, goal.value(results)) for goal in run]
-    return [(goal, value, goal.met(value)) for goal, value in found]
+    found = [(goal, _value(goal, results)) for goal in run]
+    return [(goal, value, goal.met(value)) for goal, value in found if value is not None]
+
+
+def _value(goal: Goal, results: Results) -> float | None:
+    """None: results of an earlier run lack a kind of process that is measured now."""
+    try:
+        return goal.value(results)
+    except KeyError:
+        return None
