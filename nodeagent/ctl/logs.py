@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from string import Template
@@ -46,13 +47,29 @@ class Printer:
         """(generation, rank) to the name of the place, in a job of several roles."""
         self._within: dict[str, tuple[TextIO, Source | None]] = {}
         """The worker whose line is unfinished, for the terminal, or for a stream that is not a terminal."""
+        self._turn = threading.RLock()
+        """Held while something is written: the state of a job is announced from another thread."""
 
     def put(self, line: Json) -> None:
         """One worker's line to the stream it was written on, or one notice (each once) to stderr."""
+        with self._turn:
+            self._put(line)
+
+    def announce(self, text: str) -> None:
+        """Write a line of the tool's own to stderr, and end a worker's unfinished one before."""
+        with self._turn:
+            self._end_line()
+            echo(f"nodeagentctl: {text}", file=self._err)
+
+    def _end_line(self) -> None:
+        if self._within.pop(TERMINAL if self._err.isatty() else "stderr", None) is not None:
+            self._err.write("\n")
+
+    def _put(self, line: Json) -> None:
         if line["stream"] == "notice":
             if line["text"] not in self._shown:
                 self._shown.add(line["text"])
-                echo(f"nodeagentctl: {line['text']}", file=self._err)
+                self.announce(line["text"])
             return
         self.lines += 1
         self.marks.seen(line)
@@ -69,13 +86,14 @@ class Printer:
 
     def close(self) -> None:
         """Write the beginnings of long lines whose end never came, and end unfinished lines."""
-        while self._held:
-            source, text = self._held.popitem()
-            self._write(source, text, ended=True)
-        for to, _ in self._within.values():
-            to.write("\n")
-            to.flush()
-        self._within.clear()
+        with self._turn:
+            while self._held:
+                source, text = self._held.popitem()
+                self._write(source, text, ended=True)
+            for to, _ in self._within.values():
+                to.write("\n")
+                to.flush()
+            self._within.clear()
 
     def _header(self, line: Json, _local: int) -> str:
         """The beginning of a teed line."""
@@ -126,6 +144,11 @@ class PlainPrinter(Printer):
         self._role, self._template = role, Template(template or PREFIX)
         self._unended: set[Source] = set()
         """Workers whose line is unfinished."""
+
+    def _end_line(self) -> None:
+        if there := {source for source in self._unended if self._to(source[3]) is self._err}:
+            self._unended -= there
+            self._err.write("\n")
 
     def _header(self, line: Json, local: int) -> str:
         return self._template.safe_substitute(role_name=self._role, rank=line["rank"], local_rank=local)

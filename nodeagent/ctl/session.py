@@ -104,7 +104,7 @@ class Session:
             job = self._ended(uid)
         except _Leave as leave:
             if self._asked_to_end:
-                _announce(f"not waiting any longer: job {name} is being stopped, with its grace")
+                self._printer.announce(f"not waiting any longer: job {name} is being stopped, with its grace")
             return leave.code
         finally:
             self._over.set()
@@ -117,7 +117,7 @@ class Session:
             return False
         assert self._job is not None
         where = f": nodeagentctl logs {self._job['name']}" if self._stays else ""
-        _announce(f"the rest of the output is not printed{where}")
+        self._printer.announce(f"the rest of the output is not printed{where}")
         return True
 
     def _ended(self, uid: str) -> Json:
@@ -141,7 +141,7 @@ class Session:
         while not self._over.wait(POLL):
             try:
                 if self._asked_to_end and not stopped:
-                    _announce("stopping the job gracefully (again: do not wait for it)")
+                    self._printer.announce("stopping the job gracefully (again: do not wait for it)")
                     self._stop(client, uid)
                     stopped = True
                 job = client.get(job_path(uid))
@@ -150,12 +150,12 @@ class Session:
             except CtlError as error:
                 if shown != error.message:
                     shown = error.message
-                    _announce(error.message)
+                    self._printer.announce(error.message)
                 continue
             line = status_line(job)
             if line != shown and job["phase"] not in ENDED:  # the end is reported at the end
                 shown = line
-                _announce(line)
+                self._printer.announce(line)
 
     @staticmethod
     def _stop(client: Client, uid: str) -> None:
@@ -168,12 +168,12 @@ class Session:
     def _result(self, job: Json) -> int:
         outcome = job["outcome"]
         if job["phase"] == "succeeded":
-            _announce(f"job {job['name']} succeeded")
+            self._printer.announce(f"job {job['name']} succeeded")
             return 0
         if self._asked_to_end:
-            _announce(f"job {job['name']} stopped")
+            self._printer.announce(f"job {job['name']} stopped")
             return 128 + self._asked_to_end
-        _announce(f"job {job['name']} {job['phase']}: {job['reason']}")
+        self._printer.announce(f"job {job['name']} {job['phase']}: {job['reason']}")
         if job["phase"] == "failed":
             for line in blame_lines(job, logs_stay=self._stays):
                 echo(line, err=True)
@@ -192,7 +192,3 @@ def status_line(job: Json) -> str:
     if job["phase"] == "forming":
         return f"forming generation {job['generation']}: {job['reason']}"
     return f"{job['phase']}: {job['reason']}"
-
-
-def _announce(text: str) -> None:
-    echo(f"nodeagentctl: {text}", err=True)

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from nodeagent.ctl import get
 from nodeagent.ctl.get import members
+from nodeagent.ctl.main import cli
 
 JOB = {"uid": "u", "generation": 3, "world_nodes": 2}
 
@@ -48,5 +49,5 @@ def test_the_lines_of_each_format(form: str, lines: str, monkeypatch: pytest.Mon
             return JOB | {"phase": "running", "generation_state": "active"}
 
     monkeypatch.setattr(get, "connect", lambda _: Agent())
-    done = CliRunner().invoke(get.hosts, ["j", "--format", form], catch_exceptions=False)
+    done = CliRunner().invoke(cli, ["hosts", "j", "--format", form], catch_exceptions=False)
     assert (done.exit_code, done.output) == (0, lines)

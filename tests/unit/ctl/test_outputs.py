@@ -216,3 +216,20 @@ def test_the_folder_for_log_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="is not a folder"):
         log_base(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_tools_own_line_is_never_appended_to_a_workers_unfinished_one(plain: bool) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    printer = PlainPrinter("trainer", None, out, err) if plain else Printer(out, err)
+    printer.announce("generation 1 active")
+    printer.put(line(0, "50 %", "stderr", partial=True))
+    printer.announce("job a succeeded")
+    printer.put(line(1, "a notice", "notice"))
+    printer.put(line(0, "100 %", "stderr"))
+    printer.close()
+    begin = "" if plain else "[0]<stderr>: "
+    assert err.getvalue().splitlines() == [
+        "nodeagentctl: generation 1 active", f"{begin}50 %", "nodeagentctl: job a succeeded", "nodeagentctl: a notice",
+        f"{begin}100 %",
+    ]  # fmt: skip

@@ -51,16 +51,13 @@ class Flood:
 
 
 @pytest.mark.timeout(30)
-def test_a_flood_ends_soon_after_the_job_was_stopped(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flood_ends_soon_after_the_job_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL", 0.01)
     monkeypatch.setattr(module, "LINGER", 0.05)
-    flood, out = Flood(), io.StringIO()
+    flood, out, err = Flood(), io.StringIO(), io.StringIO()
     session = Session(cast(Client, flood), stays=True)
     with session.signals():
-        session.begin(flood.job, Printer(out, out))
+        session.begin(flood.job, Printer(out, err))
         assert session.follow() == 128 + signal.SIGTERM
-    said = capsys.readouterr().err
-    assert said.count("the rest of the output is not printed: nodeagentctl logs digits") == 1
+    assert err.getvalue().count("the rest of the output is not printed: nodeagentctl logs digits") == 1
     assert out.getvalue().count("\n") > 100, "what comes until then is printed"
