@@ -228,7 +228,7 @@ def user_of(uid: int) -> str:
 
 def numa_of(pci: str, root: str = "") -> int | None:
     """The NUMA node that the device ``pci`` (``0000:3b:00``) is near to, as the kernel says; None: it does not say, or
-    the machine has only one. ``root``: of another file tree. A broken driver can block whoever reads its files."""
+    the machine has only one. ``root``: of another file tree. A broken driver can block its reader."""
     try:
         with open(f"{root}/sys/bus/pci/devices/{pci}.0/numa_node") as file:  # noqa: PTH123  # pathlib costs memory
             node = int(file.read())

@@ -103,7 +103,7 @@ class UntrustedFolder:
             os.close(at)
 
     def open(self, name: str, *, also: int | None = None, anyones: bool = False) -> BinaryIO:
-        """Opens a plain file of the folder's owner (or of ``also``) for reading. ``anyones``: whoever it belongs to, in
+        """Opens a plain file of the folder's owner (or of ``also``) for reading. ``anyones``: of any owner, in
         a folder in which only its owner makes entries."""
         with _naming(self.path / name):
             fd = _opened(self.fd, name, stat.S_ISREG, os.O_RDONLY, None if anyones else {self.owner, also})

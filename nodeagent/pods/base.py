@@ -174,7 +174,7 @@ class PodHost(Protocol):
         ...
 
     def look(self, uid: str, limit: float | None = None) -> None:
-        """Have ``stall`` told for what runs: others of its gang see no progress. Nothing where nobody watches the
+        """Have ``stall`` reported for what runs: others of its gang see no progress. Nothing where nobody watches the
         workers (``watched``). With a ``limit`` (seconds): watch them from now on, and tell only once they do nothing
         for it."""
         ...

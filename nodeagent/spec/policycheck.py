@@ -1,5 +1,5 @@
 """What of a policy does not go together: events, actions, exit codes and timeouts. Pure; what a single value may be is
-``jobvalues``'. Each mistake is told, of each policy."""
+``jobvalues``'. It reports each mistake of each policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _RoleSize:
 
 
 def written_policy_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Of a job file, as far as its policies are mappings: anything else is told where values are checked."""
+    """Of a job file, as far as its policies are mappings: other mistakes are reported where values are checked."""
     turns = "%" in str(tree.get("array", ""))
     yield from _of_list(("policies",), tree.get("policies"), turns, None)
     written = tree.get("roles")

@@ -22,7 +22,7 @@ class Mistake:
 
 
 def written_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Of a job file with ``roles``, as far as they are mappings: anything else is told where values are checked."""
+    """Of a job file with ``roles``, as far as they are mappings: others are reported where values are checked."""
     roles = tree["roles"]
     if not isinstance(roles, dict):
         return

@@ -2,7 +2,7 @@
 cards its NCCL uses then.
 
 Runs in the worker's own process before its program, also in the job's Python (3.8 or later): standard library only. A
-broken driver can block whoever reads its files, so that the shim itself must never call this.
+broken driver can block a process that reads its files, so that the shim itself must never call this.
 """
 
 # ruff: noqa: PTH118, PTH123, PTH208 (os.path: pathlib would be one import more in each worker)
@@ -19,7 +19,7 @@ CARDS = "NCCL_IB_HCA"
 
 def bind(env: MutableMapping[str, str], root: str = "/") -> None:
     """Bind this process as its environment says, and name the network cards there in it, unless the job does. What
-    cannot be done is told on stderr, and the worker runs unbound."""
+    cannot be done is reported on stderr, and the worker runs unbound."""
     mode = env.get(VARIABLE, "")
     if not mode:
         return

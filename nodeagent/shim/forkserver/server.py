@@ -73,7 +73,7 @@ def preloaded(name: str, guessed: bool = False) -> list[str]:
     for part in (name, *(TORCH_PARTS if name == "torch" else ())):
         try:
             importlib.import_module(part)
-        except Exception as error:  # noqa: BLE001 (whatever a module raises is told, not fatal)
+        except Exception as error:  # noqa: BLE001 (whatever a module raises is reported, not fatal)
             if guessed and isinstance(error, ImportError):
                 return []
             return [cut(f"preload {part}: {type(error).__name__}: {error}")]

@@ -50,7 +50,7 @@ local function first_unfinished(job)
   end
 end
 
--- Whoever decides on a fault may not have read yet that all the work was done meanwhile: then the job has succeeded.
+-- An agent that decides on a fault may not have read yet that all the work is done: then the job has succeeded.
 local function check_unfinished(job)
   if job.head_state == 'active' and not first_unfinished(job) then
     return refuse('stale', 'all workers that complete job ' .. job.name .. ' have ended well by now: read it again')
