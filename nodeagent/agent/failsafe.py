@@ -157,5 +157,6 @@ class FailsafeWatch:
             for uid, why in sorted(now.refusals.items() - before.refusals.items()):
                 self._log.warning("no keeper gives failsafe time", job=uid, why=why)
             if any(before) and not any(now):
-                self._log.info("the store answers again: no failsafe time is needed")
+                why = "the store answers again" if self._lease.away_since is None else "nothing runs here any more"
+                self._log.info("no failsafe time is needed", why=why)
             self._seen = now
