@@ -20,10 +20,10 @@ from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.world import Cause, Head, Member
-from nodeagent.plan.backfill import line
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.elastic import sharing
-from nodeagent.plan.gang import decide
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.reservations import line
 
 QUEUES, USERS, GANG = 20, 50, 7
 CHANGES = 15

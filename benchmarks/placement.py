@@ -14,10 +14,10 @@ from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter, Together
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Head, Member
-from nodeagent.plan.backfill import line
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.gang import decide
-from nodeagent.plan.queue import next_up
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.queueing.queue import next_up
+from nodeagent.plan.queueing.reservations import line
 
 LEVELS = ("zone", "rack", "switch")
 GPUS = 8

@@ -23,7 +23,7 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.timing import RELEASE, Timing
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind
-from nodeagent.plan.lifecycles import (
+from nodeagent.plan.steps import (
     GENERATION_MEANING,
     MEANING,
     POD_MEANING,
@@ -31,7 +31,7 @@ from nodeagent.plan.lifecycles import (
     diagram,
     generation_diagram,
     pod_diagram,
-)  # fmt: skip
+)
 
 ARCHITECTURE = Path(__file__).with_name("architecture.md")
 PROTOCOL = Path(__file__).with_name("protocol.md")

@@ -54,6 +54,21 @@ LATER: Graph = {
 """What a package imports beside that only once it is needed, inside of a function: ``agent/serve.py`` adds what people
 use after the first beat, the tool has to start fast, and hardware is optional."""
 
+PLAN: Graph = {
+    "cluster": (),
+    "steps": (),
+    "nodes": ("cluster",),
+    "failure": ("cluster", "steps", "nodes"),
+    "fairshare": ("cluster", "nodes"),
+    "placing": ("cluster", "nodes", "fairshare"),
+    "queueing": ("cluster", "steps", "nodes", "failure", "fairshare", "placing"),
+    "pods": ("cluster", "nodes", "failure", "placing", "queueing"),
+    "job": ("cluster", "steps", "nodes", "failure", "fairshare", "placing", "queueing"),
+    "repair": ("cluster", "nodes", "job"),
+    "findings": ("cluster", "nodes", "failure", "fairshare", "placing"),
+}
+"""The same inside of ``plan``: each of its packages, and its modules beside them."""
+
 CORE = ("model", "osutil", "spec", "trust", "store", "lease", "shim", "pods", "plan", "agent")
 """What no job runs without."""
 READ_FIRST = ("model", "store", "lease", "shim", "pods", "plan", "agent")
@@ -120,18 +135,21 @@ def _module(name: str, every: Collection[str]) -> str:
     return name
 
 
-def package_graph(graph: Graph) -> dict[str, set[str]]:
-    """The arrows between the packages of these modules. ``nodeagent`` itself, which has the version alone, is none."""
+def package_graph(graph: Graph, inside: str = "") -> dict[str, set[str]]:
+    """The arrows between the packages of these modules; ``inside`` of one package (``nodeagent.plan``) those between
+    its packages, and its modules beside them. ``nodeagent`` itself, which has the version alone, is none."""
     found: dict[str, set[str]] = {}
     for module, imported in graph.items():
-        if package := _package(module):
+        if package := _package(module, inside):
             arrows = found.setdefault(package, set())
-            arrows |= {of for name in imported if (of := _package(name)) and of != package}
+            arrows |= {of for name in imported if (of := _package(name, inside)) and of != package}
     return found
 
 
-def _package(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+def _package(module: str, inside: str) -> str:
+    depth = inside.count(".") + 1
+    parts = module.split(".")
+    return parts[depth] if len(parts) > depth and module.startswith(inside) else ""
 
 
 def circle(graph: Graph) -> list[str]:

@@ -17,7 +17,7 @@ from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Head, PodReport
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.gang import decide
+from nodeagent.plan.job.gang import decide
 from nodeagent.plan.steps import Decision
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import COMMAND_LINKS, WAIT_LINKS, RedisStore

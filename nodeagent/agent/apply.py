@@ -17,7 +17,8 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.model.job import Checkpoint, JobRecord, Spend
 from nodeagent.model.world import PodReport
-from nodeagent.plan import pod, steps
+from nodeagent.plan import steps
+from nodeagent.plan.pods import pod
 from nodeagent.pods.base import PodHost, StartOrder
 from nodeagent.pods.environment import roles_file, worker_environments
 from nodeagent.store.base import Store, StoreRefusedError

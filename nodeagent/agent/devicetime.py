@@ -15,10 +15,10 @@ from prometheus_client import Counter
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
-from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import used
-from nodeagent.plan.usage import add, since_written
+from nodeagent.plan.fairshare.resources import used
+from nodeagent.plan.fairshare.usage import add, since_written
+from nodeagent.plan.nodes.devices import booked
 
 MAX_SERIES = 100
 """Queues and users that have series of their own, by kind of device; all others are ``others`` together."""

@@ -23,8 +23,8 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.commands import end
-from nodeagent.plan.bookings import booked, used_devices
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.nodes.devices import booked, used_devices
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.healthconfig import HealthConfig, PreflightConfig

@@ -1,8 +1,8 @@
 """While the store is away: healthy training goes on, on time that the keepers of its generation lend.
 
 The lease process asks and answers (``lease/failsafe.py``); this tells it what it has to know of this node's jobs, and
-knows what it has promised. Who the keepers are is ``plan/keepers.py``'s. Must never let go of a job before the lease
-process has been told, and its promises were read after that.
+knows what it has promised. Who the keepers are is ``plan/nodes/failsafe.py``'s. Must never let go of a job before the
+lease process has been told, and its promises were read after that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Token
 from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.pod import Keep
+from nodeagent.plan.pods.pod import Keep
 from nodeagent.pods.base import PodHost
 from nodeagent.pods.folder import folder_name
 

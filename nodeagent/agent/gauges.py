@@ -22,12 +22,12 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
-from nodeagent.plan.faults import spent
-from nodeagent.plan.health import claimed
-from nodeagent.plan.queue import places
+from nodeagent.plan.failure.faults import spent
+from nodeagent.plan.fairshare.usage import add, goodput, of_job
+from nodeagent.plan.nodes.availability import BY as WINDOW
+from nodeagent.plan.nodes.health import claimed
+from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.repair import described
-from nodeagent.plan.usage import add, goodput, of_job
-from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.pods.base import PodStatus
 
 if TYPE_CHECKING:

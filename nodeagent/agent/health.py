@@ -1,6 +1,6 @@
 """Brings the health monitor into the agent: what of the machine it looks at, and what the others hear of it.
 
-Judges nothing (``hardware/judging/``), and decides nothing (``plan/health.py``).
+Judges nothing (``hardware/judging/``), and decides nothing (``plan/nodes/health.py``).
 """
 
 from __future__ import annotations

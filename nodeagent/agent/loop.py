@@ -36,10 +36,10 @@ from nodeagent.model.health import RepairState
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.osutil.clock import wait_for
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import needed_by
-from nodeagent.plan.queue import in_queue
-from nodeagent.plan.waiting import explain
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.job.waiting import explain
+from nodeagent.plan.nodes.members import needed_by
+from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError

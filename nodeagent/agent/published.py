@@ -26,7 +26,7 @@ from nodeagent.model.node import Notice, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.osutil.linux import family, proc_stat
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.prepare import failed_here
+from nodeagent.plan.pods.prepare import failed_here
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.messages import Note
 from nodeagent.trust.certificate import vouch
@@ -59,7 +59,7 @@ def dated(found: Mapping[str, Readiness], before: Mapping[str, Readiness], serve
 
 def kept_verdicts(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
     """Job uid to the verdict of a check that failed here, of jobs that wait and have no pod here any more to look
-    again (``plan/prepare.py``): forgotten, it would be found anew, again and again."""
+    again (``plan/pods/prepare.py``): forgotten, it would be found anew, again and again."""
     record = cluster.nodes.get(node)
     if record is None:
         return {}

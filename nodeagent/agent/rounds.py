@@ -3,7 +3,7 @@ what becomes of jobs that have ended. Of agents that see the same, one goes firs
 
 Owns the order within a round, and nothing between rounds. Must never wait for a store before what this node has to do
 by itself is done. A node's own plan is made again only when an input that ``PodPlan`` compares has changed: it must
-compare every input of ``plan/pod.py``. Of the view's time it compares only which jobs are next in the queue.
+compare every input of ``plan/pods/pod.py``. Of the view's time it compares only which jobs are next in the queue.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
-from nodeagent.plan.backfill import line, reserved
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import turn
-from nodeagent.plan.pod import Keep, PodAction, asks_the_store, plan_pods
-from nodeagent.plan.queue import NextUp, next_up
-from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.nodes.members import turn
+from nodeagent.plan.pods.pod import Keep, PodAction, asks_the_store, plan_pods
+from nodeagent.plan.queueing.dependencies import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
+from nodeagent.plan.queueing.queue import NextUp, next_up
+from nodeagent.plan.queueing.reservations import line, reserved
 from nodeagent.plan.steps import Decision, Remove
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import RetentionConfig

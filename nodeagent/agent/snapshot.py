@@ -16,7 +16,7 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
-from nodeagent.plan.windows import NOTHING, Closing, closed, closing
+from nodeagent.plan.nodes.availability import NO_CLOSING, Closing, closed, closing
 from nodeagent.store.messages import BeatReply, Unread
 from nodeagent.store.trouble import waits_for
 
@@ -42,7 +42,7 @@ class Snapshot:
         """As the store has them, whether signed or not; None: it has none."""
         self.windows: WindowsRecord | None = None
         """Likewise."""
-        self._closing: tuple[tuple[object, ...], Closing] = ((), NOTHING)
+        self._closing: tuple[tuple[object, ...], Closing] = ((), NO_CLOSING)
         """What the windows mean, and of which records."""
         self._closed_at = 0
         """Since when (served time)."""

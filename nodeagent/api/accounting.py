@@ -25,7 +25,7 @@ from nodeagent.api.shapes import Json, items
 from nodeagent.model.job import JobRecord
 from nodeagent.model.usage import DAYS_KEPT, OTHERS, UsedTime
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.usage import By, Total, UsageLine, all_lines, by_key, of_job, total
+from nodeagent.plan.fairshare.usage import By, Total, UsageLine, all_lines, by_key, of_job, total
 from nodeagent.store.base import StoreUnavailableError
 
 HOUR_MS = 3_600_000

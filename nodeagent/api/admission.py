@@ -18,9 +18,9 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, UserQuota, queue_of
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import least, times, together
-from nodeagent.plan.share import above
-from nodeagent.plan.timelimit import spoken
+from nodeagent.plan.failure.timeouts import spoken
+from nodeagent.plan.fairshare.queues import above
+from nodeagent.plan.fairshare.resources import least, times, together
 
 _NOTHING = "nothing was submitted"
 _UNITS = {"gpus": "GPUs", "nodes": "nodes", "slots": "CPU slots"}

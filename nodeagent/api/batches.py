@@ -26,9 +26,9 @@ from nodeagent.api.writes import saved
 from nodeagent.model.batch import MOST_JOBS, MOST_MEMBERS, After, Array, Need, Submission
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.plan.batch import is_awaited
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.room import never
+from nodeagent.plan.queueing.dependencies import is_awaited
+from nodeagent.plan.queueing.room import never
 from nodeagent.spec import batchvalues
 from nodeagent.spec.errors import CheckError
 from nodeagent.store.messages import NewJob, QuotaClaims

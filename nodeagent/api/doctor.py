@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.doctor.machine import Looker
     from nodeagent.model.facts import HostFacts
     from nodeagent.plan.cluster import Cluster
-    from nodeagent.plan.clusterhealth import AgentStanding, PeerAnswer, Placed
+    from nodeagent.plan.findings.cluster import AgentStanding, PeerAnswer, Placed
 
 PATH = "/v1/doctor"
 
@@ -46,8 +46,8 @@ class DoctorRoutes:
         """GET /v1/doctor?peers: findings as items, errors first. Answers even before the agent has joined."""
         await asyncio.to_thread(_load)
         from nodeagent.doctor.cluster import report, store_findings_in_thread
-        from nodeagent.plan.clusterhealth import judge_agent, judge_cuts, judge_peers, judge_recovery
-        from nodeagent.plan.hosthealth import judge_host
+        from nodeagent.plan.findings.cluster import judge_agent, judge_cuts, judge_peers, judge_recovery
+        from nodeagent.plan.findings.host import judge_host
 
         view, here = self.view, f"node/{self.view.node}"
         wanted = requests.flag(request, "peers")
@@ -68,7 +68,7 @@ class DoctorRoutes:
         return web.json_response(report(found) | {"node": view.node} | more)
 
     def _standing(self) -> AgentStanding:
-        from nodeagent.plan.clusterhealth import AgentStanding
+        from nodeagent.plan.findings.cluster import AgentStanding
 
         health, me = self.view.health(), self.view.me()
         away = health.store_away_since
@@ -105,7 +105,7 @@ class DoctorRoutes:
         return await asyncio.to_thread(_judged, cluster, why)
 
     async def _users(self, names: UserDatabase) -> tuple[Placed, ...]:
-        from nodeagent.plan.clusterhealth import judge_users
+        from nodeagent.plan.findings.cluster import judge_users
 
         jobs, limits = self.view.cluster().jobs.values(), self.view.config.limits
         refused = self._usage.refused()
@@ -127,13 +127,13 @@ def _load() -> None:
     """Imports the modules of a check: in the loop, the import would delay a heartbeat for too long."""
     import nodeagent.doctor.cluster
     import nodeagent.doctor.machine
-    import nodeagent.plan.clusterhealth
-    import nodeagent.plan.hosthealth  # noqa: F401
+    import nodeagent.plan.findings.cluster
+    import nodeagent.plan.findings.host  # noqa: F401
 
 
 def _judged(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> tuple[Placed, ...]:
     """Runs in a thread: for a thousand nodes it takes longer than the agent's loop may be blocked."""
-    from nodeagent.plan.clusterhealth import judge_cluster
+    from nodeagent.plan.findings.cluster import judge_cluster
 
     states = {name: node_state(node, cluster) for name, node in cluster.nodes.items()}
     return judge_cluster(cluster, states, why)

@@ -2,7 +2,7 @@
 answer to a repeated request.
 
 Each function refuses (``ApiError``), returns None (the job is so already), or returns the change. It is called again
-for every repetition of a write, so it uses only the present record. ``plan/running.py`` decides how a scale ends.
+for every repetition of a write, so it uses only the present record. ``plan/job/running.py`` decides how a scale ends.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from nodeagent.api.errors import ApiError
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Scale
 from nodeagent.model.jobspec import MOST_NODES, JobSpec
 from nodeagent.model.timing import millis
-from nodeagent.plan.cluster import Refusal
-from nodeagent.plan.membership import natural
-from nodeagent.plan.running import scaled_size
+from nodeagent.plan.cluster import Refusal, natural
+from nodeagent.plan.job.running import scaled_size
 from nodeagent.spec.errors import did_you_mean
 from nodeagent.store.messages import Answer
 

@@ -15,16 +15,16 @@ from collections.abc import Iterable, Sequence
 from nodeagent.agent.view import AgentView
 from nodeagent.api.shapes import Json, spend_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
-from nodeagent.plan.backfill import held, start_estimate, starts_at
-from nodeagent.plan.batch import blocked
-from nodeagent.plan.bookings import booked
-from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.keepers import silence
-from nodeagent.plan.membership import in_order, ruled_out
-from nodeagent.plan.noroom import SHOWN
-from nodeagent.plan.queue import in_queue, places
-from nodeagent.plan.room import never, room_for
-from nodeagent.plan.windows import BY as WINDOW
+from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.nodes.availability import BY as WINDOW
+from nodeagent.plan.nodes.candidates import ruled_out
+from nodeagent.plan.nodes.devices import booked
+from nodeagent.plan.nodes.failsafe import silence
+from nodeagent.plan.queueing.dependencies import blocked
+from nodeagent.plan.queueing.elastic import SHOWN
+from nodeagent.plan.queueing.queue import in_queue, places
+from nodeagent.plan.queueing.reservations import held, start_estimate, starts_at
+from nodeagent.plan.queueing.room import never, room_for
 from nodeagent.store.base import StoreUnavailableError
 
 _FAULTS = frozenset({"WorkerFailed", "PodFailed", "NodeLost"})

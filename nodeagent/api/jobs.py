@@ -36,10 +36,10 @@ from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.hang import watching
-from nodeagent.plan.placementtext import asks, placed_text
-from nodeagent.plan.room import never
-from nodeagent.plan.unreachable import describe_cut
+from nodeagent.plan.failure.blame import describe_cut
+from nodeagent.plan.failure.hang import watching
+from nodeagent.plan.placing.topology import placed_text, placement_asked
+from nodeagent.plan.queueing.room import never
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import QuotaClaims
@@ -141,7 +141,7 @@ class JobRoutes:
             "outside": {} if job.head is None else dict(job.head.outside),
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,
-            "placement": {"asks": asks(job.spec), "placed": placed_text(cluster, job)},
+            "placement": {"asks": placement_asked(job.spec), "placed": placed_text(cluster, job)},
             "limits": await owner_json(self.view, self._usage, self._names, job),
             "spec": job.spec.model_dump(),
         }

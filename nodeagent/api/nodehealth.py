@@ -20,7 +20,7 @@ from nodeagent.api.forward import elsewhere
 from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, verdict_json
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan.bookings import booked, used_devices
+from nodeagent.plan.nodes.devices import booked, used_devices
 
 if TYPE_CHECKING:
     from nodeagent.agent.health import NodeHealth

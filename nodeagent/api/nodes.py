@@ -18,8 +18,8 @@ from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, node_json, work_on
 from nodeagent.api.writes import saved
 from nodeagent.model.node import Cordon, NodeRecord
-from nodeagent.plan.unreachable import describe_cut
-from nodeagent.plan.windows import BY as WINDOW
+from nodeagent.plan.failure.blame import describe_cut
+from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.store.base import StoreUnavailableError
 
 

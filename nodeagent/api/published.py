@@ -11,8 +11,8 @@ from nodeagent.agent.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import asked
-from nodeagent.plan.unreachable import Cut, find_cuts
+from nodeagent.plan.failure.blame import Cut, find_cuts
+from nodeagent.plan.nodes.candidates import asked
 from nodeagent.store.base import StoreUnavailableError
 
 MOST_JOBS = 200

@@ -21,10 +21,10 @@ from nodeagent.api.writes import saved, write_again
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import NOTHING, used
-from nodeagent.plan.noroom import making_room
-from nodeagent.plan.queue import places
-from nodeagent.plan.share import QueueShare, holdings, standings
+from nodeagent.plan.fairshare.queues import QueueShare, holdings, standings
+from nodeagent.plan.fairshare.resources import NOTHING, used
+from nodeagent.plan.queueing.elastic import making_room
+from nodeagent.plan.queueing.queue import places
 from nodeagent.spec.errors import SpecError
 from nodeagent.spec.queuecheck import tree_mistakes, whole_tree, with_queue, without_queue
 from nodeagent.spec.queuefile import changed_queue

@@ -17,12 +17,11 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
-from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.elastic import borrowed
-from nodeagent.plan.faults import judged_cause, judged_when, spent
-from nodeagent.plan.health import breaker, next_step
-from nodeagent.plan.membership import natural
-from nodeagent.plan.queue import places
+from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.failure.faults import judged_cause, judged_when, spent
+from nodeagent.plan.nodes.health import breaker, next_step
+from nodeagent.plan.queueing.elastic import borrowed
+from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.repair import described
 from nodeagent.pods.base import PodStatus
 

@@ -40,8 +40,8 @@ from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.health import breaker
-from nodeagent.plan.usage import of_job, total
+from nodeagent.plan.fairshare.usage import of_job, total
+from nodeagent.plan.nodes.health import breaker
 from nodeagent.store.base import StoreUnavailableError
 
 PATH = "/v1/status"

@@ -21,10 +21,9 @@ from nodeagent.api.writes import saved, write_again
 from nodeagent.model.constraints import is_pattern, names
 from nodeagent.model.timing import millis
 from nodeagent.model.window import MOST_PATTERNS, MOST_WHY, MOST_WINDOWS, Window, Windows
-from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import in_order
-from nodeagent.plan.timelimit import spoken
-from nodeagent.plan.windows import outdated
+from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.failure.timeouts import spoken
+from nodeagent.plan.nodes.availability import outdated
 from nodeagent.store.base import StoreUnavailableError
 
 LONGEST = 90 * 86_400.0

@@ -10,8 +10,8 @@ from pathlib import Path
 from nodeagent.doctor.cluster import store_findings
 from nodeagent.doctor.machine import Looker
 from nodeagent.model.facts import Finding
-from nodeagent.plan.clusterhealth import Placed
-from nodeagent.plan.hosthealth import judge_host
+from nodeagent.plan.findings.cluster import Placed
+from nodeagent.plan.findings.host import judge_host
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.configfile import default_config_path, load_config
 from nodeagent.spec.errors import Problem, SpecError

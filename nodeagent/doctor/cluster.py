@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nodeagent.model.facts import Finding
-from nodeagent.plan.clusterhealth import PeerAnswer, Placed, ranked
-from nodeagent.plan.storehealth import judge
+from nodeagent.plan.findings.cluster import PeerAnswer, Placed, ranked
+from nodeagent.plan.findings.store import judge
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.inspect import inspect
 

@@ -1,5 +1,5 @@
 """Inspects this machine for ``doctor``: folders, disks, shared memory, limits, address, ports. Changes nothing;
-``plan/hosthealth.py`` judges the facts.
+``plan/findings/host.py`` judges the facts.
 
 The disk of a dead file server can block an inspection for ever, so it runs in a daemon thread, which keeps no process
 from ending.

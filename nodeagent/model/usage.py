@@ -3,7 +3,7 @@
 
 A job's record has its own use (``JobRecord.used``), and what it holds since when (``Held``). For jobs that were removed
 from the view, the store keeps sums by day, owner and queue (``UsageDay``). Must never hold a calculation: the store
-counts, and ``plan/usage.py`` derives figures.
+counts, and ``plan/fairshare/usage.py`` derives figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Maintenance windows: times, known in advance, at which nodes take no work. All windows are one record, like the
 queues.
 
-Owns the meaning of each field. ``plan/windows.py`` decides by the windows.
+Owns the meaning of each field. ``plan/nodes/availability.py`` decides by the windows.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ NO_WINDOWS = Windows()
 
 
 class ReservedNode(Record):
-    """What a window means for one of its nodes now. Never stored: ``plan/windows.py`` computes it for each view."""
+    """What a window means for one of its nodes now. Never stored: ``plan/nodes/availability.py`` computes it for each
+    view."""
 
     window: str
     """Id of the window."""

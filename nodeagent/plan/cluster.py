@@ -9,8 +9,10 @@ functions of the view's nodes, jobs, queues and lapsed leases belong here, never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import is_
 from typing import Literal, TypeVar, cast
 
@@ -206,3 +208,26 @@ def _changed(now: SeenNodes, before: SeenNodes) -> frozenset[str] | None:
         return None
     same = map(is_, now.nodes.values(), before.nodes.values())
     return lapses.union(name for name, is_same in zip(now.nodes, same, strict=True) if not is_same)
+
+
+@lru_cache(maxsize=4096)
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key under which n2 comes before n10. No two names are equal under it (n1, n01): all agents sort alike."""
+    parts = (p for p in re.split(r"([0-9]+)", name) if p)
+    return (*((0, int(p)) if p.isdecimal() else (1, p) for p in parts), (-1, name))
+
+
+def in_order(cluster: Cluster) -> Sequence[str]:
+    """All known nodes in natural order."""
+    return cluster.notes.once("order", (cluster.nodes,), lambda before: _in_order(cluster, before)).names
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    nodes: Mapping[str, NodeRecord]
+    names: Sequence[str]
+
+
+def _in_order(cluster: Cluster, before: _Order | None) -> _Order:
+    same = before is not None and before.nodes.keys() == cluster.nodes.keys()
+    return _Order(cluster.nodes, before.names if before is not None and same else sorted(cluster.nodes, key=natural))

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from nodeagent.model.health import LABEL, Attempt, Claim, ClaimPhase, Kind, Verdict
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.health import ONE_IN, breaker
-from nodeagent.plan.membership import natural
-from nodeagent.plan.proposal import place
+from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.job.proposal import place
+from nodeagent.plan.nodes.health import ONE_IN, breaker
 
 DAY = 86_400.0
 AWAY = 3600.0

@@ -1,11 +1,19 @@
-"""The steps a job can take. Chooses none of them: that is ``gang.py``'s and its helpers'."""
+"""The steps a job can take, and the three state machines as tables: a job's phases, a generation, and a node's pod of
+a job: which step leads from where to where. The documents' diagrams are drawn from them, and the simulation checks each
+change against them.
+
+Chooses no step; which one is taken, and when, is decided in ``job/gang.py`` and ``pods/pod.py``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from nodeagent.model.job import Control, Outcome, Phase, Spend
-from nodeagent.model.world import Cause, Member, Token
+from nodeagent.model.job import TERMINAL, Control, Outcome, Phase, Spend
+from nodeagent.model.world import Cause, HeadState, Member, Token
+from nodeagent.pods.base import PodStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +92,145 @@ class Decision:
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
     steady: bool = field(default=False, compare=False)
     """It holds for as long as the view stays the same: until ``at``, or for ever if that is 0."""
+
+
+PhaseStep = Literal["propose", "activate", "hold", "pause", "paused", "succeed", "fail", "stop"]
+
+TRANSITIONS: dict[tuple[Phase, PhaseStep], Phase] = {
+    ("queued", "propose"): "forming",
+    ("queued", "paused"): "paused",
+    ("queued", "fail"): "failed",
+    ("queued", "stop"): "stopped",
+    ("forming", "propose"): "forming",
+    ("forming", "activate"): "running",
+    ("forming", "hold"): "holding",
+    ("forming", "pause"): "pausing",
+    ("forming", "succeed"): "succeeded",
+    ("forming", "fail"): "failed",
+    ("forming", "stop"): "stopped",
+    ("running", "propose"): "forming",
+    ("running", "hold"): "holding",
+    ("running", "pause"): "pausing",
+    ("running", "succeed"): "succeeded",
+    ("running", "fail"): "failed",
+    ("running", "stop"): "stopped",
+    ("holding", "propose"): "forming",
+    ("holding", "pause"): "pausing",
+    ("holding", "paused"): "paused",
+    ("holding", "succeed"): "succeeded",
+    ("holding", "fail"): "failed",
+    ("holding", "stop"): "stopped",
+    ("pausing", "paused"): "paused",
+    ("pausing", "propose"): "forming",
+    ("pausing", "hold"): "holding",
+    ("pausing", "stop"): "stopped",
+    ("paused", "propose"): "forming",
+    ("paused", "hold"): "holding",
+    ("paused", "stop"): "stopped",
+}
+"""(phase, step) to the next phase; every pair not here is impossible. Terminal phases have no way out."""
+
+MEANING: dict[PhaseStep, str] = {
+    "propose": "enough nodes fit: a new generation is proposed",
+    "activate": "every member acknowledged, nobody may still run an older one",
+    "hold": "fewer than min nodes fit, or a restart backs off",
+    "pause": "an operator or a policy paused it; workers take their grace",
+    "paused": "the last worker of a paused job is gone",
+    "succeed": "every worker of the generation exited 0, or a policy completed it",
+    "fail": "failed at its start, spent its budget, or a policy said so",
+    "stop": "an operator or a policy stopped it",
+}
+
+
+def allowed(before: Phase, after: Phase) -> bool:
+    """Whether some single step leads from ``before`` to ``after`` (staying is always allowed; ``pausing`` may be too
+    short to be seen)."""
+    if before == after:
+        return True
+    reach = {to for (phase, _), to in TRANSITIONS.items() if phase == before}
+    return after in reach or (after == "paused" and "pausing" in reach)
+
+
+GenerationStep = Literal["acknowledged", "end"]
+
+GENERATION: dict[tuple[HeadState, GenerationStep], HeadState] = {
+    ("forming", "acknowledged"): "active",
+    ("forming", "end"): "ended",
+    ("active", "end"): "ended",
+}
+"""One generation, from the proposal that makes it (forming) on. The next proposal replaces it, whatever its state."""
+
+GENERATION_MEANING: dict[GenerationStep, str] = {
+    "acknowledged": "every member has promised that nothing older runs on it, and nobody may still run an older one",
+    "end": "its job ends, pauses or holds, and no newer generation is proposed",
+}
+
+PodState = Literal["empty", "promised", "started", "stopped"]
+PodStep = Literal["promise", "start", "refuse", "stop", "stop and promise", "retire", "lose"]
+
+POD: dict[tuple[PodState, PodStep], PodState] = {
+    ("empty", "promise"): "promised",
+    ("promised", "promise"): "promised",
+    ("promised", "start"): "started",
+    ("promised", "refuse"): "stopped",
+    ("promised", "retire"): "empty",
+    ("started", "stop"): "stopped",
+    ("started", "stop and promise"): "promised",
+    ("started", "lose"): "empty",
+    ("stopped", "promise"): "promised",
+    ("stopped", "retire"): "empty",
+}
+"""A node's pod of one job. A start is of the generation that was promised last: nothing lower starts again."""
+
+POD_MEANING: dict[PodStep, str] = {
+    "promise": "the node writes to its disk that it starts nothing below this generation, and acknowledges it",
+    "start": "the generation that it promised is active",
+    "refuse": "it comes too late, or a hook of the job says no: no worker is started",
+    "stop": "its workers have ended: by themselves, by the shim's fence, or since the gang is formed anew",
+    "stop and promise": "the promise to the next generation is written while the workers of the last one end",
+    "retire": "the job ended, or does not need this node",
+    "lose": "the machine, or the shim with all that it runs, is gone",
+}
+
+
+def pod_state(status: PodStatus | None) -> PodState:
+    """What its host says of a pod, in the words of the table. A pod that was only prepared is empty: it holds nothing
+    that another generation has to wait for."""
+    if status is None:
+        return "empty"
+    if not status.quiet:
+        return "started"
+    if status.highest is not None and (status.generation is None or status.generation.number < status.highest.number):
+        return "promised"
+    return "empty" if status.generation is None else "stopped"
+
+
+def pod_may_become(before: PodState, after: PodState) -> bool:
+    """Whether some single step of a pod leads from ``before`` to ``after``; staying is always allowed."""
+    return before == after or after in {to for (state, _), to in POD.items() if state == before}
+
+
+def generation_may_become(before: HeadState, after: HeadState) -> bool:
+    """The same of one generation."""
+    return before == after or after in {to for (state, _), to in GENERATION.items() if state == before}
+
+
+def _drawn(table: Mapping[tuple[str, str], str], begins: str, ends: list[str]) -> str:
+    lines = ["stateDiagram-v2", f"    [*] --> {begins}"]
+    lines += [f"    {before} --> {after}: {step}" for (before, step), after in table.items()]
+    return "\n".join([*lines, *(f"    {state} --> [*]" for state in ends)])
+
+
+def diagram() -> str:
+    """A Mermaid state diagram of a job's phases, for the documents."""
+    return _drawn({(a, b): c for (a, b), c in TRANSITIONS.items()}, "queued", sorted(TERMINAL))
+
+
+def generation_diagram() -> str:
+    """The same of a generation."""
+    return _drawn({(a, b): c for (a, b), c in GENERATION.items()}, "forming", ["ended"])
+
+
+def pod_diagram() -> str:
+    """The same of a pod."""
+    return _drawn({(a, b): c for (a, b), c in POD.items()}, "empty", [])

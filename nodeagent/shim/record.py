@@ -94,7 +94,7 @@ def _from_error_file(path: Path) -> str:
 
 ROOT = Path("/")
 WORDS = "nodeagent: out of memory"
-"""How the line begins that explains an end; ``plan/blame.py`` looks for it."""
+"""How the line begins that explains an end; ``plan/failure/blame.py`` looks for it."""
 
 
 class MemoryKills:

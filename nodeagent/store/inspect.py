@@ -1,5 +1,5 @@
 """Inspects the store's server and its sentinels, for ``nodeagentctl doctor`` and for start-up. This module only asks;
-``nodeagent/plan/storehealth.py`` judges the facts.
+``nodeagent/plan/findings/store.py`` judges the facts.
 """
 
 from __future__ import annotations

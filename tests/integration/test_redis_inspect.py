@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.plan.storehealth import SUPPORTED, judge
+from nodeagent.plan.findings.store import SUPPORTED, judge
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.inspect import PINGS, inspect
 from tests.contract.bench import FAST

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.plan.storehealth import judge
+from nodeagent.plan.findings.store import judge
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig, TlsConfig
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import connect

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import PodReport
-from nodeagent.plan.storehealth import judge
+from nodeagent.plan.findings.store import judge
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import RedisStore, connect

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 from nodeagent.model.job import Checkpoint, JobRecord, Phase
 from nodeagent.model.world import Head, HeadState, Member, Token
-from nodeagent.plan.faults import all_succeeded
-from nodeagent.plan.lifecycles import PodState, allowed, generation_may_become, pod_may_become, pod_state
-from nodeagent.plan.policies import BY
-from nodeagent.plan.running import scaled_size
+from nodeagent.plan.failure.faults import all_succeeded
+from nodeagent.plan.failure.policies import BY
+from nodeagent.plan.job.running import scaled_size
+from nodeagent.plan.steps import PodState, allowed, generation_may_become, pod_may_become, pod_state
 from tests.inprocess.server import Server
 from tests.sim.machine import SimMachine
 
@@ -273,7 +273,7 @@ class Checker:
         self._devices(machine)
 
     def _pod_states(self, machine: SimMachine) -> None:
-        """Each pod goes the ways of its table (``plan/lifecycles.py``)."""
+        """Each pod goes the ways of its table (``plan/steps.py``)."""
         before = self._pods.get(machine.name, {})
         now = {uid: pod_state(pod.status()) for uid, pod in machine.pods.items()}
         for uid in before.keys() | now.keys():

@@ -30,8 +30,9 @@ from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Member, PodReport
-from nodeagent.plan import gang, pod
 from nodeagent.plan.cluster import RefusalKind
+from nodeagent.plan.job import gang
+from nodeagent.plan.pods import pod
 from nodeagent.pods.base import PodStatus
 from nodeagent.store import calls, client, scripts
 from nodeagent.store.messages import Saved

@@ -18,10 +18,10 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.world import Cause, Token
-from nodeagent.plan.backfill import line
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.elastic import sharing
-from nodeagent.plan.queue import in_queue
+from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.queue import in_queue
+from nodeagent.plan.queueing.reservations import line
 from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import RECOVERED, TIMING, SimCluster
 from tests.sim.faults import FAULTS, Fault

@@ -10,8 +10,8 @@ from itertools import count
 import pytest
 
 from nodeagent.model.job import TERMINAL
-from nodeagent.plan import backfill
-from nodeagent.plan.queue import GIVE_WAY
+from nodeagent.plan.queueing import reservations
+from nodeagent.plan.queueing.queue import GIVE_WAY
 from tests.sim import faults
 from tests.sim.cluster import SimCluster
 from tests.sim.test_directed import simulate
@@ -52,7 +52,7 @@ def test_a_stream_of_small_jobs_does_not_push_a_large_gang_back(seed: int) -> No
                 for node in c.nodes.values():
                     view = node.agent.cluster() if node.agent is not None else None
                     if view is not None and (job_ := view.jobs.get("uid-big")) is not None:
-                        found = backfill.start_estimate(view, job_)
+                        found = reservations.start_estimate(view, job_)
                         promised |= {found.start} if found is not None and found.start is not None else set()
                 if c.rng.random() < 0.02:
                     await faults.restart_agent(c)

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.batch import After, Array
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.plan.timelimit import CODE
+from nodeagent.plan.failure.timeouts import TIME_IS_OVER
 from nodeagent.store.messages import NewJob
 from tests.inprocess.server import HereStore
 from tests.sim import faults
@@ -159,7 +159,7 @@ def test_a_time_limit_outlives_agents_and_the_store() -> None:
         await c.empty_store()
         await c.until(lambda: c.job("j").phase in TERMINAL, 60, "its time is over")
         job, lease = c.job("j"), c.timing.lease
-        assert (job.phase, job.outcome and job.outcome.code) == ("failed", CODE)
+        assert (job.phase, job.outcome and job.outcome.code) == ("failed", TIME_IS_OVER)
         assert 40.0 - 1.0 <= loop.time() - began <= 40.0 + 2 * lease, "a lease for each start of the store at most"
 
     simulate(2, scenario)

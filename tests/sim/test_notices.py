@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.model.node import Notice
-from nodeagent.plan.spot import SPARE
+from nodeagent.plan.nodes.availability import SPARE
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_windows import at_no_cost, members

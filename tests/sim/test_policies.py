@@ -11,8 +11,8 @@ import pytest
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Policy, Role
-from nodeagent.plan.policies import ENDS, answer
-from nodeagent.plan.policytimeouts import next_due
+from nodeagent.plan.failure.policies import ENDS, answer
+from nodeagent.plan.failure.timeouts import next_due
 from nodeagent.spec.policycheck import policy_mistakes
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.roles import SLOTS, end, restart_alone, role, storm

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from nodeagent.model.job import TERMINAL
-from nodeagent.plan.prepare import UNFIT_KEPT
-from nodeagent.plan.queue import NEXT
+from nodeagent.plan.pods.prepare import UNFIT_KEPT
+from nodeagent.plan.queueing.queue import NEXT
 from tests.sim.cluster import SimCluster
 from tests.sim.test_directed import simulate
 

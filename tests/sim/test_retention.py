@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.plan import retention
+from nodeagent.plan.queueing import dependencies
 from nodeagent.spec.agentconfig import JobsConfig, RetentionConfig
 from tests.sim.cluster import SimCluster
 from tests.sim.test_directed import running, simulate
@@ -57,7 +57,7 @@ def test_agents_remove_the_oldest_records_of_ended_jobs_for_good() -> None:
 
 
 def test_all_but_the_newest_ended_jobs_go_to_the_history_and_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "IN_VIEW", 1)
+    monkeypatch.setattr(dependencies, "IN_VIEW", 1)
 
     async def scenario(c: SimCluster) -> None:
         await end_jobs(c, 4)

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from nodeagent.model.jobspec import RestartLimits
-from nodeagent.plan.faults import all_succeeded, spent
+from nodeagent.plan.failure.faults import all_succeeded, spent
 from tests.sim import roles
 from tests.sim.cluster import SimCluster
 from tests.sim.roles import end, role

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeagent.plan.cluster import Notes
-from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import candidates
-from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.nodes.candidates import candidates
+from nodeagent.plan.pods.prepare import should_prepare
 from tests.sim.cluster import SimCluster
 from tests.sim.sharing import SLOTS, Shared, SharedNotes
 from tests.sim.test_directed import simulate

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from nodeagent.model.window import Window, Windows
-from nodeagent.plan.windows import MARGIN
+from nodeagent.plan.nodes.availability import MARGIN
 from tests.inprocess.server import HereStore
 from tests.sim.cluster import SEAL, TIMING, SimCluster
 from tests.sim.invariants import Broken

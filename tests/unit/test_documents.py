@@ -21,9 +21,9 @@ from nodeagent.ctl.main import cli
 from nodeagent.ctl.run import as_torchrun
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import CauseKind
-from nodeagent.plan.faults import COUNTS
-from nodeagent.plan.lifecycles import TRANSITIONS
-from nodeagent.plan.policies import EVENTS
+from nodeagent.plan.failure.faults import COUNTS
+from nodeagent.plan.failure.policies import EVENTS
+from nodeagent.plan.steps import TRANSITIONS
 from nodeagent.spec.agentconfig import AgentConfig
 
 ROOT = Path(__file__).parents[2]

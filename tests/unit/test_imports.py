@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.packages import ARROWS, LATER, circle, module_graph, package_graph
+from docs.packages import ARROWS, LATER, PLAN, circle, module_graph, package_graph
 
 HEAVY = ("torch", "numpy")
 PACKAGE = "nodeagent.hardware"
@@ -42,6 +42,14 @@ def test_no_modules_and_no_packages_import_each_other_in_a_circle() -> None:
     graph = module_graph()
     assert circle(graph) == []
     assert circle(package_graph(graph)) == []
+    insides = {f"nodeagent.{package}": package_graph(graph, f"nodeagent.{package}") for package in ARROWS}
+    assert "failure" in insides["nodeagent.plan"]
+    assert {package: found for package, inner in insides.items() if (found := circle(inner))} == {}
+
+
+def test_the_packages_of_plan_import_what_the_table_says() -> None:
+    found = package_graph(module_graph(), "nodeagent.plan")
+    assert found == {package: set(imported) for package, imported in PLAN.items()}
 
 
 @pytest.mark.parametrize(
@@ -63,9 +71,10 @@ def test_packages_import_what_the_table_says(
     assert (set(arrows), wrong) == (set(ARROWS), {}), "these arrows stand in the table or in the code alone"
 
 
-def test_the_table_stands_in_the_order_of_its_arrows() -> None:
+@pytest.mark.parametrize("table", [ARROWS, PLAN])
+def test_the_table_stands_in_the_order_of_its_arrows(table: Mapping[str, tuple[str, ...]]) -> None:
     before: set[str] = set()
-    for package, imported in ARROWS.items():
+    for package, imported in table.items():
         assert before.issuperset(imported), package
         before.add(package)
 

@@ -14,7 +14,7 @@ from nodeagent.lease.statefiles import Bridged
 from nodeagent.lease.table import MOST_MEMBERS
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Token
-from nodeagent.plan.pod import Keep
+from nodeagent.plan.pods.pod import Keep
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreUnavailableError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from nodeagent.agent.rounds import PodPlan
 from nodeagent.model.node import Incarnation
 from nodeagent.plan.cluster import Cluster, Refusal
-from nodeagent.plan.pod import Prepare, Retire, Start, plan_pods
+from nodeagent.plan.pods.pod import Prepare, Retire, Start, plan_pods
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node
 

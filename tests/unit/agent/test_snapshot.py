@@ -9,7 +9,7 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.plan.cluster import VIEWS_KEPT, Notes, Refusal
-from nodeagent.plan.gang import decide
+from nodeagent.plan.job.gang import decide
 from nodeagent.store.messages import BeatReply, Unread
 from tests.unit.plan.build import UID, make_job, make_node
 

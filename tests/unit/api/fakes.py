@@ -27,11 +27,11 @@ from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import NO_WINDOWS
 from nodeagent.model.world import Ack, Cause, Member, Place, PodReport
 from nodeagent.plan.cluster import Cluster, Refusal
-from nodeagent.plan.queue import in_queue
-from nodeagent.plan.running import settle_scale
+from nodeagent.plan.job.running import settle_scale
+from nodeagent.plan.job.waiting import explain
+from nodeagent.plan.nodes.availability import closed, closing
+from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.plan.steps import Settle
-from nodeagent.plan.waiting import explain
-from nodeagent.plan.windows import closed, closing
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError

@@ -8,7 +8,7 @@ from nodeagent.api.accounting import date_of, day_of, job_use, shares_json, usag
 from nodeagent.api.errors import ApiError
 from nodeagent.model.usage import OTHERS, Held, UsageDay, UsageRow, UsedTime
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.usage import UsageLine
+from nodeagent.plan.fairshare.usage import UsageLine
 from tests.unit.ctl import samples
 from tests.unit.plan.build import make_node
 

@@ -16,7 +16,7 @@ from nodeagent.api import auth, windows
 from nodeagent.api.auth import Caller
 from nodeagent.api.server import ApiServer
 from nodeagent.model.window import Window, Windows
-from nodeagent.plan.windows import KEPT
+from nodeagent.plan.nodes.availability import KEPT
 from tests.unit.api.fakes import FakeView
 
 Json = dict[str, Any]

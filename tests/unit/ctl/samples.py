@@ -19,8 +19,8 @@ from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.usage import Held, UsedTime
 from nodeagent.model.world import AloneRestart, Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.placementtext import asks, placed_text
-from nodeagent.plan.share import standings
+from nodeagent.plan.fairshare.queues import standings
+from nodeagent.plan.placing.topology import placed_text, placement_asked
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import spec
 from tests.unit.plan.build import make_holder
@@ -257,7 +257,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
         "no_progress": "",
         "unreachable": [],
         "limits": None,
-        "placement": {"asks": asks(record.spec), "placed": placed_text(shown, record)},
+        "placement": {"asks": placement_asked(record.spec), "placed": placed_text(shown, record)},
         "budget": budget_json(record, shown),
         "usage": job_use(record, shown, NOW),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),

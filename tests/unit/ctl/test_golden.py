@@ -14,8 +14,8 @@ from nodeagent.ctl.describe import node_lines
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.output import table_lines
 from nodeagent.model.constraints import Match
-from nodeagent.plan.keepers import silence
-from nodeagent.plan.waiting import explain
+from nodeagent.plan.job.waiting import explain
+from nodeagent.plan.nodes.failsafe import silence
 from tests.unit.api.fakes import spec
 from tests.unit.ctl import samples
 

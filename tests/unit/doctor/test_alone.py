@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nodeagent.doctor.alone import how_to_start, without_agent
 from nodeagent.doctor.cluster import report
-from nodeagent.plan.clusterhealth import Placed
+from nodeagent.plan.findings.cluster import Placed
 from nodeagent.trust.key import make
 
 WHY = "no agent runs on this machine"

@@ -9,21 +9,15 @@ from hypothesis import strategies as st
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan.bookings import booked
-from nodeagent.plan.cluster import ROOM, SMALL, Cluster, Notes
-from nodeagent.plan.gang import decide
-from nodeagent.plan.health import worn_nodes
-from nodeagent.plan.membership import (
-    candidates,
-    gone_nodes,
-    holding_nodes,
-    in_order,
-    staying,
-    survivors,
-)
-from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.cluster import ROOM, SMALL, Cluster, Notes, in_order
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.nodes.candidates import candidates, staying
+from nodeagent.plan.nodes.devices import booked
+from nodeagent.plan.nodes.health import worn_nodes
+from nodeagent.plan.nodes.members import gone_nodes, holding_nodes, survivors
+from nodeagent.plan.pods.prepare import should_prepare
 from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
-from tests.unit.plan.test_gang_properties import NAMES, clusters
+from tests.unit.plan.job.test_gang_properties import NAMES, clusters
 
 
 def all_of(cluster: Cluster) -> list[object]:

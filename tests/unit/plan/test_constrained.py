@@ -16,19 +16,17 @@ from nodeagent.model.node import Cordon, NodeRecord, Readiness
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Place
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.clusterhealth import judge_cluster
-from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import candidates, ranked
-from nodeagent.plan.moving import may_move
-from nodeagent.plan.placement import arrange, gang_of
-from nodeagent.plan.prepare import should_prepare
-from nodeagent.plan.proposal import place
-from nodeagent.plan.queue import ASSEMBLE
-from nodeagent.plan.room import room_for
+from nodeagent.plan.findings.cluster import judge_cluster
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.job.proposal import order_nodes, place
+from nodeagent.plan.job.waiting import explain
+from nodeagent.plan.nodes.candidates import candidates, ranked
+from nodeagent.plan.placing.placement import arrange, may_move
+from nodeagent.plan.placing.topology import gang_of, most
+from nodeagent.plan.pods.prepare import should_prepare
+from nodeagent.plan.queueing.queue import ASSEMBLE
+from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.steps import Propose
-from nodeagent.plan.topology import most
-from nodeagent.plan.waiting import explain
-from nodeagent.plan.world import order_nodes
 from tests.unit.plan.build import (
     NOW,
     PREPARING,
@@ -43,7 +41,7 @@ from tests.unit.plan.build import (
     make_node,
     make_spec,
 )
-from tests.unit.plan.test_queue import Counted
+from tests.unit.plan.queueing.test_queue import Counted
 
 H100 = Constraints(require=(Match(label="gpu", values=("h100",)),))
 ASKED = (

@@ -8,13 +8,13 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import candidates, strays
-from nodeagent.plan.pod import PodAction, Promise, plan_pods
-from nodeagent.plan.prepare import should_prepare
-from nodeagent.plan.proposal import place
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.job.proposal import place
+from nodeagent.plan.job.waiting import explain
+from nodeagent.plan.nodes.candidates import candidates, strays
+from nodeagent.plan.pods.pod import PodAction, Promise, plan_pods
+from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose
-from nodeagent.plan.waiting import explain
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
     NOW,

@@ -12,9 +12,9 @@ from nodeagent.model.health import Action, Attempt, Claim, ClaimPhase, Kind, Rep
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Gpu, NodeRecord
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.gang import decide
-from nodeagent.plan.health import WINDOW, bar, next_step, sick_members
-from nodeagent.plan.pod import Start, plan_pods
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.nodes.health import WINDOW, bar, next_step, sick_members
+from nodeagent.plan.pods.pod import Start, plan_pods
 from nodeagent.plan.repair import (
     AWAY,
     DAY,
@@ -31,7 +31,7 @@ from nodeagent.plan.repair import (
 from nodeagent.plan.steps import Propose
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import REPEATABLE, UID, WALL, life, make_cluster, make_node, make_spec, verdict
-from tests.unit.plan.test_health import gpu, healthy, running
+from tests.unit.plan.nodes.test_health import gpu, healthy, running
 
 ALL = Means({"reset_gpu": False, "reboot": True, "service": False}, per_day=3)
 ELASTIC = make_spec(workers="gpu", gpus=1, size=(1, 8))

@@ -16,11 +16,11 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues
-from nodeagent.plan import queue as line
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.gang import decide
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.job.waiting import explain
+from nodeagent.plan.queueing import queue as line
 from nodeagent.plan.steps import End, Propose
-from nodeagent.plan.waiting import explain
 from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_head, make_job, make_node, make_spec
 
 STEPS = 60

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model.world import WorkerExit
-from nodeagent.plan.blame import describe
+from nodeagent.plan.failure.blame import describe
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record
 
 GROUP = "nodeagent.slice/nodeagent-pod-x.service"

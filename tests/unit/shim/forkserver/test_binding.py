@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.plan.gang import decide
+from nodeagent.plan.job.gang import decide
 from nodeagent.plan.steps import Propose
 from nodeagent.pods.environment import worker_environments
 from nodeagent.shim.forkserver.binding import bind, cards_near, cpus_near, gpu_of, numbers

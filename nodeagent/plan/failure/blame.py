@@ -1,0 +1,246 @@
+"""Blame: which worker failed first, and which only died of it. Compares no clocks of different nodes.
+
+Beside it what agents publish of members that cannot reach each other (``agent/reach.py``), in words: of a network that
+is cut every worker may die, and none is to blame.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.pod import PodState
+from nodeagent.model.world import BRIEF, Head, PodReport, WorkerExit
+from nodeagent.plan.cluster import natural
+
+REFORM_CODES = frozenset({101, 102})
+"""Exit codes that ask to be re-formed and are not counted (Paddle's elastic convention)."""
+
+COLLECTIVE = re.compile(
+    r"RuntimeError: .*Connection (closed|reset) by peer|(Read|Write) error \[|(recvValue|recvBytes|sendBytes) failed|"
+    r"failed to (recv|send), got|DistNetworkError|DistStoreError|"
+    r"gloo.*(closed|reset|refused|timed? ?out|error)|Timed out waiting|Gloo connectFullMesh failed|"
+    r"ncclRemoteError|ncclSystemError|NCCL communicator was aborted|Watchdog caught collective operation timeout|"
+    r"remote process (exited|has terminated)|Some NCCL operations have failed",
+    re.IGNORECASE,
+)
+"""What PyTorch, gloo and NCCL write when a *peer* is gone: the writer is a victim. A plain "Connection refused" is
+not here: a script that cannot reach a service of its own is at fault itself. Words only: it decides which of several
+failed workers is named, never what a fault costs, nor what follows."""
+
+OUT_OF_MEMORY = re.compile(r"^nodeagent: (out of memory(?:, it seems)?): ", re.MULTILINE)
+"""What the shim writes below a killed worker's last lines (``shim/record.py``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The cause among the exits of one generation."""
+
+    node: str
+    worker: WorkerExit
+    victim: bool
+    """Only victims were seen: somebody else failed first and is not known yet."""
+    text: str
+
+    @property
+    def code(self) -> int:
+        return shell_code(self.worker)
+
+
+def shell_code(exited: WorkerExit) -> int:
+    """The code a shell would show: 128+n for signal n."""
+    return 128 + exited.signal if exited.signal is not None else (exited.code or 0)
+
+
+def describe(exited: WorkerExit) -> str:
+    """In words: ``exit code 7``, ``SIGKILL (9)``, ``SIGKILL (9), out of memory``."""
+    if exited.signal is None:
+        return f"exit code {exited.code}"
+    if exited.signal == signal.SIGKILL and (known := OUT_OF_MEMORY.search(exited.error)):
+        return f"SIGKILL (9), {known[1]}"
+    try:
+        return f"{signal.Signals(exited.signal).name} ({exited.signal})"
+    except ValueError:
+        return f"signal {exited.signal}"
+
+
+def farewell(exits: Iterable[WorkerExit]) -> str:
+    """What became of the last steps of workers that were stopped as planned; empty if nobody knows."""
+    reported = list(exits)
+    parts = []
+    for step in sorted({e.left_at for e in reported if e.left_at is not None}):
+        took = [e.saved_in for e in reported if e.left_at == step]
+        kept = [seconds for seconds in took if seconds is not None]
+        if len(kept) == len(took):
+            parts.append(f"checkpoint at step {step} in {max(kept):.2f} s")
+        else:
+            parts.append(f"left at step {step}, where nothing was kept")
+    late = [e for e in reported if e.overdue is not None and e.left_at is None]
+    if late:
+        ranks = ", ".join(str(e.rank) for e in sorted(late, key=lambda e: e.rank))
+        parts.append(f"grace of {late[0].overdue:g} s ran out: rank{'s' if len(late) > 1 else ''} {ranks} killed")
+    missed = sorted(e.rank for e in reported if e.missed)
+    if missed:
+        ranks = f"rank{'s' if len(missed) > 1 else ''} {', '.join(map(str, missed))}"
+        parts.append(f"{ranks} made no last checkpoint, since not all ranks lived to make it")
+    return "; ".join(parts)
+
+
+def leaves_broken(job: JobRecord, head: Head) -> bool:
+    """Whether some ranks of the gang that is stopped as planned are gone, and never came to leave: the others wait for
+    them in vain. They were asked and ended before they had begun to save, or failed before their node had asked them.
+    A node that was lost meanwhile has become the generation's cause (``job/gang.py``)."""
+    lost = head.state == "forming" and head.cause.kind == "node_lost"
+    return lost or any(e.missed or is_failure(e) for r in job.last_reports.values() for e in r.exits)
+
+
+def is_failure(exited: WorkerExit) -> bool:
+    """It ended by itself, and not well."""
+    return not exited.stopped and (exited.signal is not None or bool(exited.code))
+
+
+def asks_to_reform(exited: WorkerExit) -> bool:
+    """It ended with a code that asks for a new generation."""
+    return exited.signal is None and exited.code in REFORM_CODES
+
+
+def is_victim(exited: WorkerExit) -> bool:
+    """It ended with an error that says a peer was gone."""
+    return exited.signal in (None, signal.SIGABRT) and bool(COLLECTIVE.search(exited.error))
+
+
+def victims_words(exited: WorkerExit) -> str:
+    """The end of what a victim wrote, with what makes it one, short; empty for others."""
+    if not is_victim(exited):
+        return ""
+    found = COLLECTIVE.search(exited.error)
+    assert found is not None
+    words = found[0] if len(found[0]) <= BRIEF else f"{found[0][: BRIEF // 3]} ... {found[0][-BRIEF // 2 :]}"
+    for text in (exited.error[-BRIEF:], exited.error[: found.end()][-BRIEF:], words):
+        if COLLECTIVE.search(text):
+            return text
+    return exited.error
+
+
+def culprit_first(exited: WorkerExit) -> tuple[bool, bool, int]:
+    """Sorts those that failed on one node as ``blame`` does: one that no peer can have killed, then one that does not
+    speak of a lost peer, then who was first."""
+    return exited.signal != signal.SIGKILL, is_victim(exited), exited.order
+
+
+def blame(reports: Mapping[str, PodReport]) -> Blame | None:
+    """The worker to blame, None when none failed by itself.
+
+    A SIGKILL comes of no peer; then the node counts whose report reached the store first (seq, given by the store),
+    then the order of ending on that node. If the first of them asks to be re-formed, it is the one. Else, of those that
+    do not ask, one whose error does not speak of a lost peer is named before those whose does.
+    """
+    failed = sorted(
+        ((e.signal != signal.SIGKILL, r.seq or 1 << 30, e.order, node, e)
+         for node, r in reports.items() for e in _failures(r)),
+        key=lambda row: row[:4],
+    )  # fmt: skip
+    if not failed:
+        return None
+    *_, node, worst = failed[0]
+    if not asks_to_reform(worst):
+        *_, node, worst = min(failed, key=lambda row: (row[0], asks_to_reform(row[-1]), is_victim(row[-1])))
+    victim = is_victim(worst)
+    text = f"rank {worst.rank} on {node} failed first: {describe(worst)}"
+    if victim:
+        text = f"rank {worst.rank} on {node} lost its peers ({describe(worst)}); who failed first is not known"
+        text += describe_pairs(reports)
+    elif len(failed) > 1:
+        others = ", ".join(str(row[-1].rank) for row in failed if row[-1] is not worst)
+        text += f" (ranks {others} ended after it)"
+    return Blame(node, worst, victim, text)
+
+
+def may_be_cause(reports: Mapping[str, PodReport], who: Blame) -> list[tuple[str, WorkerExit]]:
+    """Of the failed workers, those of whom order alone does not tell that a peer was the cause, with their nodes, the
+    blamed one first: only it if it asks to be re-formed; those that were killed if there are any; else all that do not
+    ask to be re-formed. What they wrote makes no difference."""
+    if asks_to_reform(who.worker):
+        return [(who.node, who.worker)]
+    killed = who.worker.signal == signal.SIGKILL
+    others = [
+        (node, e)
+        for node, report in sorted(reports.items())
+        for e in _failures(report)
+        if e is not who.worker and not asks_to_reform(e) and (e.signal == signal.SIGKILL) == killed
+    ]
+    return [(who.node, who.worker), *others]
+
+
+def _failures(report: PodReport) -> Iterable[WorkerExit]:
+    return (e for e in report.exits if is_failure(e))
+
+
+MOST_PAIRS = 4
+"""Pairs that one sentence names."""
+ADVICE = "check the network between them"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Two members of one gang that hold their leases, of whom one gets no answer from the other."""
+
+    node: str
+    """Who asks."""
+    other: str
+    address: str
+    """``host:port`` (UDP) at which ``other`` was asked; empty if it is not known any more."""
+    since: float
+    """Unix time of the first question without an answer."""
+    both: bool
+    """``other`` gets no answer from ``node`` either."""
+
+
+def find_cuts(pods: Mapping[str, PodState], nodes: Mapping[str, NodeRecord]) -> tuple[Cut, ...]:
+    """Each pair once. ``pods``: what the members of one gang publish, by node."""
+    reported = {(node, other): at for node, pod in pods.items() for other, at in pod.unreachable.items()}
+    return tuple(
+        Cut(
+            node=node,
+            other=other,
+            address=nodes[other].facts.peer if other in nodes else "",
+            since=min(reported[pair], reported.get((other, node), reported[pair])),
+            both=(other, node) in reported,
+        )
+        for pair in _each_once(reported)
+        for node, other in [pair]
+    )
+
+
+def describe_cut(cut: Cut, now: float) -> str:
+    """One sentence. ``now``: Unix time."""
+    where, nor = _when(cut.address), f", nor {cut.other} {cut.node}" if cut.both else ""
+    return (
+        f"{cut.node} cannot reach {cut.other}{where}{nor} (no answer over UDP for {max(0.0, now - cut.since):.0f} s), "
+        f"though both are alive: {ADVICE}"
+    )
+
+
+def describe_pairs(reports: Mapping[str, PodReport]) -> str:
+    """Which members could not reach each other when they reported, to go behind another sentence; empty if none."""
+    reported = {(node, other): at for node, report in reports.items() for other, at in report.unreachable.items()}
+    if not reported:
+        return ""
+    named = [f"{node} cannot reach {other}{_when(reported[node, other])}" for node, other in _each_once(reported)]
+    more = f", and {len(named) - MOST_PAIRS} more pairs" if len(named) > MOST_PAIRS else ""
+    return f"; {', '.join(named[:MOST_PAIRS])}{more}: {ADVICE}"
+
+
+def _when(address: str) -> str:
+    return f" at {address}" if address else ""
+
+
+def _each_once(reported: Mapping[tuple[str, str], object]) -> Iterator[tuple[str, str]]:
+    """The pairs in order, each in one direction only."""
+    for node, other in sorted(reported, key=lambda pair: (natural(pair[0]), natural(pair[1]))):
+        if (other, node) not in reported or natural(node) < natural(other):
+            yield node, other

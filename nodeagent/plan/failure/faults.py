@@ -1,0 +1,412 @@
+"""What went wrong in a generation, and what it costs: the cause, the policy's word, the budget's entry and how long
+the job waits before it starts again.
+
+A fault is *judged* when every other member has answered after it, or is known to be lost: whoever fell silent first was
+the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would end the
+job waits. What workers wrote decides nothing but the words, and whether a gang that failed right after its first start
+is re-formed while it waits for the verdict. This module reads the reports and lapses; what the gang
+does next is decided in ``job/running.py`` (``after_fault``).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from nodeagent.model.backoff import backoff
+from nodeagent.model.job import Ends, JobRecord, Outcome, Spend
+from nodeagent.model.jobspec import ActionName
+from nodeagent.model.timing import millis
+from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport, WorkerExit
+from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.failure.blame import (
+    REFORM_CODES,
+    Blame,
+    asks_to_reform,
+    blame,
+    describe,
+    is_failure,
+    may_be_cause,
+    shell_code,
+)
+from nodeagent.plan.failure.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
+from nodeagent.plan.failure.policies import ENDS, EVENTS, answer, roles_on, sentence
+from nodeagent.plan.nodes.members import gone_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetVerdict:
+    """Whether one more fault is within the budget, and the wait before the next generation, in ms."""
+
+    allowed: bool
+    delay_ms: int
+    spent: int
+    """Spent in the window, this one included."""
+    why: str
+
+
+def spent(job: JobRecord, served: int) -> int:
+    """Restarts that count, no older than the window (served time): of the gang, and of workers alone."""
+    since = served - millis(job.spec.restarts.window)
+    times = [entry.at for entry in job.budget.values() if entry.counts]
+    times += [at for entry in job.budget.values() for at in entry.alone]
+    if job.head is not None and str(job.head.number) not in job.budget:
+        times += alone_times(job.head)
+    return sum(1 for at in times if at >= since)
+
+
+def alone_times(head: Head | None) -> tuple[int, ...]:
+    """When (served time, ms) workers of this generation were started again alone, as far as that was reported."""
+    if head is None:
+        return ()
+    return tuple(sorted(one.at for report in head.reports.values() for one in report.alone))[-MOST_ALONE:]
+
+
+def judge(job: JobRecord, served: int) -> BudgetVerdict:
+    """Judge one more fault that counts."""
+    limits = job.spec.restarts
+    count = spent(job, served) + 1
+    window = f"{limits.window:g} s"
+    if count > limits.max:
+        return BudgetVerdict(False, 0, count, f"restart budget spent: {limits.max} restarts within {window}")
+    delay = millis(backoff(count, limits.backoff_min, limits.backoff_max))
+    return BudgetVerdict(True, delay, count, f"restart {count} of {limits.max} within {window}")
+
+
+COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
+"""Faults of the job itself: they spend the budget. Membership, hardware and operators never do."""
+
+
+MOST_NAMED = 5
+"""Nodes that a sentence names one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a generation, complete: what it was, what it costs, and how the job would end by it."""
+
+    cause: Cause
+    spend: Spend
+    outcome: Outcome
+    fail: str = ""
+    """Not empty: the job ends for this reason (a policy, an error right after the first start, the budget)."""
+    ends: Ends = "failed"
+    """What the job becomes then."""
+    awaits: tuple[str, ...] = ()
+    """Who has to answer, or to be lost, before this is judged."""
+
+
+def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
+    """The fault of an active generation, None if all is well. ``wall`` is Unix time, for people.
+
+    A member that is gone, and has not told of a fault of its own, is the cause of all that others tell.
+    """
+    head = job.head
+    if head is None:
+        return None
+    gone = [n for n in gone_nodes(cluster, job) if n in head.members and cluster.gone(n, head.members[n].life)]
+    if not gone and not cluster.notes.once(f"reported:{job.uid}", (head,), lambda _before: _all_reported(head)):
+        return None
+    gone.sort(key=lambda n: head.members[n].group_rank)
+    faulty = {n for n, r in head.reports.items() if r.seq}
+    if unanswered := [n for n in gone if n not in faulty]:
+        return _node_fault(cluster, job, unanswered, wall)
+    awaits = tuple(m.node for m in head.ordered() if m.node not in faulty)
+    case = _Case(cluster, job, head.number, cluster.served, round(wall, 3), awaits)
+    fault = _reported(case, head.reports)
+    if fault is None and gone:
+        return _node_fault(cluster, job, gone, wall)
+    if fault is None:
+        fault = _alone_fault(case, head)
+    if fault is None:
+        hung = find_hang(head)
+        fault = _hang_fault(case, hung) if hung is not None else None
+    if fault is None or not fault.spend.counts:
+        return fault
+    return replace(fault, awaits=awaits)
+
+
+def _all_reported(head: Head) -> bool:
+    """Some pod reports a fault."""
+    faults = {"fenced", "lost", "refused"}
+    reports = head.reports
+    some = any(r.state in faults or r.alone for r in reports.values())
+    return some or blame(reports) is not None or find_hang(head) is not None
+
+
+def awaited(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """Who has to answer before the fault that ended the last generation is judged. Those who are lost need not; nor
+    those who run nothing of it any more (a store that had lost the job forgets who did)."""
+    head = job.head
+    if head is None or not job.silent:
+        return ()
+    held = {n for n, life in job.silent.items() if n in head.holders and not cluster.gone(n, life)}
+    return tuple(sorted(held, key=natural))
+
+
+def judged_when(nodes: Collection[str]) -> str:
+    """In words, what a fault that is not judged yet waits for."""
+    names = sorted(nodes, key=natural)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    has = "have" if len(names) > 1 else "has"
+    return f"judged when {', '.join(names[:MOST_NAMED])}{more} {has} answered, or proved to be lost"
+
+
+def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
+    """What has become known of the fault that ended the generation before, where it is other than what was written
+    down, or is a verdict that was waited for; None if there is nothing to do about it.
+
+    A member that is gone and has not answered since was the cause, and costs nothing. Else it may be another worker's
+    fault than the one that was told of first. What would end the job does so once everybody has answered.
+    """
+    entry = job.budget.get(str(job.last_number))
+    if job.head is None or entry is None or not entry.counts or entry.kind not in COUNTS:
+        return None
+    lost = sorted((n for n, life in job.silent.items() if cluster.gone(n, life)), key=natural)
+    if lost:
+        found = _node_fault(cluster, job, lost, wall)
+        return replace(found, spend=found.spend.model_copy(update={"alone": entry.alone}))
+    awaits = awaited(cluster, job)
+    known = (job.budget, job.last_reports, job.restarts, job.head.state, awaits)
+    fault = cluster.notes.once(f"late:{job.uid}", known, lambda _before: _again(cluster, job, entry, awaits))
+    fault = replace(fault, awaits=awaits)
+    differs = (fault.cause.kind, fault.cause.node, fault.cause.rank) != (entry.kind, entry.node, entry.rank)
+    if job.head.state == "active":
+        return fault if differs or fault.fail != entry.fails else None
+    if fault.fail:
+        return fault if differs or not entry.fails or not fault.awaits else None
+    return fault if entry.fails else None
+
+
+def judged_cause(job: JobRecord) -> Cause | None:
+    """Why the newest generation was formed, as is known by now. Its own ``cause`` is what was known when it was
+    proposed; a fault may be judged later (``late_fault``). None if there is no generation."""
+    head, entry = job.head, job.budget.get(str(job.last_number))
+    if head is None or entry is None or job.last_number >= head.number or head.cause.kind not in COUNTS:
+        return None if head is None else head.cause
+    kind: CauseKind = next((kind for kind in get_args(CauseKind) if kind == entry.kind), head.cause.kind)
+    return Cause(kind=kind, text=entry.text, node=entry.node, rank=entry.rank)
+
+
+def _again(cluster: Cluster, job: JobRecord, entry: Spend, awaits: tuple[str, ...]) -> Fault:
+    """The fault as all that has been told since makes it."""
+    number = job.last_number
+    case = _Case(cluster, job, number, entry.at, entry.wall, awaits)
+    found = _reported(case, job.last_reports) if entry.kind != "hang" else None
+    if found is not None:
+        return found
+    cause = Cause(kind=_kind(entry), text=entry.text, node=entry.node, rank=entry.rank)
+    code = entry.exit if entry.exit is not None else 1
+    return Fault(cause, entry, Outcome(code=code, text=entry.text, error=entry.error), entry.fails, entry.ends)
+
+
+def without(job: JobRecord, number: int) -> JobRecord:
+    """The job without what the fault of this generation cost, if that has been written down already. What workers cost
+    that were started again alone stays."""
+    entry = job.budget.get(str(number))
+    if entry is None:
+        return job
+    kept = entry.model_copy(update={"counts": False})
+    return job.model_copy(update={"budget": job.budget | {str(number): kept}})
+
+
+def _kind(entry: Spend) -> CauseKind:
+    """Of an entry that counts, whose kind the model knows as text only."""
+    return next(kind for kind in COUNTS if kind == entry.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """The generation that a fault ended, and when."""
+
+    cluster: Cluster
+    job: JobRecord
+    number: int
+    at: int
+    """Served time (ms)."""
+    wall: float
+    awaits: tuple[str, ...] = ()
+    """Who has not answered since."""
+
+
+_POD_FAULTS = {
+    "fenced": "workers stopped themselves, without a lease,",
+    "lost": "the pod died",
+    "refused": "the pod could not start",
+}
+
+
+def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
+    """Of all that pods report, what cannot come of the others: a pod that died, or a SIGKILL. Then workers that were
+    fenced. Only then a worker that ended by an error: that may be because its peers were gone."""
+    who = blame(reports)
+    order = sorted((r.seq, n, r) for n, r in reports.items() if r.state in _POD_FAULTS)
+    broken = next(((seq, n, r) for seq, n, r in order if r.state != "fenced"), None)
+    fenced = next(((n, r) for _, n, r in order if r.state == "fenced"), None)
+    killed = who is not None and who.worker.signal == signal.SIGKILL
+    if broken is not None and not (killed and who is not None and reports[who.node].seq < broken[0]):
+        return _pod_fault(case, "pod_failed", broken[1], broken[2])
+    if fenced is not None and not killed:
+        return _pod_fault(case, "fenced", *fenced)
+    return _worker_fault(case, who, reports) if who is not None else None
+
+
+def _pod_fault(case: _Case, kind: CauseKind, node: str, report: PodReport) -> Fault:
+    text = f"{_POD_FAULTS[report.state]} on {node}" + (f": {report.reason}" if report.reason else "")
+    roles = roles_on(case.job, [node])
+    return _fault(case, Cause(kind=kind, text=text, node=node), Outcome(code=1, text=text), roles=roles)
+
+
+def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:
+    left = all((r := cluster.nodes.get(n)) is not None and r.left for n in gone)
+    text = f"{'nodes' if len(gone) > 1 else 'node'} {', '.join(gone)} {'left' if left else 'lost'}"
+    case = _Case(cluster, job, 0, cluster.served, round(wall, 3))
+    cause = Cause(kind="node_lost", text=text, node=gone[0])
+    return _fault(case, cause, Outcome(code=1, text=text), roles=roles_on(job, gone))
+
+
+def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> Fault:
+    kind: CauseKind = "collective" if who.victim else "worker_failed"
+    if asks_to_reform(who.worker):
+        kind = "reform"
+    cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
+    roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
+    outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
+    fault = _fault(case, cause, outcome, who.code, roles)
+    if kind == "reform":
+        return fault
+    action, text = _asked(case.job, who, reports)
+    if action is not None and action in ENDS:
+        return replace(fault, fail=text, ends=ENDS[action])
+    if fault.fail or action is not None or not _early(case, reports):
+        return fault
+    if who.victim and case.awaits:
+        return fault  # a lost node, or a killed worker, is what they speak of most often: see ADR 39
+    early = case.cluster.timing.early
+    advice = "fix the script, or what keeps its workers apart," if who.victim else "fix the script"
+    text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
+    return replace(fault, fail=f"{text}; {advice} and submit it again")
+
+
+def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> tuple[ActionName | None, str]:
+    """What the policies say of the workers that may be the cause, each asked with its own code and role, and why: what
+    they say of the first one of which they say something, but ``FailJob`` if they say so of any. The reports of a gang
+    have few different codes, so few are asked."""
+    cases: dict[tuple[str, int], tuple[str, WorkerExit]] = {}
+    for node, exited in may_be_cause(reports, who):
+        cases.setdefault((Place.role_of(exited.place), shell_code(exited)), (node, exited))
+    found: ActionName | None = None
+    text = ""
+    for (role, code), (node, exited) in cases.items():
+        action = answer(job.spec, (role,) if role else (), "WorkerFailed", code)
+        if action is not None and (found is None or action == "FailJob"):
+            other = "" if exited is who.worker else f"; rank {exited.rank} on {node} ended with {describe(exited)}"
+            found, text = action, sentence(action, "WorkerFailed", f"{who.text}{other}")
+    return found, text
+
+
+def _alone_fault(case: _Case, head: Head) -> Fault | None:
+    """Workers that were started again alone end the job where a policy says so of one of them, or they have spent the
+    budget together; None: all is well."""
+    limits = case.job.spec.restarts
+    for node, report in head.reports.items():
+        for one in report.alone:
+            ended = f"{one.text} on {node}"
+            fail, ends = "", ENDS["FailJob"]
+            action = answer(case.job.spec, _role(head, node, one.rank), "WorkerFailed", one.exit)
+            if action is not None and action in ENDS:
+                fail, ends = sentence(action, "WorkerFailed", ended), ENDS[action]
+            elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
+                window = f"{limits.window:g} s"
+                fail = f"restart budget spent: {limits.max} restarts within {window}; last: {ended}"
+            if fail:
+                cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
+                found = _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)
+                return replace(found, fail=fail, ends=ends)
+    return None
+
+
+def _hang_fault(case: _Case, hung: Hung) -> Fault:
+    job = case.job
+    cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
+    role = _role(job.head, hung.node, hung.rank)
+    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), roles=role)
+    progressed = got_further(job, hung, case.at)
+    spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
+    fail = fault.fail
+    row = 0 if progressed else in_a_row(job)
+    if not fail and row >= MOST_IN_A_ROW:
+        fail = (
+            f"hung {row + 1} times in a row without progress, so it is not started again: {hung.text}; look at the "
+            f"stacks (nodeagentctl describe {job.name}), fix the script and submit it again"
+        )
+    return replace(fault, spend=spend, fail=fail)
+
+
+def _role(head: Head | None, node: str, rank: int | None) -> tuple[str, ...]:
+    """Of a worker of the active generation; none in a job of one role, and where no worker is named."""
+    member = head.members.get(node) if head is not None else None
+    place = member.place_of(rank) if member is not None and rank is not None else None
+    return (place.role,) if place is not None else ()
+
+
+def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, roles: tuple[str, ...] = ()) -> Fault:
+    """``roles``: whose places it concerns, and whose own policies are asked."""
+    spend = Spend(
+        at=case.at,
+        wall=case.wall,
+        kind=cause.kind,
+        counts=cause.kind in COUNTS,
+        node=cause.node,
+        rank=cause.rank,
+        text=cause.text,
+        error=outcome.error,
+        exit=code,
+        alone=_alone(case),
+        roles=roles,
+    )
+    event = EVENTS.get(cause.kind)
+    action = answer(case.job.spec, roles, event, code) if event is not None else None
+    fail, ends = "", ENDS["FailJob"]
+    if event is not None and action is not None and action in ENDS:
+        fail, ends = sentence(action, event, cause.text), ENDS[action]
+    elif spend.counts and not (verdict := judge(without(case.job, case.number), case.at)).allowed:
+        fail = f"{verdict.why}; last: {cause.text}"
+    return Fault(cause, spend, outcome, fail, ends)
+
+
+def _alone(case: _Case) -> tuple[int, ...]:
+    """When workers of the generation that the fault ends, or has ended, were started again alone."""
+    head, entry = case.job.head, case.job.budget.get(str(case.job.last_number))
+    if head is not None and head.state == "active" and case.number in (0, head.number):
+        return alone_times(head)
+    return entry.alone if entry is not None else ()
+
+
+def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
+    """Only error exits in the first generation, soon after it became active. Nobody mistypes a signal, and what asks
+    to be re-formed is no mistake."""
+    job, head = case.job, case.job.head
+    first = job.restarts == (1 if head is not None and head.number != case.number and head.state == "active" else 0)
+    if not first or job.first_active is None or case.at - job.first_active > millis(case.cluster.timing.early):
+        return False
+    exits = [e for r in reports.values() for e in r.exits if is_failure(e)]
+    return all(e.signal in (None, signal.SIGABRT) and e.code not in REFORM_CODES for e in exits)
+
+
+def all_succeeded(job: JobRecord) -> bool:
+    """Every member of the active generation reported success; of a job that one of its roles completes, every member
+    with workers of that role reported theirs."""
+    head, role = job.head, job.spec.completes
+    if head is None:
+        return False
+    nodes = [n for n, member in head.members.items() if not role or member.ranks_of(role)]
+    reports = [head.reports.get(node) for node in nodes]
+    return all(r is not None and (r.completed if role else r.state == "succeeded") for r in reports)
+
+
+def final_report(report: PodReport | None) -> bool:
+    """The pod will say nothing more."""
+    return report is not None and report.state != "running"

@@ -1,0 +1,402 @@
+"""What is wrong with the cluster and between its nodes, judged from the snapshot and from what peers answered.
+
+Pure. Each finding comes with its place: ``node/NAME``, ``job/NAME`` or ``cluster``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+from nodeagent.model.base import Record
+from nodeagent.model.facts import Finding, Severity
+from nodeagent.model.health import Verdict
+from nodeagent.model.job import TERMINAL, JobRecord, Quota
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.queue import RESOURCES, queue_of
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.failure.blame import Cut, describe_cut
+from nodeagent.plan.fairshare.resources import size
+from nodeagent.plan.nodes.health import breaker, next_step
+from nodeagent.plan.placing.topology import tree
+
+Placed = tuple[str, Finding]
+"""(where, what)"""
+NEARLY = 0.9
+"""Share of a user's bytes from which it is a warning."""
+SHOWN = 8
+"""Most names in one sentence."""
+
+
+class AgentStanding(Record):
+    """How the agent that is asked stands with the cluster. Times are seconds."""
+
+    node: str
+    joined: bool
+    reason: str = ""
+    lease_left: float = 0.0
+    store_away: float | None = None
+    """For how long the store has not answered; None while it does."""
+    store_unusable: str = ""
+    """Why it counts as away although it answers."""
+    unread: dict[str, str] = {}
+    """Records in the store that cannot be read, by key: why."""
+    loop_lag: float = 0.0
+    unsaved: str = ""
+    """Why the jobs cannot be kept on its disk."""
+    https_missing: bool = False
+    """It is to serve others over https, and does not."""
+
+
+class PeerAnswer(Record):
+    """What came back from a node's address."""
+
+    node: str
+    address: str
+    outcome: Literal["accepted", "refused", "timeout", "unreachable", "unresolved", "unknown"]
+    """``refused`` means that the machine answered: nothing listens on that port just now, as it should be."""
+    detail: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """The machine answered."""
+        return self.outcome in ("accepted", "refused")
+
+
+MOST_UNREAD = 5
+"""Damaged records named at once."""
+LATE = 1.0
+"""Seconds that an agent's loop may be late."""
+
+
+def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
+    """Of the agent that is asked."""
+    log = "journalctl -u nodeagent -n 50"
+    found = []
+    if not agent.joined:
+        found.append(_error(f"has not joined its cluster: {agent.reason or 'it has only just started'}", log))
+    elif agent.store_away is None and agent.lease_left <= 0:
+        found.append(
+            _error(
+                "its lease has run out, since its lease process does not renew it: its workers were stopped",
+                "journalctl -u nodeagent-lease -n 50",
+            )
+        )
+    if agent.store_unusable:
+        found.append(
+            _error(
+                f"its agent cannot use the store as it is, and goes on as if it were away: {agent.store_unusable}",
+                "put back in Redis what was changed there (docs/security.md, The store); the agent then goes on by "
+                "itself",
+            )
+        )
+    elif agent.store_away is not None:
+        found.append(
+            _error(
+                f"its agent has had no answer from the store for {agent.store_away:.0f} s",
+                "see that Redis runs and that this node reaches it (redis.url in the agent's config)",
+            )
+        )
+    for key, why in sorted(agent.unread.items())[:MOST_UNREAD]:
+        found.append(
+            _error(
+                f"the record {key} in the store cannot be read ({why}): somebody damaged it, or an agent of another "
+                "version wrote it",
+                "run one version on all nodes; if they do, nodeagentctl delete the job, or redis-cli DEL the key "
+                f"(na:{{CLUSTER}}:{key}): nodes that know it give it back",
+            )
+        )
+    if agent.loop_lag > LATE:
+        found.append(
+            _warning(f"its agent's loop is {agent.loop_lag:.1f} s late: the machine is overloaded or was frozen", "top")
+        )
+    if agent.unsaved:
+        found.append(
+            _error(
+                f"it cannot keep the jobs on its disk ({agent.unsaved}): no command is acknowledged by it",
+                "df -h and mount, for the folder dirs.state of its config",
+            )
+        )
+    if agent.https_missing:
+        found.append(
+            _warning(
+                "it serves nobody over https: other nodes cannot show its part of a job's output",
+                f"see why: {log}; then correct the section api of its config (listen: off, if that is meant)",
+            )
+        )
+    return tuple(found)
+
+
+def judge_recovery(waits: str) -> tuple[Placed, ...]:
+    """Of a store that has lost writes. ``waits``: for whom it waits, empty if for nobody."""
+    fix = "start the agents of those nodes, if you can: what runs goes on, all else waits for them"
+    return (("store", _warning(waits, fix)),) if waits else ()
+
+
+def judge_users(
+    node: str, owned: Iterable[tuple[str, JobRecord]], quota: Quota, refused: Mapping[str, tuple[str, ...]]
+) -> tuple[Placed, ...]:
+    """``owned``: the jobs of those who have limits, each with its owner's name; ``quota``: what an owner may have;
+    ``refused``: who asked this node's agent for too much lately, and the keys of ``limits`` that said so."""
+    live: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    for owner, job in owned:
+        live[owner] += job.phase not in TERMINAL
+        size[owner] += len(job.spec.to_json().encode())
+    found: list[Placed] = []
+    for owner in sorted(size):
+        fix = f"stop or delete jobs of {owner} that are not needed, or raise limits.{{}} in the agents' configs"
+        if live[owner] >= quota.jobs:
+            what = (
+                f"{owner} has {live[owner]} live jobs, and limits.jobs is {quota.jobs}: only operators may submit more"
+            )
+            found.append((f"user/{owner}", _warning(what, fix.format("jobs"))))
+        if size[owner] >= NEARLY * quota.bytes:
+            what = f"the jobs of {owner} take {size[owner]} bytes of the {quota.bytes} that limits.job_bytes allows"
+            found.append((f"user/{owner}", _warning(what, fix.format("job_bytes"))))
+    for owner in sorted(refused):
+        keys = ", ".join(f"limits.{key}" for key in sorted(refused[owner]))
+        what = f"{owner} was refused by the agent of node {node} in the last 5 min: {keys}"
+        found.append((f"user/{owner}", _warning(what, f"ask {owner} what asks so often, or raise it in the config")))
+    return tuple(found)
+
+
+def judge_cluster(
+    cluster: Cluster, states: Mapping[str, tuple[str, str]], why: Mapping[str, tuple[str, ...]]
+) -> tuple[Placed, ...]:
+    """``states``: node to (state, reason); ``why``: uid of each job that is queued or
+    holds to what it waits for."""
+    parts = (
+        _nodes(cluster, states),
+        _sick(cluster),
+        _kernel_logs(cluster),
+        _gpus(cluster),
+        _jobs(cluster, why),
+        _versions(cluster),
+        _addresses(cluster),
+        queue_findings(cluster),
+        _topology(cluster),
+    )
+    return tuple(found for part in parts for found in part)
+
+
+def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[Placed]:
+    for name in sorted(states):
+        (state, reason), host = states[name], cluster.nodes[name].facts.hostname
+        fix = f"on {host}: systemctl status nodeagent; journalctl -u nodeagent -n 50"
+        if state in ("silent", "lost"):
+            yield f"node/{name}", _error(f"{state}: {reason}", fix)
+        elif state in ("cordoned", "draining"):
+            yield f"node/{name}", _warning(f"{state}: {reason}", f"nodeagentctl uncordon {name}")
+        elif state == "reserved":
+            yield f"node/{name}", Finding(severity="info", what=reason, fix="see nodeagentctl reserve list")
+        elif state == "leaving":
+            fix = "none: its work moves to other nodes"
+            yield f"node/{name}", Finding(severity="info", what=f"leaving: {reason}", fix=fix)
+        elif state == "restarting":
+            fix = f"on {host}: systemctl start nodeagent; if it will not be back: nodeagentctl drain {name}"
+            yield f"node/{name}", Finding(severity="info", what=reason, fix=fix)
+        elif state == "left":
+            yield f"node/{name}", Finding(severity="info", what=reason, fix=f"on {host}: systemctl start nodeagent")
+
+
+def _sick(cluster: Cluster) -> Iterator[Placed]:
+    """What the nodes' agents found on their hardware, each with the step that mends it."""
+    for name, node in sorted(_live(cluster).items()):
+        for verdict in node.facts.health:
+            if verdict.severity in ("fatal", "degraded", "unknown"):
+                yield f"node/{name}", _verdict(node, verdict)
+        if held := breaker(cluster, node.facts):
+            fix = f"who believes the verdicts: nodeagentctl drain {name}; else see what the nodes have in common"
+            yield f"node/{name}", _warning(f"the breaker is {held}", fix)
+
+
+def _unknown(node: NodeRecord) -> bool:
+    """Of none of its GPUs it is known whether they are sound, which has a finding of its own."""
+    return any(verdict.unknown and not verdict.device for verdict in node.facts.health)
+
+
+def _kernel_logs(cluster: Cluster) -> Iterator[Placed]:
+    """One sentence for all nodes: in containers it is the same everywhere."""
+    blind = [n for n, node in _live(cluster).items() if any(v.rule == "probe.kernel_log" for v in node.facts.health)]
+    if blind:
+        yield "cluster", _warning(
+            f"the kernel's log cannot be read on {names(sorted(blind))}: faults of GPUs are seen there by the driver's "
+            "word alone, those of disks, memory and CPUs are not",
+            "give the agent /dev/kmsg: run it as root (a container with --device /dev/kmsg --cap-add SYSLOG); "
+            "or do without: health.ignore: [probe.kernel_log] in its config",
+        )  # fmt: skip
+
+
+def _verdict(node: NodeRecord, verdict: Verdict) -> Finding:
+    index = next((str(g.index) for g in node.facts.gpus if g.uuid == verdict.device), verdict.device)
+    what = f"{f'GPU {index}' if verdict.device else 'the node'} is {verdict.severity}: {verdict.text} ({verdict.rule})"
+    if verdict.dry_run or verdict.stage != "active":
+        note = "dry run" if verdict.dry_run else verdict.stage
+        return Finding(severity="info", what=f"{what}, {note}", fix=next_step(verdict, node))
+    return (_error if verdict.severity == "fatal" else _warning)(what, next_step(verdict, node))
+
+
+def _gpus(cluster: Cluster) -> Iterator[Placed]:
+    """Those that are left out for another reason than a verdict."""
+    for name, node in sorted(_live(cluster).items()):
+        known = {verdict.device for verdict in node.facts.health if verdict.bars or verdict.unknown}
+        for gpu in node.facts.gpus:
+            if not gpu.healthy and gpu.uuid not in known and not _unknown(node):
+                what = f"GPU {gpu.index} ({gpu.uuid}) is left out: {gpu.why or 'it is not healthy'}"
+                yield f"node/{name}", _warning(what, f"on {node.facts.hostname}: nvidia-smi -q -i {gpu.uuid}")
+
+
+def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Placed]:
+    unfit: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for name, node in sorted(_live(cluster).items()):
+        for uid, ready in node.readiness.items():
+            if ready.state == "unfit":
+                unfit[uid].append((name, ready.reason))
+    for job in sorted(cluster.jobs.values(), key=lambda j: j.order):
+        if job.phase in TERMINAL:
+            continue
+        fix = f"nodeagentctl describe {job.name}"
+        waits = "; ".join(why.get(job.uid, ())) or job.reason
+        if refusal := cluster.refused.get(job.uid):
+            yield f"job/{job.name}", _error(f"is not run: {refusal.text}", fix)
+        elif job.phase == "holding":
+            yield f"job/{job.name}", _error(f"holds, nothing of it trains: {waits}", fix)
+        elif job.phase == "queued":
+            yield f"job/{job.name}", _warning(f"waits to start: {waits}", fix)
+        for name, reason in unfit.get(job.uid, ()):
+            yield f"node/{name}", _warning(f"cannot run job {job.name}: {reason}", fix)
+
+
+def _versions(cluster: Cluster) -> Iterator[Placed]:
+    by_version: dict[str, list[str]] = defaultdict(list)
+    for name, node in sorted(_live(cluster).items()):
+        by_version[node.facts.agent_version].append(name)
+    if len(by_version) > 1:
+        text = "; ".join(f"{version} on {names(nodes)}" for version, nodes in sorted(by_version.items()))
+        yield (
+            "cluster",
+            _warning(f"agents differ in version: {text}", "install the same version on all of them"),
+        )
+
+
+def _addresses(cluster: Cluster) -> Iterator[Placed]:
+    """Nodes of one machine may share an address; those of different machines never."""
+    live = _live(cluster)
+    boots = {node.facts.boot_id for node in live.values()}
+    by_address: dict[str, list[str]] = defaultdict(list)
+    fix = "set node.address in its agent's config to an address that the other nodes reach"
+    for name, node in sorted(live.items()):
+        if len(boots) > 1 and _loopback(node.facts.address):
+            what = f"its address is {node.facts.address}: no other machine can reach its workers"
+            yield f"node/{name}", _error(what, fix)
+        else:
+            by_address[node.facts.address].append(name)
+    for address, nodes in by_address.items():
+        if len({live[n].facts.boot_id for n in nodes}) > 1:
+            yield "cluster", _error(f"{names(nodes)} are different machines with the same address {address}", fix)
+
+
+def _topology(cluster: Cluster) -> Iterator[Placed]:
+    """Gangs are placed by what most nodes say: all should say the same, and where they stand."""
+    levels = tree(cluster).levels
+    for name, node in sorted(_live(cluster).items()):
+        if node.facts.topology != levels:
+            own = ", ".join(node.facts.topology) or "none"
+            what = f"its topology is {own}, while most nodes have {', '.join(levels) or 'none'}"
+            yield f"node/{name}", _warning(what, "set topology in its agent's config as on the others")
+        elif lacks := [level for level in levels if not node.facts.labels.get(level)]:
+            what = f"it has no label {', '.join(lacks)}: gangs that are kept together do not use it"
+            yield f"node/{name}", _warning(what, "set node.labels in its agent's config")
+
+
+def judge_peers(asked_by: str, answers: Iterable[PeerAnswer]) -> tuple[Placed, ...]:
+    """What could not be reached from ``asked_by``."""
+    return tuple((f"node/{a.node}", _peer(asked_by, a)) for a in answers if not a.reached)
+
+
+def _peer(by: str, peer: PeerAnswer) -> Finding:
+    at = f"{peer.address} of {peer.node}"
+    match peer.outcome:
+        case "unresolved":
+            fix = f"make the name known on {by} (/etc/hosts or DNS), or set node.address of {peer.node} to a number"
+            return _error(f"{by} cannot resolve {at}: {peer.detail}", fix)
+        case "timeout":
+            fix = f"is {peer.node} up (ping {peer.address})? Then open its ports.rendezvous to {by} in the firewalls"
+            return _error(f"{at} does not answer {by} within {peer.detail}", fix)
+        case "unreachable":
+            return _error(f"{by} cannot reach {at}: {peer.detail}", f"on {by}: ip route get {peer.address}")
+    return _warning(f"unknown: whether {by} reaches {at}: {peer.detail}", "")
+
+
+def judge_cuts(cuts: Mapping[str, tuple[Cut, ...]], now: float) -> tuple[Placed, ...]:
+    """``cuts``: job to the members of its gang that cannot reach each other; ``now``: Unix time."""
+    found: list[Placed] = []
+    for job, pairs in sorted(cuts.items()):
+        for cut in pairs[:SHOWN]:
+            whom = cut.address.rpartition(":")[0].strip("[]") or cut.other
+            what = f"{describe_cut(cut, now)}; its workers may wait for each other"
+            fix = f"on {cut.node}: ping -c 3 {whom}; let both firewalls pass the agents' UDP and the ports of workers"
+            found.append((f"job/{job}", _warning(what, fix)))
+        if (more := len(pairs) - SHOWN) > 0:
+            what = f"{more} more pairs of its nodes cannot reach each other"
+            found.append((f"job/{job}", _warning(what, f"nodeagentctl describe {job}")))
+    return tuple(found)
+
+
+def ranked(found: Iterable[Placed]) -> list[Placed]:
+    """Errors first, otherwise in the order found."""
+    order: tuple[Severity, ...] = ("error", "warning", "info")
+    return sorted(found, key=lambda placed: order.index(placed[1].severity))
+
+
+def names(nodes: list[str]) -> str:
+    """``n1, n2``, not too many."""
+    more = len(nodes) - SHOWN
+    return ", ".join(nodes[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _live(cluster: Cluster) -> dict[str, NodeRecord]:
+    return {name: node for name, node in cluster.nodes.items() if cluster.live(name)}
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _error(what: str, fix: str) -> Finding:
+    return Finding(severity="error", what=what, fix=fix)
+
+
+def _warning(what: str, fix: str) -> Finding:
+    return Finding(severity="warning", what=what, fix=fix)
+
+
+def queue_findings(cluster: Cluster) -> Iterator[tuple[str, Finding]]:
+    """(where, what), as findings have them."""
+    tree = cluster.queues
+    if not tree.queues and not cluster.queues_rev and not any(job.spec.queue for job in cluster.jobs.values()):
+        return
+    if cluster.queues_rev != tree.rev:
+        what = "the queues in the store were changed past the agents, which act on those that were signed last"
+        fix = "write them anew: nodeagentctl queue apply -f FILE; and see who can write to Redis"
+        yield "cluster", Finding(severity="error", what=what, fix=fix)
+    for job in sorted(cluster.jobs.values(), key=lambda job: job.order):
+        name = queue_of(job.spec.queue)
+        if job.phase not in TERMINAL and name not in tree.by_name:
+            what = f"its queue {name} does not exist any more: it gets no nodes that it does not have"
+            fix = f"nodeagentctl queue create {name}; or: nodeagentctl stop {job.name}"
+            yield f"job/{job.name}", Finding(severity="error", what=what, fix=fix)
+    total = size(cluster).total
+    for resource in RESOURCES:
+        promised = sum(tree.guaranteed(name, resource) for name in tree.children.get("", ()))
+        has = getattr(total, resource)
+        if promised > has:
+            what = f"queues are guaranteed {promised} {resource}, and the live nodes have {has}"
+            fix = "bring the nodes back, or lower guarantees: nodeagentctl queue set QUEUE guarantee.NAME=N"
+            yield "cluster", Finding(severity="warning", what=what, fix=fix)

@@ -1,0 +1,181 @@
+"""The next step of one job, from what all agents see alike: form, re-form, hold, pause, end, or wait, and why.
+
+Every agent computes the same decision; ``nodes/members.py`` says who takes it first; the store's
+compare-and-set picks one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeagent.model.job import TERMINAL, JobRecord, Outcome
+from nodeagent.model.world import Cause, Head
+from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.failure import faults, policies, timeouts
+from nodeagent.plan.failure.policies import BY, STOPPED_CODE
+from nodeagent.plan.job.proposal import propose_or_hold
+from nodeagent.plan.job.running import after_fault, decide_running, judge_before, settle_scale, still
+from nodeagent.plan.job.waiting import decide_waiting
+from nodeagent.plan.nodes.candidates import strays
+from nodeagent.plan.nodes.failsafe import silence
+from nodeagent.plan.nodes.health import sick_members
+from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
+from nodeagent.plan.queueing import dependencies
+from nodeagent.plan.steps import Activate, Decision, End, Judge, Remove
+
+
+def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
+    """The next step of a job. ``wall`` is Unix time and ends up only in texts for people."""
+    if job.phase in TERMINAL:
+        return _ended(cluster, job)
+    refusal = cluster.refused.get(job.uid)
+    if refusal is not None and not (refusal.controlled and job.control.desired == "stop"):
+        return Decision(None, (refusal.text,), steady=True)
+    if job.control.desired == "stop":
+        return _stop(cluster, job)
+    if (noted := dependencies.after_others(cluster, job)) is not None:
+        return noted
+    over = timeouts.over_time(cluster, job) or timeouts.overdue(cluster, job)
+    return over or timeouts.until_time_is_over(job, timeouts.until_due(job, _decide_live(cluster, job, wall)))
+
+
+def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
+    if job.head is not None and job.head.state == "active":
+        calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), job)
+        if calm is not None:
+            return calm
+    settled = settle_scale(cluster, job)
+    if settled is not None:
+        return settled
+    head = job.head
+    if job.control.desired == "pause":
+        active = head is not None and head.state == "active"
+        judged = judge_before(cluster, job, gone_nodes(cluster, job), wall) if active else None
+        if judged is not None and isinstance(judged.step, Judge):
+            return judged  # the pause ends this generation, and nobody could judge the one before any more
+        return _pause(cluster, job)
+    silent = silence(cluster, job)
+    if silent and not faults.all_succeeded(job) and policies.task_completed(job) is None:
+        return Decision(None, (silent,))
+    if head is not None and head.state == "forming":
+        return _forming(cluster, job, head, wall)
+    if head is not None and head.state == "active":
+        return decide_running(cluster, job, head, wall)
+    return decide_waiting(cluster, job, wall)
+
+
+def _calm(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
+    """What is decided of most jobs most of the time: nothing, for as long as the view stays the same."""
+    head = job.head
+    if head is None or head.state != "active" or job.control.desired != "run" or silence(cluster, job):
+        return None
+    return still(cluster, job, head, wall)
+
+
+# --- ended, stopping, pausing -------------------------------------------------------------------
+
+
+def _ended(cluster: Cluster, job: JobRecord) -> Decision:
+    still = holding_nodes(cluster, job)
+    if still:
+        return Decision(None, (f"its last workers are being stopped on {', '.join(still)}",), steady=True)
+    if job.control.delete and not dependencies.is_awaited(cluster, job):
+        return Decision(Remove(), ("it has ended and its deletion was asked for",))
+    return Decision(None, steady=True)
+
+
+def _stop(cluster: Cluster, job: JobRecord) -> Decision:
+    who = job.control.by or "an operator"
+    text = f"stopped by {who}"
+    outcome = Outcome(code=STOPPED_CODE, text=text)
+    return Decision(End("stopped", text, gone_nodes(cluster, job), outcome, planned=True), (text,))
+
+
+def _pause(cluster: Cluster, job: JobRecord) -> Decision:
+    who = job.control.by or "an operator"
+    text = f"paused by {who}; go on with: nodeagentctl resume {job.name}"
+    if job.phase == "pausing" and who == BY:
+        text = job.reason  # says which policy, and of what
+    if job.phase == "paused":
+        scale = job.control.scale
+        return Decision(None, (text,), steady=scale is None or scale.state != "pending")
+    gone = gone_nodes(cluster, job)
+    running = job.head is not None and job.head.state == "active"
+    if job.phase == "pausing":
+        still = holding_nodes(cluster, job)
+        if still:
+            return Decision(None, (f"waits for the workers on {', '.join(still)} to end",))
+        return Decision(End("paused", text, gone), (text,))
+    if running or holding_nodes(cluster, job):
+        return Decision(End("pausing", text, gone, planned=True), (text,))
+    return Decision(End("paused", text, gone), (text,))
+
+
+# --- forming ------------------------------------------------------------------------------------
+
+
+def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+    gone = gone_nodes(cluster, job)
+    found = faults.late_fault(cluster, job, wall)
+    if found is not None:
+        return after_fault(cluster, job, found, gone)
+    if gone:
+        return _form_again(cluster, job, head, gone, {})
+    sick, _ = sick_members(cluster, head)
+    if sick:  # nothing runs yet: the placement avoids what is sick, on the same nodes where that will do
+        return _form_again(cluster, job, head, (), {}, "; ".join(one.text for one in sick))
+    lacks = cluster.once(f"lacks:{job.uid}", lambda _before: _lacks(cluster, job, head), job, size=len(head.members))
+    silent, stopping = lacks.silent, lacks.stopping
+    if lacks.unfit:
+        return _form_again(cluster, job, head, (), lacks.unfit)
+    if job.keepers and not head.released and not silent and not stopping:
+        names = ", ".join(sorted(job.keepers, key=natural))
+        return Decision(None, (f"waits for one of {names} to let go of the generation before",))
+    if not silent and not stopping:
+        return Decision(Activate(head.token), ("every member acknowledged",))
+    if cluster.served >= head.deadline and silent:
+        drop = {n: f"{n} did not acknowledge in time" for n in silent if n not in head.holders}
+        return _form_again(cluster, job, head, (), drop)
+    why = []
+    if silent:
+        why.append(f"waits for {', '.join(silent)} to acknowledge generation {head.number}")
+    if set(stopping) - set(silent):
+        why.append(f"waits for {', '.join(n for n in stopping if n not in silent)} to stop older workers")
+    return Decision(None, tuple(why), head.deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lacks:
+    """What a forming generation still waits for."""
+
+    silent: tuple[str, ...]
+    """Members that have not acknowledged it, by rank."""
+    stopping: tuple[str, ...]
+    """Nodes that may still run an older one, in natural order."""
+    unfit: Mapping[str, str]
+    """Those of the silent that cannot take part after all: node to why."""
+
+
+def _lacks(cluster: Cluster, job: JobRecord, head: Head) -> _Lacks:
+    silent = tuple(m.node for m in head.ordered() if m.node in head.missing)
+    ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
+    unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
+    astray = strays(cluster, job)
+    unfit |= {n: astray[n] for n in silent if n in astray}
+    return _Lacks(silent, tuple(sorted(head.holders, key=natural)), unfit)
+
+
+def _form_again(
+    cluster: Cluster, job: JobRecord, head: Head, gone: tuple[str, ...], drop: Mapping[str, str], why: str = ""
+) -> Decision:
+    """The forming generation cannot become whole as it is: propose it anew without those gone, and without those to
+    ``drop`` (node to why)."""
+    members_gone = [n for n in gone if n in head.members]
+    news = why or "; ".join(drop.values()) or (f"then node {', '.join(members_gone)} lost" if members_gone else "")
+    cause = head.cause.model_copy(update={"text": f"{head.cause.text}; {news}"}) if news else head.cause
+    if head.planned and (left := [n for n in gone if n in head.holders]):
+        # Its workers were to leave with the others, who need not wait for it (see blame.leaves_broken).
+        text = f"node {', '.join(left)} lost, while workers left since {head.cause.text}"
+        cause = Cause(kind="node_lost", text=text, node=left[0])
+    return propose_or_hold(cluster, job, cause, gone, None, head.planned, without=drop, grace=head.grace)

@@ -1,0 +1,399 @@
+"""A job with an active generation: has it failed, finished, or is it to change? Healthy training is never stopped
+without a reason. A pending scale is met, timed out, or waited for.
+
+A scale-out is all or nothing: its newcomers join together when all are ready (``placing/placement.py``), or at its
+deadline the target goes back to what it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from nodeagent.model.job import JobRecord, Outcome, Scale, ScaleState, Spend
+from nodeagent.model.queue import queue_of
+from nodeagent.model.timing import millis
+from nodeagent.model.world import Cause, Head
+from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.failure import faults
+from nodeagent.plan.failure.hang import watching
+from nodeagent.plan.failure.policies import ENDS, answer, ending, roles_on, sentence, task_completed
+from nodeagent.plan.fairshare.reclaim import stops_at
+from nodeagent.plan.job.proposal import awaited, place, propose, propose_or_hold, up_to
+from nodeagent.plan.nodes.availability import grace_left
+from nodeagent.plan.nodes.candidates import asked
+from nodeagent.plan.nodes.health import Sick, drained, remarkable, sick_members
+from nodeagent.plan.nodes.members import gone_nodes
+from nodeagent.plan.placing.placement import Placement
+from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, sharing
+from nodeagent.plan.steps import Decision, End, Judge, Settle
+
+
+def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
+    """The step that ends the job's pending scale; None while there is none, or it goes on."""
+    scale, head = job.control.scale, job.head
+    if scale is None or scale.state != "pending":
+        return None
+    size = scaled_size(scale, head)
+    if head is not None and head.state == "active" and _met(scale, head, job.spec.role.nodes.auto):
+        text = f"runs with {size} places of {scale.role} as asked" if scale.role else f"runs on {size} nodes as asked"
+        return _settled(job, scale, "met", "JobScaleMet", text, scale.want if scale.role else job.control.target)
+    if not scale.deadline or cluster.served < scale.deadline or size >= scale.want:
+        return None
+    full = up_to(cluster, job, job.sized.nodes.target if scale.role else scale.want)
+    target = max(scale.before, size)
+    if not full.fits or (not scale.role and len(full.chosen) < scale.want):
+        why = full.short
+    elif head is not None and head.state == "active":
+        why = "its nodes became ready too late"
+    else:
+        why = f"the job is {job.phase}: {job.reason}"
+    what = f"scale of {scale.role}" if scale.role else "scale"
+    text = f"{what} to {scale.want} timed out after {scale.timeout:g}s: {why}; went back to {target}"
+    return _settled(job, scale, "rolled_back", "JobScaleRolledBack", text, target)
+
+
+def scaled_size(scale: Scale, head: Head | None) -> int:
+    """What a scale changes, as it is: nodes, or places of its role; 0 where no generation has any."""
+    if head is None or head.state == "ended":
+        return 0
+    return head.sizes[scale.role] if scale.role else len(head.members)
+
+
+def _met(scale: Scale, head: Head, auto: bool) -> bool:
+    """``auto``: the job may have more than its target."""
+    size = scaled_size(scale, head)
+    if scale.deadline:
+        return size >= scale.want
+    return (auto or size <= scale.want) and head.members.keys().isdisjoint(scale.leaving)
+
+
+def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: str, target: int) -> Decision:
+    changes: dict[str, object] = {"target": target, "scale": scale.model_copy(update={"state": state, "reason": text})}
+    if scale.role:
+        sizes = job.control.sizes | {scale.role: target}
+        changes |= {"sizes": sizes, "target": job.spec.of_sizes(sizes).nodes.target}
+    control = job.control.model_copy(update=changes)
+    return Decision(Settle(control, event, text), (text,))
+
+
+def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+    gone = gone_nodes(cluster, job)
+    if (done := task_completed(job)) is not None:
+        action, text = done
+        return ending(cluster, job, ENDS[action], Outcome(code=1, text=text), gone)
+    if faults.all_succeeded(job):  # first: a node that goes now is not missed any more
+        role = job.spec.completes
+        whose = f"role {role} of " if role else ""
+        text = f"every worker of {whose}generation {head.number} exited 0"
+        outcome = Outcome(code=0, text=text)
+        return Decision(End("succeeded", text, gone, outcome, planned=bool(role)), (text,))
+    fault = faults.find_fault(cluster, job, wall)
+    if fault is not None and fault.cause.kind == "node_lost":
+        # Who is cut off together lapses one by one, and comes back one by one. The last to lapse may be the last keeper
+        # (see keepers.silence), and those still to come back may have been lent time and run on.
+        wait = "the lease of another node is about to run out" if cluster.more_to_lapse else ""
+        wait = wait or ("another node has just come back, so it may as well" if cluster.more_to_return else "")
+        if wait:
+            return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
+    if fault is not None:
+        return after_fault(cluster, job, fault, gone)
+    return judge_before(cluster, job, gone, wall) or _healthy_gang(cluster, job, head, wall)
+
+
+def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+    """The decision to let a gang train, if it is one that no passing of time changes. What a scale that is pending
+    comes to depends on the time."""
+    scale = job.control.scale
+    if scale is not None and scale.state == "pending":
+        return None
+    if task_completed(job) is not None or faults.all_succeeded(job):
+        return None
+    if faults.find_fault(cluster, job, wall) is not None:
+        return None
+    if judge_before(cluster, job, (), wall) is not None:
+        return None
+    found = _healthy_gang(cluster, job, head, wall)
+    return replace(found, steady=True) if found.step is None and not found.at else None
+
+
+def _healthy_gang(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+    if any(faults.final_report(r) for r in head.reports.values()):
+        return Decision(None, ("some pods have finished; waits for the others",))
+    sick, kept = sick_members(cluster, head)
+    change = _change(cluster, job, head, sick, wall)
+    stalled = watching(head)
+    notes = (*((stalled,) if stalled else ()), *kept)
+    if notes and change.step is None:
+        return Decision(None, (*notes, *change.why), change.at)
+    return change
+
+
+def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:
+    """What a fault leads to: the job's end, a wait, or the next generation."""
+    if fault.fail and not fault.awaits:
+        return _ended_by(cluster, job, fault, gone)
+    if fault.fail:  # a lost node would cost nothing, and not end it
+        text = f"{fault.fail}; {faults.judged_when(fault.awaits)}"
+        spend = fault.spend.model_copy(update={"fails": fault.fail, "ends": fault.ends})
+        return Decision(End("holding", text, gone, spend=spend), (text,))
+    if fault.spend.counts:
+        verdict = faults.judge(job, cluster.served)
+        if verdict.delay_ms:
+            text = f"{fault.cause.text}; {verdict.why}; starts again in {verdict.delay_ms / 1000:g} s"
+            step = End("holding", text, gone, spend=fault.spend, delay_ms=verdict.delay_ms)
+            return Decision(step, (text,))
+    return propose_or_hold(cluster, job, fault.cause, gone, fault.spend, planned=False)
+
+
+def _ended_by(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:
+    """Only where a fault fails the job are the others killed at once: else they save, if they still can."""
+    outcome = fault.outcome.model_copy(update={"text": fault.fail})
+    if fault.ends == "failed":  # its own sentence stays the outcome's
+        return Decision(End("failed", fault.fail, gone, fault.outcome, fault.spend), (fault.fail,))
+    return ending(cluster, job, fault.ends, outcome, gone, fault.spend)
+
+
+def judge_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], wall: float) -> Decision | None:
+    """The fault that ended the generation before, where it is judged only now that this one runs."""
+    entry = job.budget.get(str(job.last_number))
+    if entry is None or not entry.counts:
+        return None
+    if entry.fails:
+        code = entry.exit if entry.exit is not None else 1
+        outcome = Outcome(code=code, text=entry.fails, error=entry.error)
+        return ending(cluster, job, entry.ends, outcome, gone, in_order=entry.ends != "failed")
+    found = faults.late_fault(cluster, job, wall)
+    if found is None:
+        return None
+    spend = found.spend.model_copy(update={"fails": found.fail, "ends": found.ends})
+    return Decision(Judge(job.last_number, spend), (f"generation {job.last_number} was ended by: {spend.text}",))
+
+
+def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], wall: float) -> Decision:
+    """No worker is at fault: has an operator asked for a change, is hardware unfit, or can the gang grow?"""
+    drained = not remarkable(cluster).isdisjoint(head.members)
+    leaving = [m.node for m in head.ordered() if _draining(cluster, m.node)] if drained else []
+    if leaving:
+        text = f"node {', '.join(leaving)} is {_why_drained(cluster, leaving[0])}"
+        grace = grace_left(cluster, job, leaving, wall)
+        return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), leaving, wall, grace)
+    if sick:
+        text = "; ".join(one.text for one in sick)
+        nodes = [one.node for one in sick]
+        return _evict(cluster, job, Cause(kind="hardware", text=text, node=sick[0].node), nodes, wall)
+    if job.control.restart > job.restart_done:
+        text = f"restarted by {job.control.by or 'an operator'}"
+        return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
+    if job.spec.several:
+        if other := sharing(cluster).stops.get(job.uid):
+            return _make_room(cluster, job, cluster.jobs[other], wall)
+        return _resize_roles(cluster, job, head, wall)
+    size, target, scale = len(head.members), nodes_wanted(cluster, job), job.control.scale
+    pending = scale if scale is not None and scale.state == "pending" else None
+    goes = [m.node for m in head.ordered() if pending is not None and m.node in pending.leaving]
+    who = job.control.by or "an operator"
+    grace = pending.grace if pending is not None else None
+    others = sharing(cluster)
+    back = others.gives.get(job.uid, {})
+    if goes:
+        cause = Cause(kind="scale", text=f"{', '.join(goes)} scaled in by {who}", node=goes[0])
+        scaled = _propose_or_stay(cluster, job, cause, wall, goes, grace)
+        if scaled.step is not None or not (back or job.uid in others.stops):
+            return scaled  # one that cannot be carried out keeps nobody from getting its nodes
+    if job.uid in others.stops:
+        return _make_room(cluster, job, cluster.jobs[others.stops[job.uid]], wall)
+    if back:
+        return _give_back(cluster, job, back, wall)
+    if target < size:
+        cause = Cause(kind="scale", text=f"scaled from {size} to {target} nodes by {who}")
+        return _propose_or_stay(cluster, job, cause, wall, grace=grace)
+    if target > size:
+        grown = _scale_out(cluster, job, head, wall) or _grow(cluster, job, head, wall)
+        if grown.step is not None or grown.at:
+            return grown
+        return _regain(cluster, job, head, wall) or grown
+    kept = _regain(cluster, job, head, wall)
+    if kept is None and (count := borrowed(cluster, job)):
+        text = f"{count} of its {size} nodes are borrowed: they go back when a job that is to have them needs them"
+        return Decision(None, (text,))
+    return kept or Decision(None)
+
+
+def _resize_roles(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+    """A gang of several roles has all its places; how many of a role those are to be may have changed."""
+    has, wants = head.sizes, {role.name: role.places for role in job.sized.roles}
+    others = [name for name in wants if wants[name] != has[name]]
+    if not others:
+        return Decision(None)
+    who, scale, growing = job.control.by or "an operator", job.control.scale, job.control.growing
+    placement = place(cluster, job)
+    given = Counter(one.role for places in placement.places.values() for one in places)
+    if growing is not None and (given == has or (cold := _cold(head, placement))):
+        short = up_to(cluster, job, job.sized.nodes.target).short if given == has else cold
+        text = f"runs with {has[growing.role]} of {growing.want} places of {growing.role}: {short}"
+        return Decision(None, (text,), growing.deadline)
+    text = ", ".join(f"{name} from {has[name]} to {wants[name]}" for name in others)
+    grace = scale.grace if scale is not None and scale.state == "pending" else None
+    cause = Cause(kind="scale", text=f"scaled {text} places by {who}")
+    return _propose_or_stay(cluster, job, cause, wall, grace=grace)
+
+
+def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: float) -> Decision:
+    """``back``: borrowed nodes to the jobs (uids) that are to have them."""
+    names = ", ".join(sorted(back, key=natural))
+    uids = tuple(dict.fromkeys(back.values()))
+    text = f"{names} given back: job {', '.join(cluster.jobs[uid].name for uid in uids)} needs it"
+    cause = Cause(kind="share", text=text, node=min(back, key=natural), room_for=uids)
+    return _propose_or_stay(cluster, job, cause, wall, back)
+
+
+def _make_room(cluster: Cluster, job: JobRecord, other: JobRecord, wall: float) -> Decision:
+    """The job is stopped as planned, saves, and waits in line again; not before it has run for a while, lest one that
+    has just come back is stopped once more (``min_runtime``)."""
+    text = f"job {other.name} of queue {queue_of(other.spec.queue)} is entitled to its nodes"
+    at, least = stops_at(cluster, job)
+    if cluster.served < at:
+        return Decision(None, (f"{text}: makes room when it has run for {least:g} s",), at)
+    cause = Cause(kind="share", text=text, room_for=(other.uid,))
+    step = End("holding", f"made room: {text}", spend=_note(cluster, job, cause, wall), planned=True)
+    return Decision(step, (text,))
+
+
+def _evict(
+    cluster: Cluster, job: JobRecord, cause: Cause, nodes: Collection[str], wall: float, grace: float | None = None
+) -> Decision:
+    """A need: the gang goes on without what has to go from these nodes, or holds. ``grace``: as of ``propose``."""
+    roles = roles_on(job, nodes)
+    spend = _note(cluster, job, cause, wall).model_copy(update={"roles": roles})
+    action = answer(job.spec, roles, "PodEvicted")
+    if action is not None and action in ENDS:
+        outcome = Outcome(code=1, text=sentence(action, "PodEvicted", cause.text))
+        return ending(cluster, job, ENDS[action], outcome, (), spend)
+    return propose_or_hold(cluster, job, cause, (), spend, planned=True, grace=grace)
+
+
+def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+    """The scale-out that was asked for: at once, when all its newcomers are ready; None while they are not, and the
+    gang can only become again what it was before."""
+    growing = job.control.growing
+    if growing is None:
+        return None
+    placement = place(cluster, job)
+    size = len(head.members)
+    if len(placement.chosen) >= growing.want:
+        if cold := _cold(head, placement):
+            return Decision(None, (f"runs on {size} of {growing.want} nodes: {cold}",), growing.deadline)
+        text = f"scaled from {size} to {len(placement.chosen)} nodes by {job.control.by or 'an operator'}"
+        return _propose_or_stay(cluster, job, Cause(kind="scale", text=text), wall)
+    if growing.before > size:
+        return None
+    short = up_to(cluster, job, growing.want).short
+    return Decision(None, (f"runs on {size} of {growing.want} nodes: {short}",), growing.deadline)
+
+
+def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+    """Below the target: after the cool-down. Never with a node that was scaled in by name: that needs another
+    scale."""
+    left = job.control.leaving - set(head.members)
+    placement = place(cluster, job, left)
+    newcomers = [c for c in placement.chosen if c.node not in head.members]
+    size = len(head.members)
+    wanted = nodes_wanted(cluster, job)
+    short = f"runs on {size} of {wanted} nodes"
+    if not newcomers or len(placement.chosen) <= size:
+        asleep = f"; {', '.join(sorted(left, key=natural))} scaled in by name: scale again to use it" if left else ""
+        return Decision(None, (f"{short}: {placement.missing}{asleep}",))
+    names = ", ".join(c.node for c in newcomers)
+    cool = millis(cluster.timing.cooldown)
+    at = max([head.since + cool] + [c.joined + cool for c in newcomers])
+    if cluster.served < at:
+        return Decision(None, (f"{short}; {names} joins after the cool-down of {cluster.timing.cooldown:g} s",), at)
+    if cold := _cold(head, placement):
+        return Decision(None, (f"{short}: {cold}",))
+    if late := _getting_ready(cluster, job, placement):
+        states = asked(cluster)[job.uid]
+        until = max(at, min(states[c.node].since for c in newcomers)) + cool
+        if cluster.served < until:
+            return Decision(None, (f"{short}; {names} joins together with {late} (still getting ready)",), until)
+    cause = Cause(kind="join", text=f"{names} joined")
+    if job.control.target < wanted:
+        cause = Cause(kind="share", text=f"{names} borrowed: nobody else needs it")
+    return _propose_or_stay(cluster, job, cause, wall, left)
+
+
+def _regain(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+    """A member that runs on fewer devices than it could, since some were sick when the gang was formed: after the
+    cool-down the gang takes them again. None where there is none."""
+    role = job.spec.role
+    if not role.uneven or role.workers_per_node != "gpu":
+        return None  # a node takes part with all that it has, or not at all
+    if not any(_healthy(cluster, m.node) > len(m.devices) for m in head.members.values()):
+        return None
+    chosen = {c.node: c for c in place(cluster, job, job.control.leaving - set(head.members)).chosen}
+    if not head.members.keys() <= chosen.keys():
+        return None
+    more = [m.node for m in head.ordered() if len(chosen[m.node].devices) > len(m.devices)]
+    if not more or any(len(chosen[m.node].devices) < len(m.devices) for m in head.ordered()):
+        return None
+    names, at = ", ".join(more), head.since + millis(cluster.timing.cooldown)
+    if cluster.served < at:
+        cool = f"the cool-down of {cluster.timing.cooldown:g} s"
+        return Decision(None, (f"{names} has more GPUs than are used; they are taken after {cool}",), at)
+    return _propose_or_stay(cluster, job, Cause(kind="join", text=f"GPUs of {names} are back"), wall)
+
+
+def _getting_ready(cluster: Cluster, job: JobRecord, placement: Placement) -> str:
+    """Names of nodes that would join as well if the gang waited for them: it stops once for all of them. Waiting is
+    bounded by a cool-down."""
+    states = asked(cluster).get(job.uid, {})
+    late = (n for n in awaited(cluster, job, placement) if n in states and states[n].state == "preparing")
+    return ", ".join(sorted(late, key=natural))
+
+
+def _cold(head: Head, placement: Placement) -> str:
+    """Newcomers that are not as warm as they will be: who trains goes on until they are. Their shims bound that."""
+    names = [c.node for c in placement.chosen if c.warming and c.node not in head.members]
+    return f"{', '.join(names)} is still warming up its workers" if names else ""
+
+
+def _healthy(cluster: Cluster, node: str) -> int:
+    record = cluster.nodes.get(node)
+    return 0 if record is None else sum(gpu.healthy for gpu in record.facts.gpus)
+
+
+def _propose_or_stay(
+    cluster: Cluster,
+    job: JobRecord,
+    cause: Cause,
+    wall: float,
+    without: Collection[str] = (),
+    grace: float | None = None,
+) -> Decision:
+    """A wish, not a need: healthy training goes on where it cannot be met (a member is cordoned or its GPU sick)."""
+    placement = place(cluster, job, without)
+    if not placement.fits:
+        return Decision(None, (f"not yet {cause.text}: {placement.missing}",))
+    return propose(cluster, job, cause, (), _note(cluster, job, cause, wall), placement, planned=True, grace=grace)
+
+
+def _note(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Spend:
+    """A line in the job's history, at no cost: what ended the generation before."""
+    text, node = cause.text, cause.node
+    return Spend(
+        at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text,
+        room_for=cause.room_for, alone=faults.alone_times(job.head),
+    )  # fmt: skip
+
+
+def _why_drained(cluster: Cluster, node: str) -> str:
+    reserved, notice = cluster.nodes[node].reserved, cluster.nodes[node].facts.notice
+    if notice is not None:
+        return notice.text
+    return reserved.text if reserved is not None and reserved.leaves else "being drained"
+
+
+def _draining(cluster: Cluster, node: str) -> bool:
+    record = cluster.nodes.get(node)
+    return record is not None and drained(record)

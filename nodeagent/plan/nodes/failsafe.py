@@ -1,0 +1,104 @@
+"""The keepers of a generation: the nodes that, all together, may lend its members time while the store is away.
+
+Chooses them, says when they should be others, and when all that is left is to wait for one of them. Must never decide
+what they answer: that is ``lending.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.world import Member
+from nodeagent.plan.cluster import Cluster, in_order, natural
+
+MOST = 5
+"""Members asked: one that does not answer costs the whole gang its time, so not more than needed."""
+RACK = "rack"
+"""Label of nodes that fail together."""
+LEAST = 3
+"""With fewer members, other nodes are asked as well: where one node is cut off alone, they know better."""
+
+
+def choose(cluster: Cluster, members: Iterable[Member]) -> dict[str, str]:
+    """Node to life: members that are unlikely to fail together, filled up with others. Nobody if one of those members
+    cannot be asked."""
+    ordered = _apart(cluster, sorted(members, key=lambda m: m.group_rank))
+    if not all(_can_be_asked(cluster, m.node) for m in ordered):
+        return {}
+    chosen = {m.node: m.life for m in ordered}
+    for node in in_order(cluster):
+        if len(chosen) >= LEAST:
+            break
+        if node not in chosen and _can_be_asked(cluster, node):
+            chosen[node] = cluster.nodes[node].incarnation.life
+    return chosen
+
+
+def _apart(cluster: Cluster, ordered: list[Member]) -> list[Member]:
+    """Few of them: one of each rack in turn where nodes say theirs; else spread over the ranks, which mostly follow the
+    racks. The first five by rank were all in one rack, and that rack's power held the job until somebody spoke."""
+    if len(ordered) <= MOST:
+        return ordered
+    racks: dict[str, list[Member]] = {}
+    for member in ordered:
+        record = cluster.nodes.get(member.node)
+        racks.setdefault(record.facts.labels.get(RACK, "") if record is not None else "", []).append(member)
+    if len(racks) == 1:
+        return [ordered[i * (len(ordered) - 1) // (MOST - 1)] for i in range(MOST)]
+    depth = max(len(rack) for rack in racks.values())
+    in_turn = [rack[at] for at in range(depth) for rack in racks.values() if at < len(rack)]
+    return sorted(in_turn[:MOST], key=lambda member: member.group_rank)
+
+
+def better(cluster: Cluster, job: JobRecord) -> dict[str, str] | None:
+    """The keepers that the active generation should have, if one of those it has is gone or there are too few; else
+    None."""
+    head = job.head
+    if head is None or head.state != "active":
+        return None
+    whole = len(job.keepers) >= LEAST and all(cluster.live(n, life) for n, life in job.keepers.items())
+    if whole:
+        return None
+    found = choose(cluster, [m for m in head.ordered() if cluster.live(m.node, m.life)])
+    return found if found and found != job.keepers else None
+
+
+def chooser(cluster: Cluster, job: JobRecord) -> str | None:
+    """The node that may replace the keepers: the first of them that is live, or of the members if there are none."""
+    head = job.head
+    if head is None:
+        return None
+    if job.keepers:
+        return next((n for n in sorted(job.keepers, key=natural) if cluster.live(n)), None)
+    return next((m.node for m in head.ordered() if cluster.live(m.node, m.life)), None)
+
+
+def must_let_go(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """Something newer, or the job's end, waits for this keeper, and no other has let go or will by itself."""
+    head = job.head
+    if head is None or node not in job.keepers or head.state == "active":
+        return False
+    if head.state == "ended":
+        stopping = [n for n, h in head.holders.items() if n in job.keepers and cluster.live(n, h.life)]
+        return not stopping and chooser(cluster, job) == node
+    if head.released:
+        return False
+    reported_otherwise = node in head.members and node not in head.missing
+    return reported_otherwise or not set(job.keepers) & set(head.members)
+
+
+def silence(cluster: Cluster, job: JobRecord) -> str:
+    """Not empty if no keeper is live: one of them must answer before anything newer may start, or be permanently
+    down."""
+    if not job.keepers or job.active is None or any(cluster.live(n) for n in job.keepers):
+        return ""
+    names = ", ".join(sorted(job.keepers, key=natural))
+    return (
+        f"nothing has been received from {names}, which may keep generation {job.active.number} running without "
+        f"the store: waits for one of them; if one is permanently down: nodeagentctl forget NODE"
+    )
+
+
+def _can_be_asked(cluster: Cluster, node: str) -> bool:
+    return cluster.live(node) and bool(cluster.nodes[node].facts.peer)

@@ -1,0 +1,114 @@
+"""A job's newest generation in the view: which members are alive, which are gone, and which may still run something;
+whose turn it is to take a decision that all agents see alike; whether a node's agent may go at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.world import Head, Member
+from nodeagent.plan.cluster import Cluster, SeenNodes, changed, in_order, natural, seen
+from nodeagent.plan.nodes.health import drained
+
+
+def present_members(job: JobRecord) -> Mapping[str, Member]:
+    """Of its newest generation, if that has not ended."""
+    return job.head.members if job.head is not None and job.head.state != "ended" else {}
+
+
+def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
+    """Members of the newest generation that are still alive in the same life, by rank."""
+    return _gang(cluster, job).survivors
+
+
+def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """Members and holders of the newest generation that can run nothing any more, in natural order."""
+    return _gang(cluster, job).gone
+
+
+def holding_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """Nodes that may still run an older generation of the job."""
+    return _gang(cluster, job).holding
+
+
+@dataclass(frozen=True, slots=True)
+class _Gang:
+    """A job's newest generation, as far as it depends on who is alive."""
+
+    head: Head | None
+    seen: SeenNodes
+    survivors: tuple[Member, ...] = ()
+    gone: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+
+
+_NOBODY = _Gang(None, SeenNodes({}, frozenset()))
+
+
+def _gang(cluster: Cluster, job: JobRecord) -> _Gang:
+    if job.head is None:
+        return _NOBODY
+    head = job.head
+    return cluster.once(f"gang:{job.uid}", lambda before: _look(cluster, head, before), job)
+
+
+def _look(cluster: Cluster, head: Head, before: _Gang | None) -> _Gang:
+    """Anew only if the generation or something about one of its nodes changed."""
+    now = seen(cluster)
+    members, holders = head.members, head.holders
+    if before is not None and before.head is not None:
+        same = before.head.members is members and before.head.holders is holders
+        news = changed(cluster, before.seen) if same else None
+        if news is not None and not any(n in members or n in holders for n in news):
+            return _Gang(head, now, before.survivors, before.gone, before.holding)
+    alive = tuple(m for m in head.ordered() if cluster.live(m.node, m.life))
+    gone = {m.node for m in members.values() if cluster.gone(m.node, m.life)}
+    gone |= {n for n, h in holders.items() if cluster.gone(n, h.life)}
+    holding = [n for n, h in holders.items() if not cluster.gone(n, h.life)]
+    if before is not None and before.survivors == alive:
+        alive = before.survivors
+    return _Gang(head, now, alive, tuple(sorted(gone, key=natural)), tuple(sorted(holding, key=natural)))
+
+
+def own_devices(job: JobRecord) -> dict[str, tuple[str, ...]]:
+    """Node to the devices that this job has there."""
+    head = job.head
+    if head is None:
+        return {}
+    return {n: h.devices for n, h in head.holders.items()} | {n: m.devices for n, m in head.members.items()}
+
+
+def needed_by(cluster: Cluster, node: str, life: str) -> str:
+    """Which job still needs this life of the node, in a few words; empty if none does."""
+    record = cluster.nodes.get(node)
+    leaves = record is not None and drained(record)
+    for job in cluster.jobs.values():
+        head = job.head
+        if head is None:
+            continue
+        named = [head.holders.get(node), head.members.get(node) if head.state != "ended" else None]
+        if any(one is not None and one.life == life for one in named):
+            return f"job {job.name} runs here"
+        if head.state != "ended" and job.keepers.get(node) == life and not leaves:
+            return f"it is a keeper of job {job.name}"
+    return ""
+
+
+def order(cluster: Cluster, job: JobRecord) -> list[str]:
+    """Proposers in order: live members by rank, then nodes that have the job ready, then all other live nodes."""
+    members = dict.fromkeys(m.node for m in survivors(cluster, job))
+    rest = [n for n in in_order(cluster) if n not in members and cluster.live(n)]
+    return [*members, *sorted(rest, key=lambda n: job.uid not in cluster.nodes[n].readiness)]  # stable
+
+
+def turn(cluster: Cluster, job: JobRecord, node: str) -> int:
+    """How many others go before this node. The one that reported a fault of the active generation goes at once."""
+    head = job.head
+    if head is not None and head.state == "active":
+        mine = head.reports.get(node)
+        if mine is not None and mine.seq:
+            return 0
+    proposers = order(cluster, job)
+    return proposers.index(node) if node in proposers else len(proposers)

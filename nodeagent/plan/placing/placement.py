@@ -1,0 +1,448 @@
+"""Which nodes a job gets: the gang as a whole or nothing. Survivors first, then those ready, up to the target; no more
+than the ceiling of its queues allows, and on other nodes than it was on only where nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from nodeagent.model.constraints import value_of
+from nodeagent.model.job import Checkpoint, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.world import Head, Member, Place, PodReport
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling, full, holdings
+from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, times, together
+from nodeagent.plan.nodes.availability import spot_nodes
+from nodeagent.plan.nodes.candidates import Candidate, candidates, ranked, score
+from nodeagent.plan.nodes.health import worn_nodes
+from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.placing.places import Layout, Site, could_hold, had_places, lay_out
+from nodeagent.plan.placing.topology import (
+    GangLayout,
+    PastPlaces,
+    closer,
+    closest,
+    gang_of,
+    gather,
+    most,
+    nearest,
+    parts,
+    spread,
+    tree,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The choice, and what was left out of it and why."""
+
+    chosen: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]
+    minimum: int
+    target: int
+    places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    """Of a job of several roles: node to the places it gets."""
+    lack: str = ""
+    """Of a job of several roles: which place has no node. Then no node is chosen. Of nodes that have to be together:
+    how many could be."""
+    capped: str = ""
+    """Why nodes that fit are left out: its queue, or one above it, may not use more."""
+
+    @property
+    def fits(self) -> bool:
+        return len(self.chosen) >= self.minimum
+
+    @property
+    def pending(self) -> tuple[Candidate, ...]:
+        return tuple(c for c in self.others if c.standing == "pending")
+
+    @property
+    def missing(self) -> str:
+        """One sentence: how many are needed, how many fit, what is wrong with the rest."""
+        text = self.lack or needs(self.minimum, len(self.chosen))
+        if not self.others and not self.chosen and not self.capped:
+            return text + ": no node has joined"
+        return text + self._reasons()
+
+    @property
+    def short(self) -> str:
+        """One phrase: how far it is from the target, and what is wrong with the nodes that are left out."""
+        text = self.lack or f"{len(self.chosen)} of {self.target} nodes fit"
+        return text + (self._reasons() or ", and there are no others")
+
+    def _reasons(self) -> str:
+        ordered = sorted(self.others, key=lambda c: c.ruled_out)  # stable: what can be changed goes first
+        reasons = [text for text in (self.capped, *(c.why for c in ordered)) if text]
+        more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
+        return ": " + "; ".join(reasons[:8]) + more if reasons else ""
+
+    def outside(self) -> dict[str, str]:
+        """Nodes left out for a reason, for the workers to know."""
+        return {c.node: c.why for c in self.others if c.why and not c.ruled_out}
+
+
+def needs(minimum: int, fit: int) -> str:
+    """How many nodes a job needs, and how many there are."""
+    return f"needs {minimum} node{'s' if minimum > 1 else ''}, {fit} fit"
+
+
+def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str] = ()) -> Placement:
+    """Choose up to ``target`` nodes, those scaled in by name last.
+
+    A member that is live keeps its place even while its standby is being rebuilt: its pod is checked when it
+    acknowledges. Of a job of several roles ``target`` counts places: those that are wanted, or those before a
+    scale-out.
+    """
+    if without:
+        return _choose(cluster, job, target, without)
+    of: tuple[object, ...] = (
+        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), spot_nodes(cluster), job.control,
+        job.spec, tree(cluster), may_move(cluster, job),
+    )  # fmt: skip
+    if ceiling(cluster, job) is not NO_CEILING:
+        of = (*of, cluster.queues, holdings(cluster))
+    what = f"choose:{job.uid}:{target}"
+    return cluster.notes.once(what, of, lambda _before: _choose(cluster, job, target, ()), len(cluster.nodes) // 8)
+
+
+def arranged(cluster: Cluster, spec: JobSpec) -> bool:
+    """It matters how the job's nodes lie to each other. Else the first that are able are taken."""
+    role = None if spec.several else spec.role.placement  # where roles' own places go is for ``places.py``
+    asked = spec.placement is not None or (role is not None and bool(role.spread or role.pack))
+    return asked or bool(tree(cluster).levels)
+
+
+def arrange(
+    cluster: Cluster,
+    job: JobRecord,
+    able: Sequence[str],
+    target: int,
+    warm: Collection[str] = (),
+    soon: bool = False,
+) -> list[str]:
+    """Up to so many of the nodes that are able, in the order of ``ranked``, as they should lie to each other. Survivors
+    come first, by rank; but a gang that may move goes to a smaller domain that is ready. ``warm``: those that get
+    ready for the job already. ``soon``: a gang may move to nodes that have yet to get ready."""
+    stay = _beside_survivors(cluster, job, able, target, warm)
+    role, gang = job.spec.role.placement, gang_of(cluster, job.spec)
+    if not may_move(cluster, job) or (role is not None and role.spread) or closest(stay, gang):
+        return stay
+    ready = able if soon else [n for n in able if _warm(cluster, job, n)]
+    groups = _by_welcome(cluster, job, sorted(ready, key=lambda n: _welcome(cluster, job, n)))
+    moved = gather(groups, target, job.spec.nodes.min, gang, PastPlaces(warm=frozenset(warm)))
+    return moved if len(moved) >= len(stay) and closer(moved, stay, gang) else stay
+
+
+def _warm(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    ready = cluster.nodes[node].readiness.get(job.uid)
+    return ready is not None and ready.state == "ready" and not ready.warming
+
+
+def _welcome(cluster: Cluster, job: JobRecord, node: str) -> tuple[bool, bool, bool, int]:
+    """Sort key: how gladly the job takes a node that it is not on."""
+    leaving, old, spot = node in job.control.leaving, node in worn_nodes(cluster), node in spot_nodes(cluster)
+    return leaving, old, spot, -score(cluster, job, node)
+
+
+def _by_welcome(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[list[str]]:
+    """These nodes, which are in that order, in groups of equally welcome ones."""
+    return [list(group) for _, group in groupby(nodes, key=lambda n: _welcome(cluster, job, n))]
+
+
+def _beside_survivors(
+    cluster: Cluster, job: JobRecord, able: Sequence[str], target: int, warm: Collection[str]
+) -> list[str]:
+    gang, known = gang_of(cluster, job.spec), tree(cluster)
+    alive, head = {m.node for m in survivors(cluster, job)}, job.head
+    leaving, old = job.control.leaving, worn_nodes(cluster)
+    kept = [n for n in able if n in alive and n not in leaving and n not in old]
+    stays = set(kept)
+    groups = _by_welcome(cluster, job, (n for n in able if n not in stays))
+    past = PastPlaces(tuple(m.node for m in head.ordered()) if head is not None else (), tuple(kept), frozenset(warm))
+    role = job.spec.role.placement
+    if role is None or not role.spread:
+        return gather(groups, target, job.spec.nodes.min, gang, past)
+    values = {n: value_of(role.spread, n, known.labels[n]) for n in able}
+    if gang.within:
+        inside = gather(groups, target, job.spec.nodes.min, gang, past)
+        domain = gang.paths[inside[0]][: gang.within] if inside else ()
+        groups = [[n for n in group if gang.paths[n][: gang.within] == domain] for group in groups]
+        kept = [n for n in kept if n in inside]
+    return spread(groups, target, values, kept)
+
+
+def _choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str]) -> Placement:
+    members = {m.node for m in survivors(cluster, job)}
+    everyone = {c.node: c for c in candidates(cluster, job)}
+    limit = ceiling(cluster, job)
+    limited = limit is not NO_CEILING
+    chosen: list[Candidate] = []
+    others: list[Candidate] = []
+    every = job.spec.several or arranged(cluster, job.spec)
+    for node in ranked(cluster, job, everyone):
+        one = everyone[node]
+        if node in members and one.standing == "pending":
+            one = Candidate(one.node, one.life, "fit", "", one.devices, 0, one.joined)
+        if one.standing == "fit" and node not in without and (every or limited or len(chosen) < target):
+            chosen.append(one)
+        elif node in members or node not in without:
+            others.append(one)
+    if job.spec.several:
+        return _share_out(cluster, job, chosen, others, target)
+    if every:
+        return _together(cluster, job, limit, chosen, others, target)
+    capped = ""
+    if limited:
+        chosen, left, capped = _within(cluster, job, limit, chosen, target)
+        others = [*left, *others]
+    return Placement(tuple(chosen), tuple(others), job.spec.nodes.min, target, capped=capped)
+
+
+def _within(
+    cluster: Cluster, job: JobRecord, limit: Ceiling, able: list[Candidate], target: int
+) -> tuple[list[Candidate], list[Candidate], str]:
+    """Of nodes that fit, the first preferred, those that the job's queues let it have; the others; and why some of them
+    are left out. Where it comes to too few so, those that take least."""
+    chosen = _greedy(limit, able, target)
+    if len(chosen) < job.spec.nodes.min:
+        chosen = _greedy(limit, sorted(able, key=lambda one: len(one.devices)), target)
+    names = {one.node for one in chosen}
+    left = [one for one in able if one.node not in names]
+    if len(chosen) >= target or not left:
+        return chosen, left, ""
+    has = together(of_devices(one.devices) for one in chosen)
+    least = min((of_devices(one.devices) for one in left), key=lambda use: (use.gpus + use.slots, use))
+    short = max(1, job.spec.nodes.min - len(chosen))
+    return chosen, left, full(cluster, job, has.and_(times(least, short)))
+
+
+def _greedy(limit: Ceiling, able: Iterable[Candidate], target: int) -> list[Candidate]:
+    chosen: list[Candidate] = []
+    has = NOTHING
+    for one in able:
+        more = has.and_(of_devices(one.devices))
+        if len(chosen) < target and limit.holds(more):
+            chosen.append(one)
+            has = more
+    return chosen
+
+
+def _together(
+    cluster: Cluster, job: JobRecord, limit: Ceiling, able: list[Candidate], others: list[Candidate], target: int
+) -> Placement:
+    """As many of those that are able as may be, where it matters how they lie."""
+    names = arrange(cluster, job, [one.node for one in able], target)
+    by_node, least, capped = {one.node: one for one in able}, job.spec.nodes.min, ""
+    if limit is not NO_CEILING:
+        names, capped = _together_within(cluster, job, limit, by_node, names, target)
+    taken = set(names)
+    rest = [one for one in able if one.node not in taken]
+    want = least if len(names) < least else target
+    scattered = not capped and len(names) < min(want, len(able))
+    lack = _scattered(cluster, job, [one.node for one in able], want) if scattered else ""
+    chosen = tuple(by_node[node] for node in names)
+    return Placement(chosen, (*rest, *others), least, target, lack=lack, capped=capped)
+
+
+def _together_within(
+    cluster: Cluster,
+    job: JobRecord,
+    limit: Ceiling,
+    able: Mapping[str, Candidate],
+    arranged_nodes: Sequence[str],
+    target: int,
+) -> tuple[list[str], str]:
+    """Of a gang that is arranged those nodes that the job's queues let it have, and why some are left out. Fewer are
+    arranged anew: a smaller gang may be closer together. Where it comes to too few so, those that take least."""
+    gang, uses = gang_of(cluster, job.spec), {node: of_devices(one.devices) for node, one in able.items()}
+    held = held_of(limit, gang.segment, arranged_nodes, uses)
+    if len(held) == len(arranged_nodes) or len(arranged_nodes) < job.spec.nodes.min:
+        return held, ""
+    if len(held) >= job.spec.nodes.min:
+        smaller = arrange(cluster, job, list(able), len(held))
+        if len(smaller) == len(held) and limit.holds(together(uses[node] for node in smaller)):
+            held = smaller
+        return held, full(cluster, job, together(uses[node] for node in arranged_nodes))
+    found = cheapest(limit, gang, uses, target, job.spec.nodes.min)
+    if found.needs is not None:
+        return held, full(cluster, job, found.needs)
+    names = arrange(cluster, job, [node for node in able if node in found.nodes], len(found.nodes))
+    more = "" if len(names) == target else full(cluster, job, together(uses[node] for node in arranged_nodes))
+    return names, more
+
+
+def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str], want: int) -> str:
+    """What a gang lacks that would have more nodes, were they together."""
+    gang, spec = gang_of(cluster, job.spec), job.spec
+    if spec.segments and not gang.levels:
+        return "needs a topology in the agents' config to have segments"
+    where = f" in one {spec.within}" if spec.within else ""
+    where += f" in segments of {spec.segments}" if spec.segments else ""
+    return f"needs {want} nodes{where}, {len(able)} fit, of which {most(able, gang)} are together"
+
+
+def lay(cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate], soon: bool = False) -> Layout:
+    """The places of a job of several roles on these candidates, the first preferred; in the smallest domain that has
+    room for all of them. Survivors keep theirs; but a gang that may move goes to a smaller domain that is ready
+    (``soon``: or can get so). ``spec``: with the sizes that are to be laid out."""
+    members = {m.node: m for m in survivors(cluster, job)}
+    stay = _lay(cluster, job, spec, able, members)
+    if not members or not may_move(cluster, job) or not arranged(cluster, job.spec):
+        return stay
+    moved = _lay(cluster, job, spec, able if soon else [c for c in able if not c.warming], {})
+    better = not moved.lack and (stay.lack or closer([*moved.places], [*stay.places], gang_of(cluster, job.spec)))
+    return moved if better else stay
+
+
+def _lay(
+    cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate], members: Mapping[str, Member]
+) -> Layout:
+    """``members``: those that keep their places."""
+    sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
+    if not arranged(cluster, job.spec):
+        return lay_out(spec.roles, sites)
+    gang = gang_of(cluster, job.spec)
+    if members:
+        sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
+    for domain in _domains(gang, [site.node for site in sites], list(members)):
+        inside = [site for site in sites if gang.paths[site.node][: len(domain)] == domain]
+        if could_hold(spec.roles, inside) and not (found := lay_out(spec.roles, inside)).lack:
+            return found
+    found = lay_out(spec.roles, sites)
+    if not gang.within or found.lack:
+        return found
+    return Layout(lack=f"no {spec.within} has room for all of its places")
+
+
+def _near_first(sites: Sequence[Site], gang: GangLayout, members: Sequence[str]) -> list[Site]:
+    """Survivors, then the others, the nearest to them first."""
+    by_node = {site.node: site for site in sites}
+    new = [n for n in by_node if n not in members]
+    near = nearest(new, len(new), gang.paths, [gang.paths[n] for n in members])
+    return [by_node[n] for n in (*(n for n in by_node if n in members), *near)]
+
+
+def _domains(gang: GangLayout, nodes: Sequence[str], members: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Where to try: the domains that survivors are in, then any, the smallest first. Survivors whose gang need not be
+    in one domain stay, wherever they are."""
+    if members and not gang.within:
+        return
+    sizes: dict[tuple[str, ...], int] = {}
+    for node in nodes:
+        path = gang.paths[node]
+        for depth in range(max(gang.within, 1), len(path) + 1):
+            if path[depth - 1]:
+                sizes[path[:depth]] = sizes.get(path[:depth], 0) + 1
+    home = {gang.paths[n][: gang.within] for n in members if n in gang.paths}
+    yield from sorted(sizes, key=lambda d: (d[: gang.within] not in home, -len(d), sizes[d], d))
+
+
+def soon(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Layout:
+    """Likewise on all that could take part as soon as they have got ready; without a scale-out that has no room."""
+    able = (c for c in candidates(cluster, job) if c.standing in ("fit", "pending"))
+    everyone = {c.node: c for c in able if c.node not in without}
+    named = [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone]
+    found = lay(cluster, job, job.sized, named, soon=True)
+    if found.lack and job.control.growing is not None:
+        return lay(cluster, job, job.sized_before, named, soon=True)
+    return found
+
+
+def _share_out(
+    cluster: Cluster, job: JobRecord, able: list[Candidate], others: list[Candidate], target: int
+) -> Placement:
+    """Every place of every role on those that are able, or none."""
+    spec = job.sized if target == job.sized.nodes.target else job.sized_before
+    found, least = lay(cluster, job, spec, able), spec.nodes.min
+    chosen = [
+        replace(one, devices=tuple(d for place in found.places[one.node] for d in place.devices))
+        for one in able
+        if one.node in found.places
+    ]
+    rest = [one for one in able if one.node not in found.places]
+    total = together(of_devices(one.devices) for one in chosen)
+    if capped := full(cluster, job, total):
+        return Placement((), (*able, *others), least, target, capped=capped)
+    return Placement(tuple(chosen), (*rest, *others), least, target, found.places, found.lack)
+
+
+def held_of(limit: Ceiling, segment: int, names: Sequence[str], uses: Mapping[str, Resources]) -> list[str]:
+    """Those of an arranged gang that the ceiling allows, in its order; whole segments only."""
+    size = max(segment, 1)
+    return _in_groups(limit, (names[i : i + size] for i in range(0, len(names), size)), uses, len(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Cheapest:
+    """The nodes on which a gang takes least."""
+
+    nodes: frozenset[str]
+    needs: Resources | None
+    """What the smallest gang would take at least, where the ceiling allows none; None if it allows one, or there are
+    too few nodes for one."""
+
+
+def cheapest(limit: Ceiling, gang: GangLayout, uses: Mapping[str, Resources], want: int, least: int) -> Cheapest:
+    """The largest gang of up to ``want`` of these nodes that the ceiling allows, those first that take least; in each
+    domain that may hold it."""
+    best: list[str] = []
+    needs: Resources | None = None
+    for groups in parts(sorted(uses, key=lambda n: _cost(uses[n])), gang):
+        groups.sort(key=lambda group: _cost(_use_of(group, uses)))
+        held = _in_groups(limit, groups, uses, want)
+        if len(held) > len(best):
+            best = held
+        least_of = [node for group in groups for node in group][:least]
+        if len(least_of) == least and (needs is None or _cost(_use_of(least_of, uses)) < _cost(needs)):
+            needs = _use_of(least_of, uses)
+    return Cheapest(frozenset(best), needs if len(best) < least else None)
+
+
+def _in_groups(limit: Ceiling, groups: Iterable[Sequence[str]], uses: Mapping[str, Resources], want: int) -> list[str]:
+    """All of a group, or nothing of it."""
+    chosen: list[str] = []
+    has = NOTHING
+    for group in groups:
+        more = has.and_(_use_of(group, uses))
+        if len(chosen) + len(group) <= want and limit.holds(more):
+            chosen += group
+            has = more
+    return chosen
+
+
+def _use_of(nodes: Iterable[str], uses: Mapping[str, Resources]) -> Resources:
+    return together(uses[node] for node in nodes)
+
+
+def _cost(use: Resources) -> tuple[int, Resources]:
+    return use.gpus + use.slots, use
+
+
+def may_move(cluster: Cluster, job: JobRecord) -> bool:
+    """The job's generation has ended on purpose, nothing of it runs any more, and what it had done by then is in a
+    checkpoint that is committed. After a fault it never may: its snapshots are in memory alone."""
+    head = job.head
+    if head is None or head.state != "ended" or not head.planned or head.holders:
+        return False
+    return cluster.notes.once(f"moves:{job.uid}", (job,), lambda _before: _may_move(job, head))
+
+
+def _may_move(job: JobRecord, head: Head) -> bool:
+    if job.active is None:
+        return True  # its workers have never run
+    saved = job.checkpoint
+    if saved is None or not job.active.number == saved.number == head.number == job.last_number:
+        return False  # the nodes in the head are not those that have the memory, or the checkpoint is older
+    if saved.from_memory:
+        return True
+    return all(_saved(job.last_reports.get(node), saved) for node in head.members)
+
+
+def _saved(report: PodReport | None, saved: Checkpoint) -> bool:
+    """All workers of a node have left after a step that the checkpoint has."""
+    if report is None or report.state != "left" or not report.exits:
+        return False
+    return all(e.left_at is not None and e.saved_in is not None and e.left_at <= saved.step for e in report.exits)

@@ -1,0 +1,175 @@
+"""Where the places of a job of several roles go: all of them, or none. Pure; who may take part is
+``nodes/candidates.py``'s.
+
+Looks for a spread in which places stay where they were, then for any spread, then packs them densely. It is no
+exhaustive search: with odd sizes of GPUs a packing that exists may be missed, and then the job waits, and says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from nodeagent.model.constraints import Constraints, value_of
+from nodeagent.model.jobspec import Role
+from nodeagent.model.node import NodeFacts
+from nodeagent.model.world import Member, Place
+from nodeagent.plan.cluster import natural
+from nodeagent.plan.fairshare.resources import devices_for
+from nodeagent.plan.nodes.candidates import allowed, workers_wanted
+from nodeagent.plan.nodes.devices import pick
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node that may take part, with the devices that are free for the job."""
+
+    node: str
+    facts: NodeFacts
+    devices: tuple[str, ...]
+    had: frozenset[str] = frozenset()
+    """Names of the places that it holds now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Node to its places, in the roles' order; empty with the reason if not all of them fit."""
+
+    places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    lack: str = ""
+
+
+def had_places(member: Member | None) -> frozenset[str]:
+    """Names of the places that a member holds."""
+    return frozenset(place.name for place in member.places) if member is not None else frozenset()
+
+
+def lay_out(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
+    """A place for each replica of each role on these nodes, of which the first are preferred. Those of a role with
+    ``nodes`` are on different nodes."""
+    first = _Try(roles, sites, sticky=True, spread=True).run()
+    if not first.lack or not sites:
+        return first
+    for spread in (True, False):
+        other = _Try(roles, sites, sticky=False, spread=spread).run()
+        if not other.lack:
+            return other
+    return first
+
+
+def could_hold(roles: Sequence[Role], sites: Sequence[Site]) -> bool:
+    """False if these nodes have too little for all places, however they are laid out."""
+    alone = max((role.places for role in roles if role.replicas is None), default=1)
+    return len(sites) >= alone and sum(len(site.devices) for site in sites) >= sum(role.places for role in roles)
+
+
+class _Try:
+    """One pass over the roles, those whose places need most first."""
+
+    def __init__(self, roles: Sequence[Role], sites: Sequence[Site], *, sticky: bool, spread: bool) -> None:
+        self._roles, self._sites, self._sticky, self._spread = roles, sites, sticky, spread
+        self._gpus = {s.node: [g.uuid for g in s.facts.gpus if g.uuid in s.devices] for s in sites}
+        self._slots = {s.node: sorted((d for d in s.devices if d.startswith("cpu")), key=natural) for s in sites}
+        self._taken: dict[str, list[Place]] = {s.node: [] for s in sites}
+
+    def run(self) -> Layout:
+        most = max((len(site.facts.gpus) for site in self._sites), default=0)
+        by_need = sorted(self._roles, key=lambda role: (*devices_for(role, most), role.replicas is None), reverse=True)
+        for role in by_need:
+            if lack := self._place(role):
+                return Layout(lack=lack)
+        rank = {role.name: i for i, role in enumerate(self._roles)}
+        for places in self._taken.values():
+            places.sort(key=lambda place: (rank[place.role], place.index))
+        return Layout({node: tuple(places) for node, places in self._taken.items() if places})
+
+    def _place(self, role: Role) -> str:
+        """Places of this role; a phrase if one has no node."""
+        free = list(range(role.places))
+        if self._sticky:
+            for site in self._sites:
+                for index in [i for i in free if f"{role.name}.{i}" in site.had]:
+                    if self._has_room(role, site):
+                        self._take(role, index, site)
+                        free.remove(index)
+        left = self._by_load(role, free) if role.placement is None else self._by_labels(role, role.placement, free)
+        if left is None:
+            return ""
+        one = f"{role.name}.{left}" if role.places > 1 else role.name
+        such = f" {role.placement.words}" if role.placement is not None and role.placement.hard else ""
+        return f"no node{such} has room for {one} ({_wants(role)})"
+
+    def _by_load(self, role: Role, free: Iterable[int]) -> int | None:
+        """Each of these places where the load is least, of equals the first; the place for which there is no room. Only
+        the site that got one changes: a heap finds the next."""
+        able = [(self._load(site), i) for i, site in enumerate(self._sites) if self._has_room(role, site)]
+        heapify(able)
+        for index in free:
+            if not able:
+                return index
+            i = heappop(able)[1]
+            site = self._sites[i]
+            self._take(role, index, site)
+            if self._has_room(role, site):
+                heappush(able, (self._load(site), i))
+        return None
+
+    def _by_labels(self, role: Role, asked: Constraints, free: Iterable[int]) -> int | None:
+        """Likewise where the labels of all sites that have room count."""
+        for index in free:
+            able = [site for site in self._sites if self._has_room(role, site)]
+            if not able:
+                return index
+            self._take(role, index, self._best(role, asked, able))
+        return None
+
+    def _best(self, role: Role, asked: Constraints, able: Sequence[Site]) -> Site:
+        """Where the next place of this role goes; of equals the first."""
+        label = asked.spread or asked.pack
+        values = {site.node: value_of(label, site.node, site.facts.labels) for site in self._sites} if label else {}
+        here = Counter(
+            values.get(node, "") for node, places in self._taken.items() for one in places if one.role == role.name
+        )
+        room = Counter(values.get(site.node, "") for site in able)
+
+        def key(site: Site) -> tuple[int, int, int, int]:
+            value, score = values.get(site.node, ""), asked.score(site.node, site.facts.labels)
+            if asked.pack:
+                return -score, -here[value], -room[value], self._load(site)
+            return -score, here[value] if asked.spread else 0, 0, self._load(site)
+
+        return min(able, key=key)
+
+    def _load(self, site: Site) -> int:
+        places = len(self._taken[site.node])
+        return places if self._spread else len(self._gpus[site.node]) + len(self._slots[site.node])
+
+    def _has_room(self, role: Role, site: Site) -> bool:
+        if allowed(role, site.node, site.facts):
+            return False
+        gpus, slots = devices_for(role, len(site.facts.gpus))
+        if role.replicas is None and any(place.role == role.name for place in self._taken[site.node]):
+            return False
+        return len(self._gpus[site.node]) >= gpus and len(self._slots[site.node]) >= slots
+
+    def _take(self, role: Role, index: int, site: Site) -> None:
+        gpus, slots = devices_for(role, len(site.facts.gpus))
+        if gpus:
+            left = self._gpus[site.node]
+            devices = pick([gpu for gpu in site.facts.gpus if gpu.uuid in left], gpus)
+            self._gpus[site.node] = [uuid for uuid in left if uuid not in devices]
+        else:
+            devices = tuple(self._slots[site.node][:slots])
+            del self._slots[site.node][:slots]
+        workers = workers_wanted(role, len(site.facts.gpus))
+        self._taken[site.node].append(Place(role=role.name, index=index, workers=workers, devices=devices))
+
+
+def _wants(role: Role) -> str:
+    """What one of its places takes, as far as it does not depend on the node."""
+    workers = role.workers_per_node
+    text = "a worker for each GPU" if workers == "gpu" else f"{workers} worker{'s' if workers > 1 else ''}"
+    gpus = f" with {role.gpus_per_worker} GPUs each" if role.gpus_per_worker else ""
+    return text + gpus

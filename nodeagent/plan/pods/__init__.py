@@ -1,0 +1,1 @@
+"""What one node does for its own pods."""

@@ -1,0 +1,578 @@
+"""What one node does for its own pods: prepare, stop, promise, acknowledge, start, report, retire.
+
+Reads the jobs' heads and the shims' states; knows nothing of gangs beyond "am I in it". A pod goes
+empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.node import Incarnation
+from nodeagent.model.world import Ack, Head, PodReport, Token
+from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.failure.blame import describe, leaves_broken
+from nodeagent.plan.failure.faults import final_report
+from nodeagent.plan.failure.policies import tasks_asked_for
+from nodeagent.plan.nodes.candidates import staying, strays
+from nodeagent.plan.nodes.failsafe import better, chooser, must_let_go
+from nodeagent.plan.nodes.health import claimed
+from nodeagent.plan.pods.prepare import UNFIT_KEPT, failed_here, should_prepare
+from nodeagent.plan.pods.report import (
+    Alone,
+    cut_short,
+    doom,
+    farewell_report,
+    going_on,
+    read_report,
+    same_report,
+    with_alone,
+    with_completion,
+)
+from nodeagent.plan.queueing.elastic import nodes_wanted
+from nodeagent.plan.queueing.queue import line_key, next_up
+from nodeagent.plan.queueing.reservations import line
+from nodeagent.pods.base import GivenUp, PodStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Have a shim with its checks done and its standby warm."""
+
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Durably promise never to start anything below this generation; group rank 0 also holds its rendezvous."""
+
+    uid: str
+    token: Token
+    rendezvous: bool
+    why: str
+    ports: int = 0
+    """So many are held for the node's places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop what runs; ``grace`` None is SIGKILL now. ``given_up``: have the snapshots in memory written out.
+    ``broken``: not all ranks will leave together."""
+
+    uid: str
+    grace: float | None
+    why: str
+    given_up: GivenUp | None = None
+    broken: bool = False
+    sooner: Mapping[str, float] = field(default_factory=dict)
+    """Roles whose workers have less than ``grace``: role to seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendAck:
+    """Tell the store that nothing older runs here any more."""
+
+    uid: str
+    token: Token
+    ack: Ack
+    last: PodReport | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this node's workers of the active generation."""
+
+    uid: str
+    token: Token
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Start the workers of these roles: all that they come after are ready."""
+
+    uid: str
+    token: Token
+    roles: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPod:
+    """Tell the store how the pod's workers are."""
+
+    uid: str
+    token: Token
+    report: PodReport
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtWorkers:
+    """Others of the gang see no progress: have this node's shim tell what its workers do. With a limit: have it tell
+    only once they have done nothing for so long."""
+
+    uid: str
+    why: str
+    limit: float | None = None
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Give the active generation other keepers."""
+
+    uid: str
+    token: Token
+    expect: dict[str, str]
+    keepers: dict[str, str]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """The pod is not needed here any more."""
+
+    uid: str
+    why: str
+
+
+PodAction = Prepare | Stop | Promise | SendAck | Start | Release | ReportPod | LookAtWorkers | Keep | Retire
+
+
+def asks_the_store(action: PodAction) -> bool:
+    """Whether the action needs the store."""
+    return isinstance(action, SendAck | ReportPod | Keep)
+
+
+@dataclass(frozen=True, slots=True)
+class PodCase:
+    """One pod of this node, or a job that may need one here, and all that a rule looks at."""
+
+    cluster: Cluster
+    node: str
+    life: str
+    uid: str
+    job: JobRecord | None
+    """None: it is gone from the store."""
+    status: PodStatus | None
+    """None: it has no pod here."""
+    lends: bool
+    """A promise of this node may still lend it time."""
+    up: Collection[str]
+    """Jobs (uids) that are next in line: only those of the ones that wait get pods."""
+
+    @property
+    def head(self) -> Head | None:
+        return self.job.head if self.job is not None else None
+
+    @property
+    def is_member(self) -> bool:
+        """Of the newest generation, in this life."""
+        member = self.head.members.get(self.node) if self.head is not None else None
+        return member is not None and member.life == self.life
+
+    @property
+    def is_holder(self) -> bool:
+        """It may still run what is older than the newest generation, in this life."""
+        holder = self.head.holders.get(self.node) if self.head is not None else None
+        return holder is not None and holder.life == self.life
+
+    @property
+    def forms(self) -> bool:
+        """A generation is forming that this node has a part in."""
+        return self.head is not None and self.head.state == "forming" and (self.is_member or self.is_holder)
+
+    @property
+    def runs(self) -> bool:
+        """A generation is active that this node is a member of."""
+        return self.head is not None and self.head.state == "active" and self.is_member
+
+    @property
+    def stuck(self) -> bool:
+        """SIGKILL is pending: what is there runs no more of its own code, and cannot end."""
+        return self.status is not None and self.status.phase == "stuck"
+
+
+Rule = Callable[[PodCase], PodAction | None]
+"""None: it has nothing to say; the next rule is asked."""
+
+
+def plan_pods(
+    cluster: Cluster,
+    node: str,
+    incarnation: Incarnation,
+    statuses: Mapping[str, PodStatus],
+    standbys: int,
+    lent: Collection[str] = (),
+    up: Collection[str] | None = None,
+) -> tuple[PodAction, ...]:
+    """Every action this node should take now, one for each pod: the next action follows when its effect is seen. Only
+    ``while_stopping`` follows at once.
+
+    ``standbys``: how many pods are kept ready here for jobs that do not need this node now (paused jobs, and running
+    jobs that have all their nodes). Pods that a job needs are not limited, or the job would never get this node. But of
+    the waiting jobs only the next few get a pod (``up``), and of the pods whose check failed here only a few are kept
+    (``UNFIT_KEPT``). ``lent``: jobs (uids) that a promise of this node may still lend time to. ``up``: what
+    ``queue.next_up`` says, where it was asked already."""
+    out: list[PodAction] = []
+    spares = failed = 0
+    up = next_up(cluster, line(cluster)).up if up is None else up
+    for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
+        job, status = cluster.jobs.get(uid), statuses.get(uid)
+        if job is None and uid in cluster.unread:
+            continue  # nobody here knows what it is to do: what runs goes on
+        case = PodCase(cluster, node, incarnation.life, uid, job, status, uid in lent, up)
+        action = decide_pod(case)
+        kept = isinstance(action, Prepare) or (action is None and status is not None)
+        if kept and job is not None and _is_spare(cluster, job, node):
+            spares += 1
+            if spares > standbys and (status is None or status.phase != "unknown"):
+                action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
+        if job is not None and (status is None or status.phase == "unfit") and failed_here(cluster, job, node):
+            failed += 1
+            if failed > UNFIT_KEPT:
+                action = Retire(uid, "its check failed here; others are looked at again first") if status else None
+        if action is not None:
+            out.append(action)
+        if isinstance(action, Stop) and (more := while_stopping(case)) is not None:
+            out.append(more)
+    return tuple(out)
+
+
+def decide_pod(case: PodCase) -> PodAction | None:
+    """The action of the first rule in ``RULES`` that returns an allowed one (``_may``); None: nothing is to be done."""
+    for rule in RULES:
+        action = rule(case)
+        if action is not None and _may(case, action):
+            return action
+    return None
+
+
+def while_stopping(case: PodCase) -> PodAction | None:
+    """What is done while the workers die that were just stopped, so that it takes no extra time: a promise (its write
+    to disk and its rendezvous; only if nobody can still need the old rendezvous), or the report of the failure that
+    they were stopped for."""
+    action: PodAction | None = None
+    job, head, status = case.job, case.head, case.status
+    if job is None or head is None or status is None:
+        return None
+    if case.forms:
+        astray = case.node in strays(case.cluster, job, {case.node: status.folder})
+        if case.is_member and not head.planned and not astray and status.highest != head.token:
+            action = _promise(job, head, case.node)
+    elif case.runs and status.generation == head.token:
+        action = _own_report(case, job, head, status, doomed=True)
+    return action if action is None or _may(case, action) else None
+
+
+def _may(case: PodCase, action: PodAction) -> bool:
+    """Whether the action is allowed: nothing is begun for a job that this agent refuses, nor on devices that are kept
+    free for a repair. (Agents that chose these devices before they knew of the repair choose again.)"""
+    if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release):
+        return False
+    begins = isinstance(action, Promise | Start)
+    return not begins or case.job is None or not _set_aside(case.cluster, case.job, case.node)
+
+
+# --- the rules
+
+
+def gone(case: PodCase) -> PodAction | None:
+    """Of a job without a record there is nothing to keep."""
+    if case.job is not None or case.status is None or _unknown(case):
+        return None
+    return Retire(case.uid, "the job is gone from the store")
+
+
+def form(case: PodCase) -> PodAction | None:
+    """A part of a generation that is forming: stop what is older, promise, acknowledge."""
+    action = _form(case)
+    return None if isinstance(action, Prepare) or _stops_what_is_stuck(case, action) else action
+
+
+def run(case: PodCase) -> PodAction | None:
+    """A member of an active generation: start once, then report what changes."""
+    action = _run(case)
+    return None if _stops_what_is_stuck(case, action) else action
+
+
+def end(case: PodCase) -> PodAction | None:
+    """What runs and is in no generation, or in one that ended, is stopped."""
+    action = _end(case)
+    return None if _stops_what_is_stuck(case, action) else action
+
+
+def release(case: PodCase) -> PodAction | None:
+    """All that was older has ended here: the others may count on it."""
+    job, head = case.job, case.head
+    if job is None or head is None or case.forms or case.runs or not case.is_holder or _unknown(case):
+        return None
+    return _ack(job, head, case.node, case.life, case.status, "", case.lends)
+
+
+def retire(case: PodCase) -> PodAction | None:
+    """A pod that the job does not need."""
+    job, status = case.job, case.status
+    if job is None or status is None or _engaged(case) or _unknown(case):
+        return None
+    if should_prepare(case.cluster, job, case.node, case.up):
+        return None
+    return Retire(case.uid, "the job has ended" if job.phase in TERMINAL else "the job does not need this node")
+
+
+def keep(case: PodCase) -> PodAction | None:
+    """What this node does as a keeper: let go of what has been superseded, see to it that there are enough keepers."""
+    job, head = case.job, case.head
+    if job is None or head is None or case.lends:
+        return None
+    # The acknowledgement of a member or holder says it as well, and says more: that nothing older runs there. An agent
+    # that has just started does not know that of its pods yet.
+    has_part = case.is_holder or (head.state == "forming" and case.node in head.members)
+    if must_let_go(case.cluster, job, case.node) and not has_part:
+        let_go = Ack(life=case.life, ended=head.state == "ended")
+        why = f"{case.node} gives no failsafe time to an older generation"
+        return SendAck(job.uid, head.token, let_go, None, why)
+    found = better(case.cluster, job)
+    if found is None or chooser(case.cluster, job) != case.node:
+        return None
+    return Keep(job.uid, head.token, job.keepers, found, f"keepers are {', '.join(sorted(found, key=natural))}")
+
+
+def stop_again(case: PodCase) -> PodAction | None:
+    """A stuck pod is stopped again and again; others, who may wait for this node as a keeper, come first."""
+    return (_form(case) or _run(case) or _end(case)) if case.stuck else None
+
+
+def prepare(case: PodCase) -> PodAction | None:
+    """A pod that is not ready is prepared again and again; as in ``stop_again``, what other nodes wait for comes
+    first."""
+    action, job = _form(case), case.job
+    if isinstance(action, Prepare):
+        return action
+    if job is None or _engaged(case) or not should_prepare(case.cluster, job, case.node, case.up):
+        return None
+    if case.status is None or case.status.phase in ("gone", "unfit"):  # unfit: the host looks again, now and then
+        return Prepare(case.uid, "the job may need this node")
+    return None
+
+
+RULES: tuple[Rule, ...] = (gone, form, run, end, release, retire, keep, stop_again, prepare)
+"""The first one that has something to say decides."""
+
+
+def _unknown(case: PodCase) -> bool:
+    """Workers may run: its shim has to say."""
+    return case.status is not None and case.status.phase == "unknown"
+
+
+def _engaged(case: PodCase) -> bool:
+    """What is to be done follows from a generation."""
+    return case.forms or case.runs or case.is_holder or _end(case) is not None
+
+
+def _stops_what_is_stuck(case: PodCase, action: PodAction | None) -> bool:
+    return case.stuck and isinstance(action, Stop)
+
+
+def _end(case: PodCase) -> PodAction | None:
+    job, head, status = case.job, case.head, case.status
+    if job is None or status is None or case.forms or case.runs or status.quiet or _unknown(case):
+        return None
+    if case.is_holder and case.stuck:
+        return None  # the rule ``release`` acknowledges for it, and says there that the pod is stuck
+    planned = case.is_holder and head is not None and head.planned
+    why = "stopping" if case.is_holder else "this node is not in the newest generation"
+    return _stop(job, head, case.node, planned, why)
+
+
+def _form(case: PodCase) -> PodAction | None:
+    cluster, job, head, node, status = case.cluster, case.job, case.head, case.node, case.status
+    if job is None or head is None or not case.forms or _unknown(case):
+        return None
+    in_head = case.is_member
+    if case.stuck:  # the others may go on, but not with this node
+        return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", case.lends)
+    if status is not None and not status.quiet:
+        return _stop(job, head, node, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+    life = head.members[node].life if in_head else head.holders[node].life
+    if not in_head:
+        return _ack(job, head, node, life, status, "", case.lends)
+    if node not in head.missing and node not in head.holders:
+        if case.lends or not must_let_go(cluster, job, node):
+            return None
+        # Only the lending is sent again. Nothing else is checked again: if the shim has died since, the start shows it.
+        again = Ack(life=life)
+        return SendAck(job.uid, head.token, again, None, f"{node} gives no more failsafe time to an older generation")
+    if status is None or status.phase == "gone":
+        return Prepare(job.uid, f"a member of generation {head.number}")
+    if status.phase in ("preparing", "unfit"):
+        return None
+    if node in strays(cluster, job, {node: status.folder}):
+        return None  # the others form without it as soon as its record says so
+    if status.highest != head.token:
+        return _promise(job, head, node)
+    leads = head.members[node].group_rank == 0
+    if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
+        return None
+    if len(status.ports) != head.members[node].ports:
+        return None
+    address = status.rendezvous.address if leads and status.rendezvous else ""
+    return _ack(job, head, node, life, status, address, case.lends)
+
+
+def _run(case: PodCase) -> PodAction | None:
+    job, head, node, status = case.job, case.head, case.node, case.status
+    if job is None or head is None or not case.runs or _unknown(case):
+        return None
+    sent = head.reports.get(node)
+    if status is None or status.phase == "gone":
+        if final_report(sent):
+            return None  # it had finished before: what its workers did stands
+        reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
+        alone = sent.alone if sent is not None else ()
+        return _report(job, head, sent, PodReport(state="lost", reason=reason, alone=alone))
+    mine = status.generation == head.token
+    doomed = doom(head, node, read_report(status) if mine else None)
+    if mine:
+        if doomed and not status.quiet:
+            return Stop(job.uid, None, doomed)
+        reported = _own_report(case, job, head, status, doomed=bool(doomed))
+        return reported or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
+    if not status.quiet:
+        return _stop(job, head, node, False, f"generation {head.number} is active")
+    if status.highest != head.token:
+        reason = "this node has no record of having promised this generation"
+        return _report(job, head, sent, PodReport(state="refused", reason=reason))
+    if doomed:
+        return None  # a member has failed already
+    return Start(job.uid, head.token, f"generation {head.number} is active")
+
+
+def _own_report(case: PodCase, job: JobRecord, head: Head, status: PodStatus, *, doomed: bool) -> ReportPod | None:
+    """What there is to report of the active generation; None: nothing that was not reported."""
+    sent, member = head.reports.get(case.node), head.members[case.node]
+    report = read_report(status)
+    if report is not None and report.state == "succeeded" and len(status.workers) < member.workers:
+        report = None  # those that waited for other roles were stopped before they started
+    report = report or (None if doomed else cut_short(status) or going_on(sent))
+    asked = tasks_asked_for(job.spec)
+    if job.spec.completes or asked:
+        report = with_completion(report, status, member, job.spec.completes, asked)
+    if status.ready and not status.quiet:
+        report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
+    report = with_alone(report, sent, status, Alone(member, case.cluster.served))
+    return _report(job, head, sent, report)
+
+
+def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """The job is paused, or runs on as many nodes as it wants and will go on there, and this is none of them."""
+    if job.control.desired == "pause":
+        return True
+    head = job.head
+    if job.phase != "running" or head is None or node in head.members:
+        return False
+    return staying(cluster, job) >= nodes_wanted(cluster, job)
+
+
+def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """Devices that the job would use here are kept free for a repair."""
+    me, member = cluster.nodes.get(node), job.head.members.get(node) if job.head is not None else None
+    claim = claimed(me.facts) if me is not None else None
+    return claim is not None and member is not None and any(claim.takes(device) for device in member.devices)
+
+
+def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
+    """Jobs of higher priority, then older ones, first."""
+    job = cluster.jobs.get(uid)
+    return (0, 0, uid) if job is None else (*line_key(job), uid)
+
+
+def _promise(job: JobRecord, head: Head, node: str) -> Promise:
+    me = head.members[node]
+    return Promise(job.uid, head.token, me.group_rank == 0, f"generation {head.number} is forming", me.ports)
+
+
+def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> ReportPod | None:
+    if report is None or (sent is not None and same_report(sent, report)):
+        return None
+    why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
+    if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
+        why = f"{report.alone[-1].text}; it is started again, and the gang goes on"
+    if report.stall is not None:
+        why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
+    return ReportPod(job.uid, head.token, report, why)
+
+
+def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
+    """What waits here and need not wait any longer. A pod whose workers have all ended well has done all that
+    others may wait for."""
+    ready = {name for report in head.reports.values() for name in report.ready}
+    done = (head.members[n] for n, report in head.reports.items() if report.state == "succeeded" and n in head.members)
+    ready |= {place.name for member in done for place in member.places}
+    roles, sizes = {role.name: role for role in job.spec.roles}, head.sizes
+    found = []
+    for name in status.waiting:
+        if ready.issuperset(f"{other}.{i}" for other in roles[name].after for i in range(sizes[other])):
+            found.append(name)
+    if not found:
+        return None
+    others = ", ".join(dict.fromkeys(other for name in found for other in roles[name].after))
+    return Release(job.uid, head.token, tuple(found), f"all places of {others} are ready")
+
+
+def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> LookAtWorkers | None:
+    if status.phase != "running" or status.stall is not None:
+        return None
+    others = [n for n, r in head.reports.items() if n != node and r.stall is not None and r.stall.suspects]
+    names = ", ".join(sorted(others, key=natural))
+    if status.watched is False and job.spec.hang is None and job.spec.finish is not None and not job.spec.several:
+        done = any(e.code == 0 and not e.stopped for e in status.exits)
+        if done or others or any(r.state == "succeeded" for r in head.reports.values()):
+            return LookAtWorkers(job.uid, "workers of its gang have exited 0, and others run on", job.spec.finish)
+    return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
+
+
+def _stop(job: JobRecord, head: Head | None, node: str, planned: bool, why: str) -> Stop:
+    if not planned or head is None:
+        return Stop(job.uid, None, why)
+    held = head.holders.get(node)
+    roles = {place.role for place in held.places} if held is not None else ()
+    grace, sooner = job.spec.graces(roles, head.grace)
+    return Stop(
+        job.uid, grace, why, given_up=_given_up(job, head), broken=leaves_broken(job, head), sooner=sooner
+    )  # fmt: skip
+
+
+def _given_up(job: JobRecord, head: Head) -> GivenUp | None:
+    """What the snapshots of those that stop have to be written out for; None where all nodes go on, with their memory.
+    The same on each of them, as long as none has acknowledged: and none does before its snapshots are written."""
+    since = (job.checkpoint.number, job.checkpoint.step) if job.checkpoint is not None else (0, 0)
+    if head.state == "ended":
+        return GivenUp(stays=False, world=0, since=since)
+    lives = {node: member.life for node, member in head.members.items()}
+    stay = [node for node, holder in head.holders.items() if lives.get(node) == holder.life]
+    if len(stay) == len(head.holders):
+        return None
+    return GivenUp(stays=bool(stay), world=head.world_size, since=since)
+
+
+def _ack(
+    job: JobRecord, head: Head, node: str, life: str, status: PodStatus | None, address: str, lends: bool
+) -> SendAck:
+    hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
+    last = None
+    if status is not None and status.generation is not None and status.generation.number == job.last_number:
+        last = read_report(status) or farewell_report(status)
+    stuck = status is not None and status.phase == "stuck"
+    member = head.members.get(node)
+    ports = status.ports if status is not None and member is not None and member.ports else ()
+    ack = Ack(
+        life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
+        lends=lends and node in job.keepers, ports=ports,
+    )  # fmt: skip
+    return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")

@@ -1,0 +1,187 @@
+"""Which nodes keep a pod of a job ready before it is needed. Never places a worker: a job may start without those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.plan.cluster import Cluster, natural
+from nodeagent.plan.nodes.availability import spot_nodes
+from nodeagent.plan.nodes.candidates import Candidate, asked, candidate, candidates, score, some_candidates, staying
+from nodeagent.plan.nodes.health import takes_work, worn_nodes
+from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.placing.placement import arrange, arranged, may_move, soon
+from nodeagent.plan.placing.topology import Path, closer, closest, gang_of
+from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, sharing
+from nodeagent.plan.queueing.queue import in_queue, next_up
+from nodeagent.plan.queueing.reservations import kept_from, line
+from nodeagent.plan.queueing.room import shape_of, shut_for, with_room
+
+UNFIT_KEPT = 4
+"""Pods of jobs that wait whose check failed here are kept on a node, to be looked at again now and then: those of the
+first jobs in the queue. Of others the node only keeps the verdict."""
+
+
+def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[str] | None = None) -> bool:
+    """Whether a node keeps a pod ready for a job: members, those who will be needed to reach the target, one spare,
+    and those whose check failed: their verdict is kept and checked again, not forgotten and found anew. Of a paused
+    job those who were members, so that it can go on without importing anew, and those on which it would be closer
+    together. Of jobs that wait only those that are next
+    (``up``, of which ``queue.next_up`` tells)."""
+    if job.phase in TERMINAL or job.control.desired == "stop":
+        return False
+    member = job.head.members.get(node) if job.head is not None else None
+    alive = member is not None and cluster.live(node, member.life)
+    record = cluster.nodes.get(node)
+    if job.control.desired == "pause":
+        return takes_work(cluster, node) and (alive or node in _closer_nodes(cluster, job))
+    if alive:
+        return True
+    if record is None:
+        return False
+    if in_queue(job) and job.uid not in (next_up(cluster, line(cluster)).up if up is None else up):
+        return failed_here(cluster, job, node)
+    if candidate(cluster, job, record).standing == "out":
+        return False  # most nodes of a large cluster run other jobs: they need not look at all the others
+    return node in _to_prepare(cluster, job)
+
+
+def failed_here(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """The job waits, and all that keeps it from this node is a check that failed: a pod could only look again."""
+    record = cluster.nodes.get(node)
+    ready = record.readiness.get(job.uid) if record is not None else None
+    if record is None or ready is None or ready.state != "unfit" or not in_queue(job):
+        return False
+    member = job.head.members.get(node) if job.head is not None else None
+    survives = member is not None and cluster.live(node, member.life)
+    return not survives and candidate(cluster, job, record).standing == "unfit"
+
+
+def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+    """Of those that are no members."""
+    kept = kept_from(cluster, job)
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept
+    return cluster.notes.once(f"prepare:{job.uid}", of, lambda _before: _choose(cluster, job, kept))
+
+
+def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+    """Where a gang that may move would be closer together than it was, as soon as those nodes are ready; none where it
+    would not, or where they are kept for others."""
+    head = job.head
+    if head is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
+        return frozenset()
+    gang, kept = gang_of(cluster, job.spec), kept_from(cluster, job)
+    if closest([*head.members], gang):
+        return frozenset()
+
+    def find(_before: object) -> frozenset[str]:
+        begun = asked(cluster).get(job.uid, {})
+        able = [c for c in candidates(cluster, job) if c.standing in ("fit", "pending") and c.node not in kept]
+        able.sort(key=lambda c: (c.node not in head.members, c.standing != "fit", c.node not in begun))
+        if job.spec.several:
+            names = [*soon(cluster, job, kept).places]
+        else:
+            names = arrange(cluster, job, [c.node for c in able], nodes_wanted(cluster, job), begun, soon=True)
+        near = closer(names, [*head.members], gang)
+        return frozenset(names if near else ())
+
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept
+    return cluster.notes.once(f"closer:{job.uid}", of, find)
+
+
+def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozenset[str]:
+    """Of a job that has all its nodes only the spare has to be found, and in a large cluster nobody need look at all
+    nodes for that. ``kept``: nodes that are kept for others: a job that waits leaves them, and one that runs takes them
+    where it would lose its size without."""
+    missing = max(0, nodes_wanted(cluster, job) - staying(cluster, job))
+    begun = asked(cluster).get(job.uid, {})
+    known = candidates(cluster, job) if missing else some_candidates(cluster, job, begun)
+    members, leaving, old = {m.node for m in survivors(cluster, job)}, job.control.leaving, worn_nodes(cluster)
+    spot, leaves = spot_nodes(cluster), kept if in_queue(job) else ()
+    waiting = [c for c in known if c.standing in ("fit", "pending") and c.node not in members and c.node not in leaves]
+
+    # Who is ready, or getting so, goes on: else a node that comes back or gets free would take the place of a warm
+    # spare, and the job would have none until that one is warm.
+    def order(node: str, fit: bool) -> tuple[int, ...]:
+        last = node in kept, node in leaving, node in old, node in spot
+        return *last, not fit, node not in begun, -score(cluster, job, node)
+
+    def load(node: str) -> int:
+        """A node keeps only so many standbys: were the first one the spare of all jobs, most would have none."""
+        return len(cluster.nodes[node].readiness) - (node in begun)
+
+    takes = sharing(cluster).takes.get(job.uid, ())
+    waiting.sort(key=lambda c: (c.node not in takes, order(c.node, c.standing == "fit")))
+    wanted = waiting[:missing]
+    if missing and job.spec.several:  # which nodes have room for all depends on what each of them has
+        places = soon(cluster, job, leaves).places
+        wanted = [c for c in waiting if c.node in places]
+    elif missing and arranged(cluster, job.spec):
+        may = eligible(cluster, job)
+        able = [*(m.node for m in survivors(cluster, job)), *(c.node for c in waiting if may is None or c.node in may)]
+        names = arrange(cluster, job, able, nodes_wanted(cluster, job), begun)
+        wanted = [c for c in waiting if c.node in names]
+    taken = {c.node for c in wanted}
+    rest = [c for c in waiting if c.node not in taken]
+    if near := _closer_nodes(cluster, job):  # its spare is looked for where it will be
+        return near.union(taken, (c.node for c in known if c.standing == "unfit"))
+    if arranged(cluster, job.spec):
+        chosen = _near_spares(cluster, job, taken, rest, order)
+        return frozenset(chosen.union(taken, (c.node for c in known if c.standing == "unfit")))
+    spares = [(order(c.node, c.standing == "fit"), load(c.node), c.node) for c in rest]
+    if not missing:
+        others = (n for n in _able(cluster, job) if n not in members and n not in begun)
+        if leaving or old or spot:
+            spares += [(order(n, False), load(n), n) for n in others]
+        elif (first := next(others, None)) is not None:
+            spares.append((order(first, False), load(first), first))
+    spare = min(spares, key=lambda one: one[:2], default=None)
+    chosen = taken | ({spare[2]} if spare is not None else set())
+    return frozenset(chosen.union(c.node for c in known if c.standing == "unfit"))
+
+
+def _near_spares(
+    cluster: Cluster,
+    job: JobRecord,
+    wanted: Collection[str],
+    rest: Sequence[Candidate],
+    order: Callable[[str, bool], tuple[int, ...]],
+) -> set[str]:
+    """The spare of a gang whose place in the topology matters: as near to it as may be. Another that is ready is kept
+    until that one is. A gang that has not all its nodes yet gets none in another domain: it would start there."""
+    gang = gang_of(cluster, job.spec)
+    members = {m.node for m in survivors(cluster, job)}
+    homes = {gang.paths[n] for n in members.union(wanted) if n in gang.paths}
+    states = {c.node: c.standing == "fit" for c in rest}
+    for depth in range(len(gang.levels), gang.within - 1, -1):
+        domains = {home[:depth] for home in homes if depth == 0 or home[depth - 1]}
+        near = [n for n in states if gang.paths[n][:depth] in domains]
+        if not wanted:
+            near += [n for d in domains for n in _first(cluster, job, d, {*members, *states})]
+        if near:
+            spare = min(near, key=lambda n: (order(n, states.get(n, False)), natural(n)))
+            ready = [n for n, fit in states.items() if fit]
+            keep = ready[:1] if not states.get(spare, False) else []
+            return {spare, *keep}
+        if wanted:
+            break
+    return set()
+
+
+def _first(cluster: Cluster, job: JobRecord, domain: Path, taken: Collection[str]) -> list[str]:
+    """Of a domain's nodes with room for one of the job's places, the one with the fewest pods."""
+    gang = gang_of(cluster, job.spec)
+    known = cluster.once("near", lambda _before: dict[object, dict[Path, list[str]]]())
+    shape = gang.levels, shut_for(cluster, job.spec), *(shape_of(role) for role in job.spec.roles)
+    if (by_domain := known.get(shape)) is None:
+        by_domain = known[shape] = {}
+        for node in _able(cluster, job):
+            for depth in range(len(gang.levels) + 1):
+                by_domain.setdefault(gang.paths[node][:depth], []).append(node)
+    return [n for n in by_domain.get(domain, ()) if n not in taken][:1]
+
+
+def _able(cluster: Cluster, job: JobRecord) -> Iterable[str]:
+    """Nodes with room for one of its places, those of the first role first."""
+    shut = shut_for(cluster, job.spec)
+    return dict.fromkeys(node for role in job.spec.roles for node in with_room(cluster, role) if node not in shut)

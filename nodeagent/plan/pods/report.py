@@ -1,0 +1,130 @@
+"""What a pod has to say of its generation, read from what its shim tells.
+
+Decides nothing: when it is said, and what follows, is ``pod.py``'s and ``failure/faults.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from nodeagent.model.world import BRIEF, MOST_ALONE, AloneRestart, Head, Member, PodReport, WorkerExit
+from nodeagent.plan.failure.blame import blame, culprit_first, describe, farewell, is_failure, shell_code, victims_words
+from nodeagent.pods.base import PodStatus
+
+
+def read_report(status: PodStatus) -> PodReport | None:
+    """What a started pod has to say; None while its workers run and get on."""
+    if status.refused:
+        return PodReport(state="refused", reason=status.refused)
+    if status.fenced:
+        return PodReport(state="fenced", exits=with_few_texts(status.exits), reason=status.reason)
+    if any(is_failure(e) for e in status.exits):
+        return PodReport(state="failed", exits=with_few_texts(status.exits))
+    done = [e for e in status.exits if not e.stopped and e.code == 0]
+    if done and len(done) == len(status.workers):
+        return PodReport(state="succeeded")  # no exits: each of its workers has exited 0
+    if status.stall is not None and status.phase == "running":
+        return PodReport(state="running", stall=status.stall)
+    return None
+
+
+def with_completion(
+    report: PodReport | None, status: PodStatus, member: Member, completes: str, asked: Collection[str]
+) -> PodReport | None:
+    """The same, and whose workers on this node have all ended well, whatever becomes of the others: those of the role
+    that completes the job, and those of the roles that are asked for."""
+    well = {e.rank for e in status.exits if not e.stopped and e.code == 0}
+    done = {role for role in (completes, *asked) if (ranks := member.ranks_of(role)) and well.issuperset(ranks)}
+    if not done:
+        return report
+    news = {"completed": completes in done, "tasks": tuple(role for role in asked if role in done)}
+    return (report or PodReport(state="running")).model_copy(update=news)
+
+
+def with_alone(report: PodReport | None, sent: PodReport | None, status: PodStatus, case: Alone) -> PodReport | None:
+    """The same, with the workers that were started again alone: those that were told of before, and the new ones."""
+    before = sent.alone if sent is not None else ()
+    last = before[-1].order if before else -1
+    fresh = [e for e in status.restarted if e.order > last]
+    if not before and not fresh:
+        return report
+    newest = tuple(_alone(e, case, e is fresh[-1]) for e in fresh)
+    if newest:
+        before = tuple(one.model_copy(update={"error": ""}) if one.error else one for one in before)
+    return (report or PodReport(state="running")).model_copy(update={"alone": (*before, *newest)[-MOST_ALONE:]})
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Whose workers were started again alone, and when (served time, ms) that is learned."""
+
+    member: Member
+    served: int
+
+
+def _alone(exited: WorkerExit, case: Alone, newest: bool) -> AloneRestart:
+    place = case.member.place_of(exited.rank)
+    name = f"{place.name}, rank {exited.rank}," if place is not None else f"rank {exited.rank}"
+    return AloneRestart(
+        rank=exited.rank, order=exited.order, at=case.served, exit=shell_code(exited),
+        text=f"{name} failed: {describe(exited)}", error=exited.error[-BRIEF:] if newest else "",
+    )  # fmt: skip
+
+
+def cut_short(status: PodStatus) -> PodReport | None:
+    """Its workers were stopped though their generation is active: by an agent that left, and whose goodbye the store
+    never heard."""
+    if status.phase != "exited":
+        return None
+    why = "an agent that left this node stopped its workers"
+    return PodReport(state="fenced", exits=with_few_texts(status.exits), reason=why)
+
+
+def farewell_report(status: PodStatus) -> PodReport | None:
+    """What its workers' planned stop has to say."""
+    text = "; ".join(filter(None, (farewell(status.exits), status.written)))
+    return PodReport(state="left", exits=with_few_texts(status.exits), reason=text) if text else None
+
+
+def with_few_texts(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
+    """The same, as far as anybody judges by it: of the texts that workers ended with, those of the one that counts on
+    this node if it failed by itself, of a victim what makes it one, and none of the others. A gang has thousands of
+    workers, and its record is one."""
+    reported = tuple(exits)
+    failed = sorted(filter(is_failure, reported), key=culprit_first)
+    first = failed[0] if failed else None
+    return tuple(e.model_copy(update={"error": _text(e, e is first)}) if e.error else e for e in reported)
+
+
+def _text(exited: WorkerExit, first: bool) -> str:
+    if not is_failure(exited):
+        return ""
+    return victims_words(exited) or (exited.error if first else "")
+
+
+def same_report(sent: PodReport, report: PodReport) -> bool:
+    """Workers that were stopped since make no difference: the acknowledgement of the next generation tells of all."""
+    return _gist(sent) == _gist(report)
+
+
+def _gist(report: PodReport) -> tuple[object, ...]:
+    last = report.alone[-1].order if report.alone else None
+    failed = sum(not e.stopped for e in report.exits)
+    return report.state, failed, report.stall, report.completed, report.tasks, report.ready, last
+
+
+def going_on(sent: PodReport | None) -> PodReport | None:
+    """What takes back that the pod saw no progress."""
+    return PodReport(state="running") if sent is not None and sent.state == "running" else None
+
+
+def doom(head: Head, node: str, own: PodReport | None) -> str:
+    """Why the active generation cannot go on, by what all have reported and this node is about to; empty if it can. A
+    worker has failed by itself: whatever is decided, the others are stopped. Victims alone do not count: the one that
+    failed first shall end by itself, and say of what."""
+    reports = head.reports if own is None else {**head.reports, node: own}
+    if all(report.state != "failed" for report in reports.values()):
+        return ""
+    who = blame(reports)
+    return who.text if who is not None and not who.victim else ""

@@ -1,0 +1,219 @@
+"""Jobs that wait for other jobs: for the end of those that they come after, or for a place among the members of their
+array that run at once; and for how long the records of ended jobs are kept. Pure counts over the view's jobs; which of
+the others goes first is ``queue.py``'s.
+
+The end of a job that another comes after is written into the other's control at once (``met``), so that it counts
+however long the first one's record is kept. Until then its record stays in the view. Later it leaves: for the history,
+or, kept long enough, for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.model.batch import After
+from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, Outcome
+from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.nodes.members import holding_nodes
+from nodeagent.plan.steps import Decision, End, Settle
+
+NEVER_RAN = 125
+"""Exit code of a job that never ran, since one that it comes after did not end well."""
+
+
+@dataclass(slots=True)
+class _Members:
+    """Of one array."""
+
+    known: int = 0
+    succeeded: int = 0
+    bad: str = ""
+    """The name of one that ended otherwise."""
+    ended: int = 0
+    running: int = 0
+    waiting: list[JobRecord] = field(default_factory=list)
+    """Those that are to run and have no nodes, in the order of the queue."""
+
+
+def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
+    """By id."""
+
+    def look(_before: object) -> dict[str, _Members]:
+        found: dict[str, _Members] = {}
+        for job in cluster.jobs.values():
+            if job.spec.array is None:
+                continue
+            one = found.setdefault(job.spec.array.id, _Members())
+            one.known += 1
+            one.running += job.phase in USES_TIME
+            if job.phase in TERMINAL:
+                one.ended += 1
+                one.succeeded += job.phase == "succeeded"
+                one.bad = one.bad or ("" if job.phase == "succeeded" else job.name)
+            elif job.phase not in USES_TIME and job.control.desired == "run" and job.uid not in cluster.refused:
+                one.waiting.append(job)
+        for one in found.values():
+            one.waiting.sort(key=lambda job: (-job.spec.priority, job.order))
+        return found
+
+    return cluster.once("arrays", look, cluster.refused)
+
+
+def _members(cluster: Cluster, array: str) -> _Members:
+    """Of this id; none where the view has none."""
+    return _arrays(cluster).get(array, _Members())
+
+
+def awaited(cluster: Cluster) -> frozenset[str]:
+    """Jobs (uids) and arrays (ids) whose end others have yet to take note of: their records are kept until then."""
+
+    def look(_before: object) -> frozenset[str]:
+        return frozenset(
+            one.uid
+            for job in cluster.jobs.values()
+            if job.phase not in TERMINAL
+            for one in job.spec.after
+            if one.uid not in job.control.met
+        )
+
+    return cluster.once("awaited", look)
+
+
+def is_awaited(cluster: Cluster, job: JobRecord) -> bool:
+    """Another job has yet to take note of this one's end."""
+    names = awaited(cluster)
+    return bool(names) and (job.uid in names or (job.spec.array is not None and job.spec.array.id in names))
+
+
+def array_lives(cluster: Cluster, job: JobRecord) -> bool:
+    """Jobs of its array have not ended: until then their records stay together, to be counted and commanded as one."""
+    array = job.spec.array
+    return array is not None and (found := _members(cluster, array.id)).ended < found.known
+
+
+Standing = tuple[str, str]
+"""``met``, ``never`` or ``waits``, and a phrase that says of which job and why."""
+
+
+def _standing(cluster: Cluster, one: After) -> Standing:
+    if one.array:
+        return _standing_of_array(cluster, one)
+    other = cluster.jobs.get(one.uid)
+    if other is None:
+        if one.uid in cluster.unread:
+            return "waits", f"job {one.name}, whose record cannot be read"
+        return _gone(one, f"job {one.name} (uid {one.uid})")
+    if other.phase not in TERMINAL:
+        return "waits", f"job {one.name} to {'end' if one.need == 'any' else 'succeed'} ({other.phase})"
+    if other.phase == "succeeded" or one.need == "any":
+        return "met", f"job {one.name} has {_ended(other)}"
+    return "never", f"job {one.name} has {_ended(other)}"
+
+
+def _standing_of_array(cluster: Cluster, one: After) -> Standing:
+    found = _members(cluster, one.uid)
+    if one.need == "ok" and found.bad:
+        return "never", f"job {found.bad} of array {one.name} has not succeeded"
+    if found.ended < found.known:
+        verb = "end" if one.need == "any" else "succeed"
+        return "waits", f"array {one.name} to {verb} ({found.ended} of {one.array} have ended)"
+    if found.known < one.array and one.need == "ok":
+        return _gone(one, f"a job of array {one.name}")
+    return "met", f"all jobs of array {one.name} have {'ended' if one.need == 'any' else 'succeeded'}"
+
+
+def _gone(one: After, what: str) -> Standing:
+    if one.need == "any":
+        return "met", f"{what} is no more"
+    return "never", f"{what} was removed before it was known to have succeeded"
+
+
+def _ended(job: JobRecord) -> str:
+    return "been stopped" if job.phase == "stopped" else job.phase
+
+
+def _unmet(cluster: Cluster, job: JobRecord) -> list[tuple[After, Standing]]:
+    return [(one, _standing(cluster, one)) for one in job.spec.after if one.uid not in job.control.met]
+
+
+def after_others(cluster: Cluster, job: JobRecord) -> Decision | None:
+    """What the ends of those that this job comes after lead to: its own end, or that it takes note of them."""
+    if job.head is not None or len(job.control.met) >= len(job.spec.after) or cluster.partial:
+        return None
+    found = _unmet(cluster, job)
+    for _, (standing, why) in found:
+        if standing == "never":
+            text = f"never ran: {why}"
+            return Decision(End("failed", text, (), Outcome(code=NEVER_RAN, text=text)), (text,))
+    met = [(one, why) for one, (standing, why) in found if standing == "met"]
+    if not met:
+        return None
+    text = "; ".join(why for _, why in met)
+    control = job.control.model_copy(update={"met": (*job.control.met, *(one.uid for one, _ in met))})
+    return Decision(Settle(control, "JobAfterMet", text), (text,))
+
+
+def blocked(cluster: Cluster, job: JobRecord) -> str:
+    """What another job keeps this one from starting by, whatever nodes there are: a sentence; empty for nothing. An end
+    counts once it is noted, and not before."""
+    if job.head is None and (unmet := _unmet(cluster, job)):
+        return f"waits for {', '.join(why for _, (_, why) in unmet)}"
+    array = job.spec.array
+    if array is None or not array.at_once or job.phase in USES_TIME:
+        return ""
+    found = _members(cluster, array.id)
+    room = max(0, array.at_once - found.running)
+    if any(one.uid == job.uid for one in found.waiting[:room]):
+        return ""
+    return f"waits for its turn: of array {array.name} {array.at_once} run at once, and {found.running} do"
+
+
+AT_ONCE = 8
+"""Records removed in one round at most."""
+IN_VIEW = 20
+"""Ended jobs that every agent keeps in its view: the newest. Older ones are in the history."""
+SHELVED_AT_ONCE = 64
+"""Most records that go to the history with one step."""
+AFTER = 60.0
+"""Seconds from a job's end until its record may go there: who waits for the end looks at the view."""
+
+
+def outlived(cluster: Cluster, wall: float, keep_for: float, keep: int) -> list[JobRecord]:
+    """The oldest few of the ended jobs that ended more than ``keep_for`` seconds, or their own ``ttl``, before ``wall``
+    (Unix time), or are not among the ``keep`` that ended last. None on which a node may still run workers."""
+    ended = sorted(_records(cluster), key=lambda job: (job.ended or 0.0, job.order))
+    surplus = max(0, len(ended) - keep)
+    old = [job for i, job in enumerate(ended) if i < surplus or (job.ended or 0.0) < wall - _kept_for(job, keep_for)]
+    return [job for job in old[: 2 * AT_ONCE] if not holding_nodes(cluster, job)][:AT_ONCE]
+
+
+def history_room(keep: int) -> int:
+    """How many jobs the history may have, of ``keep`` ended ones altogether."""
+    return max(0, keep - IN_VIEW)
+
+
+def due_for_history(cluster: Cluster, wall: float) -> list[JobRecord]:
+    """The oldest ended jobs but the newest ``IN_VIEW``, a step's worth. None on which a node may still run workers, nor
+    one that somebody wants deleted, or that has a ``ttl``: of the history only age and number are known."""
+    ended = sorted(_records(cluster), key=lambda job: (job.ended or 0.0, job.order))
+    surplus = ended[: max(0, len(ended) - IN_VIEW)]
+    due = [job for job in surplus if (job.ended or 0.0) < wall - AFTER and not job.control.delete]
+    due = [job for job in due if job.spec.ttl is None]
+    return [job for job in due[: 2 * SHELVED_AT_ONCE] if not holding_nodes(cluster, job)][:SHELVED_AT_ONCE]
+
+
+def keeps_history(cluster: Cluster, node: str) -> bool:
+    """Whether this node is the one that moves records there: the first live one by name."""
+    return next((name for name in in_order(cluster) if cluster.live(name)), "") == node
+
+
+def _records(cluster: Cluster) -> list[JobRecord]:
+    """None that another job has yet to take note of, or of whose array others live."""
+    ended = [job for job in cluster.jobs.values() if job.phase in TERMINAL and job.ended is not None]
+    return [job for job in ended if not is_awaited(cluster, job) and not array_lives(cluster, job)]
+
+
+def _kept_for(job: JobRecord, keep_for: float) -> float:
+    """For how many seconds after its end."""
+    return keep_for if job.spec.ttl is None else min(keep_for, job.spec.ttl)

@@ -1,0 +1,697 @@
+"""What becomes of idle and of borrowed nodes, and who makes room: all jobs of a view together, one job after the other.
+
+A job that lacks nodes gets idle ones, then what others have borrowed; if that is not enough, jobs of queues with more
+than their part make room (``NodeLedger._make_room``), by the rules of ``fairshare/reclaim.py``. What is idle still is
+lent. For whom nodes are looked for, and in which order, is decided in ``elastic.py``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import islice
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Role
+from nodeagent.model.queue import queue_of
+from nodeagent.model.world import Member
+from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.fairshare.queues import shared
+from nodeagent.plan.fairshare.reclaim import Reclaim
+from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
+from nodeagent.plan.fairshare.resources import Resources, least, of_devices, together, wanted
+from nodeagent.plan.nodes.availability import takes, too_long
+from nodeagent.plan.nodes.candidates import Candidate, asked, ruled_out, score
+from nodeagent.plan.nodes.devices import booked
+from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.placing.placement import arranged, lay
+from nodeagent.plan.placing.places import Layout
+from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather
+from nodeagent.plan.queueing.borrowed import NO_NODES, back_in_turn, lent
+from nodeagent.plan.queueing.reservations import KeptNodes, Reservation, reserved
+from nodeagent.plan.queueing.room import NodeKind, fits, kind_of, kinds, shape_of
+
+MOST_PLACES = 4
+"""So many sets of nodes are tried for a job whose nodes have to be together: not all of them can be given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Who borrows and who gives back, all jobs together."""
+
+    takes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """A job (uid) that runs, and may grow, to the idle nodes that it may take."""
+    gives: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """A job (uid) that runs to the nodes that it is to give back, each with the job (uid) that it is for."""
+    stops: Mapping[str, str] = field(default_factory=dict)
+    """A job (uid) that runs and is to wait in line again, and the job (uid) that it makes room for."""
+
+
+NO_SHARING = Sharing()
+
+
+def borrows(job: JobRecord) -> bool:
+    """It runs, or is about to, and may have nodes on top of its target. Before its first start it is like others. One
+    in segments never does: idle nodes come one by one, and hardly ever as a whole segment of one domain."""
+    head, auto = job.head, job.spec.role.nodes.auto and not job.spec.segments
+    return auto and head is not None and head.state != "ended" and job.control.desired == "run"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a job could leave: one of its nodes, or all of them (``whole``), and what it has there."""
+
+    donor: JobRecord
+    nodes: tuple[str, ...]
+    use: Resources
+    whole: bool = False
+
+
+class NodeLedger:
+    """What is idle, what is lent, and what becomes of it. What a generation leaves counts as free already: it will be
+    in a moment, and nothing more need be given back for it."""
+
+    def __init__(self, cluster: Cluster, borrowers: Iterable[JobRecord]) -> None:
+        self._cluster = cluster
+        self._borrowers = tuple(borrowers)
+        self._used = _devices_used(cluster)
+        works = kinds(cluster)
+        self._nodes = [n for n in in_order(cluster) if n in works]
+        self._fit: dict[tuple[object, ...], bool] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._kind_of: dict[str, int] = {}
+        """By job (uid): a number that jobs have in common that ask the same of a node."""
+        self._suitable: dict[tuple[int, str, str], bool] = {}
+        self._idle_kinds: Mapping[str, NodeKind] | None = None
+        self._room: dict[tuple[object, ...], list[str]] = {}
+        self.takes: dict[str, list[str]] = {}
+        self.gives: dict[str, dict[str, str]] = {}
+        self._promised: set[str] = set()
+        """Idle nodes, and nodes given back, that somebody is to have."""
+        self._size = {j.uid: len(survivors(cluster, j)) for j in self._borrowers}
+        """How many nodes each has, or is to have."""
+        self._lent = {j.uid: list(lent(cluster, j)) for j in self._borrowers}
+        """By job the nodes on top of its target that it has still, the newest first."""
+        self.stops: dict[str, str] = {}
+        self._run: dict[str, list[JobRecord]] | None = None
+        self._reclaim = Reclaim(cluster)
+        self._shared = shared(cluster)
+        self._inside: dict[str, str] = {}
+        """Of jobs (uids) that a capability bars: the queue whose jobs would have to give nodes up."""
+        self._anywhere: set[str] = set()
+        """Those among them for which enough other nodes are idle: it does not matter which nodes are given up."""
+        self._only: dict[str, frozenset[str]] = {}
+        """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
+        self._reserved = reserved(cluster)
+        self._rounded = True
+        """As of the call of ``provide``."""
+        self._kept_for: set[str] = set()
+        """Jobs (uids) that get nothing now, but for which a queue keeps something of its capability."""
+        self._lacking: dict[tuple[int, ...], list[Reservation]] = {}
+        """As of ``_lack``."""
+        self._uses: dict[tuple[str, str], Resources] = {}
+        """By job (uid) and node."""
+        self._provided: set[str] = set()
+        """Jobs (uids) that have what they lacked: nothing more is kept for them."""
+
+    def provide(self, job: JobRecord, lack: int, *, rounded: bool) -> bool:
+        """Find ``lack`` nodes for a job. Idle nodes that it can use are not lent to others. If they are too few,
+        borrowed nodes are given back for it; then queues with more than their part make room. If that is still too
+        little, nothing is done for a waiting job: it holds up nobody, and False is returned. If the job's nodes must be
+        together (``within``, ``segments``), only nodes that are together count. ``rounded``: as of
+        ``Reclaim.may_lose``."""
+        self._rounded = rounded
+        if job.uid in self._kept_for:
+            self._reclaim.keep_no_more(job, least(self._cluster, job.sized_before))
+            self._kept_for.remove(job.uid)
+        if job.spec.several:
+            return self._provide_places(job)
+        if job.spec.placement is None:
+            return self._provide(job, lack)
+        failed: set[str] = set()
+        for _ in range(MOST_PLACES):
+            found = self._only[job.uid] = self._near(job, lack, failed)
+            if not found:
+                return False
+            if self._provide(job, len(found)):
+                return True
+            failed |= found
+        return False
+
+    def barring(self, job: JobRecord) -> str:
+        """The queue whose capability keeps the job from all that it lacks, if there is one."""
+        runs = job.phase in ("forming", "running")
+        more = wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.sized_before)
+        return self._reclaim.barring(job, more)
+
+    def _near(self, job: JobRecord, lack: int, failed: Collection[str]) -> frozenset[str]:
+        """Nodes that are together, with those that it has, and that might be free for it: those that are idle rather
+        than borrowed ones, and these rather than what queues would have to give. A job that runs does not move."""
+        self._only.pop(job.uid, None)
+        runs = job.phase in ("forming", "running")
+        pools = [list(self._idle_for(job))]
+        pools.append(
+            [n for j in self._borrowers if j is not job for n in self._lent[j.uid] if self._returns(j, n, job)]
+        )
+        if self._shared:
+            donors = self._donors(job, wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec))
+            above, all_of = list[str](), list[str]()
+            for donor in donors:
+                kept = self._kept(donor, ())
+                able = [m.node for m in kept if self._fits(job, m.node, donor.uid)]
+                all_of += able
+                spare = {m.node for m in self._above_min(donor, ())}
+                above += [n for n in able if n in spare]
+            pools += [above] if runs else [above, all_of]
+        seen: set[str] = set(failed)
+        for i, pool in enumerate(pools):
+            pools[i] = [n for n in dict.fromkeys(pool) if n not in seen]
+            seen.update(pool)
+        own = tuple(m.node for m in survivors(self._cluster, job)) if runs else ()
+        want = len(own) + lack
+        names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), PastPlaces(own, own))
+        return frozenset(names).difference(own) if runs or len(names) >= want else frozenset()
+
+    def _provide(self, job: JobRecord, lack: int) -> bool:
+        """False: nothing was done."""
+        idle = list(islice(self._idle_for(job), lack))
+        allowed, inside = self._allowed(job, lack)
+        if job.phase in ("forming", "running"):
+            if inside:
+                lack, inside = (allowed, "") if allowed else (1, inside)
+            self._help(job, lack, idle[:lack], inside)
+            return True
+        if self._make_start(job, lack, idle, allowed, inside):
+            return True
+        if inside and allowed > len(idle) and self._make_start(job, lack, idle, allowed, ""):
+            return True
+        self._keep(job)
+        return False
+
+    def _keep(self, job: JobRecord) -> None:
+        """A queue may keep something of its capability for one that gets nothing now."""
+        if any(one.uid == job.uid and one.queue for one in self._reserved.found):
+            self._reclaim.keep(job, least(self._cluster, job.sized_before))
+            self._kept_for.add(job.uid)
+
+    def _provide_places(self, job: JobRecord) -> bool:
+        """Nodes for all places of a job of several roles that waits, or nothing: idle ones, and of what others could
+        leave as little as will do."""
+        self._limit(job, self.barring(job), anywhere=False)
+        idle, sources = [*self._idle_for(job)], self._sources(job)
+        tried = {len(sources): self._laid(job, idle, sources)}
+        if tried[len(sources)] is None:
+            self._keep(job)
+            return False
+
+        def enough(count: int) -> bool:
+            tried[count] = self._laid(job, idle, sources[:count])
+            return tried[count] is not None
+
+        count = bisect_left(range(len(sources)), True, key=enough)
+        found = tried[count]
+        assert found is not None
+        layout, plan = found
+        needs, some = _use_of(layout), list[_Source]()
+        for source in reversed(sources[:count]):
+            plan.grant(source.donor, source.use)
+            if _touches(layout, source) or plan.barring(job, needs):
+                plan.release(source.donor, source.use)
+                some.append(source)
+        plan.grant(job, needs)
+        nodes = [node for source in some if not source.whole for node in source.nodes]
+        free = [node for node in layout.places if node in idle and node not in nodes]
+        self._decide(job, free, [(one.donor, one.nodes[0]) for one in reversed(some) if not one.whole], plan)
+        for one in some:
+            if one.whole:
+                self.stops[one.donor.uid] = job.uid
+                self._promised.update(one.nodes)
+        return True
+
+    def _sources(self, job: JobRecord) -> list[_Source]:
+        """What others could leave for all places of a job, those first that are to leave something first: what they
+        borrowed, what they have above their ``min``, and all that they have."""
+        back = self._to_give(job, len(self._nodes))
+        found = [_Source(donor, (node,), self._use_on(donor, node)) for donor, node in back]
+        if not self._shared:
+            return found
+        needs, plan = least(self._cluster, job.sized_before), Reclaim(self._cluster, self._reclaim)
+        for one in found:
+            plan.release(one.donor, one.use)
+        owns, donors, given = plan.owns(job, needs), self._donors(job, needs), set[tuple[str, str]]()
+
+        def leave(source: _Source) -> bool:
+            able = plan.may_lose(source.donor, source.use, job, needs, owns, rounded=self._rounded)
+            if able:
+                plan.release(source.donor, source.use)
+                found.append(source)
+            return able
+
+        for donor in donors:
+            for member in self._above_min(donor, back):
+                if self._fits(job, member.node, donor.uid):
+                    if not leave(_Source(donor, (member.node,), self._use_on(donor, member.node))):
+                        break
+                    given.add((donor.uid, member.node))
+        for donor in donors:
+            rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
+            if any(self._fits(job, m.node, donor.uid) for m in rest):
+                use = together(self._use_on(donor, m.node) for m in rest)
+                leave(_Source(donor, tuple(m.node for m in rest), use, whole=True))
+        return found
+
+    def _laid(self, job: JobRecord, idle: Iterable[str], sources: Sequence[_Source]) -> tuple[Layout, Reclaim] | None:
+        """Where the places of a job of several roles would be on idle nodes and on those, and what queues use without
+        what is left so; None if not all have room, or if the job's queues may not have so much."""
+        gone: dict[str, set[str]] = {}
+        for source in sources:
+            for node in source.nodes:
+                if self._fits(job, node, source.donor.uid):
+                    gone.setdefault(node, set()).add(source.donor.uid)
+        able = []
+        for node in dict.fromkeys((*idle, *gone)):
+            record, leave = self._cluster.nodes[node], gone.get(node, ())
+            used = {d for uid, devices in self._used.get(node, {}).items() if uid not in leave for d in devices}
+            devices = tuple(d for d in record.facts.devices() if d not in used)
+            able.append(Candidate(node, record.incarnation.life, "fit", "", devices))
+        layout = lay(self._cluster, job, job.sized_before, able)
+        if layout.lack:
+            return None
+        plan = Reclaim(self._cluster, self._reclaim)
+        for source in sources:
+            plan.release(source.donor, source.use)
+        return None if plan.barring(job, _use_of(layout)) else (layout, plan)
+
+    def _allowed(self, job: JobRecord, lack: int) -> tuple[int, str]:
+        """How many nodes its queues may have more for it, up to ``lack``; and the queue that is in the way of more."""
+        runs = job.phase in ("forming", "running")
+        inside = self.barring(job) if not runs else self._reclaim.barring(job, wanted(self._cluster, job.spec, lack))
+        allowed = lack
+        while inside and allowed and self._reclaim.barring(job, wanted(self._cluster, job.spec, allowed)):
+            allowed -= 1
+        return allowed, inside
+
+    def _make_start(self, job: JobRecord, lack: int, idle: Sequence[str], allowed: int, inside: str) -> bool:
+        """All that a job needs that waits, or nothing. ``inside``: only jobs of this queue are to give nodes up."""
+        needs, plan = least(self._cluster, job.spec), Reclaim(self._cluster, self._reclaim)
+        free = min(len(idle), allowed)
+        self._limit(job, inside, anywhere=len(idle) == lack > free)
+        back = self._to_give(job, lack - free)
+        for donor, node in back:
+            plan.release(donor, self._use_on(donor, node))
+        short = lack - free - len(back)
+        if short > 0 and not (self._shared and self._make_room(job, needs, short, back, plan)):
+            return False
+        if plan.barring(job, needs):
+            return False
+        plan.grant(job, needs)
+        self._decide(job, idle if job.uid in self._anywhere else idle[:free], back, plan)
+        return True
+
+    def _help(self, job: JobRecord, lack: int, idle: Sequence[str], inside: str) -> None:
+        """As many nodes as there are for one that runs on too few. ``inside``: as of ``_make_start``; the job's queues
+        may have nothing more for it then."""
+        plan = Reclaim(self._cluster, self._reclaim)
+        free = 0 if inside else len(idle)
+        self._limit(job, inside, anywhere=len(idle) == lack > free)
+        back = self._to_give(job, lack - free)
+        for donor, node in back:
+            plan.release(donor, self._use_on(donor, node))
+        if plan.barring(job, wanted(self._cluster, job.spec, free + len(back))):
+            back, plan = [], Reclaim(self._cluster, self._reclaim)
+        plan.grant(job, wanted(self._cluster, job.spec, free + len(back)))
+        if self._shared:
+            plan = self._fill_up(job, lack - free - len(back), back, plan)
+        idle = idle[: free + len(back)] if job.uid in self._anywhere else idle[:free]
+        self._take(job, idle)
+        self._decide(job, idle, back, plan)
+
+    def _limit(self, job: JobRecord, inside: str, *, anywhere: bool) -> None:
+        """Whose nodes count for a job that a capability bars: those of this queue; ``anywhere``: which they are does
+        not matter, since enough others are idle."""
+        self._inside[job.uid] = inside
+        self._anywhere -= {job.uid}
+        if anywhere:
+            self._anywhere.add(job.uid)
+
+    def _decide(
+        self, job: JobRecord, idle: Collection[str], back: Collection[tuple[JobRecord, str]], plan: Reclaim
+    ) -> None:
+        self._reclaim = plan
+        self._promised.update(idle)
+        self._provided.add(job.uid)
+        self._lacking.clear()
+        for donor, node in back:
+            self._give(donor, node, job)
+
+    def _may_give(self, donor: JobRecord, job: JobRecord) -> bool:
+        inside = self._inside.get(job.uid)
+        return donor.uid != job.uid and (not inside or self._reclaim.is_below(donor, inside))
+
+    def lend_idle(self) -> None:
+        """Each idle node to the job with the fewest borrowed ones that can use it."""
+        self._only = {j.uid: self._home(j) for j in self._borrowers if j.spec.within}
+        waits = [(self._count(j), i) for i, j in enumerate(self._borrowers) if self._may_grow(j)]
+        heapify(waits)
+        idle = [self._idle_for(j) for j in self._borrowers]
+        while waits:
+            i = heappop(waits)[1]
+            job = self._borrowers[i]
+            one = wanted(self._cluster, job.spec, 1)
+            full = self._size[job.uid] >= job.spec.nodes.max or self._reclaim.barring(job, one)
+            node = None if full else next(idle[i], None)
+            if node is not None:
+                self._take(job, [node])
+                self._reclaim.grant(job, one)
+                heappush(waits, (self._count(job), i))
+
+    def level(self) -> None:
+        """Between jobs that borrow: who has fewer, by two at least, gets one of who has most. Of those with equally few
+        the one goes first whose queue has least of its part."""
+        able = [j for j in self._borrowers if self._may_grow(j) and self._size[j.uid] < j.spec.nodes.max]
+        while able:
+            fewest = min(map(self._count, able))
+            rich = [j for j in self._borrowers if self._count(j) - fewest >= 2 and self._lent[j.uid]]
+            if not rich:
+                return
+            poorest = [j for j in able if self._count(j) == fewest]
+            poor = min(poorest, key=self._reclaim.over) if self._shared else poorest[0]
+            found = ((j, self._of(j, poor)) for j in sorted(rich, key=self._count, reverse=True))
+            able_to = ((j, node) for j, node in found if node is not None and self._may_even_out(j, node, poor))
+            donor, node = next(able_to, (None, ""))
+            if donor is None:
+                able.remove(poor)
+                continue
+            self._reclaim.release(donor, self._use_on(donor, node))
+            self._reclaim.grant(poor, wanted(self._cluster, poor.spec, 1))
+            self._give(donor, node, poor)
+            if self._size[poor.uid] >= poor.spec.nodes.max:
+                able.remove(poor)
+
+    def _may_even_out(self, donor: JobRecord, node: str, poor: JobRecord) -> bool:
+        """Between jobs of one queue always. Else no queue gets one from another that is as little above its part."""
+        if not self._shared or donor.spec.queue == poor.spec.queue:
+            return True
+        use, needs = self._use_on(donor, node), wanted(self._cluster, poor.spec, 1)
+        may = self._reclaim.may_return(donor, use, queue_of(poor.spec.queue))
+        return may and self._reclaim.evens_out(donor, use, poor, needs)
+
+    def _fill_up(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim) -> Reclaim:
+        """One that runs on too few nodes gets more, one by one, for as long as its queue has less than its part: from
+        jobs above their ``min``. No whole one is stopped for it: it has as many as it says that it needs. ``back``,
+        ``plan``: as of ``_make_room``. Returns what queues use then."""
+        one = wanted(self._cluster, job.spec, 1)
+        for _ in range(lack):
+            more = Reclaim(self._cluster, plan)
+            if not self._make_room(job, one, 1, back, more, whole=False):
+                break
+            more.grant(job, one)
+            plan = more
+        return plan
+
+    def _make_room(
+        self, job: JobRecord, needs: Resources, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim, *,
+        whole: bool = True,
+    ) -> bool:  # fmt: skip
+        """Have jobs of queues that have more than their part give nodes above their ``min``, and where that is too
+        little stop some of them (``whole``); nothing where both is not enough. ``needs``: what the job would have
+        more; ``back``: borrowed nodes that the job gets; ``plan``: what queues use, and
+        what becomes of it."""
+        owns = plan.owns(job, needs)
+        donors = self._donors(job, needs)
+        shrink: list[tuple[JobRecord, str]] = []
+        gives: dict[str, bool] = {}
+
+        def able(donor: JobRecord) -> bool:
+            """Its queue may give anything more."""
+            name = donor.spec.queue
+            if name not in gives:
+                gives[name] = plan.may_lose(donor, NO_USE, job, needs, owns, rounded=self._rounded)
+            return gives[name]
+
+        for donor in donors:
+            if len(shrink) == lack:
+                break
+            for member in self._above_min(donor, back) if able(donor) else ():
+                use = self._use_on(donor, member.node)
+                if len(shrink) < lack and self._fits(job, member.node, donor.uid):
+                    if not plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
+                        break
+                    plan.release(donor, use)
+                    gives.clear()
+                    shrink.append((donor, member.node))
+        stop: dict[str, tuple[JobRecord, int, Resources]] = {}
+        room, given = len(shrink), {(donor.uid, node) for donor, node in shrink}
+        for donor in donors if whole else ():
+            if room >= lack:
+                break
+            if not able(donor):
+                continue
+            rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
+            more = sum(self._fits(job, m.node, donor.uid) for m in rest)
+            use = together(self._use_on(donor, m.node) for m in rest)
+            if more and plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
+                plan.release(donor, use)
+                gives.clear()
+                room += more
+                stop[donor.uid] = donor, more, use
+        if room < lack:
+            return False
+        for donor, more, use in reversed([*stop.values()]):  # a donor may be unnecessary once a larger one was added
+            if room - more >= lack:
+                plan.grant(donor, use)
+                room -= more
+                del stop[donor.uid]
+        while shrink and room > lack:
+            donor, node = shrink.pop()
+            plan.grant(donor, self._use_on(donor, node))
+            room -= 1
+        if plan.barring(job, needs):
+            return False
+        for donor, node in shrink:
+            self._part(donor, node, job)
+        for donor, _, _ in stop.values():
+            self.stops[donor.uid] = job.uid
+            self._promised.update(m.node for m in self._kept(donor, back))
+        return True
+
+    def _donors(self, job: JobRecord, needs: Resources) -> list[JobRecord]:
+        """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
+        plan, owns = self._reclaim, self._reclaim.owns(job, needs)
+        inside, found = self._inside.get(job.uid), list[tuple[float, JobRecord]]()
+        for donors in self._running().values():
+            first = donors[0]
+            if inside and not plan.is_below(first, inside):
+                continue
+            if plan.may_lose(first, NO_USE, job, needs, owns, rounded=self._rounded):
+                over = plan.over(first)
+                found += [(over, j) for j in donors if j.uid not in self.stops and j.uid != job.uid]
+        return [j for _, j in sorted(found, key=lambda one: (-one[0], one[1].spec.priority, -one[1].order))]
+
+    def _home(self, job: JobRecord) -> frozenset[str]:
+        """Nodes in the domain that the job has to stay in."""
+        gang = gang_of(self._cluster, job.spec)
+        domains = {gang.paths[m.node][: gang.within] for m in survivors(self._cluster, job)}
+        return frozenset(n for n in self._nodes if {gang.paths[n][: gang.within]} == domains)
+
+    def _running(self) -> Mapping[str, Sequence[JobRecord]]:
+        """Jobs that run, by their queue: those that could make room."""
+        if self._run is None:
+            self._run = {}
+            for job in self._cluster.jobs.values():
+                if job.head is None or job.head.state != "active" or job.control.desired != "run":
+                    continue
+                if job.uid not in self._cluster.refused:
+                    self._run.setdefault(job.spec.queue, []).append(job)
+        return self._run
+
+    def _kept(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
+        """Members that the job is to keep so far, the newest first."""
+        given = {*self.gives.get(job.uid, ()), *(node for donor, node in back if donor is job)}
+        return [m for m in reversed(survivors(self._cluster, job)) if m.node not in given]
+
+    def _above_min(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
+        """Those that it could run without. A gang of several roles needs all."""
+        kept = self._kept(job, back)
+        return [] if job.spec.several else kept[: max(0, len(kept) - job.spec.nodes.min)]
+
+    def _to_give(self, job: JobRecord, lack: int) -> list[tuple[JobRecord, str]]:
+        """Borrowed nodes for a job, in the order in which they come back."""
+        givers = ((j, self._count(j)) for j in self._borrowers if self._lent[j.uid] and self._may_give(j, job))
+
+        def pick(donor: JobRecord, chosen: Collection[str]) -> str | None:
+            return self._of(donor, job, chosen)
+
+        return [*islice(back_in_turn(self._cluster, self._reclaim, queue_of(job.spec.queue), givers, pick), lack)]
+
+    def _returns(self, donor: JobRecord, node: str, job: JobRecord) -> bool:
+        """This node, which the donor has borrowed, may come back for the job."""
+        use, to = self._use_on(donor, node), queue_of(job.spec.queue)
+        return self._fits(job, node, donor.uid) and self._reclaim.may_return(donor, use, to)
+
+    def _of(self, donor: JobRecord, job: JobRecord, chosen: Collection[str] = ()) -> str | None:
+        """The newest of the nodes that the donor has borrowed, without those chosen already, that the job can use."""
+        lent = self._lent[donor.uid]
+        return next((n for n in lent if n not in chosen and self._fits(job, n, donor.uid)), None)
+
+    def _take(self, job: JobRecord, nodes: Collection[str]) -> None:
+        self._promised.update(nodes)
+        self.takes.setdefault(job.uid, []).extend(nodes)
+        if job.uid in self._size:
+            self._size[job.uid] += len(nodes)
+
+    def _give(self, donor: JobRecord, node: str, job: JobRecord) -> None:
+        self._part(donor, node, job)
+        if job.uid in self._size:
+            self._size[job.uid] += 1
+
+    def _part(self, donor: JobRecord, node: str, job: JobRecord) -> None:
+        self._promised.add(node)
+        self.gives.setdefault(donor.uid, {})[node] = job.uid
+        if donor.uid in self._size:
+            self._size[donor.uid] -= 1
+            self._lent[donor.uid] = [n for n in self._lent[donor.uid] if n != node]
+
+    def _count(self, job: JobRecord) -> int:
+        """How many nodes it has, or is to have, on top of its target."""
+        return max(0, self._size[job.uid] - job.control.target)
+
+    def _may_grow(self, job: JobRecord) -> bool:
+        """Neither is it being scaled out, nor does it make room, nor is its queue at its capability."""
+        if job.control.growing is not None or job.uid in self.stops or job.uid in self.gives:
+            return False
+        return not self._reclaim.barring(job, wanted(self._cluster, job.spec, 1))
+
+    def _idle_for(self, job: JobRecord) -> Iterator[str]:
+        """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
+        begun = asked(self._cluster).get(job.uid, {})
+        shapes, roles = tuple(shape_of(role) for role in job.spec.roles), job.spec.roles
+        if shapes not in self._room:
+            now = self._kinds_now()
+            able = {kind: any(fits(role, kind) for role in roles) for kind in {*now.values()}}
+            self._room[shapes] = [n for n, kind in now.items() if able[kind]]
+        leaving, below = job.control.leaving, self._size.get(job.uid, 0) < job.control.target
+        free = [n for n in self._room[shapes] if n not in self._promised and n not in leaving]
+        if below and (kept := self._reserved.kept.get(job.uid)):
+            lacking = NO_NODES.union(*(one.nodes for one in self._lack(kept)))
+            free = [n for n in free if n not in kept.nodes or n not in lacking]
+        if arranged(self._cluster, job.spec):
+            free.sort(key=self._distance(job))
+        free.sort(key=lambda n: n not in begun)
+        return (n for n in free if n not in self._promised and self._fits(job, n))
+
+    def _distance(self, job: JobRecord) -> Callable[[str], tuple[int, int]]:
+        """Sort key: the nodes first that the job prefers, and of these those that are near to what it has."""
+        cluster, role = self._cluster, job.spec.role
+        gang = gang_of(cluster, job.spec)
+        paths = [
+            gang.paths[m.node] for m in survivors(cluster, job) if role.placement is None or not role.placement.spread
+        ]
+        homes = {path[: i + 1] for path in paths for i, name in enumerate(path) if name}
+        depths = range(1, len(gang.levels) + 1)
+        return lambda n: (-score(cluster, job, n), -sum(gang.paths[n][:depth] in homes for depth in depths))
+
+    def _fits(self, job: JobRecord, node: str, donor: str = "") -> bool:
+        """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
+        if donor and job.uid in self._anywhere:
+            return True
+        if job.uid in self._only and node not in self._only[job.uid]:
+            return False
+        if self._is_kept(node, job):
+            return False
+        ready = self._cluster.nodes[node].readiness.get(job.uid)
+        if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
+            return False
+        return self._suits(job, node, donor)
+
+    def _suits(self, job: JobRecord, node: str, donor: str) -> bool:
+        """All of it that is the same for jobs that ask the same."""
+        kind = self._kind_of.get(job.uid)
+        if kind is None:
+            spec = job.spec
+            shapes = tuple(shape_of(role) for role in spec.roles)
+            asks = shapes, spec.within, takes(spec), spec.elastic or spec.spot
+            kind = self._kind_of[job.uid] = self._kinds.setdefault(asks, len(self._kinds))
+        key = kind, node, donor
+        if key not in self._suitable:
+            record = self._cluster.nodes[node]
+            no = ruled_out(job.spec, record) or too_long(job.spec, record)
+            self._suitable[key] = not no and any(self._has_room(role, node, donor) for role in job.spec.roles)
+        return self._suitable[key]
+
+    def _is_kept(self, node: str, job: JobRecord) -> bool:
+        """The node is kept for a gang that is earlier in line and still lacks nodes, and the job would not give it back
+        then: as one of its target's, or since its queue has less than it is guaranteed, or is not reclaimable."""
+        kept = self._reserved.kept.get(job.uid)
+        if kept is None or node not in kept.nodes:
+            return False
+        gangs = [one.uid for one in self._lack(kept) if node in one.nodes]
+        if not gangs or self._size.get(job.uid, 0) < job.control.target:
+            return bool(gangs)
+        queues = (queue_of(self._cluster.jobs[uid].spec.queue) for uid in gangs)
+        return not all(self._reclaim.may_return(job, NO_USE, queue) for queue in queues)
+
+    def _lack(self, kept: KeptNodes) -> Sequence[Reservation]:
+        """Of the reservations that keep these nodes those whose jobs still lack something."""
+        if kept.by not in self._lacking:
+            by = (self._reserved.found[i] for i in kept.by)
+            self._lacking[kept.by] = [one for one in by if one.nodes and one.uid not in self._provided]
+        return self._lacking[kept.by]
+
+    def _has_room(self, role: Role, node: str, donor: str) -> bool:
+        key = shape_of(role), node, donor
+        if key not in self._fit:
+            self._fit[key] = fits(role, self._kind(node, donor))
+        return self._fit[key]
+
+    def _kinds_now(self) -> Mapping[str, NodeKind]:
+        """What each node is like, without what generations leave there."""
+        if self._idle_kinds is None:
+            bookings, known, none = booked(self._cluster), kinds(self._cluster), dict[str, tuple[str, ...]]()
+            self._idle_kinds = {
+                n: known[n] if self._used.get(n, none) == dict(bookings.get(n, ())) else self._kind(n, "")
+                for n in self._nodes
+            }
+        return self._idle_kinds
+
+    def _kind(self, node: str, donor: str) -> NodeKind:
+        """What the node is like once the donor (uid), if there is one, has gone."""
+        taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
+        return kind_of(self._cluster.nodes[node], taken)
+
+    def _use_on(self, donor: JobRecord, node: str) -> Resources:
+        """What a member of its gang has there."""
+        assert donor.head is not None
+        key = donor.uid, node
+        if key not in self._uses:
+            self._uses[key] = of_devices(donor.head.members[node].devices)
+        return self._uses[key]
+
+
+def _use_of(layout: Layout) -> Resources:
+    """What the places of a gang take."""
+    return together(of_devices([d for place in places for d in place.devices]) for places in layout.places.values())
+
+
+def _touches(layout: Layout, source: _Source) -> bool:
+    """Some place needs what the donor would leave."""
+    head = source.donor.head
+    assert head is not None
+    return any(
+        device in head.members[node].devices
+        for node in source.nodes
+        for place in layout.places.get(node, ())
+        for device in place.devices
+    )
+
+
+def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Node to the jobs (uids) whose newest generation has it, and the devices they have there."""
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for job in cluster.jobs.values():
+        if job.head is not None and job.head.state != "ended":
+            for node, member in job.head.members.items():
+                found.setdefault(node, {})[job.uid] = member.devices
+    return found

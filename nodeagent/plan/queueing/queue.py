@@ -1,0 +1,186 @@
+"""The jobs that wait for nodes, in their order: which of them go first, and for which of them nodes get ready. How many
+nodes have room for each is ``room.py``'s, which of them it gets ``placing/placement.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.timing import millis
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.fairshare.queues import in_line, shared
+from nodeagent.plan.fairshare.usage import decayed
+from nodeagent.plan.queueing.dependencies import blocked
+from nodeagent.plan.queueing.room import Room, rooms_for
+
+ASSEMBLE = 60.0
+"""A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
+target."""
+SETTLE = 5.0
+"""A holding job waits this many seconds for the same."""
+
+NEXT = 4
+"""For so many of the jobs that wait and have room nodes get ready: the first in the queue. More pods than could start
+soon would only cost memory."""
+GIVE_WAY = 60.0
+"""A job whose nodes have been getting ready for so many seconds and that has not started leaves its place to another.
+Of such jobs, too, only the first NEXT keep their pods."""
+
+
+def in_queue(job: JobRecord) -> bool:
+    """It has no generation, and is to run as soon as it has nodes."""
+    return job.phase in ("queued", "holding") and job.control.desired == "run"
+
+
+def line_key(job: JobRecord) -> tuple[int, int]:
+    """Sort key where there is one queue: higher priorities, then older jobs, first. Of several, ``fairshare/queues.py``
+    says."""
+    return -job.spec.priority, job.order
+
+
+def patience(job: JobRecord) -> int:
+    """Served time (ms) until which nodes that are getting ready for the job are waited for."""
+    return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
+
+
+def patience_with(other: JobRecord, job: JobRecord) -> int:
+    """Served time (ms) until which a job lets one that is before it in the queue get ready. One that has made room lets
+    it for as long as a job that has not started yet: its own pods are ready there still, and it would take its nodes
+    again."""
+    return max(patience(other), job.since + millis(ASSEMBLE) if made_room(job) else 0)
+
+
+def made_room(job: JobRecord) -> bool:
+    """It was stopped for a job of another queue, and has not run since."""
+    entry = job.budget.get(str(job.last_number))
+    return job.phase == "holding" and entry is not None and entry.kind == "share"
+
+
+class Waiting(NamedTuple):
+    """A job in the queue."""
+
+    job: JobRecord
+    room: Room
+
+    @property
+    def fits(self) -> bool:
+        """There are enough nodes now."""
+        return self.room.enough
+
+    @property
+    def has_room(self) -> bool:
+        """There would be enough nodes if all got ready that can."""
+        return self.room.enough_soon
+
+    def starts(self, served: int, until: int) -> bool:
+        """It could start now, or as soon as nodes are ready for it that are waited for until then (served time)."""
+        if served < self.job.not_before:
+            return False
+        return self.room.enough_soon if served < until else self.room.enough
+
+
+def queue(cluster: Cluster) -> tuple[Waiting, ...]:
+    """The jobs that wait for nodes, and for no other job, and may run, the first one first."""
+
+    def look(_before: object) -> tuple[Waiting, ...]:
+        jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
+        jobs = [j for j in jobs if not blocked(cluster, j)]
+        line = _line_up(cluster, jobs)
+        return tuple(map(Waiting, line, rooms_for(cluster, line)))
+
+    return cluster.once("queue", look, cluster.refused)
+
+
+def places(cluster: Cluster) -> Mapping[str, int]:
+    """Each waiting job's (uid) place in the queue, from 1."""
+
+    def count(_before: object) -> dict[str, int]:
+        return {waiting.job.uid: i for i, waiting in enumerate(queue(cluster), 1)}
+
+    return cluster.once("places", count, cluster.refused)
+
+
+def earlier(cluster: Cluster, line: Sequence[Waiting], job: JobRecord) -> Waiting | None:
+    """A job before this one in the line that could start now or soon; of those that cannot ``reservations.py`` says
+    what is kept for them."""
+    for other in line:
+        if other.job.uid == job.uid or not _before(cluster, other.job, job):
+            return None
+        if other.starts(cluster.served, patience_with(other.job, job)):
+            return other
+    return None
+
+
+def _before(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
+    """Whether one that is in line goes before another, which may just be resumed and not be in it yet."""
+    if not shared(cluster):
+        return line_key(other) < line_key(job)
+    if job.uid in (found := places(cluster)):
+        return found[other.uid] < found[job.uid]
+    line = cluster.once(f"line:{job.uid}", lambda _before: _line_with(cluster, job), job, len(found))
+    return line[other.uid] < line[job.uid]
+
+
+def _line_with(cluster: Cluster, job: JobRecord) -> dict[str, int]:
+    line = _line_up(cluster, [*(waiting.job for waiting in queue(cluster)), job])
+    return {one.uid: i for i, one in enumerate(line)}
+
+
+def _line_up(cluster: Cluster, jobs: Collection[JobRecord]) -> list[JobRecord]:
+    """Of several queues, first those that others made room for: else who gave nodes up, or another of its queue, could
+    take them again, and would be asked for them anew."""
+    if not shared(cluster):
+        return sorted(jobs, key=line_key)
+    rooms = zip(jobs, rooms_for(cluster, jobs), strict=True)
+    without_room = {job.uid for job, room in rooms if not room.enough_soon}
+    line = in_line(cluster, jobs, decayed(cluster), without_room=without_room)
+    if not (first := favoured(cluster)):
+        return line
+    return sorted(line, key=lambda job: first.get(job.uid, -1) < job.since)
+
+
+def is_favoured(cluster: Cluster, job: JobRecord) -> bool:
+    """Others have made room for it while it waited."""
+    return favoured(cluster).get(job.uid, -1) >= job.since
+
+
+def favoured(cluster: Cluster) -> Mapping[str, int]:
+    """Job (uid) that others made room for, and when (served time) they did last."""
+
+    def look(_before: object) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for job in cluster.jobs.values():
+            head = job.head
+            if head is None:
+                continue
+            if last := job.budget.get(str(head.number if head.state == "ended" else head.number - 1)):
+                found |= {uid: max(found.get(uid, 0), last.at) for uid in last.room_for}
+        return found
+
+    return cluster.once("favoured", look)
+
+
+@dataclass(frozen=True, slots=True)
+class NextUp:
+    """The jobs (uids) among those that wait for which nodes get ready."""
+
+    up: frozenset[str] = frozenset()
+    since: Mapping[str, int] = field(default_factory=dict)
+    """When (served time) each that was ever among them got its place, for as long as it has room."""
+
+
+def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()) -> NextUp:
+    """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue is
+    always among them, since it could never start otherwise, and pods that never get ready keep no job from getting its
+    turn. ``line``: the queue, each job with the room that it may use. ``before``: what this said of an earlier
+    view."""
+    soon = cluster.served + millis(ASSEMBLE)
+    able = [w.job.uid for w in line if w.has_room and w.job.not_before <= soon]
+    late = cluster.served - millis(GIVE_WAY)
+    slow = [uid for uid in able if before.since.get(uid, cluster.served) <= late]
+    up = [uid for uid in able if uid not in slow][:NEXT]
+    since = {uid: before.since.get(uid, cluster.served) for uid in (*slow, *up)}
+    return NextUp(frozenset((*up, *slow[:NEXT])), since)

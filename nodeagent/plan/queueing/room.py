@@ -1,0 +1,366 @@
+"""How many nodes have room for a job that waits: now, or as soon as they have got ready; and why none could ever.
+
+Worked out once for each view, by kinds of node instead of by node: hundreds of jobs cost as much as there are nodes and
+jobs, not as much as both multiplied. Chooses no nodes: that is ``placing/placement.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+from nodeagent.model.constraints import value_of
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import JobSpec, Role
+from nodeagent.model.node import NodeRecord, Readiness
+from nodeagent.plan.cluster import Cluster, SeenNodes, changed, in_order, seen
+from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling
+from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, times, together
+from nodeagent.plan.nodes.availability import shuns, takes, too_long
+from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, fitting, gpus_per_worker, some_candidates
+from nodeagent.plan.nodes.devices import Booked, booked, changed_bookings
+from nodeagent.plan.nodes.health import takes_work
+from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.placing.placement import cheapest, choose, soon
+from nodeagent.plan.placing.topology import gang_of, most, tree
+
+
+class NodeKind(NamedTuple):
+    """All of a node that decides whether it has room for a job that has nothing there."""
+
+    gpus: int
+    free_gpus: int
+    free_slots: int
+
+
+def kind_of(node: NodeRecord, used: Collection[str]) -> NodeKind:
+    """``used``: its devices that jobs have."""
+    facts = node.facts
+    slots = facts.cpu_slots
+    if used:
+        slots = sum(f"cpu{i}" not in used for i in range(slots))
+    return NodeKind(len(facts.gpus), sum(g.healthy and g.uuid not in used for g in facts.gpus), slots)
+
+
+def fits(role: Role, kind: NodeKind) -> bool:
+    """A node of this kind has room for a worker at least."""
+    return fitting(role, kind.gpus, kind.free_gpus, kind.free_slots) > 0
+
+
+def shape_of(role: Role) -> tuple[object, ...]:
+    """All of a role that decides which nodes have room for it."""
+    return role.workers_per_node, role.gpus_per_worker, role.uneven, role.placement
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of a view."""
+
+    seen: SeenNodes
+    booked: Booked
+    of: Mapping[str, NodeKind]
+    """Those that may take work."""
+    kinds: Mapping[NodeKind, int]
+    """How many of these there are of each kind."""
+    choosy: frozenset[str]
+    """Those among them that are not for every job: a maintenance window is ahead, or they may be taken away."""
+    live: int
+    """How many nodes are live, whether they may take work or not."""
+
+
+def _look(cluster: Cluster) -> _Nodes:
+    return cluster.once("kinds", lambda before: _look_at_nodes(cluster, before))
+
+
+def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
+    """Only those about which something changed."""
+    held, news = booked(cluster), None
+    if before is not None and (news := changed(cluster, before.seen)) is not None:
+        news = news.union(changed_bookings(cluster, before.booked)).intersection(cluster.nodes)
+    of = dict(before.of) if before is not None and news is not None else {}
+    for name in cluster.nodes if news is None else news:
+        node = cluster.nodes[name]
+        of.pop(name, None)
+        if takes_work(cluster, name):
+            of[name] = kind_of(node, {d for _, devices in held.get(name, ()) for d in devices})
+    live = sum(map(cluster.live, cluster.nodes))
+    choosy = frozenset(n for n in of if (node := cluster.nodes[n]).reserved is not None or node.facts.spot)
+    return _Nodes(seen(cluster), held, of, Counter(of.values()), choosy, live)
+
+
+def kinds(cluster: Cluster) -> Mapping[str, NodeKind]:
+    """What each node is like that may take work."""
+    return _look(cluster).of
+
+
+def shut_for(cluster: Cluster, spec: JobSpec) -> frozenset[str]:
+    """Nodes that take work, but not this job's, whatever its placement: a maintenance window is ahead, or they may be
+    taken away."""
+    if not (choosy := _look(cluster).choosy):
+        return choosy
+    known: dict[object, frozenset[str]] = cluster.once("shut", lambda _before: {})
+    alike = takes(spec), spec.elastic or spec.spot
+    if alike not in known:
+        nodes = {n: cluster.nodes[n] for n in choosy}
+        known[alike] = frozenset(n for n, node in nodes.items() if shuns(spec, node.facts) or too_long(spec, node))
+    return known[alike]
+
+
+def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
+    """Nodes with room for a job of this role that has nothing there, those with the fewest pods first."""
+    shape = shape_of(role)
+
+    def look(_before: object) -> tuple[str, ...]:
+        nodes = _look(cluster)
+        able = {kind for kind in nodes.kinds if fits(role, kind)}
+        fit = nodes.of.keys() if role.placement is None else tree(cluster).allowed(role.placement)
+        found = [n for n in in_order(cluster) if n in fit and nodes.of.get(n) in able]
+        return tuple(sorted(found, key=lambda n: len(cluster.nodes[n].readiness)))
+
+    return cluster.once(f"able:{shape}", look)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many nodes could run a job."""
+
+    fit: int
+    """Now."""
+    pending: int
+    """As soon as they have got ready."""
+    unfit: int
+    """They are live and could, but for a check that failed."""
+    live: int
+    """Nodes that are live, whether they could or not."""
+    enough: bool
+    """The job could start now."""
+    enough_soon: bool
+    """It could start as soon as all have got ready."""
+    barred: Resources | None = None
+    """What it would have to have at least, where nodes have room and its queues may not use so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rooms:
+    """What is known of jobs in one view, and what that needs of the view."""
+
+    asked: Mapping[str, Mapping[str, Readiness]]
+    choosy: bool
+    shapes: dict[str, tuple[JobRecord, tuple[object, ...]]]
+    """By job (uid): what it asks for, as of the keys of ``alike``. From one view to the next."""
+    of: dict[str, tuple[JobRecord, Room]] = field(default_factory=dict)
+    """By job (uid)."""
+    alike: dict[tuple[object, ...], Room] = field(default_factory=dict)
+    """Of jobs that nobody has looked at yet, and that have nothing, those that are alike have the very same."""
+
+
+def room_for(cluster: Cluster, job: JobRecord) -> Room:
+    """How many nodes could run the job: what ``candidates`` would count."""
+    return rooms_for(cluster, (job,))[0]
+
+
+def rooms_for(cluster: Cluster, jobs: Iterable[JobRecord]) -> list[Room]:
+    """The same of many jobs."""
+    size = 3 * len(cluster.jobs)
+
+    def look(before: _Rooms | None) -> _Rooms:
+        shapes = before.shapes if before is not None and len(before.shapes) <= size else {}
+        return _Rooms(asked(cluster), bool(_look(cluster).choosy), shapes)
+
+    known, found = cluster.once("rooms", look, size=size), list[Room]()
+    for job in jobs:
+        of = known.of.get(job.uid)
+        if of is None or of[0] is not job:
+            of = known.of[job.uid] = job, _room_for(cluster, known, job)
+        found.append(of[1])
+    return found
+
+
+def _room_for(cluster: Cluster, rooms: _Rooms, job: JobRecord) -> Room:
+    last = rooms.shapes.get(job.uid) if not rooms.choosy and job.uid not in rooms.asked else None
+    if last is not None and last[0] is job and (room := rooms.alike.get(last[1])) is not None:
+        return room
+    head, spec = job.head, job.spec
+    if len(spec.roles) > 1:
+        return _room_for_places(cluster, job)
+    known, role = dict.fromkeys(rooms.asked.get(job.uid, ())), spec.roles[0]
+    if head is not None:
+        known |= dict.fromkeys([*head.members, *head.holders])
+    among = spec.placement is not None or (role.placement is not None and role.placement.hard)
+    look = _room_among if among else _room_with
+    if known:
+        return look(cluster, job, known)
+    shape: tuple[object, ...] = (
+        spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, role.nodes.min,
+    )  # fmt: skip
+    if among:
+        shape = (*shape, role.placement, spec.within, spec.segments)
+    if rooms.choosy:
+        shape = (*shape, shut_for(cluster, spec))
+    else:
+        rooms.shapes[job.uid] = job, shape
+    if shape not in rooms.alike:
+        rooms.alike[shape] = look(cluster, job, known)
+    return rooms.alike[shape]
+
+
+def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:
+    """``known``: nodes that say something of the job, or where it has something."""
+    nodes, role = _look(cluster), job.spec.role
+    others = sum(count for kind, count in nodes.kinds.items() if fits(role, kind))
+    shut = shut_for(cluster, job.spec)
+    others -= sum(fits(role, nodes.of[node]) for node in shut.union(known) if node in nodes.of)
+    members, found = {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known)
+    counts = _count(members, found)
+    fit, pending, least = counts["fit"], counts["pending"] + others, job.spec.nodes.min
+    room = Room(fit, pending, counts["unfit"], nodes.live, fit >= least, fit + pending >= least)
+    limit = ceiling(cluster, job)
+    if limit is NO_CEILING or not room.enough_soon:
+        return room
+    now = Counter(of_devices(c.devices) for c in found if _is_fit(members, c))
+    soon = now + Counter(of_devices(c.devices) for c in found if c.standing == "pending" and not _is_fit(members, c))
+    unasked = Counter(nodes.kinds) - Counter(nodes.of[node] for node in shut.union(known) if node in nodes.of)
+    for kind, count in unasked.items():
+        if fits(role, kind):
+            soon[_use_on(role, kind)] += count
+    barred = _barred(limit, least, soon)
+    enough = room.enough and _barred(limit, least, now) is None
+    return replace(room, enough=enough, enough_soon=barred is None, barred=barred)
+
+
+def _barred(limit: Ceiling, least: int, nodes: Mapping[Resources, int]) -> Resources | None:
+    """What so many of these nodes take at least, if that is more than the job may have; as ``placement.py`` would
+    choose them. None if it may, or if there are too few."""
+    has, count = NOTHING, 0
+    needs, left = NOTHING, least
+    for use in sorted(nodes, key=lambda use: use.gpus + use.slots):
+        taken = min(nodes[use], left)
+        needs, left = needs.and_(times(use, taken)), left - taken
+        for _ in range(min(nodes[use], least - count)):
+            if not limit.holds(has.and_(use)):
+                break
+            has, count = has.and_(use), count + 1
+    return None if count >= least or left else needs
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """Nodes with room for one kind of job that has nothing there."""
+
+    nodes: frozenset[str]
+    most: int
+    """How many of them could be in one gang."""
+    ever: int
+    """How many of all known nodes could be, if they were free and sound."""
+
+
+def _room_among(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:
+    """Of a job that not every node with room will do for."""
+    space, nodes, least = _space(cluster, job.spec), _look(cluster), job.spec.nodes.min
+    members, found = {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known)
+    fit = [c for c in found if _is_fit(members, c)]
+    pending = [c for c in found if c.standing == "pending" and not _is_fit(members, c)]
+    others, limit = space.nodes.difference(known), ceiling(cluster, job)
+    capped = limit is not NO_CEILING
+    if not known:
+        now, later = 0, space.most
+    elif job.spec.placement is None:
+        now, later = len(fit), len(fit) + len(pending) + len(others)
+    else:
+        gang = gang_of(cluster, job.spec)
+        now, later = most((c.node for c in fit), gang), most([*(c.node for c in (*fit, *pending)), *others], gang)
+    enough = now >= least
+    if enough and (capped or job.spec.placement is not None):
+        enough = choose(cluster, job, job.control.target).fits
+    room = Room(now, later - now, _count(members, found)["unfit"], nodes.live, enough, later >= least)
+    if not capped or not room.enough_soon:
+        return room
+    uses = {c.node: of_devices(c.devices) for c in (*fit, *pending)}
+    for node in in_order(cluster):
+        if node in others:
+            uses[node] = _use_on(job.spec.role, nodes.of[node])
+    barred = cheapest(limit, gang_of(cluster, job.spec), uses, least, least).needs
+    return replace(room, enough_soon=barred is None, barred=barred)
+
+
+def _space(cluster: Cluster, spec: JobSpec) -> _Space:
+    """Worked out once for all jobs that ask the same."""
+    role = spec.role
+    shut = shut_for(cluster, spec)
+    shape = shape_of(role), spec.within, spec.segments, shut
+    spaces = cluster.once("spaces", lambda _before: dict[object, _Space]())
+    if (found := spaces.get(shape)) is not None:
+        return found
+    nodes, known = _look(cluster), tree(cluster)
+    able = {kind for kind in nodes.kinds if fits(role, kind)}
+    among: Collection[str] = known.allowed(role.placement) if role.placement is not None else known.labels.keys()
+    if spec.within:
+        among = {n for n in among if value_of(spec.within, n, known.labels[n])}
+    open_to = frozenset(n for n in among if nodes.of.get(n) in able and n not in shut)
+    gang = gang_of(cluster, spec)
+    count = partial(most, gang=gang) if spec.placement is not None else len
+    spaces[shape] = _Space(open_to, count(open_to), count(among))
+    return spaces[shape]
+
+
+def never(cluster: Cluster, spec: JobSpec) -> str:
+    """Why a job could not run if all known nodes were free and sound, as far as its placement goes; empty if it
+    could."""
+    known = len(cluster.nodes)
+    for role in spec.roles:
+        least = role.nodes.min if role.replicas is None else 1
+        if role.placement is not None and role.placement.hard:
+            such = len(tree(cluster).allowed(role.placement))
+            if such < least:
+                of = f"role {role.name} needs" if spec.several else "needs"
+                return f"{of} {least} node{'s' * (least > 1)} {role.placement.words}: {_few(such, known)}"
+    if spec.placement is None or spec.several:
+        return ""
+    ever = _space(cluster, spec).ever
+    if ever >= spec.nodes.min:
+        return ""
+    if spec.segments and not gang_of(cluster, spec).levels:
+        return "needs a topology in the agents' config to have segments"
+    where = f" in one {spec.within}" * bool(spec.within) + f" in segments of {spec.segments}" * bool(spec.segments)
+    return f"needs {spec.nodes.min} nodes{where}: of the {known} known nodes {ever} are"
+
+
+def _few(such: int, known: int) -> str:
+    if not such:
+        return f"none of the {known} known nodes is such" if known != 1 else "the only known node is none"
+    return f"only {such} of the {known} known nodes {'are' if such > 1 else 'is'}"
+
+
+def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
+    """Of a job of several roles the nodes that have room for one of its places; whether that is enough depends on what
+    each of them has."""
+    members, found = {m.node for m in survivors(cluster, job)}, candidates(cluster, job)
+    counts = _count(members, found)
+    enough = choose(cluster, job, job.sized_before.nodes.target).fits
+    layout = None if enough else soon(cluster, job)
+    room = Room(counts["fit"], counts["pending"], counts["unfit"], _look(cluster).live, enough, enough)
+    if layout is None or layout.lack:
+        return room
+    uses = (of_devices([d for one in places for d in one.devices]) for places in layout.places.values())
+    needs = together(uses)
+    if ceiling(cluster, job).holds(needs):
+        return replace(room, enough_soon=True)
+    return replace(room, barred=needs)
+
+
+def _count(members: Collection[str], found: Iterable[Candidate]) -> Counter[str]:
+    return Counter("fit" if _is_fit(members, c) else c.standing for c in found)
+
+
+def _is_fit(members: Collection[str], one: Candidate) -> bool:
+    """A member that is live keeps its place while it gets ready again (see ``placement.choose``)."""
+    return one.standing == "fit" or (one.standing == "pending" and one.node in members)
+
+
+def _use_on(role: Role, kind: NodeKind) -> Resources:
+    """What a pod of this role would use on a node of this kind."""
+    workers, each = fitting(role, kind.gpus, kind.free_gpus, kind.free_slots), gpus_per_worker(role, kind.gpus)
+    return Resources(workers * each, 1, 0) if each else Resources(0, 1, workers)

@@ -1,0 +1,312 @@
+"""What went wrong and what it costs: kinds, counting, policies, early failures, late blame."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.jobspec import Policy
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.world import Cause, PodReport, WorkerExit
+from nodeagent.plan.failure.faults import all_succeeded, awaited, find_fault, judged_cause, judged_when, late_fault
+from tests.unit.plan.build import (
+    NOW,
+    SUCCEEDED,
+    VICTIM,
+    WALL,
+    failed,
+    make_cluster,
+    make_exit,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+    spend,
+)
+
+FAIL_ON_3 = (Policy(on=("WorkerFailed",), exit_code=3, do="FailJob"),)
+
+
+def running(reports: dict[str, PodReport], **more: object) -> JobRecord:
+    return make_job("running", make_head(["n1", "n2"], reports=reports), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("reports", "lapsed", "kind", "counts", "text"),
+    [
+        ({"n1": failed(make_exit(code=7))}, "", "worker_failed", True, "rank 0 on n1 failed first: exit code 7"),
+        ({"n1": failed(make_exit(signal=9))}, "n2", "node_lost", False, "node n2 lost"),
+        ({"n1": failed(make_exit(signal=9)), "n2": failed(make_exit(1), seq=2)}, "n2", "worker_failed", True,
+         "rank 0 on n1 failed first: SIGKILL (9)"),
+        ({"n1": failed(make_exit(code=7)), "n2": PodReport(state="fenced", seq=2)}, "", "fenced", False,
+         "workers stopped themselves, without a lease, on n2"),
+        ({"n1": failed(make_exit(code=7)), "n2": PodReport(state="lost", seq=2)}, "", "pod_failed", True,
+         "the pod died on n2"),
+        ({"n1": failed(make_exit(signal=9), seq=2), "n2": PodReport(state="lost", seq=1)}, "", "pod_failed", True,
+         "the pod died on n2"),
+        ({"n1": failed(make_exit(signal=9)), "n2": PodReport(state="fenced", seq=2)}, "", "worker_failed", True,
+         "rank 0 on n1 failed first: SIGKILL (9)"),
+        ({"n1": failed(make_exit(error=VICTIM))}, "", "collective", True, "rank 0 on n1 lost its peers (exit code 1)"),
+        ({"n1": failed(make_exit(error=VICTIM))}, "n2", "node_lost", False, "node n2 lost"),
+        ({"n1": failed(make_exit(code=101))}, "", "reform", False, "rank 0 on n1 failed first: exit code 101"),
+        ({"n1": failed(make_exit(code=101, error=VICTIM))}, "", "reform", False, "rank 0 on n1 lost its peers"),
+        ({}, "n2", "node_lost", False, "node n2 lost"),
+        ({"n1": PodReport(state="lost", reason="its shim is gone", seq=1)}, "", "pod_failed", True,
+         "the pod died on n1: its shim is gone"),
+        ({"n1": PodReport(state="refused", reason="hook failed", seq=1)}, "", "pod_failed", True,
+         "the pod could not start on n1: hook failed"),
+        ({"n1": PodReport(state="fenced", seq=1)}, "", "fenced", False,
+         "workers stopped themselves, without a lease, on n1"),
+        ({"n1": failed(make_exit(error=VICTIM)), "n2": PodReport(state="fenced", seq=2)}, "", "fenced", False,
+         "workers stopped themselves, without a lease, on n2"),
+        ({"n1": failed(make_exit(error=VICTIM)), "n2": PodReport(state="lost", seq=2)}, "", "pod_failed", True,
+         "the pod died on n2"),
+    ],
+)  # fmt: skip
+def test_kinds(reports: dict[str, PodReport], lapsed: str, kind: str, counts: bool, text: str) -> None:
+    job = running(reports)
+    fault = find_fault(make_cluster(["n1", "n2"], job, lapsed=[lapsed]), job, WALL)
+    assert fault is not None
+    assert (fault.cause.kind, fault.spend.kind, fault.spend.counts) == (kind, kind, counts)
+    assert fault.cause.text.startswith(text)
+    assert fault.fail == ""
+    assert fault.spend.at == NOW
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ([], "nodes n1, n2 lost"),
+        ([make_node("n1", left=True), make_node("n2", left=True)], "nodes n1, n2 left"),
+        ([make_node("n1", left=True), make_node("n2", lost=True)], "nodes n1, n2 lost"),
+        ([make_node("n1", of_life="reborn"), make_node("n2")], "node n1 lost"),
+    ],
+)
+def test_nodes_that_went(nodes: list[NodeRecord], text: str) -> None:
+    job = running({})
+    fault = find_fault(make_cluster(nodes, job), job, WALL)
+    assert fault is not None
+    assert (fault.cause.text, fault.cause.node, fault.spend.counts) == (text, "n1", False)
+
+
+def test_nothing_is_wrong() -> None:
+    job = running({"n1": SUCCEEDED})
+    assert find_fault(make_cluster(["n1", "n2"], job), job, WALL) is None
+    assert not all_succeeded(job)
+    assert all_succeeded(running({"n1": SUCCEEDED, "n2": SUCCEEDED}))
+    queued = make_job()
+    assert find_fault(make_cluster([], queued), queued, WALL) is None
+    assert not all_succeeded(queued)
+
+
+@pytest.mark.parametrize(
+    ("exited", "since_start", "restarts", "fails"),
+    [
+        (make_exit(code=1), 30_000, 0, True),
+        (make_exit(code=1), 30_001, 0, False),
+        (make_exit(code=1), 1000, 1, False),  # not the first start
+        (make_exit(signal=9), 1000, 0, False),  # nobody mistypes a SIGKILL
+        (make_exit(code=1, error=VICTIM), 1000, 0, False),  # formed again until n2 has answered
+        (make_exit(code=101), 1000, 0, False),
+    ],
+)
+def test_an_early_exit_with_an_error_fails_the_job_at_once(
+    exited: WorkerExit, since_start: int, restarts: int, fails: bool
+) -> None:
+    job = running({"n1": failed(exited)}, restarts=restarts)
+    fault = find_fault(make_cluster(["n1", "n2"], job, served=since_start), job, WALL)
+    assert fault is not None
+    assert bool(fault.fail) is fails
+    if fails:
+        assert fault.fail.startswith("failed within 30 s of its first start")
+        assert fault.outcome.code == 1
+
+
+def test_policies_decide_before_the_rule_of_early_failures() -> None:
+    restart = make_spec(policies=(Policy(on=("WorkerFailed",), do="RestartJob"),))
+    job = running({"n1": failed(make_exit(code=1))}, restarts=0, spec=restart)
+    fault = find_fault(make_cluster(["n1", "n2"], job, served=1), job, WALL)
+    assert fault is not None
+    assert fault.fail == ""
+
+
+@pytest.mark.parametrize(("code", "fails"), [(3, True), (4, False)])
+def test_a_policy_fails_the_job(code: int, fails: bool) -> None:
+    job = running({"n1": failed(make_exit(code=code, error="boom"))}, spec=make_spec(policies=FAIL_ON_3))
+    fault = find_fault(make_cluster(["n1", "n2"], job), job, WALL)
+    assert fault is not None
+    assert bool(fault.fail) is fails
+    assert (fault.outcome.code, fault.outcome.error, fault.spend.error) == (code, "boom", "boom")
+
+
+@pytest.mark.parametrize(("code", "fails"), [(3, True), (4, False)])
+@pytest.mark.parametrize("error", ["boom", VICTIM])
+def test_a_policy_is_asked_of_all_that_may_be_the_cause_whatever_they_wrote(code: int, fails: bool, error: str) -> None:
+    """rank 0 is reported first; rank 1 took longer to end."""
+    reports = {"n1": failed(make_exit(0, code=1, error=error)), "n2": failed(make_exit(1, code=code), seq=2)}
+    job = running(reports, spec=make_spec(policies=FAIL_ON_3))
+    fault = find_fault(make_cluster(["n1", "n2"], job), job, WALL)
+    assert fault is not None
+    assert bool(fault.fail) is fails
+    if fails and error != VICTIM:
+        assert fault.fail.endswith("; rank 1 on n2 ended with exit code 3")
+    alone = running({"n1": failed(make_exit(code=code, error=error))}, spec=make_spec(policies=FAIL_ON_3))
+    fault = find_fault(make_cluster(["n1", "n2"], alone), alone, WALL)
+    assert fault is not None
+    assert bool(fault.fail) is fails
+    killed = running(reports | {"n1": failed(make_exit(0, signal=9))}, spec=make_spec(policies=FAIL_ON_3))
+    fault = find_fault(make_cluster(["n1", "n2"], killed), killed, WALL)
+    assert fault is not None
+    assert fault.fail == "", "rank 1 may have died of it"
+
+
+def test_who_asks_to_be_re_formed_does_so_by_being_the_first_of_those_that_failed() -> None:
+    for text in ("", VICTIM):
+        asks, dies = failed(make_exit(0, code=101), seq=1), failed(make_exit(1, error=text), seq=2)
+        for reports, kind, counts in (
+            ({"n1": asks, "n2": dies}, "reform", False),
+            ({"n1": asks.model_copy(update={"seq": 3}), "n2": dies}, "collective" if text else "worker_failed", True),
+        ):
+            job = running(reports)
+            fault = find_fault(make_cluster(["n1", "n2"], job), job, WALL)
+            assert fault is not None
+            assert (fault.cause.kind, fault.spend.counts) == (kind, counts)
+
+
+def test_what_workers_wrote_changes_neither_the_verdict_nor_the_cost() -> None:
+    """All members have answered, early or late, under any policy."""
+    rng = random.Random(7)
+    names = ["n1", "n2", "n3"]
+    verdicts = set()
+    for _ in range(400):
+        policies = tuple(
+            Policy(
+                on=("WorkerFailed",), exit_code=rng.choice([None, 1, 3, 137]), do=rng.choice(["FailJob", "RestartJob"])
+            )
+            for _ in range(rng.randrange(3))
+        )
+        ends = [(rng.choice([1, 3, 101]), rng.choice([None, None, None, 6, 9, 11])) for _ in names]
+        seqs = rng.sample(range(1, 4), 3)
+        found = set()
+        served, restarts = rng.choice([1000, NOW]), rng.choice([0, 10])
+        for _ in range(4):
+            reports = {
+                name: failed(make_exit(i, code=code, signal=signal, error=rng.choice(["", "boom", VICTIM])), seq=seq)
+                for i, (name, (code, signal), seq) in enumerate(zip(names, ends, seqs, strict=True))
+            }  # fmt: skip
+            head = make_head(names, reports=reports)
+            budget = {str(-i): spend("worker_failed", at=served) for i in range(restarts)}
+            spec = make_spec(policies=policies)
+            job = make_job("running", head, restarts=restarts, spec=spec, budget=budget)
+            fault = find_fault(make_cluster(names, job, served=served), job, WALL)
+            assert fault is not None
+            found.add((bool(fault.fail), fault.spend.counts, fault.awaits))
+        assert len(found) == 1, (policies, ends, seqs)
+        verdicts |= found
+    assert len(verdicts) == 3, "it fails, it costs, it is free"
+
+
+def test_a_gang_whose_workers_all_speak_of_lost_peers_fails_early_once_everybody_has_answered() -> None:
+    """It is formed again meanwhile: a lost node, or a killed worker, is the usual cause, and no recovery shall wait."""
+    victims = {"n1": failed(make_exit(error=VICTIM))}
+    job = running(victims, restarts=0)
+    fault = find_fault(make_cluster(["n1", "n2"], job, served=1000), job, WALL)
+    assert fault is not None
+    assert (fault.cause.kind, fault.fail, fault.awaits) == ("collective", "", ("n2",))
+    entry = {"1": spend("collective", at=1000)}
+    waits = forming(last_reports=victims, budget=entry)
+    assert late_fault(make_cluster(["n1", "n2"], waits), waits, WALL) is None, "n2 has not answered"
+    lost = late_fault(make_cluster(["n1", "n2"], waits, lapsed=["n2"]), waits, WALL)
+    assert lost is not None
+    assert (lost.cause.kind, lost.fail, lost.spend.counts) == ("node_lost", "", False)
+    head = make_head(["n1", "n2"], number=2)
+    runs = make_job("running", head, last_number=1, restarts=1, budget=entry).model_copy(
+        update={"last_reports": victims, "first_active": 0}
+    )
+    found = late_fault(make_cluster(["n1", "n2"], runs), runs, WALL)
+    assert found is not None
+    assert found.fail.startswith("failed within 30 s of its first start, so it is not started again: rank 0 on n1 lost")
+    both = running(victims | {"n2": failed(make_exit(1, error=VICTIM), seq=2)}, restarts=0)
+    at_once = find_fault(make_cluster(["n1", "n2"], both, served=1000), both, WALL)
+    assert at_once is not None
+    assert at_once.fail.endswith("; fix the script, or what keeps its workers apart, and submit it again")
+    later = find_fault(make_cluster(["n1", "n2"], both, served=30_001), both, WALL)
+    assert later is not None
+    assert (later.fail, later.spend.counts) == ("", True)
+
+
+def test_a_policy_on_lost_nodes() -> None:
+    job = running({}, spec=make_spec(policies=(Policy(on=("NodeLost",), do="FailJob"),)))
+    fault = find_fault(make_cluster(["n1"], job), job, WALL)
+    assert fault is not None
+    assert fault.fail == "a policy of the job says FailJob for NodeLost: node n2 lost"
+
+
+def forming(**more: object) -> JobRecord:
+    """Re-forming; n1 has acknowledged, n2 has not."""
+    head = make_head(["n1", "n2"], state="forming", number=2, cause="collective", acks=["n1"], holders=["n2"])
+    base = {"active": 1, "budget": {"1": spend("collective")}, "restarts": 0, "silent": ["n2"]}
+    return make_job("forming", head, **(base | more))  # type: ignore[arg-type]
+
+
+def test_who_has_to_answer() -> None:
+    crash = failed(make_exit(code=7))
+    for reports, awaits in (({"n1": crash}, ("n2",)), ({"n1": crash, "n2": failed(make_exit(1), seq=2)}, ())):
+        job = running(reports)
+        fault = find_fault(make_cluster(["n1", "n2"], job), job, WALL)
+        assert fault is not None
+        assert fault.awaits == awaits
+    job = forming()
+    assert awaited(make_cluster(["n1", "n2"], job), job) == ("n2",)
+    assert awaited(make_cluster(["n1", "n2"], job, lapsed=["n2"]), job) == ()
+    assert awaited(make_cluster([]), make_job()) == ()
+    names = [f"n{i}" for i in range(1, 8)]
+    assert judged_when(names[:1]) == "judged when n1 has answered, or proved to be lost"
+    assert judged_when(names) == "judged when n1, n2, n3, n4, n5 and 2 more have answered, or proved to be lost"
+
+
+def test_a_late_exit_ends_a_job_that_failed_at_its_start_or_by_policy() -> None:
+    reports = {"n1": failed(make_exit(0, error=VICTIM), seq=1), "n2": failed(make_exit(1, code=3), seq=2)}
+    early = forming(last_reports=reports, budget={"1": spend("collective", at=1000)})
+    found = late_fault(make_cluster(["n1", "n2"], early, served=1000), early, WALL)
+    assert found is not None
+    assert (found.outcome.code, bool(found.fail), found.awaits) == (3, True, ("n2",))
+    by_policy = forming(last_reports=reports, restarts=4, spec=make_spec(policies=FAIL_ON_3))
+    assert late_fault(make_cluster(["n1", "n2"], by_policy), by_policy, WALL) is not None
+    neither = forming(last_reports=reports, restarts=4)
+    assert late_fault(make_cluster(["n1", "n2"], neither), neither, WALL) is None
+
+
+@pytest.mark.parametrize("kind", ["collective", "worker_failed", "hang", "pod_failed"])
+def test_a_node_that_has_not_answered_since_was_the_cause(kind: str) -> None:
+    job = forming(budget={"1": spend(kind)}, restarts=1)
+    assert late_fault(make_cluster(["n1", "n2"], job), job, WALL) is None
+    found = late_fault(make_cluster(["n1", "n2"], job, lapsed=["n2"]), job, WALL)
+    assert found is not None
+    assert (found.cause.kind, found.cause.node, found.spend.counts) == ("node_lost", "n2", False)
+    assert late_fault(make_cluster(["n1", "n2"], job, lapsed=["n1"]), job, WALL) is None, "n1 outlived the fault"
+    reborn = [make_node("n1"), make_node("n2", of_life="reborn")]
+    assert late_fault(make_cluster(reborn, job), job, WALL) is not None, "the life that was in the gang is gone"
+
+
+def test_the_cause_that_is_shown_is_the_one_that_was_judged() -> None:
+    first = Cause(kind="collective", text="rank 2 lost its peers", node="n2", rank=2)
+    head = make_head(["n1", "n2"], number=2).model_copy(update={"cause": first})
+    entry = Spend(at=NOW, wall=WALL, kind="pod_failed", counts=True, node="n1", text="the shim ended")
+    job = make_job("running", head, last_number=1)
+    assert judged_cause(job) == first
+    judged = judged_cause(job.model_copy(update={"budget": {"1": entry}}))
+    assert judged == Cause(kind="pod_failed", text="the shim ended", node="n1")
+    scaled = head.model_copy(update={"cause": Cause(kind="scale", text="scaled")})
+    assert judged_cause(job.model_copy(update={"head": scaled, "budget": {"1": entry}})) == scaled.cause, "no fault"
+    ended = job.model_copy(update={"last_number": 2, "budget": {"2": entry}})
+    assert judged_cause(ended) == first, "of the next generation, which is not there yet"
+    assert judged_cause(make_job("queued")) is None
+
+
+def test_nothing_is_late() -> None:
+    assert late_fault(make_cluster([]), make_job(), WALL) is None
+    free = forming(budget={"1": spend("node_lost", counts=False)})
+    assert late_fault(make_cluster([], free), free, WALL) is None

@@ -1,0 +1,617 @@
+"""Queues that have less than their part get it back: from whom, how much, and what nobody loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model.constraints import Constraints, Match
+from nodeagent.model.job import JobRecord, Scale, Spend
+from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
+from nodeagent.model.timing import millis
+from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.fairshare.queues import Part, entitlements
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.ledger import Sharing
+from nodeagent.plan.queueing.queue import ASSEMBLE, queue
+from nodeagent.plan.steps import End, Propose
+from tests.unit.plan.build import (
+    NOW,
+    PREPARING,
+    READY,
+    REPEATABLE,
+    WALL,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+    spend,
+)
+
+A, B = Queue(name="a"), Queue(name="b")
+
+
+def job(
+    name: str, least: int, on: Iterable[int] = (), *, most: int = 0, order: int = 0, priority: int = 0
+) -> JobRecord:
+    """A job of the queue that its name begins with: ``a1`` of ``a``. It runs on these nodes, one slot on each."""
+    nodes = [f"n{i}" for i in on]
+    spec = make_spec(name=name, size=(least, max(least, most, len(nodes))), priority=priority)
+    spec = spec.model_copy(update={"queue": name[:1]})
+    head = make_head(nodes) if nodes else None
+    return make_job("running" if nodes else "queued", head, spec=spec, uid=f"u-{name}", order=order)
+
+
+def formed(one: JobRecord, since: int) -> JobRecord:
+    """Its gang runs since then, though the job has run before."""
+    assert one.head is not None
+    head = one.head.model_copy(update={"since": since})
+    return one.model_copy(update={"head": head, "first_active": 0})
+
+
+def cluster(count: int, queues: Iterable[Queue], *jobs: JobRecord) -> Cluster:
+    nodes = [make_node(f"n{i}", slots=1, ready={j.uid: READY for j in jobs}) for i in range(1, count + 1)]
+    return replace(make_cluster(nodes, *jobs), queues=Queues(rev=1, queues=tuple(queues)))
+
+
+def part(nodes: float) -> Part:
+    """Of a cluster whose nodes have one slot each."""
+    return Part(0, nodes, nodes)
+
+
+def test_parts_are_by_weight_of_queues_that_have_jobs() -> None:
+    tree = [A, Queue(name="b", weight=3), Queue(name="x", parent="b"), Queue(name="y", parent="b"), Queue(name="c")]
+    view = cluster(8, tree, job("a1", 1), job("x1", 1), job("y1", 1))
+    assert entitlements(view) == {"a": part(2), "b": part(6), "x": part(3), "y": part(3)}
+    assert entitlements(cluster(8, tree, job("a1", 1))) == {"a": part(8)}
+    ended, paused = job("x1", 1).model_copy(update={"phase": "succeeded"}), job("y1", 1)
+    paused = paused.model_copy(update={"control": paused.control.model_copy(update={"desired": "pause"})})
+    assert entitlements(cluster(8, tree, job("a1", 1), ended, paused)) == {"a": part(8)}
+
+
+def test_an_elastic_job_shrinks_first_and_only_to_the_others_part() -> None:
+    view = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
+    assert sharing(view).gives == {"u-a1": {"n6": "u-b1", "n5": "u-b1"}}
+    step = decide(view, view.jobs["u-a1"], WALL).step
+    assert isinstance(step, Propose)
+    assert sorted(step.members) == ["n1", "n2", "n3", "n4"]
+    assert (step.planned, step.cause.text) == (True, "n5, n6 given back: job b1 needs it")
+    assert sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 4))).gives == {}, "more than its part"
+    heavy = [A, Queue(name="b", weight=2)]
+    assert len(sharing(cluster(6, heavy, job("a1", 1, range(1, 7)), job("b1", 4))).gives["u-a1"]) == 4
+
+
+def test_one_that_runs_on_too_few_nodes_gets_its_queues_part_back() -> None:
+    few = job("b1", 1, [6], most=4)
+    view = cluster(6, [A, B], job("a1", 1, range(1, 6)), few)
+    assert sharing(view).gives == {"u-a1": {"n5": "u-b1", "n4": "u-b1"}}, "three of six nodes are its part"
+    guaranteed = [A, Queue(name="b", guarantee=Amount(nodes=4))]
+    view = cluster(6, guaranteed, job("a1", 1, range(1, 6)), few)
+    assert len(sharing(view).gives["u-a1"]) == 3, "and four, where so many are guaranteed"
+    assert sharing(cluster(6, [A, B], job("a1", 5, range(1, 6)), few)) == Sharing(), "no whole job is stopped for it"
+    mine = job("a1", 1, range(1, 6)), job("a2", 1, [6], most=4)
+    assert sharing(cluster(6, [A, B], *mine, job("b1", 9))).gives == {}, "nor does its own queue give to it"
+    line = [job(f"b{i}", 9, order=i) for i in range(2, 40)]
+    view = cluster(6, [A, B], job("a1", 1, range(1, 6)), few, *line)
+    assert len(sharing(view).gives["u-a1"]) == 2, "whatever waits"
+
+
+def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
+    first, second = job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1)
+    view = cluster(6, [A, B], first, second, job("b1", 2, order=2))
+    assert (sharing(view).stops, sharing(view).gives) == ({"u-a2": "u-b1"}, {}), "the younger one"
+    step = decide(view, second, WALL).step
+    assert isinstance(step, End)
+    assert (step.phase, step.planned) == ("holding", True)
+    assert step.spend is not None
+    assert not step.spend.counts
+    assert step.reason == "made room: job b1 of queue b is entitled to its nodes"
+    assert decide(view, first, WALL).step is None
+
+
+def test_a_scale_in_that_cannot_be_carried_out_keeps_nobody_from_its_nodes() -> None:
+    """It would need another node for the one that is to leave."""
+    leaves = Scale(request="r", want=3, before=3, state="pending", leaving=("n3",))
+    one = job("a1", 3, [1, 2, 3])
+    one = one.model_copy(update={"control": one.control.model_copy(update={"scale": leaves})})
+    view = cluster(3, [A, Queue(name="b", guarantee=Amount(nodes=1))], one, job("b1", 1, order=1))
+    step = decide(view, one, WALL).step
+    assert isinstance(step, End)
+    assert step.reason == "made room: job b1 of queue b is entitled to its nodes"
+    alone = decide(cluster(3, [A, B], one), one, WALL)
+    assert (alone.step, alone.why[0][:26]) == (None, "not yet n3 scaled in by an")
+
+
+def stopped(one: JobRecord, at: int, *others: str) -> JobRecord:
+    """It made room for these jobs (uids) then, and waits again."""
+    assert one.head is not None
+    note = Spend(at=at, wall=WALL, kind="share", counts=False, room_for=others)
+    head = one.head.model_copy(update={"state": "ended"})
+    return one.model_copy(update={"phase": "holding", "head": head, "budget": {str(head.number): note}, "since": at})
+
+
+def test_who_room_was_made_for_is_first_in_line() -> None:
+    """Whatever queues have, and used before: else who made room would start again, and be stopped again."""
+    waits, other = job("b1", 2, order=5).model_copy(update={"since": NOW - 100}), job("a3", 1, order=1)
+    high = A.model_copy(update={"priority": 9})
+    for at, names in ((NOW, "b1 a2 a3"), (NOW - 200, "a2 a3 b1")):
+        gave = stopped(job("a2", 3, [4, 5, 6]), at, "u-b1")
+        view = cluster(6, [high, B], job("a1", 3, [1, 2, 3]), gave, other, waits)
+        assert " ".join(w.job.name for w in queue(view)) == names, "only if it waited already then"
+
+
+def test_who_gives_nodes_says_for_whom() -> None:
+    whole = cluster(6, [A, B], job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1), job("b1", 2, order=2))
+    elastic = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
+    for view, donor in ((whole, "u-a2"), (elastic, "u-a1")):
+        step = decide(view, view.jobs[donor], WALL).step
+        assert isinstance(step, Propose | End)
+        assert step.spend is not None
+        assert step.spend.room_for == ("u-b1",)
+
+
+def test_of_one_queue_that_of_less_priority_goes() -> None:
+    jobs = job("a1", 3, [1, 2, 3], priority=-5), job("a2", 3, [4, 5, 6], order=1)
+    assert sharing(cluster(6, [A, B], *jobs, job("b1", 2))).stops == {"u-a1": "u-b1"}
+
+
+def test_nobody_is_stopped_before_it_has_run_for_a_while() -> None:
+    fresh = formed(job("a1", 6, range(1, 7)), NOW - 1000)
+    view = cluster(6, [A, B], fresh, job("b1", 2))
+    decision = decide(view, fresh, WALL)
+    assert decision.step is None
+    assert decision.at == NOW - 1000 + MIN_RUNTIME * 1000
+    later = replace(view, served=decision.at)
+    assert isinstance(decide(later, fresh, WALL).step, End)
+
+
+@pytest.mark.parametrize(
+    ("queues", "seconds"),
+    [
+        ([A.model_copy(update={"min_runtime": 600.0}), B], 600),
+        ([A.model_copy(update={"min_runtime": 0.0}), B.model_copy(update={"min_runtime": 600.0})], 0),
+        ([Queue(name="p", min_runtime=90.0), A.model_copy(update={"parent": "p"}), B], 90),
+        ([Queue(name="p", min_runtime=90.0), A.model_copy(update={"parent": "p", "min_runtime": 5.0}), B], 5),
+        ([Queue(name="p"), A.model_copy(update={"parent": "p"}), B], 60),
+    ],
+)
+def test_for_how_long_is_its_queues_to_say(queues: list[Queue], seconds: int) -> None:
+    """Its own, or what is above it; not the queue's for which it is stopped."""
+    one = formed(job("a1", 6, range(1, 7)), NOW)
+    view = cluster(6, queues, one, job("b1", 2))
+    before = replace(view, served=NOW + 1000 * seconds - 1)
+    assert decide(before, one, WALL).step is None
+    if seconds:
+        assert decide(before, one, WALL).at == NOW + 1000 * seconds
+        assert f"makes room when it has run for {seconds} s" in decide(before, one, WALL).why[0]
+    assert isinstance(decide(replace(view, served=NOW + 1000 * seconds), one, WALL).step, End)
+
+
+def test_a_resize_begins_no_new_while() -> None:
+    since = NOW - millis(MIN_RUNTIME)
+    resized = formed(job("a1", 6, range(1, 7)), NOW - 1000)
+    for began, stops in ((since, True), (since + 1, False), (None, False)):
+        one = resized.model_copy(update={"running_since": began})
+        decision = decide(cluster(6, [A, B], one, job("b1", 2)), one, WALL)
+        assert isinstance(decision.step, End) == stops, began
+
+
+@pytest.mark.parametrize(
+    ("queues", "why"),
+    [
+        ([Queue(name="a", reclaimable=False), B], "it may not be taken from"),
+        ([Queue(name="a", guarantee=Amount(nodes=6)), B], "all of it is guaranteed"),
+        ([A, Queue(name="b", capability=Amount(nodes=1))], "it may not have more"),
+        ([A, Queue(name="b", weight=0.1)], "it is not entitled to that much"),
+    ],
+)
+def test_what_keeps_a_queue_from_taking(queues: list[Queue], why: str) -> None:
+    found = sharing(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2)))
+    assert (found.gives, found.stops) == ({}, {}), why
+
+
+def test_what_is_guaranteed_is_had_whatever_the_weight() -> None:
+    queues = [A, Queue(name="b", weight=0.01, guarantee=Amount(nodes=2))]
+    assert len(sharing(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2))).gives["u-a1"]) == 2
+
+
+def test_no_job_of_a_queue_takes_from_its_own() -> None:
+    found = sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("a2", 2)))
+    assert (found.gives, found.stops) == ({}, {})
+
+
+C = Queue(name="c")
+
+
+def ones(name: str, on: Iterable[int], order: int = 0) -> list[JobRecord]:
+    """Jobs of one node each that run."""
+    return [job(f"{name}{i}", 1, [i], order=order + i) for i in on]
+
+
+def test_what_cannot_be_divided_by_weight_goes_to_who_has_less_than_its_part() -> None:
+    """Of four nodes each of three queues is to have one and a third: 3, 1, 0 becomes 2, 1, 1."""
+    jobs = [*ones("a", range(1, 4)), *ones("b", [4])]
+    assert sharing(cluster(4, [A, B, C], *jobs, job("c9", 1, order=9))).stops == {"u-a3": "u-c9"}
+    assert sharing(cluster(4, [A, B, C], *jobs, job("b9", 1, order=9))).stops == {"u-a3": "u-b9"}
+    level = [*ones("a", [1, 2]), *ones("b", [3]), *ones("c", [4])]
+    for name in "abc":
+        assert sharing(cluster(4, [A, B, C], *level, job(f"{name}9", 1, order=9))).stops == {}, "and it stays so"
+
+
+def test_of_equal_shares_who_has_less_gets_it() -> None:
+    """Of five nodes a is to have 2.9, b 0.7 and c 1.4. Their shares would be equal if b got one of a's four."""
+    queues = [Queue(name="a", weight=2), Queue(name="b", weight=0.5), C]
+    jobs = [*ones("a", [1, 2, 3, 4]), *ones("c", [5]), job("b9", 1, order=9)]
+    assert sharing(cluster(5, queues, *jobs)).stops == {"u-a4": "u-b9"}
+
+
+def test_who_gives_for_that_keeps_its_part() -> None:
+    """Of five nodes each of two queues is to have two and a half: who has three keeps them."""
+    jobs = [*ones("a", [1, 2, 3]), *ones("b", [4, 5])]
+    assert sharing(cluster(5, [A, B], *jobs, job("b9", 1, order=9))).stops == {}
+    heavy = Queue(name="b", weight=4)
+    assert sharing(cluster(6, [A, heavy], *ones("a", [1, 2]), *ones("b", [3, 4, 5, 6]), job("b9", 1))).stops == {}
+
+
+def test_a_gang_gets_no_more_than_part_of_one_node_so() -> None:
+    """Of seven nodes each of three queues is to have two and a third."""
+    jobs = [*ones("a", range(1, 7)), *ones("b", [7])]
+    assert sharing(cluster(7, [A, B, C], *jobs, job("c9", 4, order=9))).stops == {}
+    assert len(sharing(cluster(7, [A, B, C], *jobs, job("c9", 3, order=9))).stops) == 3
+
+
+def test_priority_keeps_no_queue_from_its_part() -> None:
+    """a8 is before b9 in line and entitled to nothing. What a4 gives is b9's: it is first of all then."""
+    jobs = [*ones("a", range(1, 5)), job("b9", 1, order=9), job("a8", 1, order=8, priority=5)]
+    assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
+
+
+def test_nothing_is_done_where_it_would_not_be_enough() -> None:
+    """a may give one of its six nodes, and b9 needs two."""
+    guarded = Queue(name="a", guarantee=Amount(nodes=5))
+    jobs = [*ones("a", range(1, 7)), *ones("b", [7, 8])]
+    assert sharing(cluster(8, [guarded, B], *jobs, job("b9", 2, order=9))).stops == {}
+    assert sharing(cluster(8, [guarded, B], *jobs, job("b9", 1, order=9))).stops == {"u-a6": "u-b9"}
+
+
+def test_a_queue_within_its_part_gives_nothing() -> None:
+    """c has b's part and may not be taken from; a has its own, though a job of it could be smaller."""
+    keeps = Queue(name="c", reclaimable=False)
+    found = sharing(cluster(6, [A, B, keeps], job("a1", 1, [1, 2]), job("c1", 1, range(3, 7)), job("b9", 1, order=9)))
+    assert (found.gives, found.stops) == ({}, {})
+
+
+def test_what_one_job_is_to_get_counts_for_the_next() -> None:
+    """a has all six nodes, two of which are b's part: two of b's four jobs get one. c waits for more than there are."""
+    jobs = [*ones("a", range(1, 7)), *(job(f"b{i}", 1, order=10 + i) for i in range(4)), job("c1", 9, order=20)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-a6": "u-b0", "u-a5": "u-b1"}
+
+
+def test_who_is_most_above_its_part_gives_first() -> None:
+    jobs = [*ones("a", [1, 2, 3], order=50), *ones("c", range(4, 9)), job("b9", 1, order=9)]
+    assert sharing(cluster(8, [A, B, C], *jobs)).stops == {"u-c8": "u-b9"}, "though a's jobs are younger"
+
+
+def test_nobody_gives_anything_who_is_not_needed() -> None:
+    """The job of four nodes makes room: then neither the younger one has to, nor the elastic one to give a node."""
+    four, one, heavy = job("a1", 4, range(1, 5)), job("a2", 1, [5], order=2), Queue(name="b", weight=4)
+    assert sharing(cluster(5, [A, heavy], four, one, job("b9", 4, order=9))).stops == {"u-a1": "u-b9"}
+    found = sharing(cluster(6, [A, heavy], four, job("a2", 1, [5, 6], order=2), job("b9", 4, order=9)))
+    assert (found.stops, found.gives) == ({"u-a1": "u-b9"}, {})
+
+
+def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
+    """What the queue and its sibling have together is not the sibling's business."""
+    tree = [Queue(name="p"), Queue(name="a", parent="p"), Queue(name="b", parent="p"), C]
+    jobs = [job("a1", 1, range(1, 6)), job("c1", 1, [6])]
+    assert sharing(cluster(6, tree, *jobs, job("b9", 1, order=9))).gives == {"u-a1": {"n5": "u-b9"}}
+    assert sharing(cluster(6, tree, *jobs, job("b9", 3, order=9))).gives == {}, "not more than its part"
+
+
+def test_what_others_of_the_queue_get_from_idle_nodes_counts() -> None:
+    """Two of six nodes are b's part: one is idle, and so only one more is taken. c waits for more than there are."""
+    jobs = [*ones("a", range(1, 6)), *(job(f"b{i}", 1, order=i) for i in (7, 8, 9)), job("c1", 9, order=20)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-a5": "u-b8"}
+
+
+def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
+    """a1 gives what it has borrowed to b6. Then a has its part, and what b7 needs is c's."""
+    spec = make_spec(name="a1", size=(1, 2)).model_copy(update={"queue": "a"})
+    nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
+    spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
+    lends = make_job("running", make_head(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
+    jobs = [lends, *ones("a", [3], order=50), job("b8", 1, order=8), job("b9", 1, order=9), *ones("c", [4, 5, 6])]
+    found = sharing(cluster(6, [A, B, C], *jobs))
+    assert (found.gives, found.stops) == ({"u-a1": {"n2": "u-b8"}}, {"u-c6": "u-b9"})
+
+
+def test_what_a_job_leaves_is_no_longer_its_queues() -> None:
+    """a3 has made room, and its workers still stop. b8 gets its node, and what b9 needs is c's: a has its part."""
+    leaves = make_job("holding", make_head(["n3"], state="ended", holders=["n3"]), spec=job("a3", 1).spec, uid="u-a3")
+    jobs = [*ones("a", [1, 2], order=50), leaves, *ones("c", [4, 5, 6]), job("b8", 1, order=8), job("b9", 1, order=9)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-c6": "u-b9"}
+
+
+def test_nobody_has_part_of_one_node_more_before_all_have_their_parts() -> None:
+    """Parts are 3.33, 0.56 and 1.11 of five nodes: b gives one to a and one to c, though two of a are before c."""
+    tree = [Queue(name="a", weight=3.0), Queue(name="b", weight=0.5), C]
+    waiting = [job("a6", 1, order=6), job("a7", 1, order=7), job("c8", 1, order=8)]
+    found = sharing(cluster(5, tree, *ones("a", [1, 2], order=1), *ones("b", [3, 4, 5], order=3), *waiting))
+    assert sorted(found.stops.values()) == ["u-a6", "u-c8"]
+    assert {uid[:3] for uid in found.stops} == {"u-b"}
+
+
+def test_who_has_made_room_lets_others_get_ready() -> None:
+    """Its own pods are ready there still: it would take its nodes again."""
+    entry = spend("share", counts=False)
+    stopped = job("a9", 1, order=9).model_copy(
+        update={"phase": "holding", "since": NOW - 1000, "last_number": 1, "budget": {"1": entry}}
+    )
+    long = job("b1", 1).model_copy(update={"since": 0})
+    view = cluster(2, [A, B], *ones("a", [2]), long, stopped)
+    slow = make_node("n1", slots=1, ready={"u-a9": READY})
+    view = replace(view, nodes={**view.nodes, "n1": slow}, notes=Notes())
+    decision = decide(view, stopped, WALL)
+    assert (decision.step, decision.at) == (None, stopped.since + millis(ASSEMBLE))
+    assert decision.why[0].startswith("job b1 is before it in the queue")
+    assert isinstance(decide(replace(view, served=decision.at), stopped, WALL).step, Propose), "not for ever"
+    lost = stopped.model_copy(update={"budget": {"1": spend("node_lost", counts=False)}})
+    other = replace(view, jobs={**view.jobs, "u-a9": lost}, notes=Notes())
+    assert isinstance(decide(other, lost, WALL).step, Propose), "b1 has been waited for"
+
+
+QUEUES = st.lists(st.tuples(st.floats(0.5, 4), st.integers(0, 3), st.booleans()), min_size=2, max_size=3)
+RUNNING = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5), st.booleans()), max_size=5)
+WAITING = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=5)
+
+
+def in_roles(one: JobRecord) -> JobRecord:
+    """With the same needs, but of two roles, one of which has a single place."""
+    size = one.spec.nodes.min
+    if size == 1 or one.spec.elastic:
+        return one
+    parts = {"x": 1, "y": size - 1}
+    roles = tuple(one.spec.role.of_places(count).model_copy(update={"name": name}) for name, count in parts.items())
+    return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
+
+
+@REPEATABLE
+@given(queues=QUEUES, running=RUNNING, waiting=WAITING, idle=st.integers(0, 3), roles=st.booleans())
+def test_what_must_hold_of_every_view(
+    queues: list[tuple[float, int, bool]],
+    running: list[tuple[int, int, bool]],
+    waiting: list[tuple[int, int]],
+    idle: int,
+    roles: bool,
+) -> None:
+    """Weight, guarantee and reclaimable of queues; queue, size and elasticity of jobs that run; queue and least of
+    those that wait. ``roles``: jobs that are not elastic have two."""
+    tree = [
+        Queue(name="abc"[i], weight=w, guarantee=Amount(nodes=g), reclaimable=r) for i, (w, g, r) in enumerate(queues)
+    ]
+    jobs: list[JobRecord] = []
+    used = 0
+    for at, (which, size, elastic) in enumerate(running):
+        on = range(used + 1, used + size + 1)
+        used += size
+        jobs.append(job(f"{'abc'[which % len(tree)]}r{at}", 1 if elastic else size, on, order=at))
+    jobs += [job(f"{'abc'[which % len(tree)]}w{at}", size, order=50 + at) for at, (which, size) in enumerate(waiting)]
+    sizes = {one.uid: one.spec.nodes.min for one in jobs}
+    jobs = [in_roles(one) if roles else one for one in jobs]
+    total = used + idle
+    view = cluster(total, tree, *jobs)
+    found = sharing(view)
+    by_uid, due = {one.uid: one for one in jobs}, {name: one.nodes for name, one in entitlements(view).items()}
+
+    def of(uid: str) -> str:
+        return queue_of(by_uid[uid].spec.queue)
+
+    def has(name: str) -> int:
+        heads = [one.head for one in jobs if one.head is not None and of(one.uid) == name]
+        return sum(len(head.members) for head in heads)
+
+    lost: dict[str, int] = {}
+    for uid, nodes in found.gives.items():
+        head = by_uid[uid].head
+        assert head is not None
+        assert len(head.members) - len(nodes) >= sizes[uid]
+        lost[of(uid)] = lost.get(of(uid), 0) + len(nodes)
+    for uid in found.stops:
+        head = by_uid[uid].head
+        assert head is not None
+        lost[of(uid)] = lost.get(of(uid), 0) + len(head.members) - len(found.gives.get(uid, ()))
+    takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
+    guaranteed = {queue.name: queue.guarantee.nodes or 0 for queue in tree}
+    owned = any(has(of(uid)) + sizes[uid] <= guaranteed[of(uid)] for uid in takers)
+    for one in tree:
+        if one.name in lost:
+            assert one.reclaimable
+            assert has(one.name) - lost[one.name] >= (one.guarantee.nodes or 0), "nothing that is guaranteed"
+            assert owned or has(one.name) > due[one.name], "only from one that had more than its part"
+    for uid in takers:
+        name, needs = of(uid), sizes[uid]
+        assert has(name) + needs < max(due[name] + 1, guaranteed[name] + 1), "up to its part only, to one node"
+        given = [of(donor) for donor, nodes in found.gives.items() for one in nodes.values() if one == uid]
+        assert len(given) <= needs, "no more than it needs"
+        stopped = {donor: len(by_uid[donor].head.members) for donor, one in found.stops.items() if one == uid}  # type: ignore[union-attr]
+        gained = len(given) + sum(n - len(found.gives.get(donor, ())) for donor, n in stopped.items())
+        assert gained >= needs - idle, "never in vain"
+        assert all(gained - n < needs for n in stopped.values()), "nobody who is not needed"
+    turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
+    assert sharing(turned) == found, "whatever order they are read in"
+
+
+# --- under a capability
+
+
+TEAM = [Queue(name="p", capability=Amount(nodes=4)), Queue(name="a", parent="p"), Queue(name="b", parent="p")]
+"""Two queues that may have four nodes together."""
+
+
+def auto(name: str, on: Iterable[int]) -> JobRecord:
+    """It has one node of its own; the others that it runs on are borrowed."""
+    spec = make_spec(name=name, size=(1, 8)).model_copy(update={"queue": name[:1]})
+    nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
+    spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
+    return make_job("running", make_head([f"n{i}" for i in on]), spec=spec, uid=f"u-{name}", target=1)
+
+
+def test_nobody_borrows_over_a_capability() -> None:
+    one = auto("a1", [1, 2])
+    assert sharing(cluster(6, [Queue(name="a", capability=Amount(nodes=2)), B], one)).takes == {}
+    assert sharing(cluster(6, [Queue(name="a", capability=Amount(nodes=4)), B], one)).takes == {"u-a1": ("n3", "n4")}
+
+
+def test_nobody_borrows_what_one_that_waits_may_have() -> None:
+    view = cluster(6, [Queue(name="a", capability=Amount(nodes=4)), B], auto("a1", [1, 2]), job("a2", 1))
+    assert sharing(view).takes == {"u-a1": ("n4",)}, "n3 is for a2, and a may have no more than four"
+
+
+def test_borrowed_nodes_come_back_for_one_that_a_capability_bars() -> None:
+    few = [Queue(name="a", capability=Amount(nodes=4)), B]
+    for nodes, why in ((6, "others are idle: which come back does not matter"), (4, "it gets those")):
+        view = cluster(nodes, few, auto("a1", [1, 2, 3, 4]), job("a2", 2))
+        assert sharing(view).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}, why
+    other = cluster(8, few, auto("b1", [5, 6, 7, 8]), job("a1", 4, [1, 2, 3, 4]), job("a2", 2))
+    assert sharing(other) == Sharing(), "what another queue borrows would not help"
+
+
+def test_what_comes_back_need_not_be_what_the_other_can_use() -> None:
+    few = [Queue(name="a", capability=Amount(nodes=4)), B]
+    waits = job("a2", 2)
+    role = waits.spec.role.model_copy(
+        update={"placement": Constraints(require=(Match(label="node", values=("n[5-6]",)),))}
+    )
+    waits = waits.model_copy(update={"spec": waits.spec.model_copy(update={"roles": (role,)})})
+    assert sharing(cluster(6, few, auto("a1", [1, 2, 3, 4]), waits)).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}
+    assert sharing(cluster(5, few, auto("a1", [1, 2, 3, 4]), waits)) == Sharing(), "n6 is not there"
+
+
+def test_borrowed_nodes_come_back_from_other_queues_as_well_as_far_as_they_help() -> None:
+    five = [TEAM[0].model_copy(update={"capability": Amount(nodes=5)}), *TEAM[1:], C]
+    view = cluster(6, five, auto("a1", [1, 2]), auto("c1", [3, 4, 5, 6]), job("b1", 4))
+    assert sharing(view).gives == {"u-a1": {"n2": "u-b1"}, "u-c1": dict.fromkeys(["n6", "n5", "n4"], "u-b1")}
+
+
+@pytest.mark.parametrize(("made_for", "starts"), [(("u-b1",), False), ((), True)])
+def test_who_has_failed_does_not_come_back_into_what_was_given_up(made_for: tuple[str, ...], starts: bool) -> None:
+    """a1 has failed, and a2 made room for b1, which still gets ready: p has one node left."""
+    given = spend("share", counts=False).model_copy(update={"room_for": made_for, "at": NOW - 500})
+    gone = {"phase": "holding", "since": NOW - 1000, "last_number": 1}
+    ended = {n: make_head([n], state="ended", since=NOW - 1000) for n in ("n1", "n2")}
+    failed = job("a1", 1).model_copy(update={**gone, "head": ended["n1"], "budget": {"1": spend("worker")}})
+    donor = job("a2", 1, order=1).model_copy(update={**gone, "head": ended["n2"], "budget": {"1": given}})
+    waits = job("b1", 1, order=9).model_copy(update={"since": 0})
+    jobs = [failed, donor, waits, *ones("a", [3, 4, 5], order=5)]
+    view = cluster(6, TEAM, *jobs)
+    slow = {n: make_node(n, slots=1, ready={"u-a1": READY, "u-a2": READY, "u-b1": PREPARING}) for n in view.nodes}
+    view = replace(view, nodes=slow, notes=Notes())
+    assert isinstance(decide(view, failed, WALL).step, Propose) == starts
+
+
+def test_nobody_borrows_what_a_queue_keeps() -> None:
+    jobs = job("a1", 2, [1, 2]), auto("a2", [3]).model_copy(update={"order": 1})
+    assert sharing(cluster(8, TEAM, *jobs)).takes == {"u-a2": ("n4",)}
+    assert sharing(cluster(8, TEAM, *jobs, job("b1", 4, order=2))).takes == {}, "four are kept for b1"
+
+
+def test_queues_share_what_they_may_have_together() -> None:
+    elastic = cluster(8, TEAM, job("a1", 1, range(1, 5)), job("b1", 2))
+    assert sharing(elastic).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}
+    assert sharing(cluster(8, TEAM, job("a1", 1, range(1, 5)), job("b1", 3))).gives == {}, "two are its part"
+    whole = cluster(8, TEAM, job("a1", 2, [1, 2]), job("a2", 2, [3, 4], order=1), job("b1", 2))
+    assert (sharing(whole).stops, sharing(whole).gives) == ({"u-a2": "u-b1"}, {})
+    c1 = job("c1", 1, range(5, 9))
+    busy = cluster(8, [*TEAM, C], job("a1", 1, range(1, 5)), c1, job("b1", 2))
+    assert sharing(busy).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}, "from whom it helps"
+    free = cluster(8, [*TEAM, C], job("a1", 2, [1, 2]), job("c1", 1, range(3, 9)), job("b1", 2))
+    assert sharing(free).gives == {"u-c1": {"n8": "u-b1", "n7": "u-b1"}}, "the four are not all in use"
+
+
+def test_a_guarantee_is_had_under_a_capability() -> None:
+    tree = [*TEAM[:2], Queue(name="b", parent="p", weight=0.01, guarantee=Amount(nodes=3))]
+    assert len(sharing(cluster(8, tree, job("a1", 1, range(1, 5)), job("b1", 3))).gives["u-a1"]) == 3
+
+
+def test_nobody_gives_what_a_capability_keeps_from_the_other() -> None:
+    tree = [Queue(name="a", capability=Amount(nodes=2)), B]
+    short = job("a1", 1, [7, 8], most=4)
+    assert sharing(cluster(8, tree, job("b1", 1, range(1, 7)), short)) == Sharing()
+    more = [Queue(name="a", capability=Amount(nodes=3)), B]
+    assert sharing(cluster(8, more, job("b1", 1, range(1, 7)), short)).gives == {"u-b1": {"n6": "u-a1"}}
+    two = cluster(6, tree, job("b1", 1, range(1, 7)), job("a1", 2), job("a2", 2, order=1))
+    assert len(sharing(two).gives["u-b1"]) == 2, "for the first of them: the second may not start beside it"
+
+
+def test_nobody_gives_what_is_less_than_the_other_needs_under_a_capability() -> None:
+    """A node that comes back with one slot does not make room for a member that takes two."""
+    wide = make_spec(name="a2", size=(1, 2), workers=2).model_copy(update={"queue": "a"})
+    short = make_job("running", make_head(["n3"], workers=2), spec=wide, uid="u-a2", target=2)
+    lender = auto("a1", [1, 2])
+    for slots, gives in ((4, {}), (5, {"u-a1": {"n2": "u-a2"}})):
+        view = cluster(3, [Queue(name="a", capability=Amount(slots=slots)), B], lender, short)
+        nodes = {name: make_node(name, slots=2, ready={"u-a1": READY, "u-a2": READY}) for name in view.nodes}
+        assert sharing(replace(view, nodes=nodes, notes=Notes())).gives == gives, slots
+
+
+def test_a_part_is_no_more_than_a_capability_and_others_have_the_rest() -> None:
+    jobs = job("a1", 1), job("b1", 1), job("c1", 1)
+    assert entitlements(cluster(8, [*TEAM, C], *jobs)) == {"p": part(4), "a": part(2), "b": part(2), "c": part(4)}
+    small = Queue(name="p", capability=Amount(nodes=2))
+    found = entitlements(cluster(8, [small, *TEAM[1:], C], *jobs))
+    assert {name: one.nodes for name, one in found.items()} == {"p": 2, "a": 1, "b": 1, "c": 6}
+
+
+CAPS = st.tuples(st.integers(1, 6), st.one_of(st.none(), st.integers(1, 6)))
+
+
+@REPEATABLE
+@given(caps=CAPS, running=RUNNING, waiting=WAITING, idle=st.integers(0, 3), roles=st.booleans())
+def test_what_must_hold_of_every_view_with_capabilities(
+    caps: tuple[int, int | None],
+    running: list[tuple[int, int, bool]],
+    waiting: list[tuple[int, int]],
+    idle: int,
+    roles: bool,
+) -> None:
+    """``caps``: of the parent of a and b, and of a. ``roles``: jobs that are not elastic have two."""
+    mine = Queue(name="a", parent="p", capability=Amount(nodes=caps[1]))
+    tree = [Queue(name="p", capability=Amount(nodes=caps[0])), mine, Queue(name="b", parent="p"), C]
+    jobs, used = list[JobRecord](), 0
+    for at, (which, size, elastic) in enumerate(running):
+        on = range(used + 1, used + size + 1)
+        used += size
+        name = f"{'abc'[which]}r{at}"
+        one = auto(name, on) if elastic else job(name, size, on)
+        jobs.append(one.model_copy(update={"order": at}))
+    jobs += [job(f"{'abc'[which]}w{at}", size, order=50 + at) for at, (which, size) in enumerate(waiting)]
+    sizes = {one.uid: one.spec.nodes.min for one in jobs}
+    jobs = [in_roles(one) if roles else one for one in jobs]
+    view = cluster(used + idle, tree, *jobs)
+    found, path = sharing(view), {"a": "pa", "b": "pb", "c": "c"}
+    has = dict.fromkeys("pabc", 0)
+    for one in jobs:
+        for name in path[one.spec.queue]:
+            has[name] += len(one.head.members) if one.head is not None else 0
+    after = dict(has)
+    takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
+    for one in jobs:
+        members = len(one.head.members) if one.head is not None else 0
+        less = members if one.uid in found.stops else len(found.gives.get(one.uid, ()))
+        gets = sizes[one.uid] if one.uid in takers and one.head is None else 0
+        gets += len(found.takes.get(one.uid, ()))
+        for name in path[one.spec.queue]:
+            after[name] += gets - less
+    for name, cap in (("p", caps[0]), ("a", caps[1])):
+        assert cap is None or after[name] <= max(cap, has[name]), f"{name} has no more than it may"
+        for uid in takers:
+            if cap is not None and name in path[view.jobs[uid].spec.queue]:
+                assert after[name] <= cap, "nobody gives anything for one that may not have it"
+    turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
+    assert sharing(turned) == found, "whatever order they are read in"

@@ -1,0 +1,238 @@
+"""Who keeps a generation: chosen by rank, filled up with others, replaced by one node only, let go of when needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.world import Head
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.nodes.failsafe import better, choose, chooser, must_let_go, silence
+from nodeagent.plan.steps import Activate, Propose
+from tests.unit.plan.build import SUCCEEDED, WALL, life, make_cluster, make_head, make_job, make_node
+
+
+def peers(*names: str) -> list[NodeRecord]:
+    return [make_node(n, peer=True) for n in names]
+
+
+def lives(*names: str) -> dict[str, str]:
+    return {n: life(n) for n in names}
+
+
+# --- choosing
+
+
+def test_members_are_asked_by_rank_and_no_more_than_needed() -> None:
+    names = [f"n{i}" for i in range(9, 0, -1)]
+    cluster = make_cluster(peers(*names))
+    assert choose(cluster, make_head(names).members.values()) == lives(*names[::2])
+
+
+def test_they_are_spread_over_ranks_since_neighbours_share_a_rack() -> None:
+    """Found by strangers: the first five were all in one, and with its power went all keepers."""
+    names = [f"n{i}" for i in range(1, 65)]
+    cluster = make_cluster(peers(*names))
+    assert choose(cluster, make_head(names).members.values()) == lives("n1", "n16", "n32", "n48", "n64")
+
+
+def test_they_are_spread_over_the_racks_that_nodes_name() -> None:
+    names = [f"n{i}" for i in range(1, 13)]
+    racks = {n: "a" if i < 8 else "b" if i < 11 else "c" for i, n in enumerate(names)}
+    nodes = [
+        node.model_copy(update={"facts": node.facts.model_copy(update={"labels": {"rack": racks[node.id]}})})
+        for node in peers(*names)
+    ]
+    assert choose(make_cluster(nodes), make_head(names).members.values()) == lives("n1", "n2", "n9", "n10", "n12")
+
+
+def test_where_members_are_few_others_are_asked_as_well() -> None:
+    """In the order that people count in: n10 is no neighbour of n1."""
+    cluster = make_cluster(peers("n1", "n10", "n2", "n3"))
+    assert choose(cluster, make_head(["n3"]).members.values()) == lives("n3", "n1", "n2")
+    assert choose(cluster, make_head(["n3", "n2", "n1"]).members.values()) == lives("n1", "n2", "n3")
+
+
+def test_others_that_cannot_be_asked_are_passed_over() -> None:
+    nodes = [*peers("n1", "n3", "n4", "n5"), make_node("n2"), make_node("n6", peer=True, lost=True)]
+    cluster = make_cluster(nodes, lapsed=["n3"])
+    assert choose(cluster, make_head(["n1"]).members.values()) == lives("n1", "n4", "n5")
+
+
+def test_a_gang_with_a_member_that_cannot_be_asked_has_no_keepers() -> None:
+    """It would be bridged with the others' yes, while that member knows better and nobody hears it."""
+    head = make_head(["n1", "n2"])
+    assert choose(make_cluster([*peers("n1", "n3"), make_node("n2")]), head.members.values()) == {}
+    assert choose(make_cluster(peers("n1", "n2", "n3"), lapsed=["n2"]), head.members.values()) == {}
+
+
+# --- replacing
+
+
+def running(*members: str, keepers: tuple[str, ...]) -> JobRecord:
+    return make_job("running", make_head(members), keepers=keepers)
+
+
+def test_keepers_that_are_all_there_stay() -> None:
+    job = running("n1", "n2", keepers=("n1", "n2", "n3"))
+    assert better(make_cluster(peers("n1", "n2", "n3", "n4"), job), job) is None
+
+
+@pytest.mark.parametrize("how", ["lapsed", "left", "lost", "another life", "unknown"])
+def test_a_keeper_that_is_gone_is_replaced(how: str) -> None:
+    job = running("n1", "n2", keepers=("n1", "n2", "n3"))
+    nodes = peers("n1", "n2", "n4")
+    if how != "unknown":
+        of_life = "reborn" if how == "another life" else None
+        nodes.append(make_node("n3", left=how == "left", lost=how == "lost", of_life=of_life))
+    cluster = make_cluster(nodes, job, lapsed=["n3"] if how == "lapsed" else [])
+    assert better(cluster, job) == lives("n1", "n2", "n4")
+
+
+def test_too_few_keepers_are_filled_up_once_there_is_company() -> None:
+    job = running("n1", keepers=("n1",))
+    assert better(make_cluster(peers("n1"), job), job) is None, "nobody else: as good as it gets"
+    assert better(make_cluster(peers("n1", "n2"), job), job) == lives("n1", "n2")
+    nobody = running("n1", "n2", keepers=())
+    assert better(make_cluster(peers("n1", "n2"), nobody), nobody) == lives("n1", "n2")
+
+
+def test_a_member_that_is_gone_keeps_nothing() -> None:
+    job = running("n1", "n2", keepers=("n1", "n2", "n3"))
+    cluster = make_cluster(peers("n1", "n2", "n3", "n4"), job, lapsed=["n1"])
+    assert better(cluster, job) == lives("n2", "n3", "n4")
+
+
+def test_keepers_are_kept_rather_than_given_up_for_none() -> None:
+    """n2 can be asked no more (an older version): what was chosen is not undone for that."""
+    job = running("n1", "n2", keepers=("n1", "n2", "n3"))
+    assert better(make_cluster([make_node("n1", peer=True), make_node("n2")], job), job) is None
+
+
+@pytest.mark.parametrize("state", ["forming", "ended"])
+def test_only_an_active_generation_gets_other_keepers(state: str) -> None:
+    head = make_head(["n1"], state="forming" if state == "forming" else "ended", number=2)
+    job = make_job("forming" if state == "forming" else "holding", head, active=1, keepers=["n1"])
+    assert better(make_cluster(peers("n1", "n2"), job), job) is None
+    queued = make_job()
+    assert better(make_cluster(peers("n1", "n2"), queued), queued) is None
+
+
+def test_one_node_chooses() -> None:
+    job = running("n10", "n2", "n9", keepers=("n10", "n2", "n9"))
+    cluster = make_cluster(peers("n10", "n2", "n9"), job)
+    assert chooser(cluster, job) == "n2"
+    assert chooser(make_cluster(peers("n10", "n2", "n9"), job, lapsed=["n2"]), job) == "n9"
+    assert chooser(make_cluster([], job), job) is None
+    assert chooser(cluster, make_job()) is None
+
+
+def test_where_there_are_no_keepers_the_first_live_member_chooses() -> None:
+    job = running("n2", "n1", keepers=())
+    assert chooser(make_cluster(peers("n1", "n2", "n3"), job), job) == "n2"
+    reborn = [make_node("n2", of_life="reborn"), make_node("n1")]
+    assert chooser(make_cluster(reborn, job), job) == "n1"
+
+
+# --- letting go
+
+
+def forming(
+    *members: str, keepers: tuple[str, ...], acks: tuple[str, ...] = (), lends: tuple[str, ...] = ()
+) -> JobRecord:
+    released = any(n in keepers for n in acks)
+    head = make_head(members, state="forming", number=2, acks=(*acks, *lends), released=released)
+    return make_job("forming", head, active=1, keepers=keepers)
+
+
+def all_of(job: JobRecord, lapsed: tuple[str, ...] = ()) -> Cluster:
+    return make_cluster(peers("n1", "n2", "n3", "n4"), job, lapsed=lapsed)
+
+
+def test_nobody_lets_go_of_what_is_active() -> None:
+    job = running("n1", keepers=("n1", "n2"))
+    assert not any(must_let_go(all_of(job), job, n) for n in ("n1", "n2"))
+
+
+def test_a_keeper_outside_leaves_it_to_those_who_are_members() -> None:
+    job = forming("n1", "n4", keepers=("n1", "n2", "n3"))
+    assert [n for n in ("n1", "n2", "n3", "n4") if must_let_go(all_of(job), job, n)] == []
+
+
+def test_keepers_outside_let_go_where_no_member_keeps() -> None:
+    job = forming("n4", keepers=("n2", "n3"))
+    assert [n for n in ("n1", "n2", "n3", "n4") if must_let_go(all_of(job), job, n)] == ["n2", "n3"]
+    done = forming("n4", keepers=("n2", "n3"), acks=("n3",))
+    assert not must_let_go(all_of(done), done, "n2"), "one is enough"
+
+
+def test_one_that_acknowledged_while_it_lent_says_it_again() -> None:
+    job = forming("n1", "n2", keepers=("n1", "n2", "n3"), lends=("n1",))
+    assert [n for n in ("n1", "n2", "n3") if must_let_go(all_of(job), job, n)] == ["n1"]
+    done = forming("n1", "n2", keepers=("n1", "n2", "n3"), lends=("n1",), acks=("n2",))
+    assert not must_let_go(all_of(done), done, "n1")
+
+
+def test_an_ended_job_is_let_go_of_by_one_unless_another_still_stops_workers() -> None:
+    def ended(*holders: str) -> JobRecord:
+        head = make_head(["n1", "n2"], state="ended", holders=holders)
+        return make_job("stopped", head, active=1, keepers=["n1", "n2", "n3"])
+
+    quiet = ended()
+    assert [n for n in ("n1", "n2", "n3") if must_let_go(all_of(quiet), quiet, n)] == ["n1"]
+    stopping = ended("n2")
+    assert [n for n in ("n1", "n2", "n3") if must_let_go(all_of(stopping), stopping, n)] == []
+    silent = all_of(stopping, lapsed=("n2",))
+    assert [n for n in ("n1", "n2", "n3") if must_let_go(silent, stopping, n)] == ["n1"], "that one may never come"
+
+
+# --- the gang's part
+
+
+def test_a_generation_waits_for_one_keeper_to_let_go() -> None:
+    members = ("n1", "n2")
+    waits = forming(*members, keepers=("n1", "n2", "n3"), lends=members)
+    said = decide(all_of(waits), waits, WALL)
+    assert said.step is None
+    assert said.why == ("waits for one of n1, n2, n3 to let go of the generation before",)
+    free = forming(*members, keepers=("n1", "n2", "n3"), lends=("n1",), acks=("n2",))
+    assert isinstance(decide(all_of(free), free, WALL).step, Activate)
+    outside = forming(*members, keepers=("n3",), acks=(*members, "n3"))
+    assert isinstance(decide(all_of(outside), outside, WALL).step, Activate)
+
+
+def test_when_no_keeper_is_heard_nothing_newer_starts() -> None:
+    head = make_head(["n1", "n2"], number=7)
+    job = make_job("running", head, keepers=["n1", "n2"])
+    cluster = all_of(job, lapsed=("n1", "n2"))
+    text = silence(cluster, job)
+    assert text.startswith(
+        "nothing has been received from n1, n2, which may keep generation 7 running without the store"
+    )
+    assert text.endswith("nodeagentctl forget NODE")
+    assert decide(cluster, job, WALL).step is None
+    assert decide(cluster, job, WALL).why == (text,)
+    one = all_of(job, lapsed=("n1",))
+    assert silence(one, job) == ""
+    assert isinstance(decide(one, job, WALL).step, Propose)
+    forgotten = make_job("running", head)
+    assert isinstance(decide(all_of(forgotten, lapsed=("n1", "n2")), forgotten, WALL).step, Propose)
+
+
+def test_a_keeper_that_came_back_with_another_life_is_heard() -> None:
+    job = make_job("running", make_head(["n1"]), keepers=["n1"])
+    assert silence(make_cluster([make_node("n1", of_life="reborn")], job), job) == ""
+
+
+def test_silence_holds_up_neither_an_operator_nor_a_success() -> None:
+    def silent(head: Head, **more: str) -> str | None:
+        job = make_job("running", head, keepers=["n1"])
+        job = job.model_copy(update={"control": job.control.model_copy(update=more)})
+        said = decide(all_of(job, lapsed=("n1",)), job, WALL)
+        return getattr(said.step, "phase", None)
+
+    assert silent(make_head(["n1"]), desired="stop") == "stopped"
+    assert silent(make_head(["n1"]), desired="pause") in ("pausing", "paused")
+    assert silent(make_head(["n1"], reports={"n1": SUCCEEDED})) == "succeeded"

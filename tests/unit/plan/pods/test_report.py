@@ -1,0 +1,142 @@
+"""What a pod has to say of its generation."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from nodeagent.model.pod import WorkerState
+from nodeagent.model.world import BRIEF, Member, Place, PodReport, Token, WorkerExit
+from nodeagent.plan.failure.blame import blame
+from nodeagent.plan.pods.report import read_report, with_completion, with_few_texts
+from nodeagent.pods.base import PodStatus
+from nodeagent.store.codec import report_arguments
+from tests.unit.plan.build import UID, make_exit
+
+ENDED = (WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),)
+
+
+def test_read_report() -> None:
+    two = (*ENDED, WorkerState(rank=1, local_rank=1, pid=8, state="running"))
+    done, crash, killed = make_exit(code=0), make_exit(1, code=7), make_exit(0, signal=15, stopped=True)
+
+    def said(exits: tuple[WorkerExit, ...], workers: tuple[WorkerState, ...] = two, **more: object) -> str | None:
+        fields = {"uid": UID, "phase": "running", "generation": Token(number=2, id="g2"), "workers": workers}
+        report = read_report(PodStatus.model_validate({**fields, "exits": exits, **more}))
+        return report.state if report is not None else None
+
+    assert said(()) is None
+    assert said((done,)) is None
+    assert said((done,), ENDED) == "succeeded"
+    status = PodStatus(uid=UID, phase="running", generation=Token(number=2, id="g2"), workers=ENDED, exits=(done,))
+    assert read_report(status) == PodReport(state="succeeded"), "the same text from every member"
+    assert said((done, make_exit(1, code=0))) == "succeeded"
+    assert said((done, crash)) == "failed"
+    assert said((killed,), ENDED) is None, "we stopped it: neither success nor failure"
+    assert said((killed, crash)) == "failed"
+    assert said((killed,), ENDED, fenced=True) == "fenced"
+    assert said((), refused="hook failed") == "refused"
+
+
+PLAIN = "Traceback (most recent call last):\n" + 60 * "  File train.py, line 7, in step\n" + "ValueError: no"
+VICTIM = 100 * "gloo says:\n" + "RuntimeError: [gloo/pair.cc:42] Connection closed by peer [10.0.0.2]:4711"
+EARLY_VICTIM = "ncclRemoteError: a peer is gone\n" + 60 * "  File train.py, line 7, in step\n"
+LONG_VICTIM = "RuntimeError: " + 5000 * "x" + " Connection reset by peer"
+KILLED = PLAIN + "\nnodeagent: out of memory: the kernel killed it"
+WROTE = (PLAIN, VICTIM, EARLY_VICTIM, LONG_VICTIM, KILLED, "")
+
+
+def ended(rank: int, error: str, code: int | None = 1, order: int | None = None, **more: object) -> WorkerExit:
+    fields = {
+        "rank": rank,
+        "local_rank": rank,
+        "pid": 100 + rank,
+        "code": code,
+        "order": rank if order is None else order,
+    }
+    return WorkerExit.model_validate({**fields, "error": error, **more})
+
+
+def texts(*exits: WorkerExit) -> list[str]:
+    return [e.error for e in with_few_texts(exits)]
+
+
+def test_only_the_one_that_counts_keeps_all_that_it_wrote() -> None:
+    assert texts(ended(0, PLAIN), ended(1, PLAIN)) == [PLAIN, ""]
+    assert texts(ended(0, PLAIN, order=1), ended(1, PLAIN, order=0)) == ["", PLAIN]
+    killed = ended(1, KILLED, None, signal=int(signal.SIGKILL))
+    assert texts(ended(0, PLAIN), killed) == ["", KILLED]
+    assert texts(ended(0, PLAIN, stopped=True), ended(1, "", 0), ended(2, PLAIN)) == ["", "", PLAIN]
+
+
+@pytest.mark.parametrize("wrote", [VICTIM, EARLY_VICTIM, LONG_VICTIM])
+def test_victims_keep_what_makes_them_ones(wrote: str) -> None:
+    first, second, third = texts(ended(0, wrote), ended(1, PLAIN), ended(2, wrote))
+    assert second == PLAIN
+    assert max(len(first), len(third)) <= BRIEF
+    assert texts(ended(0, wrote))[0] == first
+
+
+def as_brief(report: PodReport) -> PodReport:
+    """As the store keeps it where many have failed."""
+    told = report_arguments(report)
+    return PodReport.from_json(told.get("brief", told["body"])).model_copy(update={"seq": report.seq})
+
+
+def test_whoever_is_blamed_is_so_by_the_short_texts_too() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        reports = {}
+        for seq, node in enumerate(rng.sample(["n1", "n2", "n3", "n4"], 4), 1):
+            exits = [
+                ended(
+                    rank, rng.choice(WROTE), None if killed else 1, order,
+                    signal=rng.choice((9, 6, 11)) if killed else None, stopped=rng.random() < 0.2,
+                )
+                for order, rank in enumerate(rng.sample(range(4), rng.randrange(5)))
+                for killed in (rng.random() < 0.3,)
+            ]  # fmt: skip
+            reports[node] = PodReport(state="failed", exits=tuple(exits), seq=seq)
+        few = {n: r.model_copy(update={"exits": with_few_texts(r.exits)}) for n, r in reports.items()}
+        whole = blame(reports)
+        for told in (few, {n: as_brief(r) for n, r in few.items()}):
+            found = blame(told)
+            assert (found is None) == (whole is None)
+            if whole is not None and found is not None:
+                assert (found.text, found.victim, found.node, found.code) == (
+                    whole.text, whole.victim, whole.node, whole.code,
+                )  # fmt: skip
+
+
+def test_the_brief_form_of_a_report_is_sent_where_it_is_shorter() -> None:
+    assert "brief" not in report_arguments(PodReport(state="failed", exits=(ended(0, "ValueError: no"),)))
+    told = report_arguments(PodReport(state="failed", exits=(ended(0, PLAIN),)))
+    assert len(told["brief"]) < len(told["body"]) - len(PLAIN) + BRIEF + 100
+
+
+def test_the_role_that_completes_the_job_has_ended_well() -> None:
+    places = tuple(
+        Place(role=role, index=0, workers=workers, devices=("cpu0",))
+        for role, workers in (("pserver", 1), ("trainer", 2))
+    )
+    member = Member(node="n1", life="l", group_rank=0, first_rank=4, workers=3, devices=("cpu0",), places=places)
+
+    def said(
+        *exits: WorkerExit, report: PodReport | None = None, role: str = "trainer", asked: tuple[str, ...] = ()
+    ) -> PodReport | None:
+        status = PodStatus(uid=UID, phase="running", exits=exits)
+        return with_completion(report, status, member, role, asked)
+
+    first, second = make_exit(5, code=0), make_exit(6, code=0)
+    assert said(first) is None
+    assert said(first, make_exit(6, signal=15, stopped=True)) is None
+    assert said(first, make_exit(6, code=1)) is None
+    assert said(first, second) == PodReport(state="running", completed=True)
+    assert said(first, second, role="evaluator") is None, "it has no place here"
+    both = ("pserver", "trainer")
+    assert said(first, second, role="", asked=both) == PodReport(state="running", tasks=("trainer",))
+    assert said(make_exit(4, code=0), first, second, role="", asked=both) == PodReport(state="running", tasks=both)
+    failed = PodReport(state="failed")
+    assert said(first, second, report=failed) == PodReport(state="failed", completed=True)

@@ -1,0 +1,81 @@
+"""Which records of ended jobs go."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model.job import Control, JobRecord, Phase
+from nodeagent.plan.queueing.dependencies import (
+    AFTER,
+    AT_ONCE,
+    IN_VIEW,
+    SHELVED_AT_ONCE,
+    due_for_history,
+    history_room,
+    keeps_history,
+    outlived,
+)
+from tests.unit.plan.build import WALL, make_cluster, make_head, make_job, make_spec
+
+DAY = 86_400.0
+
+
+def ended(i: int, ago: float, phase: Phase = "succeeded", **more: object) -> JobRecord:
+    job = make_job(phase, uid=f"u-{i}", spec=make_spec(name=f"j{i}"), order=i, **more)  # type: ignore[arg-type]
+    return job.model_copy(update={"ended": WALL - ago})
+
+
+def gone(*jobs: JobRecord, keep_for: float = 7 * DAY, keep: int = 200) -> list[str]:
+    return [job.name for job in outlived(make_cluster(["n1"], *jobs), WALL, keep_for, keep)]
+
+
+@pytest.mark.parametrize("phase", ["succeeded", "failed", "stopped"])
+def test_what_ended_longer_ago_than_is_kept_goes(phase: Phase) -> None:
+    assert gone(ended(1, 8 * DAY, phase), ended(2, 6 * DAY, phase)) == ["j1"]
+    assert gone(ended(1, 8 * DAY, phase), keep_for=30 * DAY) == []
+
+
+def test_only_the_newest_stay_and_the_oldest_go_first_a_few_at_a_time() -> None:
+    jobs = [ended(i, i) for i in range(1, 31)]
+    assert gone(*jobs, keep=28) == ["j30", "j29"]
+    assert gone(*jobs, keep=0) == [f"j{i}" for i in range(30, 30 - AT_ONCE, -1)]
+
+
+def test_what_has_not_ended_or_may_still_run_somewhere_stays() -> None:
+    live = make_job("running", make_head(["n1"]), uid="u-r")
+    stops = ended(2, 8 * DAY, "stopped", head=make_head(["n1"], state="ended", holders=["n1"]))
+    assert gone(live, stops, keep=0) == []
+
+
+def shelved(*jobs: JobRecord) -> list[str]:
+    return [job.name for job in due_for_history(make_cluster(["n1"], *jobs), WALL)]
+
+
+def test_the_newest_stay_in_the_view_and_the_oldest_go_to_the_history_a_step_at_a_time() -> None:
+    jobs = [ended(i, 1000 + i) for i in range(IN_VIEW + 2)]
+    assert shelved(*jobs) == [f"j{IN_VIEW + 1}", f"j{IN_VIEW}"]
+    assert shelved(*jobs[:IN_VIEW]) == []
+    many = [ended(i, 1000 + i) for i in range(IN_VIEW + 2 * SHELVED_AT_ONCE)]
+    assert len(shelved(*many)) == SHELVED_AT_ONCE
+
+
+def test_what_has_just_ended_runs_somewhere_or_is_to_be_deleted_does_not_go_there() -> None:
+    newest = [ended(i, i) for i in range(IN_VIEW)]
+    assert shelved(*newest, ended(98, AFTER - 1)) == []
+    assert shelved(*newest, ended(98, AFTER + 1)) == ["j98"]
+    stops = ended(98, 9000, "stopped", head=make_head(["n1"], state="ended", holders=["n1"]))
+    deleted = ended(98, 9000).model_copy(update={"control": Control(rev=1, target=1, delete=True)})
+    live = make_job("running", make_head(["n1"]), uid="u-r")
+    for job in (stops, deleted, live):
+        assert shelved(*newest, job) == []
+
+
+def test_both_together_are_as_many_as_are_kept() -> None:
+    assert [history_room(keep) for keep in (0, IN_VIEW, IN_VIEW + 1, 200)] == [0, 0, 1, 200 - IN_VIEW]
+
+
+def test_one_node_keeps_the_history() -> None:
+    cluster = make_cluster(["n2", "n10", "n1"])
+    assert [n for n in cluster.nodes if keeps_history(cluster, n)] == ["n1"]
+    lapsed = make_cluster(["n2", "n10", "n1"], lapsed=["n1"])
+    assert [n for n in lapsed.nodes if keeps_history(lapsed, n)] == ["n2"]
