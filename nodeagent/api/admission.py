@@ -160,8 +160,8 @@ def _time_limit(cluster: Cluster, queue: Queue, spec: JobSpec) -> float | None:
     asked, (longest, whose) = spec.time_limit, _strictest(cluster, queue, "max_time_limit")
     if asked is None:
         stated = (one.limits.default_time_limit for one in cluster.queues.path(queue.name))
-        usual = next((limit for limit in stated if limit is not None), "never")
-        return longest if usual == "never" else min(usual, longest or usual)
+        usual = next((limit for limit in stated if limit is not None), None)
+        return longest if usual is None or usual == "never" else min(usual, longest or usual)
     if longest is not None and asked > longest:
         raise ApiError(
             "state",

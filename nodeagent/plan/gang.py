@@ -34,8 +34,9 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _stop(cluster, job)
     if (noted := batch.after_others(cluster, job)) is not None:
         return noted
-    over = timelimit.over(cluster, job) or policytimeouts.over(cluster, job)
-    return over or timelimit.bounded(job, policytimeouts.bounded(job, _decide_live(cluster, job, wall)))
+    due = policytimeouts.next_due(job)
+    over = timelimit.over(cluster, job) or policytimeouts.over(cluster, job, due)
+    return over or timelimit.bounded(job, policytimeouts.bounded(_decide_live(cluster, job, wall), due))
 
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:

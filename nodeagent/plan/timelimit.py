@@ -41,8 +41,7 @@ def over(cluster: Cluster, job: JobRecord) -> Decision | None:
 
 def bounded(job: JobRecord, decision: Decision) -> Decision:
     """A wait that lasts until the job's time is over at most."""
-    at = ends_at(job)
-    if decision.step is not None or not at or 0 < decision.at <= at:
+    if decision.step is not None or not (at := ends_at(job)) or 0 < decision.at <= at:
         return decision
     return replace(decision, at=at)
 

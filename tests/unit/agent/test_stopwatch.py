@@ -174,17 +174,16 @@ def test_others_than_group_rank_0_do_not_wait_for_a_first_step() -> None:
 
 def test_nobody_has_to_look_while_a_first_step_is_awaited() -> None:
     """It comes with the pod's status: an agent at rest stays at rest."""
-    seen = Watched()
-    assert not seen.watch.running
+    seen, looks = Watched(), list[bool]()
     seen.see(0.0, forming(1), "ready")
-    assert seen.watch.running
+    looks.append(seen.watch.running)
     job = first_start(seen)
-    assert not seen.watch.running
+    looks.append(seen.watch.running)
     seen.see(0.1, job, "running", stepped=seen.now)
-    assert seen.watch.running, "told soon"
+    looks.append(seen.watch.running)
     seen.now += REPORT_AFTER
     assert len(seen.told(job)) == 1
-    assert not seen.watch.running
+    assert [*looks, seen.watch.running] == [True, False, True, False], "while it forms, and once it has stepped"
 
 
 def test_a_fault_that_comes_with_the_proposal_and_a_second_one_while_forming() -> None:
