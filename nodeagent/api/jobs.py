@@ -269,15 +269,19 @@ class JobRoutes:
                 kept = await saved(self.view, job.rev, era)
                 return web.json_response(await self._json(job) | kept | intents.repeated(asked, job, earlier))
             change = intents.scale(asked, base, self.view.cluster().served) or _anew(job, base)
-            new = None if change is None else self._signed(base, change, who)
+            new, claims = None if change is None else self._signed(base, change, who), None
             if new is not None and base.spec.several and new.target > base.control.target:
                 sized = base.spec.of_sizes(new.sizes)
                 limits.few_enough_nodes(who, sized, self.view.config.limits, self.view.node, "nothing was changed")
                 may_grow(self.view.cluster(), who, sized)
+                queues = with_quotas(self.view.cluster(), who, [sized])
+                claims = QuotaClaims(queues=queues, read=self.view.rev) if queues else None
             did = asked.did(base, new or base.control)
             event, text = ("", "") if change is None else (change.event, f"{change.text} (by {who.name})")
             try:
-                after = await self.view.store.control(uid, job.control.rev, new, asked.request, event, text, did)
+                after = await self.view.store.control(
+                    uid, job.control.rev, new, asked.request, event, text, did, claims
+                )
             except StoreRefusedError as refused:
                 if refused.code != "stale":
                     raise

@@ -297,7 +297,7 @@ class JobSpec(Record):
     @property
     def longest_grace(self) -> float:
         """Seconds after which a planned stop of the job is over."""
-        return self.graces()[0]
+        return max([self.grace if role.grace is None else role.grace for role in self.roles], default=self.grace)
 
     def of_sizes(self, sizes: Mapping[str, int]) -> JobSpec:
         """It with so many places of the roles that are named."""

@@ -300,6 +300,11 @@ def hold_timeout(value: object) -> float | None:
     return None if value in ("never", None) else bounded(0, math.inf, above=True)(value)
 
 
+def usual_time_limit(value: object) -> float | Literal["never"] | None:
+    """A duration above zero, or ``never``; nothing is None."""
+    return "never" if value == "never" else hold_timeout(value)
+
+
 def min_runtime(value: object) -> float | None:
     """A duration of a queue; nothing is None."""
     return None if value is None else bounded(0, MOST_MIN_RUNTIME)(value)

@@ -75,9 +75,10 @@ def _one(tree: Queues, queue: Queue) -> Iterator[TreeMistake]:
     usual = queue.limits.default_time_limit
     limits = [(most, up.name) for up in tree.path(queue.name) if (most := up.limits.max_time_limit) is not None]
     longest, name = min(limits, key=lambda one: one[0], default=(None, ""))
-    if usual is not None and longest is not None and usual > longest:
+    stated = f"{usual:g} s" if isinstance(usual, float) else usual
+    if usual is not None and longest is not None and (usual == "never" or usual > longest):
         whose = "its max_time_limit of" if name == queue.name else f"the max_time_limit of {name} above it,"
-        text = f"its default_time_limit of {usual:g} s is above {whose} {longest:g} s"
+        text = f"its default_time_limit of {stated} is above {whose} {longest:g} s"
         yield TreeMistake(queue.name, "limits", text, "lower the one, or raise the other")
     if queue.state == "closed" and (ones := [name for name in below if tree.by_name[name].state == "open"]):
         text = f"it is closed while its children are open ({', '.join(ones)})"

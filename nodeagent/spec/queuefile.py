@@ -5,7 +5,7 @@ their words; must never do I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -28,6 +28,7 @@ def _names(value: object) -> object:
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=1000)]
 _Runtime = Annotated[float | None, BeforeValidator(jobvalues.min_runtime)]
 _Limit = Annotated[float | None, BeforeValidator(jobvalues.hold_timeout)]
+_Usual = Annotated[float | Literal["never"] | None, BeforeValidator(jobvalues.usual_time_limit)]
 _Name = Annotated[str, AfterValidator(jobvalues.job_name)]
 
 
@@ -53,8 +54,8 @@ class JobLimitsFile(_Written):
     """Most nodes; of a job of several roles, those that its places need at least."""
     max_time_limit: _Limit = None
     """The longest time_limit. A job that states none gets the default, else this. Default: any, or none."""
-    default_time_limit: _Limit = None
-    """The time_limit of a job that states none. Default: its parent's, or none."""
+    default_time_limit: _Usual = None
+    """The time_limit of a job that states none; never: it has none. Default: as its parent; at the top never."""
 
 
 class UserQuotaFile(AmountFile):
@@ -86,7 +87,8 @@ class QueueKeys(_Written):
     limits: JobLimitsFile = JobLimitsFile()
     """What one job may ask for."""
     users: _Names = ()
-    """Users who may submit to it. Default, if groups is empty too: whoever may use its parent; at the top everybody."""
+    """Users who may submit to it; "*" is everybody. Default, if groups is empty too: whoever may use its parent; at the
+    top everybody."""
     groups: _Names = ()
     """Unix groups whose members may."""
     default: bool = False

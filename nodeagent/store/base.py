@@ -232,12 +232,21 @@ class Store(Protocol):
         ...
 
     async def control(
-        self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
+        self,
+        uid: str,
+        expect_rev: int,
+        control: Control | None,
+        request: str,
+        event: str,
+        text: str,
+        did: str = "",
+        claims: QuotaClaims | None = None,
     ) -> JobRecord:
         """Replace the control (its rev becomes expect_rev + 1, or stays its own if that is higher). Refused: ended job
         (``ended``) unless only ``delete`` is being set, rev changed (``stale``). The same ``request`` again returns
         the job and changes nothing. ``event`` is the event's kind, ``text`` its sentence; ``did`` is what ``request()``
-        later returns. ``control`` None: the control is so already, and only the request is remembered."""
+        later returns. ``control`` None: the control is so already, and only the request is remembered. Refused also if
+        ``claims`` are old (``stale``)."""
         ...
 
     async def request(self, request: str) -> Answer | None:

@@ -311,7 +311,15 @@ class RedisStore:
         return str(known)
 
     async def control(
-        self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
+        self,
+        uid: str,
+        expect_rev: int,
+        control: Control | None,
+        request: str,
+        event: str,
+        text: str,
+        did: str = "",
+        claims: QuotaClaims | None = None,
     ) -> JobRecord:
         arguments: dict[str, object] = {
             "uid": uid,
@@ -320,6 +328,7 @@ class RedisStore:
             "event": event,
             "text": text,
             "did": did,
+            "claims": None if claims is None else claims.model_dump(),
         }
         if control is not None:
             new = control.model_copy(update={"rev": max(expect_rev + 1, control.rev)})

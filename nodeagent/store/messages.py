@@ -277,13 +277,14 @@ class Proposal(Record):
 
 
 class QuotaClaims(Record):
-    """The owner's jobs in some queues that a submit was judged by. Refused (``stale``) if another submit to one of
-    these queues came after ``read``, so that two submits within a quota are judged one after the other."""
+    """The owner's jobs in some queues that a submit, or the scale-out of a job of several roles, was judged by.
+    Refused (``stale``) if another of these came to one of the queues after ``read``, so that two within a quota are
+    judged one after the other."""
 
     queues: tuple[str, ...]
     """The queues that have a quota for each user."""
     read: int
-    """The revision up to which the submitting agent has read everything."""
+    """The revision up to which the writing agent has read everything."""
 
 
 class Ending(Record):

@@ -360,11 +360,13 @@ class SimCluster:
         await self.patiently(step)
         return taken
 
-    async def _write(self, job: JobRecord, new: Control | None, request: str, *rest: str) -> None:
+    async def _write(
+        self, job: JobRecord, new: Control | None, request: str, event: str, text: str, did: str = ""
+    ) -> None:
         """As whoever did not get the reply does it: twice. The second time changes nothing."""
         store = HereStore(self.server)
-        done = await store.control(job.uid, job.control.rev, new, request, *rest)
-        again = await store.control(job.uid, job.control.rev, new, request, *rest)
+        done = await store.control(job.uid, job.control.rev, new, request, event, text, did)
+        again = await store.control(job.uid, job.control.rev, new, request, event, text, did)
         assert again.control == done.control
 
     async def cordon(self, name: str, cordon: Cordon | None) -> None:

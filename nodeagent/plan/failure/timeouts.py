@@ -6,7 +6,7 @@ All agents read the same record (``JobRecord.time_used``), so all of them agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, Outcome
@@ -79,23 +79,24 @@ def next_due(job: JobRecord) -> Due | None:
     return min(found, key=lambda due: due.at, default=None)
 
 
-def _all(spec: JobSpec) -> Iterator[Policy]:
-    yield from spec.policies
+def _all(spec: JobSpec) -> Sequence[Policy]:
+    found = spec.policies
     for role in spec.roles:
-        yield from role.policies or ()
+        if role.policies:
+            found += role.policies
+    return found
 
 
-def overdue(cluster: Cluster, job: JobRecord) -> Decision | None:
-    """The end, or the pause, of a job for what has lasted for too long; None while nothing has."""
-    due = next_due(job)
+def overdue(cluster: Cluster, job: JobRecord, due: Due | None) -> Decision | None:
+    """The end, or the pause, of a job for what has lasted for too long; None while nothing has. ``due``: its
+    ``next_due``."""
     if due is None or cluster.served < due.at or due.action not in ENDS:
         return None
     return ending(cluster, job, ENDS[due.action], Outcome(code=1, text=due.why), gone_nodes(cluster, job))
 
 
-def until_due(job: JobRecord, decision: Decision) -> Decision:
-    """A wait that lasts until the next policy acts at most."""
-    due = next_due(job)
+def until_due(decision: Decision, due: Due | None) -> Decision:
+    """A wait that lasts until the next policy acts at most. ``due``: the job's ``next_due``."""
     if decision.step is not None or due is None or 0 < decision.at <= due.at:
         return decision
     return replace(decision, at=due.at)
@@ -130,8 +131,7 @@ def over_time(cluster: Cluster, job: JobRecord) -> Decision | None:
 
 def until_time_is_over(job: JobRecord, decision: Decision) -> Decision:
     """A wait that lasts until the job's time is over at most."""
-    at = ends_at(job)
-    if decision.step is not None or not at or 0 < decision.at <= at:
+    if decision.step is not None or not (at := ends_at(job)) or 0 < decision.at <= at:
         return decision
     return replace(decision, at=at)
 

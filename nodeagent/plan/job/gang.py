@@ -36,8 +36,9 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _stop(cluster, job)
     if (noted := dependencies.after_others(cluster, job)) is not None:
         return noted
-    over = timeouts.over_time(cluster, job) or timeouts.overdue(cluster, job)
-    return over or timeouts.until_time_is_over(job, timeouts.until_due(job, _decide_live(cluster, job, wall)))
+    due = timeouts.next_due(job)
+    over = timeouts.over_time(cluster, job) or timeouts.overdue(cluster, job, due)
+    return over or timeouts.until_time_is_over(job, timeouts.until_due(_decide_live(cluster, job, wall), due))
 
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:

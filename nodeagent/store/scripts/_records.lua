@@ -472,6 +472,22 @@ local function remember(request, answer)
   end
 end
 
+-- Of queues with a quota for each user, the revision of the newest write that added to what somebody's jobs ask for.
+-- A writer has counted those of its view: claims: {queues, read}, or nothing. No queue's name has a colon.
+local function check_quotas(claims)
+  for _, queue in ipairs(claims and claims.queues or {}) do
+    if tonumber(redis.call('HGET', P .. 'claims', 'users:' .. queue) or '0') > claims.read then
+      return refuse('stale', 'another job has been submitted to queue ' .. queue .. ', or has grown there, meanwhile')
+    end
+  end
+end
+
+local function leave_quotas(claims, rev)
+  for _, queue in ipairs(claims and claims.queues or {}) do
+    redis.call('HSET', P .. 'claims', 'users:' .. queue, rev)
+  end
+end
+
 -- An operator wrote: its command waits until everything up to now is on the disks of nodes.
 local function ask_to_save()
   redis.call('HSET', META, 'asked', redis.call('HGET', META, 'rev') or '0')
