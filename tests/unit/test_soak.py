@@ -71,7 +71,8 @@ def test_of_two_cuts_at_the_same_time_the_end_of_one_does_not_end_the_other(
 
     monkeypatch.setattr("tests.soak.faults.subprocess.run", nft)
     monkeypatch.setattr("tests.soak.faults.time.sleep", sleep)
-    both = {n: threading.Thread(target=FAULTS["cable cut"], args=(one, {"which": 0.5, "away": n})) for n in ends}
+    draws = {name: dict[str, object](which=0.5, away=name) for name in ends}
+    both = {name: threading.Thread(target=FAULTS["cable cut"], args=(one, draw)) for name, draw in draws.items()}
     for thread in both.values():
         thread.start()
     asleep.wait(10)
