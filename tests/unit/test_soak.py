@@ -60,7 +60,7 @@ def test_of_two_cuts_at_the_same_time_the_end_of_one_does_not_end_the_other(
     one, cuts = place(7, tmp_path), set[str]()
     asleep, ends = threading.Barrier(3), {name: threading.Event() for name in ("long", "short")}
 
-    def nft(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+    def nft(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
         for verb, _, _, table in (words[:4] for text in command[1:] for words in [text.split(";")[0].split()]):
             (cuts.add if verb == "add" else cuts.remove)(table)
         return subprocess.CompletedProcess(command, 0)
