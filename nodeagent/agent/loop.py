@@ -168,7 +168,7 @@ class Agent:
             running = [
                 tasks.create_task(t())
                 for t in (
-                    self._beats, self._watch, self._rounds, self._failsafe.run,
+                    self._beats, self._watch, self._rounds,
                     upkeep.remember, upkeep.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
@@ -259,6 +259,7 @@ class Agent:
             self._process.alive()
             self.advert.peer(self._process.address())
             self._host.ping()
+            self._failsafe.log()
             if asked or not self._may_skip(started):
                 await self._one_beat()
                 self.tried.set()
@@ -300,8 +301,11 @@ class Agent:
     def _until_renewed(self, now: float) -> float:
         """Seconds until the lease process has renewed again. In a large cluster the answer to that renewal says whether
         a beat is needed; in a small one this is simply a heartbeat."""
-        pulse, heartbeat = self._process.pulse(), self._timing.heartbeat
-        if pulse is None or self._beat_period.period(self._snapshot.size) <= heartbeat:
+        heartbeat = self._timing.heartbeat
+        if self._beat_period.period(self._snapshot.size) <= heartbeat:
+            return heartbeat
+        pulse = self._process.pulse()
+        if pulse is None:
             return heartbeat
         age = now - pulse.renewed
         if age < RENEWED * heartbeat:

@@ -16,13 +16,15 @@ from typing import Any, NamedTuple, get_args
 
 from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import ReplacedFile, write_atomic
 
 _PULSE = struct.Struct("=dddd")
 _LOCK = struct.Struct("@hhqqi4x")
 """C's ``struct flock`` on 64-bit Linux."""
 LONGEST_VERSION = 80
 LONGEST_ADDRESS = 300
+LONGEST_BRIDGED = 4 << 20
+"""Bytes of ``failsafe.json``: a text for each job that runs here."""
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -55,16 +57,20 @@ class PulseWriter:
     """The lease process's side of ``read_pulse``. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / "pulse", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(pulse_file(folder), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def beat(self, pulse: Pulse) -> None:
         os.pwrite(self._fd, twice(_PULSE.pack(*pulse)), 0)
 
 
-def read_pulse(folder: Path) -> Pulse | None:
+def pulse_file(folder: Path) -> Path:
+    return folder / "pulse"
+
+
+def read_pulse(file: Path | str) -> Pulse | None:
     """None if no lease process has turned here since the boot."""
     try:
-        fd = os.open(folder / "pulse", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
@@ -123,10 +129,14 @@ def write_bridged(folder: Path, bridged: Bridged) -> None:
     write_atomic(folder / "failsafe.json", json.dumps(bridged._asdict()), durable=False)
 
 
-def read_bridged(folder: Path) -> Bridged:
+def bridged_reader(folder: Path) -> ReplacedFile[Bridged]:
     """Nothing if nothing can be read."""
-    data = _read(folder / "failsafe.json")
-    return NOT_BRIDGED if data is None or data.keys() != set(Bridged._fields) else Bridged(**data)
+
+    def parse(text: bytes) -> Bridged:
+        data = json.loads(text)
+        return Bridged(**data) if data.keys() == set(Bridged._fields) else NOT_BRIDGED
+
+    return ReplacedFile(folder / "failsafe.json", parse, NOT_BRIDGED, LONGEST_BRIDGED)
 
 
 # --- what nobody was woken for
@@ -144,13 +154,9 @@ def write_unannounced(folder: Path, newest: int) -> None:
     write_atomic(folder / "unannounced", str(newest), durable=False)
 
 
-def read_unannounced(folder: Path) -> int:
+def unannounced_reader(folder: Path) -> ReplacedFile[int]:
     """0 if it has not said any."""
-    try:
-        text = (folder / "unannounced").read_text()
-    except (OSError, ValueError):
-        return 0
-    return int(text) if text.isdecimal() else 0
+    return ReplacedFile(folder / "unannounced", lambda text: int(text) if text.isdigit() else 0, 0)
 
 
 # --- where others ask it
@@ -161,12 +167,9 @@ def write_address(folder: Path, address: str) -> None:
     write_atomic(folder / "address", address, durable=False)
 
 
-def read_address(folder: Path) -> str:
+def address_reader(folder: Path) -> ReplacedFile[str]:
     """``host:port`` as others are to use it; empty if it has no port, or has not taken one yet."""
-    try:
-        return (folder / "address").read_text()[:LONGEST_ADDRESS]
-    except (OSError, ValueError):
-        return ""
+    return ReplacedFile(folder / "address", lambda text: text.decode()[:LONGEST_ADDRESS], "")
 
 
 # --- that a life goes

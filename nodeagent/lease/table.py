@@ -10,12 +10,11 @@ Standard library only.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import ReplacedFile, write_atomic
 
 MOST_BYTES = 4 << 20
 """Of one of these files."""
@@ -40,39 +39,18 @@ def write_table(folder: Path, table: Table) -> None:
     write_atomic(table_file(folder), json.dumps(table._asdict() | {"jobs": jobs}), durable=False)
 
 
-class TableReader:
-    """The lease process's side. It holds on to the file that it has read: another one cannot have that one's number."""
+def table_reader(folder: Path, boot: str) -> ReplacedFile[Table | None]:
+    """The lease process's side. None if there is none, or it is from before the last boot. Its ``check`` raises
+    OSError, ValueError, KeyError, TypeError and AttributeError: then no agent of this version wrote it."""
 
-    def __init__(self, folder: Path, boot: str) -> None:
-        self._file, self._boot = table_file(folder), boot
-        self._fd = -1
-        self._table: Table | None = None
-
-    def read(self) -> Table | None:
-        """As it is now; None if there is none, or it is from before the last boot. Raises OSError, and ValueError,
-        KeyError, TypeError and AttributeError: then it is not an agent of this version that wrote it."""
-        try:
-            now = self._file.stat()
-        except FileNotFoundError:
-            self._forget()
+    def parse(text: bytes) -> Table | None:
+        data = json.loads(text)
+        if data["boot"] != boot:
             return None
-        if self._fd >= 0:
-            read = os.fstat(self._fd)
-            if (read.st_dev, read.st_ino) == (now.st_dev, now.st_ino):
-                return self._table
-        self._forget()
-        self._fd = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        data = _read(self._fd)
-        if data["boot"] == self._boot:
-            jobs = {uid: _row(**row) for uid, row in data.pop("jobs").items()}
-            self._table = Table(**data, jobs=jobs)
-        return self._table
+        jobs = {uid: _row(**row) for uid, row in data.pop("jobs").items()}
+        return Table(**data, jobs=jobs)
 
-    def _forget(self) -> None:
-        self._table = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    return ReplacedFile(table_file(folder), parse, None, MOST_BYTES)
 
 
 def write_promises(folder: Path, promises: Promises) -> None:
@@ -80,20 +58,16 @@ def write_promises(folder: Path, promises: Promises) -> None:
     write_atomic(promises_file(folder), json.dumps(promises._asdict()), durable=False)
 
 
-def read_promises(folder: Path, boot: str) -> Promises | None:
-    """None if none were written down since the boot: then there may be any."""
-    try:
-        fd = os.open(promises_file(folder), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        found = Promises(**_read(fd))
+def promises_reader(folder: Path, boot: str) -> ReplacedFile[Promises | None]:
+    """The agent's side, and the next lease process's. None if none were written down since the boot, or none that can
+    be read: then there may be any."""
+
+    def parse(text: bytes) -> Promises | None:
+        found = Promises(**json.loads(text))
         until = {uid: float(end) for uid, end in found.until.items()}
         return found._replace(began=float(found.began), until=until) if found.boot == boot else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    finally:
-        os.close(fd)
+
+    return ReplacedFile(promises_file(folder), parse, None, MOST_BYTES)
 
 
 def _row(token: list[Any], places: dict[str, dict[str, str]], **rest: Any) -> LoanRow:
@@ -101,13 +75,3 @@ def _row(token: list[Any], places: dict[str, dict[str, str]], **rest: Any) -> Lo
     return LoanRow(
         token=(int(number), str(name)), places={node: KeeperAddress(**p) for node, p in places.items()}, **rest
     )
-
-
-def _read(fd: int) -> dict[str, Any]:
-    if os.fstat(fd).st_size > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
-    parts = []
-    while part := os.read(fd, 1 << 16):
-        parts.append(part)
-    data: dict[str, Any] = json.loads(b"".join(parts))
-    return data

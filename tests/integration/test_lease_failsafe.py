@@ -14,8 +14,8 @@ import pytest
 from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
 from nodeagent.lease.order import LeasePort, Server
 from nodeagent.lease.peers import open_port
-from nodeagent.lease.statefiles import Bridged, read_address, read_bridged
-from nodeagent.lease.table import promises_file, read_promises, table_file, write_table
+from nodeagent.lease.statefiles import Bridged, address_reader, bridged_reader
+from nodeagent.lease.table import promises_file, promises_reader, table_file, write_table
 from nodeagent.osutil.linux import boot_id, boottime
 from tests.integration.lease_support import POD, SECRET, Node, order
 from tests.integration.test_lease_process import Watcher
@@ -58,15 +58,15 @@ class Member:
 
     @property
     def address(self) -> str:
-        return read_address(self.node.folder)
+        return address_reader(self.node.folder).once()
 
     @property
     def bridged(self) -> Bridged:
-        return read_bridged(self.node.folder)
+        return bridged_reader(self.node.folder).once()
 
     @property
     def promises(self) -> Promises:
-        found = read_promises(self.node.folder, boot_id())
+        found = promises_reader(self.node.folder, boot_id()).once()
         assert found is not None
         return found
 
@@ -176,7 +176,7 @@ async def test_what_cannot_be_written_down_holds_up_no_start(pair: tuple[Member,
     turned = one.node.pulse.turned
     one.node.start()
     await one.node.until(lambda: one.node.pulse.turned > turned)
-    assert read_promises(one.node.folder, boot_id()) is None
+    assert promises_reader(one.node.folder, boot_id()).once() is None
     assert "promises cannot be written down" in one.node.log
 
 
@@ -198,11 +198,11 @@ async def test_an_order_before_any_promise_means_that_some_may_be_lost(pair: tup
     one.node.kill()
     promises_file(one.node.folder).unlink()
     one.node.start()
-    await one.node.until(lambda: read_promises(one.node.folder, boot_id()))
+    await one.node.until(lambda: promises_reader(one.node.folder, boot_id()).once())
     assert one.promises.began > before and not one.promises.whole
     one.node.kill()
     promises_file(one.node.folder).unlink()
     one.node.give(None)
     one.node.start()
-    await one.node.until(lambda: read_promises(one.node.folder, boot_id()))
+    await one.node.until(lambda: promises_reader(one.node.folder, boot_id()).once())
     assert one.promises.whole

@@ -338,7 +338,7 @@ def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
 def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
     """A lease process gives the lease back before the shims have said that nothing runs, or their time was over."""
     real = Core.look
-    patch.setattr(Core, "look", lambda core, now, obeyed: real(core, now, {}))
+    patch.setattr(Core, "look", lambda core, now, obeyed: real(core, now, dict))
 
 
 def departures_not_saved(patch: pytest.MonkeyPatch) -> None:
