@@ -27,6 +27,7 @@ from nodeagent.model.jobspec import (
     MOST_RESTARTS,
     MOST_TIMEOUT,
     ActionName,
+    Container,
     EventName,
     Hang,
     Hooks,
@@ -39,8 +40,9 @@ from nodeagent.model.jobspec import (
     Role,
     Submitter,
 )
-from nodeagent.spec import batchvalues, jobvalues, units
+from nodeagent.spec import batchvalues, containerfile, jobvalues, units
 from nodeagent.spec.check import dotted, validate
+from nodeagent.spec.containerfile import written_container_mistakes
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.spec.placementfile import PlacementFile, RolePlacementFile, constraints, together, uneven_segments
@@ -275,6 +277,17 @@ class JobFile(_RoleKeys):
     """Whom the workers run as. Default: who submits; only root may name somebody else."""
     checkpoint_dir: _Folder | None = None
     """The shared folder of the job's checkpoints; a node on which it is missing takes no part."""
+    container: Annotated[
+        Container | None, BeforeValidator(containerfile.container), WithJsonSchema(containerfile.SCHEMA)
+    ] = Field(default=None, examples=["/shared/images/torch.sif"])
+    """The workers run in a container, which the job's user starts: an image that each node has, or {image, runtime,
+    binds}. Default: no container."""
+    modules: Annotated[
+        tuple[str, ...],
+        BeforeValidator(containerfile.site_modules),
+        WithJsonSchema({"type": "array", "items": {"type": "string"}, "maxItems": containerfile.MOST_MODULES}),
+    ] = ()
+    """Environment modules of the site that are loaded on each node, in this order: [gcc/13, cuda/12.4]."""
     limits: dict[
         Annotated[str, AfterValidator(jobvalues.limit_name)],
         Annotated[
@@ -390,7 +403,8 @@ def _layout(document: Document) -> list[Problem]:
     tree = document.value
     if not isinstance(tree, dict):
         return []
-    out = [document.problem(m.path, _named(m), m.right) for m in written_policy_mistakes(tree)]
+    mistakes = (*written_policy_mistakes(tree), *written_container_mistakes(tree))
+    out = [document.problem(m.path, _named(m), m.right) for m in mistakes]
     if tree.get("roles") is None:
         missing = [k for k in ("command", "nodes") if tree.get(k) is None and document.raw.get((k,)) != ""]
         examples = {"command": "command: [python, train.py]", "nodes": "nodes: 1 (fixed) or nodes: 2:8 (elastic)"}
@@ -424,13 +438,15 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         checkpoint_dir=(
             None if written.checkpoint_dir is None else jobvalues.resolve(written.checkpoint_dir, working_dir)
         ),
+        container=containerfile.resolved(written.container, working_dir),
+        modules=written.modules,
         limits=written.limits,
         priority=written.priority,
         spot=written.spot == "allow",
         queue=written.queue or "",
         placement=together(written.placement),
         preload=written.preload,
-        standby=written.standby,
+        standby=written.standby and written.container is None,
         grace=written.grace,
         restarts=RestartLimits(
             max=written.restarts.max,
