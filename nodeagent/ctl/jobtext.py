@@ -130,6 +130,10 @@ def _head(job: Json, colour: bool) -> list[str]:
         field("Folder", spec["working_dir"]),
         *_preloaded(spec),
     ]
+    if spec["container"] is not None:
+        lines.append(field("Container", f"{spec['container']['image']} ({spec['container']['runtime']})"))
+    if spec["modules"]:
+        lines.append(field("Modules", " ".join(spec["modules"])))
     if spec["checkpoint_dir"]:
         lines.append(field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
     lines += [

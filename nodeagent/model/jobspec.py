@@ -175,6 +175,16 @@ class Hang(Record):
     limit."""
 
 
+class Container(Record):
+    """What the workers of a job see as their file system."""
+
+    runtime: Literal["podman", "apptainer"] = "podman"
+    image: str = Field(min_length=1, max_length=4096)
+    """A name in the user's image store (podman), a file (Apptainer), or the absolute path of a folder (both)."""
+    binds: tuple[str, ...] = Field(default=(), max_length=64)
+    """``FROM:TO`` or ``FROM:TO:ro``: what of the node is seen there besides the job's own folders."""
+
+
 class Together(Record):
     """How close together the nodes of a gang must be."""
 
@@ -211,6 +221,10 @@ class JobSpec(Record):
     working_dir: str
     user: str
     checkpoint_dir: str | None = None
+    container: Container | None = None
+    """None: the workers see the node's own file system."""
+    modules: tuple[str, ...] = Field(default=(), max_length=32)
+    """Environment modules of the site, loaded in this order before anything of the job runs on a node."""
     limits: dict[str, int | Literal["infinity"]] = {}
     """rlimit name (``nofile``, ``memlock``, ``core``, ``stack``, ``nproc``) to soft = hard value."""
     priority: int = Field(default=0, ge=-1000, le=1000)

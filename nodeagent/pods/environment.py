@@ -28,6 +28,10 @@ TRAINER = "trainer"
 else the first that is no parameter server."""
 
 
+SCHEDULER = "scheduler"
+"""The role whose worker is MindSpore's scheduler."""
+
+
 def worker_environments(
     job: JobRecord, head: Head, node: NodeRecord, nodes: Mapping[str, NodeRecord]
 ) -> tuple[dict[str, str], ...]:
@@ -42,11 +46,15 @@ def worker_environments(
         worlds = _worlds(job, head, addresses)
         gang = _of_gang(worlds)
         served = _of_trainers(job, worlds)
+        scheduled = _of_scheduled(job, worlds)
         out: list[dict[str, str]] = []
         for place in member.places:
             world = worlds[place.role]
             out += [
-                env | gang | _of_place(worlds, place, local) | (served if place.role == PSERVER else {})
+                env
+                | gang
+                | _of_place(worlds, place, local)
+                | (served if place.role == PSERVER else scheduled if place.role == SCHEDULER else {})
                 for local, env in enumerate(_of_world(job, head, world, world.members[place.index], node, faulty))
             ]
         return tuple(out)
@@ -139,7 +147,17 @@ def _of_gang(worlds: Mapping[str, _World]) -> dict[str, str]:
         env[f"NODEAGENT_HOSTS_{name.upper().replace('-', '_')}"] = ",".join(firsts)
     if PSERVER in worlds:
         env["PADDLE_PSERVERS_IP_PORT_LIST"] = ",".join(worlds[PSERVER].endpoints)
+    if SCHEDULER in worlds:
+        host, port = split_address(worlds[SCHEDULER].endpoints[0])
+        env |= {"MS_SCHED_HOST": host, "MS_SCHED_PORT": str(port)}
     return env
+
+
+def _of_scheduled(job: JobRecord, worlds: Mapping[str, _World]) -> dict[str, str]:
+    """What MindSpore's scheduler sees of the workers that it waits for: it is none of them."""
+    names = [name for name in worlds if name != SCHEDULER]
+    workers = worlds[job.spec.completes if job.spec.completes in names else names[0]]
+    return {"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": str(workers.size), "RANK_SIZE": str(workers.size)}
 
 
 def _of_trainers(job: JobRecord, worlds: Mapping[str, _World]) -> dict[str, str]:
@@ -285,6 +303,7 @@ def _of_rank(member: Member, local: int, endpoints: list[str]) -> dict[str, str]
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "RANK_ID": str(rank),
+        "MS_NODE_ID": str(rank),
         "DEVICE_ID": str(local * each),
         "TF_CONFIG": json.dumps(task),
     }

@@ -27,6 +27,7 @@ from nodeagent.model.jobspec import (
     MOST_RESTARTS,
     MOST_TIMEOUT,
     ActionName,
+    Container,
     EventName,
     Hang,
     Hooks,
@@ -39,13 +40,14 @@ from nodeagent.model.jobspec import (
     Role,
     Submitter,
 )
-from nodeagent.spec import batchvalues, jobvalues, units
+from nodeagent.spec import batchvalues, containerfile, jobvalues, units
 from nodeagent.spec.check import dotted, validate
+from nodeagent.spec.containerfile import written_container_mistakes
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.spec.placementfile import PlacementFile, RolePlacementFile, constraints, together, uneven_segments
 from nodeagent.spec.policycheck import written_policy_mistakes
-from nodeagent.spec.rolecheck import Mistake, written_mistakes
+from nodeagent.spec.rolecheck import Mistake, scheduler_mistakes, scheduler_of, written_mistakes
 from nodeagent.spec.yamlfile import Document
 
 _DURATION: dict[str, Any] = {"type": ["string", "number"], "examples": ["30s", "10m", "1h30m"]}
@@ -260,6 +262,9 @@ class JobFile(_RoleKeys):
     with min 1."""
     roles: dict[Annotated[str, AfterValidator(jobvalues.role_name)], RoleFile] | None = None
     """Instead of command and nodes: roles by name. Several are one gang: all of their places start, or none."""
+    scheduler: Literal["mindspore"] | None = None
+    """mindspore: its scheduler is added as a role of this name, with the workers' command; the job's sizes are fixed
+    then, as those of all jobs of several roles."""
     completes: str | None = Field(default=None, examples=["trainer"])
     """The job has ended well when all workers of this role have; the others are then stopped with grace. Default: when
     all roles have."""
@@ -275,6 +280,17 @@ class JobFile(_RoleKeys):
     """Whom the workers run as. Default: who submits; only root may name somebody else."""
     checkpoint_dir: _Folder | None = None
     """The shared folder of the job's checkpoints; a node on which it is missing takes no part."""
+    container: Annotated[
+        Container | None, BeforeValidator(containerfile.container), WithJsonSchema(containerfile.SCHEMA)
+    ] = Field(default=None, examples=["/shared/images/torch.sif"])
+    """The workers run in a container, which the job's user starts: an image that each node has, or {image, runtime,
+    binds}. Default: no container."""
+    modules: Annotated[
+        tuple[str, ...],
+        BeforeValidator(containerfile.site_modules),
+        WithJsonSchema({"type": "array", "items": {"type": "string"}, "maxItems": containerfile.MOST_MODULES}),
+    ] = ()
+    """Environment modules of the site that are loaded on each node, in this order: [gcc/13, cuda/12.4]."""
     limits: dict[
         Annotated[str, AfterValidator(jobvalues.limit_name)],
         Annotated[
@@ -390,7 +406,9 @@ def _layout(document: Document) -> list[Problem]:
     tree = document.value
     if not isinstance(tree, dict):
         return []
-    out = [document.problem(m.path, _named(m), m.right) for m in written_policy_mistakes(tree)]
+    mistakes = (*written_policy_mistakes(tree), *written_container_mistakes(tree))
+    out = [document.problem(m.path, _named(m), m.right) for m in mistakes]
+    out += [document.problem(m.path, m.what, m.right) for m in scheduler_mistakes(tree)]
     if tree.get("roles") is None:
         missing = [k for k in ("command", "nodes") if tree.get(k) is None and document.raw.get((k,)) != ""]
         examples = {"command": "command: [python, train.py]", "nodes": "nodes: 1 (fixed) or nodes: 2:8 (elastic)"}
@@ -412,11 +430,16 @@ def _named(mistake: Mistake) -> str:
 
 def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
     working_dir = jobvalues.resolve(written.working_dir or ".", submitter.cwd)
-    roles: Mapping[str, RoleFile | JobFile] = written.roles or {DEFAULT_ROLE: written}
+    written_roles: Mapping[str, RoleFile | JobFile] = written.roles or {DEFAULT_ROLE: written}
+    roles = tuple(_role(name, role, written.placement) for name, role in written_roles.items())
+    completes = written.completes or ""
+    if written.scheduler is not None:
+        completes = completes or roles[0].name
+        roles = (*roles, scheduler_of(next((one for one in roles if one.name == completes), roles[0])))
     return JobSpec(
         name=written.name,
-        roles=tuple(_role(name, role, written.placement) for name, role in roles.items()),
-        completes=written.completes or "",
+        roles=roles,
+        completes=completes,
         env=written.env,
         env_file=None if written.env_file is None else jobvalues.resolve(written.env_file, working_dir),
         working_dir=working_dir,
@@ -424,13 +447,15 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         checkpoint_dir=(
             None if written.checkpoint_dir is None else jobvalues.resolve(written.checkpoint_dir, working_dir)
         ),
+        container=containerfile.resolved(written.container, working_dir),
+        modules=written.modules,
         limits=written.limits,
         priority=written.priority,
         spot=written.spot == "allow",
         queue=written.queue or "",
         placement=together(written.placement),
         preload=written.preload,
-        standby=written.standby,
+        standby=written.standby and written.container is None,
         grace=written.grace,
         restarts=RestartLimits(
             max=written.restarts.max,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.model.jobspec import JobSpec, Nodes
+from nodeagent.model.jobspec import JobSpec, Nodes, Role
 from nodeagent.spec import jobvalues
 from nodeagent.spec.errors import CheckError, Path, did_you_mean
 
@@ -34,7 +34,47 @@ def written_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
             yield from _size(("roles", name), role, len(roles) > 1)
     after = {str(n): role.get("after") if isinstance(role, dict) else None for n, role in roles.items()}
     yield from _order({n: [a] if isinstance(a, str) else a if isinstance(a, list) else [] for n, a in after.items()})
-    yield from _completes(list(roles), tree.get("completes"))
+    added = [SCHEDULER] if tree.get("scheduler") is not None else []
+    yield from _completes([*map(str, roles), *added], tree.get("completes"))
+
+
+SCHEDULER = "scheduler"
+"""The role that the key of this name adds (``pods/environment.py`` knows what its worker sees)."""
+
+
+def scheduler_of(workers: Role) -> Role:
+    """MindSpore's scheduler for these workers: their command, on no device, once."""
+    return Role(
+        name=SCHEDULER,
+        command=workers.command,
+        nodes=Nodes(min=1, max=1, target=1),
+        replicas=1,
+        env=workers.env,
+        workers_per_node=1,
+        gpus_per_worker=0,
+        placement=workers.placement,
+    )
+
+
+def scheduler_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Of a job file whose scheduler is to be added."""
+    if tree.get("scheduler") is None:
+        return
+    roles = tree.get("roles")
+    if isinstance(roles, dict) and SCHEDULER in roles:
+        yield Mistake((SCHEDULER,), "there is a role of this name already", "remove one of them")
+    if isinstance(roles, dict) and len(roles) > 1:
+        return  # their sizes are looked at as those of all roles beside others
+    path: Path = ()
+    one: Mapping[str, Any] = tree
+    if isinstance(roles, dict):
+        name, role = next(iter(roles.items()), ("", {}))
+        path, one = ("roles", name), role if isinstance(role, dict) else {}
+    try:
+        size = jobvalues.nodes(one["nodes"]) if one.get("nodes") is not None else None
+    except CheckError:  # reported where values are checked
+        size = None
+    yield from _beside_others(path, size, one.get("uneven") is True)
 
 
 def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:

@@ -25,6 +25,8 @@ NODES = 3
 STEPS = 150
 FIRST_STEP_SECONDS = 60
 """A cold start imports the framework, on machines that are busy."""
+SLOW_START_SECONDS = 180
+"""Of one whose import takes so long, three times at once."""
 ENVIRONMENTS = Path(os.environ.get("NODEAGENT_FRAMEWORKS", ROOT / ".frameworks"))
 FRAMEWORKS = {
     "paddle": "paddle",
@@ -34,6 +36,8 @@ FRAMEWORKS = {
     "jax": "jax",
     "tensorflow": "tensorflow",
 }
+SCHEDULED = {"mindspore": "mindspore"}
+"""Likewise, of fixed size, with a scheduler as a role."""
 """Example to the module that it must be possible to import."""
 
 
@@ -41,9 +45,10 @@ def python_of(example: str) -> str:
     """The Python that has the framework; the test is skipped where there is none."""
     own = ENVIRONMENTS / example / "bin" / "python"
     python = str(own) if own.exists() else sys.executable
-    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({FRAMEWORKS[example]!r}) is None)"
+    module = (FRAMEWORKS | SCHEDULED)[example]
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     if subprocess.run([python, "-c", look], timeout=60).returncode != 0:
-        pytest.skip(f"{FRAMEWORKS[example]} is not installed here (make frameworks)")
+        pytest.skip(f"{example} is not installed here (make frameworks)")
     return python
 
 
@@ -132,3 +137,39 @@ def test_killed_cut_scaled_and_drained_with_the_losses_of_one_process(calm: Clus
     assert rows[-1]["step"] == STEPS
     for row in rows:
         assert row["loss"] == pytest.approx(reference[row["step"]], rel=1e-3, abs=1e-5), row
+
+
+@pytest.mark.parametrize("example", SCHEDULED)
+def test_with_its_scheduler_killed_stopped_in_order_and_resumed(calm: Cluster, example: str) -> None:
+    python, folder = python_of(example), calm.work / f"{example}.ckpt"
+    reference = losses_of_one_process(example, python, calm.work / f"{example}.alone")
+    command = [python, script_of(example), "--steps", str(STEPS), "--step-delay", "0.15"]
+    calm.submit(
+        f"name: {example}\ncommand: {json.dumps(command)}\nnodes: 2\nworkers_per_node: 1\nscheduler: {example}\n"
+        f"checkpoint_dir: {folder}\ngrace: 30s\n"
+    )
+
+    def until_it_steps() -> None:
+        before = len(metrics(folder))
+        calm.until(lambda: len(metrics(folder)) >= before + 6, SLOW_START_SECONDS, f"{example} makes six steps")
+
+    until_it_steps()
+    trainer = next(w for w in _workers(calm, example) if w["place"] == "worker.1")
+    os.kill(trainer["pid"], signal.SIGKILL)
+    until_it_steps()
+    calm.ctl("pause", example)
+    calm.until_phase(example, "paused", 60)
+    made = metrics(folder)[-1]["step"]
+    calm.ctl("resume", example)
+    until_it_steps()
+    stepped = [row["step"] for row in metrics(folder)]
+    assert stepped[stepped.index(made) + 1] == made + 1, "the last checkpoint was of its last step"
+    job = calm.until_phase(example, "succeeded", 200)
+    assert job["budget"]["used"] == 1
+    assert {row["step"] for row in metrics(folder)} == set(range(1, STEPS + 1))
+    for row in metrics(folder):
+        assert row["loss"] == pytest.approx(reference[row["step"]], rel=1e-3, abs=1e-4), row
+
+
+def _workers(cluster: Cluster, job: str) -> list[dict[str, Any]]:
+    return [w for pod in cluster.job(job)["pods"] for w in pod["workers"] if w["state"] == "running"]

@@ -122,6 +122,7 @@ def test_every_variable_of_a_second_node() -> None:
         "TRAINING_ROLE": "TRAINER",
         "POD_IP": "10.0.0.2",
         "RANK_ID": "2",
+        "MS_NODE_ID": "2",
         "RANK_SIZE": "3",
         "DEVICE_ID": "1",
         "MS_ROLE": "MS_WORKER",
@@ -364,6 +365,20 @@ def test_parameter_servers_know_how_many_trainers_there_are(trainers: str, compl
         assert (server["WORLD_SIZE"], server["TRAINING_ROLE"]) == ("2", "PSERVER"), "for torch it is its own world"
     assert [trainer[key] for key in keys[:4]] == ["3", endpoints, "3", "2"]
     assert (first["PADDLE_PORT"], second["PADDLE_PORT"]) == ("30000", "30005")
+
+
+def test_mindspores_scheduler_is_no_worker_and_all_find_it() -> None:
+    roles = (ROLES[1] | {"name": "worker"}, {"name": "scheduler", "command": ("python", "t.py"), "nodes": ONE})
+    places = (Place(role="scheduler", index=0, workers=1, devices=("cpu0",)),
+              Place(role="worker", index=0, workers=2, devices=("cpu0", "cpu0")))  # fmt: skip
+    member = Member(node="b", life="l", group_rank=0, first_rank=0, workers=3, devices=("cpu0",) * 3, places=places)
+    head = a_head(members={"b": member}, ports={"b": (30000, 30001, 30002, 30003, 30004)})
+    scheduler, first, second = worker_environments(a_job(roles=roles, completes="worker"), head, a_node(), nodes())
+    assert [(e["MS_SCHED_HOST"], e["MS_SCHED_PORT"]) for e in (scheduler, first, second)] == [("10.0.0.2", "30000")] * 3
+    assert scheduler["NODEAGENT_PORT"] == "30000", "the port that is held for it"
+    assert [e["MS_ROLE"] for e in (scheduler, first, second)] == ["MS_SCHED", "MS_WORKER", "MS_WORKER"]
+    assert [e["MS_WORKER_NUM"] for e in (scheduler, first, second)] == ["2", "2", "2"]
+    assert [e["MS_NODE_ID"] for e in (first, second)] == ["0", "1"]
 
 
 def test_the_roles_file() -> None:

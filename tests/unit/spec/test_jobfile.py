@@ -512,3 +512,28 @@ def test_a_hand_made_job_of_roles() -> None:
     assert [text.partition(":")[0] for text in check_spec(wrong)] == [
         "roles.pserver.ready", "roles.trainer.nodes", "roles.trainer.uneven", "roles.pserver.after", "completes",
     ]  # fmt: skip
+
+
+def test_mindspores_scheduler_is_added_as_a_role() -> None:
+    spec = job("name: a\ncommand: python t.py\nnodes: 2\nworkers_per_node: 8\nscheduler: mindspore")
+    assert [role.name for role in spec.roles] == ["worker", "scheduler"]
+    workers, scheduler = spec.roles
+    assert (spec.completes, scheduler.command) == ("worker", workers.command)
+    assert (scheduler.places, scheduler.workers_per_node, scheduler.gpus_per_worker) == (1, 1, 0)
+    assert check_spec(spec) == []
+    roles = "roles:\n  t: {command: x, nodes: 2}\n  e: {command: y, nodes: 1}\n"
+    text = f"name: a\nscheduler: mindspore\ncompletes: t\n{roles}"
+    assert [(role.name, role.command[0]) for role in job(text).roles] == [("t", "x"), ("e", "y"), ("scheduler", "x")]
+    assert job(text.replace("  e: {command: y, nodes: 1}\n", "")).completes == "t"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("command: x\nnodes: >>2:8\nscheduler: mindspore", "2:8 is elastic, which a role beside others cannot be yet"),
+        ("command: x\nnodes: 2\nscheduler: >>mpi", "mindspore"),
+        ("scheduler: >>mindspore\nroles: {scheduler: {command: x, nodes: 1}}", "there is a role of this name already"),
+    ],
+)
+def test_mistakes_about_a_scheduler(text: str, says: str) -> None:
+    check_marked(f"name: a\n{text}", job, says)
