@@ -114,7 +114,8 @@ frameworks: $(READY)
 		.frameworks/$$name/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(PIP_TORCH) \
 			-r examples/$$name/requirements.txt || exit 1; \
 	done
-	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py
+	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py \
+		tests/e2e/test_paddle_servers.py
 
 nodes: $(READY)
 	$(PIP) --group nodes
