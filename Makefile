@@ -36,7 +36,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease scale packages sim mutants clean
+.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease bench-frameworks scale packages sim mutants clean
 help:
 	@sed -n '3,15s/^#     //p' Makefile
 
@@ -136,6 +136,11 @@ bench: $(READY)
 MINUTES ?= 60
 bench-lease: $(READY)
 	$(BIN)/python -m benchmarks.lease --minutes $(MINUTES)
+
+# What a killed worker costs each framework, here and under its own launcher; in the environments of `make frameworks`.
+bench-frameworks: $(READY)
+	$(BIN)/python -m benchmarks.frameworks $(foreach name,$(ONLY),--only $(name))
+	$(BIN)/python -m docs.generate
 
 # NODES=10,100: those sizes alone, written nowhere.
 NODES ?=
