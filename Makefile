@@ -37,7 +37,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease scale live packages sim mutants clean
+.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease bench-frameworks scale live packages sim mutants clean
 help:
 	@sed -n '3,15s/^#     //p' Makefile
 
@@ -115,7 +115,8 @@ frameworks: $(READY)
 		.frameworks/$$name/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(PIP_TORCH) \
 			-r examples/$$name/requirements.txt || exit 1; \
 	done
-	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py
+	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py \
+		tests/e2e/test_paddle_servers.py
 
 nodes: $(READY)
 	$(PIP) --group nodes
@@ -136,6 +137,11 @@ bench: $(READY)
 MINUTES ?= 60
 bench-lease: $(READY)
 	$(BIN)/python -m benchmarks.lease --minutes $(MINUTES)
+
+# What a killed worker costs each framework, here and under its own launcher; in the environments of `make frameworks`.
+bench-frameworks: $(READY)
+	$(BIN)/python -m benchmarks.frameworks $(foreach name,$(ONLY),--only $(name))
+	$(BIN)/python -m docs.generate
 
 # NODES=10,100: those sizes alone, written nowhere.
 NODES ?=

@@ -59,3 +59,5 @@ class Submission:
     spec: JobSpec
     after: Mapping[str, Need] = field(default_factory=dict)
     array: str = ""
+    guess: bool = False
+    """The user says nothing of what to preload, and leaves it to be found."""

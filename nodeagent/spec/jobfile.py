@@ -311,7 +311,8 @@ class JobFile(_RoleKeys):
         BeforeValidator(jobvalues.modules),
         WithJsonSchema({"type": "array", "items": {"type": "string"}}),
     ] = ()
-    """Python modules imported ahead of time, so that a restart costs no import."""
+    """Python modules imported ahead of time, so that a restart costs no import; [] for none. Default: what the script
+    imports of the packages that take long, found by reading it."""
     standby: Annotated[
         bool, BeforeValidator(jobvalues.on_off), WithJsonSchema({"enum": [True, False, "on", "off"]})
     ] = True
@@ -398,7 +399,8 @@ def read_job(document: Document, submitter: Submitter, now: float) -> Submission
     spec = _complete(written, submitter)
     if wrong := check_spec(spec):  # of what the submitter brings along: the file itself has been checked
         raise SpecError(document.problem((), sentence) for sentence in wrong)
-    return Submission(spec, written.after, written.array or "")
+    guess = "preload" not in written.model_fields_set and written.standby
+    return Submission(spec, written.after, written.array or "", guess)
 
 
 def _layout(document: Document) -> list[Problem]:
