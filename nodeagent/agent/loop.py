@@ -358,10 +358,14 @@ class Agent:
                 continue
             try:
                 jobs = self._snapshot.concern(self._node)
-                newest = await self._store.wait(after, WATCH, self._node, jobs)
+                woken = await self._store.wake(after, WATCH, self._node, jobs)
                 self._watched = True
-                if newest != after and self._lease.joined:
-                    await self.refresh()
+                if woken.event != after and self._lease.joined:
+                    if self._snapshot.absorb_jobs(woken.jobs):
+                        self._lease.newest_event = woken.event
+                        self._wake.set()
+                    else:
+                        await self.refresh()
             except StoreUnavailableError:
                 self._watched = False
                 self._pace.failed(self._clock.now())

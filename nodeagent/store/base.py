@@ -66,6 +66,7 @@ from nodeagent.store.messages import (
     Saves,
     Settlement,
     StoreCopy,
+    Woken,
 )
 
 
@@ -334,10 +335,15 @@ class Store(Protocol):
         of them."""
         ...
 
-    async def wait(self, after: str, timeout: float, node: str = "", jobs: Collection[str] = ()) -> str:
-        """Return an event's id as soon as one after ``after`` exists, or ``after`` when ``timeout`` seconds have
-        passed. For a ``node``, only an event counts that concerns all nodes, this node, or the members, holders and
-        keepers of these ``jobs`` (uids); the newest such id is returned. Uses its own connection."""
+    async def wait(self, after: str, timeout: float) -> str:
+        """Return the newest event's id as soon as there is one after ``after``, or ``after`` when ``timeout`` seconds
+        have passed. Uses its own connection."""
+        ...
+
+    async def wake(self, after: str, timeout: float, node: str, jobs: Collection[str]) -> Woken:
+        """As ``wait``, of events that concern all nodes, this node, or the members, holders and keepers of these
+        ``jobs`` (uids). What happens within a gang comes with the changes of its job, where this client has read the
+        job up to the event before."""
         ...
 
     async def saved(self, after: str, timeout: float) -> Saves:
