@@ -274,17 +274,17 @@ class JobRoutes:
                 sized = base.spec.of_sizes(new.sizes)
                 limits.few_enough_nodes(who, sized, self.view.config.limits, self.view.node, "nothing was changed")
                 may_grow(self.view.cluster(), who, sized)
-            did = asked.did(base, new or base.control)
+            done = asked.done(base, new or base.control)
             event, text = ("", "") if change is None else (change.event, f"{change.text} (by {who.name})")
             try:
-                after = await self.view.store.control(uid, job.control.rev, new, asked.request, event, text, did)
+                after = await self.view.store.control(uid, job.control.rev, new, asked.request, event, text, done.text)
             except StoreRefusedError as refused:
                 if refused.code != "stale":
                     raise
                 continue
             if after.control == (new or job.control):
                 await self.seen()
-                more = intents.outcome(did, changed=new is not None) | await saved(self.view, after.rev, era)
+                more = done.reply(changed=new is not None) | await saved(self.view, after.rev, era)
                 return web.json_response(await self._json(after) | more)
         raise ApiError(
             "state",
