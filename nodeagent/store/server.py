@@ -24,6 +24,11 @@ LONGEST_SOCKET_PATH = 107
 """Bytes of a unix socket's path (sun_path less its closing zero)."""
 PROGRAMS = ("redis-server", "valkey-server")
 LOG_TAIL = 2000
+LOADS = 600.0
+"""The most seconds for which a server that says that it reads its data is waited for."""
+REWRITE_FROM = "8mb"
+"""Size from which the append-only file is written anew: one that grows to Redis' own 64 MB is read for seconds, and
+nobody is served meanwhile."""
 
 
 class PrivateRedisError(Exception):
@@ -119,6 +124,7 @@ class PrivateRedis:
             *("--save", ""),
             *("--appendonly", "yes" if self._persist else "no"),
             *("--appendfsync", "everysec"),
+            *("--auto-aof-rewrite-min-size", REWRITE_FROM),
             *("--daemonize", "no"),
         ]
         with self.log.open("ab") as log:
@@ -127,29 +133,32 @@ class PrivateRedis:
             )
 
     def wait_ready(self, timeout: float = 10.0) -> None:
-        """Return when the server answers PING. On failure the server is stopped, and PrivateRedisError carries the end
-        of its log."""
+        """Return when the server answers PING, within ``timeout`` seconds after it last said that it still reads its
+        data. On failure the server is stopped, and PrivateRedisError carries the end of its log."""
         if self._process is None:
             raise PrivateRedisError(f"the private Redis in {self.folder} was not started")
-        deadline = time.monotonic() + timeout
-        while not self._answers():
-            code = self._process.poll()
-            if code is not None or time.monotonic() > deadline:
-                what = f"did not answer within {timeout:g} s" if code is None else f"ended at once (exit {code})"
+        began = heard = time.monotonic()
+        while (answer := self._answer()) != "+PONG":
+            code, now = self._process.poll(), time.monotonic()
+            if answer == "-LOADING" and now < began + LOADS:
+                heard = now
+            elif code is not None or now > heard + timeout:
+                what = f"did not answer within {now - began:.1f} s" if code is None else f"ended at once (exit {code})"
                 tail = self.log.read_bytes()[-LOG_TAIL:].decode(errors="replace") if self.log.exists() else ""
                 self.stop()
                 raise PrivateRedisError(f"the private Redis in {self.folder} {what}. The end of its log:\n{tail}")
             time.sleep(0.01)
 
-    def _answers(self) -> bool:
+    def _answer(self) -> str:
+        """The first word of its answer to PING: ``+PONG``, or ``-LOADING`` while it reads its file; empty for none."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(0.5)
             try:
                 connection.connect(os.fspath(self.socket))
                 connection.sendall(b"PING\r\n")
-                return connection.recv(64).startswith(b"+PONG")  # "-LOADING" while the server reads its file
+                return "".join(connection.recv(64).decode(errors="replace").split()[:1])
             except OSError:
-                return False
+                return ""
 
     def stop(self, timeout: float = 3.0) -> None:
         """End the server: SIGTERM, and SIGKILL after ``timeout`` seconds. Removes a temporary folder. A second call

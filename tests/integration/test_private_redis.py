@@ -125,6 +125,33 @@ def test_a_program_that_never_answers_is_given_up(folder: Path) -> None:
     assert server.pid is None
 
 
+SLOW = """#!{python}
+import socket, sys, time
+here = socket.socket(socket.AF_UNIX)
+here.bind(sys.argv[sys.argv.index("--unixsocket") + 1])
+here.listen()
+began = time.monotonic()
+while True:
+    asks, _ = here.accept()
+    asks.recv(64)
+    asks.sendall(b"-LOADING reads its data\\r\\n" if time.monotonic() < began + 1.5 else b"+PONG\\r\\n")
+    asks.close()
+"""
+
+
+def test_a_server_that_reads_its_data_is_waited_for(folder: Path) -> None:
+    """Found by hours under random faults: after 10 s the whole local cluster was given up."""
+    program = folder / "slow"
+    program.write_text(SLOW.format(python=sys.executable))
+    program.chmod(0o755)
+    server = PrivateRedis(folder / "redis", program=program)
+    server.spawn()
+    until(server.socket.exists, "it listens")
+    server.wait_ready(timeout=1.0)
+    assert server.pid is not None
+    server.stop()
+
+
 def test_a_path_too_long_for_a_socket_is_refused_before_anything_starts(folder: Path) -> None:
     with pytest.raises(PrivateRedisError, match="107"):
         PrivateRedis(folder / ("x" * 120))
