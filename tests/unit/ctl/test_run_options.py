@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.ctl.run import MOST_SOURCE, default_name, guess_preload, script_of
+from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.run import MOST_SOURCE, _check_local, default_name, guess_preload, script_of
+from tests.sim.parts import sim_spec
 
 SCRIPTS = [
     (("python", "train.py", "--lr", "1"), "train.py"),
@@ -25,6 +27,21 @@ SCRIPTS = [
 @pytest.mark.parametrize(("command", "script"), SCRIPTS)
 def test_script_of(command: tuple[str, ...], script: str | None) -> None:
     assert script_of(command) == (None if script is None else Path(script))
+
+
+@pytest.mark.parametrize(("local", "nodes", "says"), [
+    (2, (3, 3), "the job needs 3 nodes and --local 2 brings up 2: it would wait for ever"),
+    (900, (1, 900), "--local 900 starts 900 agents and their workers on this machine"),
+    (2, (2, 4), ""),
+])  # fmt: skip
+def test_a_local_cluster_that_cannot_do_is_refused(local: int, nodes: tuple[int, int], says: str) -> None:
+    """Found by strangers: one waited for ever, the other brought the machine down, and neither said a word."""
+    spec = sim_spec("train", nodes[0], nodes[1], nodes[1])
+    if not says:
+        _check_local(local, spec)
+        return
+    with pytest.raises(CtlError, match=says):
+        _check_local(local, spec)
 
 
 IMPORTS: list[tuple[str, tuple[str, ...]]] = [
