@@ -47,7 +47,7 @@ LATER: Graph = {
     "local": ("hardware",),
     "diag": ("ctl",),
     "doctor": ("hardware",),
-    "agent": ("diag", "api"),
+    "agent": ("diag", "doctor", "api"),
     "api": ("hardware", "doctor"),
     "ctl": ("model", "osutil", "hardware", "spec", "local", "doctor"),
 }

@@ -276,11 +276,11 @@ class JobRoutes:
                 may_grow(self.view.cluster(), who, sized)
                 queues = with_quotas(self.view.cluster(), who, [sized])
                 claims = QuotaClaims(queues=queues, read=self.view.rev) if queues else None
-            did = asked.did(base, new or base.control)
+            done = asked.done(base, new or base.control)
             event, text = ("", "") if change is None else (change.event, f"{change.text} (by {who.name})")
             try:
                 after = await self.view.store.control(
-                    uid, job.control.rev, new, asked.request, event, text, did, claims
+                    uid, job.control.rev, new, asked.request, event, text, done.text, claims
                 )
             except StoreRefusedError as refused:
                 if refused.code != "stale":
@@ -288,7 +288,7 @@ class JobRoutes:
                 continue
             if after.control == (new or job.control):
                 await self.seen()
-                more = intents.outcome(did, changed=new is not None) | await saved(self.view, after.rev, era)
+                more = done.reply(changed=new is not None) | await saved(self.view, after.rev, era)
                 return web.json_response(await self._json(after) | more)
         raise ApiError(
             "state",

@@ -354,8 +354,8 @@ class SimCluster:
             new = None
             if wish is not None:
                 new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wish.change | more)))
-            did = asked.did(job, new or job.control)
-            await self._write(job, new, request, "JobScaled", str(body), did)
+            done = asked.done(job, new or job.control)
+            await self._write(job, new, request, "JobScaled", str(body), done.text)
 
         await self.patiently(step)
         return taken

@@ -30,9 +30,12 @@ from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Member, PodReport
-from nodeagent.plan.cluster import RefusalKind
+from nodeagent.plan.cluster import Cluster, RefusalKind
+from nodeagent.plan.failure.faults import find_fault
 from nodeagent.plan.job import gang
+from nodeagent.plan.job.running import judge_before
 from nodeagent.plan.pods import pod
+from nodeagent.plan.steps import Decision
 from nodeagent.pods.base import PodStatus
 from nodeagent.store import calls, client, scripts
 from nodeagent.store.messages import Saved
@@ -432,6 +435,15 @@ def judged_at_once(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("put_entries(job, 'silent', silent)", "put_entries(job, 'silent', {})"))
 
 
+def the_new_fault_goes_first(patch: pytest.MonkeyPatch) -> None:
+    """A gang that has failed again is formed anew before it is written down what had ended the generation before."""
+
+    def unless_it_failed(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
+        return judge_before(cluster, job, wall) if find_fault(cluster, job, wall) is None else None
+
+    patch.setattr(gang, "judge_before", unless_it_failed)
+
+
 def one_trainer_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A node says that its workers of the role that completes the job have ended well when the first of them has."""
 
@@ -467,6 +479,7 @@ MUTANTS = (
     Mutant(one_trainer_is_enough, provocations.trainers_end_one_by_one),
     Mutant(roles_start_at_once, provocations.trainers_end_one_by_one),
     Mutant(judged_at_once, provocations.peers_hide_why_they_fail),
+    Mutant(the_new_fault_goes_first, provocations.the_next_fault_comes_before_the_verdict),
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(freed_and_still_counted, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),

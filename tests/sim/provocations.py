@@ -491,3 +491,33 @@ async def trainers_end_one_by_one(cluster: SimCluster) -> None:
         end(cluster, cluster.job("j"), "trainer", 1)
         await asyncio.sleep(2)
     await cluster.until(lambda: cluster.job("j").phase == "succeeded", 10, "the last one has ended")
+
+
+async def the_next_fault_comes_before_the_verdict(cluster: SimCluster) -> None:
+    """A member is fenced, and says so last, so that the budget pays for a victim. In the moment in which the gang runs
+    again the shim of another dies, and who would put that right is stuck: once the next generation is formed, nobody
+    can."""
+    await cluster.submit("j", 2, 3, 3)
+    await cluster.until(lambda: cluster.whole("j"), 90, "whole")
+    await asyncio.sleep(TIMING.early)  # so that what peers end with ends no job
+    head = cluster.job("j").head
+    assert head is not None
+    first, other, fenced = (cluster.nodes[member.node] for member in head.ordered())
+    fenced.freeze_agent()
+    fenced.lease.gate.close()
+
+    def waits_for_it() -> bool:
+        head = cluster.job("j").head
+        return head is not None and head.state == "forming" and [*head.missing] == [fenced.name]
+
+    await cluster.until(waits_for_it, TIMING.lease, "all others have acknowledged the next generation")
+    first.freeze_agent()
+    other.machine.kill_shim("uid-j")
+    fenced.thaw()
+    await asyncio.sleep(1)
+    first.thaw()
+    await cluster.until(lambda: cluster.job("j").restarts == 2 and cluster.whole("j"), 90, "whole again")
+    await asyncio.sleep(TIMING.lease)
+    cluster.checker.check_blame()
+    paid = [entry.kind for entry in cluster.job("j").budget.values() if entry.counts]
+    assert paid == ["pod_failed"], cluster.describe()

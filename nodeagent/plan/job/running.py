@@ -89,6 +89,8 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
         text = f"every worker of {whose}generation {head.number} exited 0"
         outcome = Outcome(code=0, text=text)
         return Decision(End("succeeded", text, gone, outcome, planned=bool(role)), (text,))
+    if (over := _ended_before(cluster, job, gone)) is not None:
+        return over
     fault = faults.find_fault(cluster, job, wall)
     if fault is not None and fault.cause.kind == "node_lost":
         # Who is cut off together lapses one by one, and comes back one by one. The last to lapse may be the last keeper
@@ -99,7 +101,7 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
-    return judge_before(cluster, job, gone, wall) or _healthy_gang(cluster, job, head, wall)
+    return _healthy_gang(cluster, job, head, wall)
 
 
 def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
@@ -112,7 +114,7 @@ def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
         return None
     if faults.find_fault(cluster, job, wall) is not None:
         return None
-    if judge_before(cluster, job, (), wall) is not None:
+    if _ended_before(cluster, job, ()) is not None:
         return None
     found = _healthy_gang(cluster, job, head, wall)
     return replace(found, steady=True) if found.step is None and not found.at else None
@@ -155,20 +157,28 @@ def _ended_by(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple
     return ending(cluster, job, fault.ends, outcome, gone, fault.spend)
 
 
-def judge_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], wall: float) -> Decision | None:
-    """The fault that ended the generation before, where it is judged only now that this one runs."""
+def judge_before(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
+    """The fault that ended the generation before, where only now is known what it was; None if there is nothing to put
+    right. Whatever ends this generation comes after it: the record keeps the reports of the last that ended, so nobody
+    could judge the one before any more."""
     entry = job.budget.get(str(job.last_number))
-    if entry is None or not entry.counts:
+    if job.head is None or job.head.state != "active" or entry is None or not entry.counts or entry.fails:
         return None
-    if entry.fails:
-        code = entry.exit if entry.exit is not None else 1
-        outcome = Outcome(code=code, text=entry.fails, error=entry.error)
-        return ending(cluster, job, entry.ends, outcome, gone, in_order=entry.ends != "failed")
     found = faults.late_fault(cluster, job, wall)
     if found is None:
         return None
     spend = found.spend.model_copy(update={"fails": found.fail, "ends": found.ends})
     return Decision(Judge(job.last_number, spend), (f"generation {job.last_number} was ended by: {spend.text}",))
+
+
+def _ended_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -> Decision | None:
+    """The job's end by the fault of the generation before, which was judged once this one ran."""
+    entry = job.budget.get(str(job.last_number))
+    if entry is None or not entry.counts or not entry.fails:
+        return None
+    code = entry.exit if entry.exit is not None else 1
+    outcome = Outcome(code=code, text=entry.fails, error=entry.error)
+    return ending(cluster, job, entry.ends, outcome, gone, in_order=entry.ends != "failed")
 
 
 def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], wall: float) -> Decision:

@@ -6,7 +6,24 @@ import re
 
 import pytest
 
-from nodeagent.ctl.run import default_name
+from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.run import _check_local, default_name
+from tests.sim.parts import sim_spec
+
+
+@pytest.mark.parametrize(("local", "nodes", "says"), [
+    (2, (3, 3), "the job needs 3 nodes and --local 2 brings up 2: it would wait for ever"),
+    (900, (1, 900), "--local 900 starts 900 agents and their workers on this machine"),
+    (2, (2, 4), ""),
+])  # fmt: skip
+def test_a_local_cluster_that_cannot_do_is_refused(local: int, nodes: tuple[int, int], says: str) -> None:
+    """Found by strangers: one waited for ever, the other brought the machine down, and neither said a word."""
+    spec = sim_spec("train", nodes[0], nodes[1], nodes[1])
+    if not says:
+        _check_local(local, spec)
+        return
+    with pytest.raises(CtlError, match=says):
+        _check_local(local, spec)
 
 
 @pytest.mark.parametrize(
