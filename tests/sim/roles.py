@@ -16,7 +16,7 @@ from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.faults import FAULTS, Fault
-from tests.sim.schedule import heal
+from tests.sim.schedule import heal, unscale
 from tests.sim.virtual import run_virtual
 
 STORM = 40.0
@@ -226,9 +226,8 @@ async def _play_on(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
         return
     if cluster.job(JOB).phase not in TERMINAL:
         await cluster.operate(JOB, desired="run")
-    scale = cluster.job(JOB).control.scale
-    if scale is not None and scale.state == "set":  # while it was paused: there may never be room
-        await cluster.scale(JOB, "scale", role=scale.role, target=scale.before)
+    head = cluster.job(JOB).head
+    await unscale(cluster, JOB, head.sizes if head is not None else {})
     limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
     await cluster.until(lambda: cluster.job(JOB).phase in TERMINAL or _fine(cluster), limit, "whole again")
     await asyncio.sleep(TIMING.lease * 2)  # what comes of the last faults
