@@ -22,6 +22,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import in_order, ruled_out
 from nodeagent.plan.noroom import SHOWN
+from nodeagent.plan.policytimeouts import dues
 from nodeagent.plan.queue import in_queue, places
 from nodeagent.plan.room import never, room_for
 from nodeagent.plan.windows import BY as WINDOW
@@ -132,6 +133,15 @@ def waits(view: AgentView, job: JobRecord, cluster: Cluster) -> Json:
     place = places(cluster).get(job.uid)
     line = (f"number {place} of {len(places(cluster))} in the queue",) if place is not None and why else ()
     return {"reason": "; ".join((*why, *line))} if why else {}
+
+
+def policies_due(job: JobRecord, cluster: Cluster) -> list[Json]:
+    """Policies whose timeout runs: what they will do, for which event, and in how many seconds; who acts first comes
+    first. Seconds of served time: they stand still while the store is away. Empty of a job that has ended."""
+    due = sorted(dues(job), key=lambda one: one.at) if job.phase not in TERMINAL else []
+    return [
+        {"event": one.event, "do": one.action, "left": round(max(0, one.at - cluster.served) / 1000, 1)} for one in due
+    ]
 
 
 def way_out(job: JobRecord, cluster: Cluster) -> Json | None:

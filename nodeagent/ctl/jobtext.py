@@ -141,6 +141,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         *([field("Topology", placed)] if (placed := job["placement"]["placed"]) else []),
         *_time(job),
         *_time_limit(job),
+        *_policies(job),
         *_ties(job),
         field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
         field(
@@ -223,6 +224,19 @@ def _time_limit(job: Json) -> list[str]:
     if limit is None:
         return []
     return [field("Time limit", f"{span(limit)}, {span(left)} left" + ("" if job["started"] else " (not started yet)"))]
+
+
+def _policies(job: Json) -> list[str]:
+    """What policies with a timeout will do, and when, unless what they wait for ends before."""
+    lines = list[str]()
+    for one in job["policies_due"]:
+        text = f"{one['do']} in {span(one['left'])}, unless {_ENDS.get(one['event'], 'it runs again')} before"
+        lines.append(field("Policy", f"{one['event']}: {text}"))
+    return lines
+
+
+_ENDS = {"PodPending": "its nodes are found", "PodRunning": "it ends or is formed anew", "Unknown": "all nodes answer"}
+"""What ends the wait of a policy, by its event; of any fault that the job runs again."""
 
 
 def _ties(job: Json) -> list[str]:
