@@ -190,7 +190,9 @@ def _roles(job: Json) -> list[str]:
     spec, lines = job["spec"], list[str]()
     for role in spec["roles"]:
         places = job["roles"][role["name"]]["target"]
-        size = count(places, "place") + ("" if role["replicas"] else ", each on a node of its own")
+        wide = role["replicas"] or role["nodes"]
+        size = count(places, "place") + (f", at least {wide['min']}" if wide["min"] < wide["max"] else "")
+        size += "" if role["replicas"] else ", each on a node of its own"
         ends = "; completes the job" if spec["completes"] == role["name"] else ""
         ends += "; restarts alone" if role["restart"] == "alone" else ""
         text = f"{role['name']}: {size}; workers of each: {_per_node(role)}; {shlex.join(role['command'])}{ends}"

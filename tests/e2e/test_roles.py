@@ -169,3 +169,32 @@ def test_a_node_is_drained(shared: Cluster) -> None:
     shared.until_phase("drained", "succeeded", 60)
     assert result(shared.work, "drained") == result(shared.work, "quiet")
     shared.ctl("uncordon", leaves)
+
+
+def test_an_elastic_role_shrinks_when_a_node_dies_and_grows_when_it_is_back(shared: Cluster) -> None:
+    """The servers stay where they are; the trainers go on with two of three, and with three again."""
+    shared.at_rest()
+    text = roles_job(shared.work, "elastic", pause=0.2).replace("nodes: 2,", "nodes: 2:3,")
+    shared.submit(text.replace(f'STEPS: "{STEPS}"', 'STEPS: "1000"'))
+    all_three = [*PLACES, "trainer.2"]
+    shared.until(lambda: sorted(pids(shared, "elastic")) == all_three, 60, "all places run")
+    where = {w["place"]: p["node"] for p in shared.job("elastic")["pods"] for w in p["workers"]}
+    servers = {name: node for name, node in where.items() if name.startswith("pserver")}
+    lost = next(node for node in where.values() if node not in servers.values())
+    before = newest(shared.work, "elastic")
+    shared.ctl("local", "kill", lost)
+    shared.until(lambda: sorted(pids(shared, "elastic")) == PLACES, 30, "it goes on with two trainers")
+    job = shared.job("elastic")
+    assert (job["budget"]["used"], job["cause"]["kind"], job["target"]) == (0, "node_lost", 5)
+    now = {w["place"]: p["node"] for p in job["pods"] for w in p["workers"]}
+    assert {name: now[name] for name in servers} == servers
+    assert any("runs with 2 of 3 places of trainer: " in why for why in job["why"]), job["why"]
+    assert "trainer: 3 places, at least 2, each on a node of its own" in shared.ctl("describe", "elastic").stdout
+    shared.until(lambda: newest(shared.work, "elastic") > before + 5, 30, "two train")
+    assert "2 to 3 are allowed by its file" in shared.ctl("scale", "elastic", "trainer=4", check=6).stderr
+    shared.ctl("local", "start", lost)
+    shared.until(lambda: sorted(pids(shared, "elastic")) == all_three, 90, "it has grown again")
+    job, before = shared.job("elastic"), newest(shared.work, "elastic")
+    assert (job["budget"]["used"], job["cause"]["kind"]) == (0, "join")
+    shared.until(lambda: newest(shared.work, "elastic") > before + 3, 30, "three train")
+    shared.ctl("stop", "elastic")

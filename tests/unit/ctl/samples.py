@@ -86,8 +86,8 @@ MEMBER = job(
     ),
 )  # fmt: skip
 SERVERS = Role(
-    name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2), replicas=2,
-    workers_per_node=1, restart="alone",
+    name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2),
+    replicas=Nodes(min=2, max=2, target=2), workers_per_node=1, restart="alone",
 )  # fmt: skip
 TRAINERS = Role(name="trainer", command=("python", "train.py"), nodes=Nodes(min=2, max=2, target=2), workers_per_node=1)
 
