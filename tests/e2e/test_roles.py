@@ -22,14 +22,14 @@ STEPS = 60
 PLACES = ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
 
 
-def roles_job(work: Path, name: str, pause: float = 0.05, more: str = "") -> str:
+def roles_job(work: Path, name: str, pause: float = 0.05, more: str = "", steps: int = STEPS) -> str:
     """The example's job: two servers, two trainers."""
     python = json.dumps(sys.executable)
     return f"""
 name: {name}
 working_dir: {EXAMPLE}
 checkpoint_dir: {work / name}
-env: {{STEPS: "{STEPS}", PAUSE: "{pause}"}}
+env: {{STEPS: "{steps}", PAUSE: "{pause}"}}
 completes: trainer
 grace: 5s
 roles:
@@ -127,7 +127,7 @@ roles:
 
 
 def test_a_role_is_scaled_while_the_job_runs(shared: Cluster) -> None:
-    shared.submit(roles_job(shared.work, "scaled", pause=0.2))
+    shared.submit(roles_job(shared.work, "scaled", pause=0.2, steps=1000))
     shared.until_running("scaled", NODES)
     shared.until(lambda: newest(shared.work, "scaled") > 3, 30, "it trains")
     assert "did you mean 'trainer'?" in shared.ctl("scale", "scaled", "triner=3", check=6).stderr
@@ -174,8 +174,7 @@ def test_a_node_is_drained(shared: Cluster) -> None:
 def test_an_elastic_role_shrinks_when_a_node_dies_and_grows_when_it_is_back(shared: Cluster) -> None:
     """The servers stay where they are; the trainers go on with two of three, and with three again."""
     shared.at_rest()
-    text = roles_job(shared.work, "elastic", pause=0.2).replace("nodes: 2,", "nodes: 2:3,")
-    shared.submit(text.replace(f'STEPS: "{STEPS}"', 'STEPS: "1000"'))
+    shared.submit(roles_job(shared.work, "elastic", pause=0.2, steps=1000).replace("nodes: 2,", "nodes: 2:3,"))
     all_three = [*PLACES, "trainer.2"]
     shared.until(lambda: sorted(pids(shared, "elastic")) == all_three, 60, "all places run")
     where = {w["place"]: p["node"] for p in shared.job("elastic")["pods"] for w in p["workers"]}
