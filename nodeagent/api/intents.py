@@ -246,15 +246,17 @@ def _goal_of_role(asked: Asked, job: JobRecord) -> int:
             f"job {job.name!r} has several roles ({have}), which are scaled one by one",
             f"say which: nodeagentctl scale {job.name} {last}={max(asked.target, 1)}; nothing was changed",
         )
-    rest = sum(sizes.values()) - sizes[asked.role]
-    if not 1 <= asked.target <= MOST_NODES - rest:
+    role = next(role for role in job.spec.roles if role.name == asked.role)
+    low, high = 1, MOST_NODES - (sum(sizes.values()) - sizes[asked.role])
+    if elastic := role.size.min < role.size.max:
+        low, high = role.size.min, min(role.size.max, high)
+    if not low <= asked.target <= high:
         raise ApiError(
             "state",
-            f"role {asked.role} of job {job.name!r} cannot have {asked.target} places: 1 to {MOST_NODES - rest} are "
-            f"allowed, and it has {sizes[asked.role]}",
+            f"role {asked.role} of job {job.name!r} cannot have {asked.target} places: {low} to {high} are allowed"
+            f"{' by its file' if elastic else ''}, and it is to have {sizes[asked.role]}",
             "choose a size within; nothing was changed",
         )
-    role = next(role for role in job.spec.roles if role.name == asked.role)
     if asked.target > 1 and any(policy.do == "RestartTask" for policy in role.policies or ()):
         raise ApiError(
             "state",

@@ -26,7 +26,7 @@ from nodeagent.api.admission import admitted, may_grow, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.jobdetail import AuditTail, alone_json, generations, start_json, waits, way_out
+from nodeagent.api.jobdetail import AuditTail, alone_json, generations, policies_due, start_json, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import find_any_job
@@ -132,6 +132,7 @@ class JobRoutes:
             "unreachable": unreachable,
             "store_waits": store_waits,
             "way_out": way_out(job, cluster),
+            "policies_due": policies_due(job, cluster),
             "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
             "usage": job_use(job, cluster, time.time()),

@@ -89,7 +89,7 @@ class Role(Record):
     nodes: Nodes
     """The number of nodes, with one place on each; with ``replicas``, the number of nodes over which its places may be
     spread."""
-    replicas: int | None = Field(default=None, ge=1, le=MOST_NODES)
+    replicas: Nodes | None = None
     """The number of places; several are on one node if its devices allow it."""
     env: dict[str, str] = {}
     """Overrides the job's own environment."""
@@ -117,9 +117,20 @@ class Role(Record):
     """The cores that a worker is bound to: all cores near its GPU, or a part of them that no other GPU has."""
 
     @property
+    def size(self) -> Nodes:
+        """The numbers of places: the fewest with which the role may start and go on, the most that it may be scaled to,
+        and what it wants."""
+        return self.replicas or self.nodes
+
+    @property
     def places(self) -> int:
         """The number of places that the role wants."""
-        return self.replicas or self.nodes.target
+        return self.size.target
+
+    @property
+    def least(self) -> int:
+        """The fewest places with which it may start and go on."""
+        return self.size.min
 
     @property
     def alone(self) -> tuple[tuple[int | None, Alone], ...]:
@@ -133,11 +144,15 @@ class Role(Record):
         ]
         return (*rules, (None, "worker" if self.restart == "alone" else "gang"))
 
-    def of_places(self, count: int) -> Role:
-        """It with so many places: of a job of several roles, where sizes are fixed."""
-        if self.replicas is not None:
-            return self.model_copy(update={"replicas": count, "nodes": Nodes(min=1, max=count, target=count)})
-        return self.model_copy(update={"nodes": Nodes(min=count, max=count, target=count)})
+    def of_places(self, count: int, whole: bool = False) -> Role:
+        """It with so many places, beside other roles. What was of a fixed size is so still; what was elastic may go on
+        with as few as before, unless it has to be ``whole``."""
+        fixed = self.size.min == self.size.max
+        low, high = (count, count) if fixed else (min(self.size.min, count), max(self.size.max, count))
+        size = Nodes(min=count if whole else low, max=high, target=count)
+        if self.replicas is None:
+            return self.model_copy(update={"nodes": size})
+        return self.model_copy(update={"replicas": size, "nodes": Nodes(min=1, max=high, target=count)})
 
 
 MOST_RESTARTS = 60
@@ -285,7 +300,8 @@ class JobSpec(Record):
 
     @property
     def elastic(self) -> bool:
-        """Returns whether the job can continue with fewer nodes than it has."""
+        """Returns whether the job can continue with fewer nodes than it has. Of several roles that depends on what is
+        on the node."""
         return not self.several and self.nodes.min < self.nodes.max
 
     def policies_of(self, roles: Collection[str]) -> tuple[tuple[Policy, ...], ...]:
@@ -313,11 +329,12 @@ class JobSpec(Record):
         """Seconds after which a planned stop of the job is over."""
         return max([self.grace if role.grace is None else role.grace for role in self.roles], default=self.grace)
 
-    def of_sizes(self, sizes: Mapping[str, int]) -> JobSpec:
-        """It with so many places of the roles that are named."""
+    def of_sizes(self, sizes: Mapping[str, int], whole: str = "") -> JobSpec:
+        """It with so many places of the roles that are named. ``whole``: a role that has all of them, or the job does
+        not start."""
         if not sizes:
             return self
-        roles = tuple(role.of_places(sizes.get(role.name, role.places)) for role in self.roles)
+        roles = tuple(role.of_places(sizes.get(role.name, role.places), role.name == whole) for role in self.roles)
         return self.model_copy(update={"roles": roles})
 
     @property

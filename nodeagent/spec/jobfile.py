@@ -61,6 +61,23 @@ _Command = Annotated[
         {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "string", "minLength": 1}]}
     ),
 ]
+_Replicas = Annotated[
+    Nodes,
+    BeforeValidator(jobvalues.replicas),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _NODE_COUNT,
+                {"type": "string", "pattern": r"^\s*\d+\s*:\s*\d+\s*$"},
+                {
+                    "type": "object",
+                    "properties": {"min": _NODE_COUNT, "max": _NODE_COUNT, "target": _NODE_COUNT},
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]
 _Nodes = Annotated[
     Nodes,
     BeforeValidator(jobvalues.nodes),
@@ -160,13 +177,10 @@ class RoleFile(_RoleKeys):
     command: _Command = Field(examples=["[python, train.py]"])
     """What each worker runs: a list of words, or one line that is split as a shell would (no shell runs it)."""
     nodes: _Nodes | None = Field(default=None, examples=["4", "2:8"])
-    """How many nodes, each with one place: a number; of a role alone also MIN:MAX (elastic), or {min, max, target}."""
-    replicas: Annotated[
-        int | None,
-        BeforeValidator(jobvalues.replicas),
-        WithJsonSchema({"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_NODES}),
-    ] = None
-    """Instead of nodes: how many places, several of them on one node where its devices allow it."""
+    """How many nodes, each with one place: a number, MIN:MAX (elastic: it starts and goes on with MIN), or {min, max,
+    target}."""
+    replicas: _Replicas | None = Field(default=None, examples=["2", "1:4"])
+    """Instead of nodes: how many places, in the same form; several of them on one node where its devices allow it."""
     env: dict[
         Annotated[str, AfterValidator(jobvalues.env_name)], Annotated[str, AfterValidator(jobvalues.env_value)]
     ] = {}
@@ -483,7 +497,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
 
 def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Role:
     replicas = role.replicas if isinstance(role, RoleFile) else None
-    nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas, target=replicas)
+    nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas.max, target=replicas.target)
     assert role.command is not None and nodes is not None  # _layout has told otherwise
     return Role(
         name=name,

@@ -100,9 +100,8 @@ def command(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def nodes(value: object) -> Nodes:
+def nodes(value: object, *, example: str = "4, 2:8, auto or {min: 2, max: 8, target: 4}") -> Nodes:
     """``4``, ``2:8``, ``{min: 2, max: 8, target: 4}``, ``{min: 2, max: 8, target: auto}`` or ``auto``."""
-    example = "4, 2:8, auto or {min: 2, max: 8, target: 4}"
     auto = value == AUTO or (isinstance(value, dict) and value.get("target") == AUTO)
     if isinstance(value, Nodes):
         low, high, target, auto = value.min, value.max, value.target, value.auto
@@ -152,8 +151,13 @@ def role_names(value: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def replicas(value: object) -> int:
-    return units.whole(value, 1, MAX_NODES, "how many places, such as 2")
+def replicas(value: object) -> Nodes:
+    """``2``, ``1:4`` or ``{min: 1, max: 4, target: 2}`` places."""
+    example = "2, 1:4 or {min: 1, max: 4, target: 2}"
+    written = value == AUTO or (isinstance(value, dict) and value.get("target") == AUTO)
+    if written or (isinstance(value, Nodes) and value.auto):
+        raise CheckError("auto borrows idle nodes, which a role beside others cannot", f"write {example}")
+    return nodes(value, example=example)
 
 
 def workers_per_node(value: object) -> int | Literal["gpu"]:

@@ -85,7 +85,7 @@ def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
     if not spec.several and spec.role.restart == "alone":
         yield Mistake(("roles", spec.role.name, "restart"), "restart: alone is for jobs of several roles", "remove it")
     for role in spec.roles if spec.several else ():
-        yield from _beside_others(("roles", role.name), role.nodes if role.replicas is None else None, role.uneven)
+        yield from _beside_others(("roles", role.name), role.nodes, role.uneven)
         if role.ready is not None and role.ready.port == bool(role.ready.command):
             yield Mistake(("roles", role.name, "ready"), "give either port or command", "write {port: true}")
     yield from _order({role.name: list(role.after) for role in spec.roles})
@@ -112,9 +112,9 @@ def _size(path: Path, role: Mapping[str, Any], several: bool) -> Iterator[Mistak
 
 
 def _beside_others(path: Path, nodes: Nodes | None, uneven: bool) -> Iterator[Mistake]:
-    if nodes is not None and nodes.min < nodes.max:
-        what = f"{nodes.min}:{nodes.max} is elastic, which a role beside others cannot be yet"
-        yield Mistake((*path, "nodes"), what, f"write a number, such as {nodes.target}")
+    if nodes is not None and nodes.auto:
+        what = "auto borrows idle nodes, which a role beside others cannot"
+        yield Mistake((*path, "nodes"), what, "write how many places it has at least and at most, such as 2:8")
     if uneven:
         yield Mistake((*path, "uneven"), "a role beside others cannot be uneven yet", "remove it")
 

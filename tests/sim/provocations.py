@@ -521,3 +521,29 @@ async def the_next_fault_comes_before_the_verdict(cluster: SimCluster) -> None:
     cluster.checker.check_blame()
     paid = [entry.kind for entry in cluster.job("j").budget.values() if entry.counts]
     assert paid == ["pod_failed"], cluster.describe()
+
+
+async def loses_one_node_and_then_another(cluster: SimCluster) -> None:
+    """Of a job with an elastic role, which goes on with three places of four, and not with two."""
+    servers, trainers = role("server", replicas=2), role("trainer", replicas=4, workers=3, least=3)  # one on a node
+    await cluster.submit("j", 1, 1, 1, roles=(servers, trainers), completes="trainer")
+
+    def runs_with(count: int) -> bool:
+        head = cluster.job("j").head
+        return head is not None and cluster.whole("j") and head.sizes == {"server": 2, "trainer": count}
+
+    await cluster.until(lambda: runs_with(4), 90, "whole")
+    head = cluster.job("j").head
+    assert head is not None
+    first = next(m.node for m in head.ordered() if any(place.name == "trainer.0" for place in m.places))
+    await cluster.nodes[first].power_cut()
+    await cluster.until(lambda: runs_with(3), 60, "it goes on with three")
+    second = cluster.job("j").head.ordered()[0].node  # type: ignore[union-attr]
+    await cluster.nodes[second].power_cut()
+    await cluster.until(lambda: cluster.job("j").phase == "holding", 60, "two are too few")
+    await asyncio.sleep(20)
+    assert cluster.job("j").phase == "holding" and not cluster.checker.running("uid-j")
+    cluster.nodes[first].power_on()
+    await cluster.until(lambda: runs_with(3), 90, "three again")
+    cluster.nodes[second].power_on()
+    await cluster.until(lambda: runs_with(4), 90, "it has grown again")

@@ -57,18 +57,27 @@ class Due:
 
     at: int
     action: ActionName
+    event: EventName
     why: str
+    """The sentence that it acts with then."""
 
 
 def next_due(job: JobRecord) -> Due | None:
-    """The policy with a timeout that acts first; None: none waits. Nobody's who is to be paused or stopped does."""
+    """The policy with a timeout that acts first; None: none waits."""
+    return min(dues(job), key=lambda due: due.at, default=None)
+
+
+def dues(job: JobRecord) -> list[Due]:
+    """All policies whose time runs, in the order in which they are asked. None of a job that is to be paused or
+    stopped, or has ended."""
     spec = job.spec
     if job.control.desired != "run" or not any(one.timeout for one in _all(spec)):
-        return None
-    found = [
+        return []
+    return [
         Due(
             one.since + millis(policy.timeout),
             policy.do,
+            one.event,
             sentence(policy.do, one.event, f"{one.lasts} {spoken(policy.timeout)}"),
         )
         for one in conditions(job)
@@ -76,7 +85,6 @@ def next_due(job: JobRecord) -> Due | None:
         for policy in policies
         if policy.timeout is not None and policy.names(one.event, one.exit_code)
     ]
-    return min(found, key=lambda due: due.at, default=None)
 
 
 def _all(spec: JobSpec) -> Sequence[Policy]:

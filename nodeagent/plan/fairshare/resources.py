@@ -122,8 +122,8 @@ def least(cluster: Cluster, spec: JobSpec) -> Resources:
     known = size(cluster)
     counts = known.installed or (0,)
     if spec.several:  # places may share a node
-        all_of = together(times(min(place_use(r, n) for n in counts), r.places) for r in spec.roles)
-        alone = max((role.places for role in spec.roles if role.replicas is None), default=1)
+        all_of = together(times(min(place_use(r, n) for n in counts), r.least) for r in spec.roles)
+        alone = max((role.least for role in spec.roles if role.replicas is None), default=1)
         fewest = -(-all_of.gpus // max(1, counts[-1])), -(-all_of.slots // max(1, known.slots))
         return all_of._replace(nodes=max(alone, *fewest))
     return times(min(place_use(spec.role, n) for n in counts), spec.nodes.min)

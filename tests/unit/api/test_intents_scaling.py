@@ -199,7 +199,7 @@ def job_of_roles(sizes: dict[str, int] | None = None, scale: Scale | None = None
     """Two servers and two trainers, unless they were scaled."""
     one = job(target=4, sizes=sizes or {}, scale=scale)
     roles = (
-        one.spec.role.model_copy(update={"name": "pserver", "replicas": 2}),
+        one.spec.role.model_copy(update={"name": "pserver", "replicas": Nodes(min=2, max=2, target=2)}),
         one.spec.role.model_copy(update={"name": "trainer", "nodes": Nodes(min=2, max=2, target=2)}),
     )
     return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
@@ -218,7 +218,7 @@ GROWING = Scale(request="q", want=3, before=2, role="trainer", timeout=10, deadl
 @pytest.mark.parametrize(
     ("role", "target", "text"),
     [
-        ("trainer", 0, "role trainer of job 'digits' cannot have 0 places: 1 to 4094 are allowed, and it has 2"),
+        ("trainer", 0, "role trainer of job 'digits' cannot have 0 places: 1 to 4094 are allowed, and it is to have 2"),
         ("trainer", 4095, "cannot have 4095 places"),
         ("triner", 3, "has no role 'triner'"),
     ],
@@ -231,7 +231,10 @@ def test_what_a_role_cannot_have(role: str, target: int, text: str) -> None:
 def test_a_role_that_restarts_whole_keeps_its_one_place() -> None:
     record = job_of_roles()
     policy = Policy(on=("WorkerFailed",), do="RestartTask")
-    roles = (record.spec.roles[0].model_copy(update={"replicas": 1, "policies": (policy,)}), record.spec.roles[1])
+    roles = (
+        record.spec.roles[0].model_copy(update={"replicas": Nodes(min=1, max=1, target=1), "policies": (policy,)}),
+        record.spec.roles[1],
+    )
     record = record.model_copy(update={"spec": record.spec.model_copy(update={"roles": roles})})
     with pytest.raises(ApiError, match="role pserver of job 'digits' has a policy that says RestartTask"):
         intents.scale(ask("scale", target=2, role="pserver"), record, SERVED)
