@@ -8,7 +8,7 @@ took to die) comes with their acknowledgements. Must never decide anything: a re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Ack, PodReport, Token
@@ -49,12 +49,12 @@ class _Watch:
     """When this agent first knew of what led to it."""
     detected: float
     forming: float
-    quiet: float | None = None
-    active: float | None = None
-    started: float | None = None
-    counted: bool = False
-    stepped: float | None = None
-    first: bool = False
+    quiet: float | None = field(default=None, init=False)
+    active: float | None = field(default=None, init=False)
+    started: float | None = field(default=None, init=False)
+    counted: bool = field(default=False, init=False)
+    stepped: float | None = field(default=None, init=False)
+    first: bool = field(default=False, init=False)
     """Of the job's first start: nobody knows yet whether its workers report steps."""
 
     @property
