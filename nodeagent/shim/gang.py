@@ -256,7 +256,7 @@ class RunningGang:
                     if w.leave is not None:
                         w.leave(min(grace, sooner.get(_role(w.place), grace)))
                     else:
-                        self.parts.guard.signal(w.pid, signal.SIGTERM, alone=saves_itself(w.pid))
+                        self._terminate(w, alone=saves_itself(self.process(w)))
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
                 self._kill_at, self._grace = at, grace
@@ -353,7 +353,20 @@ class RunningGang:
         before SIGKILL."""
         for w in self.living():
             if w.leave is None and (not role or _role(w.place) == role):
-                self.parts.guard.signal(w.pid, signal.SIGTERM)
+                self._terminate(w, alone=False)
+
+    def _terminate(self, w: Worker, *, alone: bool) -> None:
+        """SIGTERM for it, or for its group. Never for a runtime whose container runs: podman without root ends at once,
+        with 0, and what it leaves behind would be killed as an orphan."""
+        inside = self.process(w)
+        if inside == w.pid:
+            self.parts.guard.signal(w.pid, signal.SIGTERM, alone=alone)
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if alone:
+                os.kill(inside, signal.SIGTERM)
+            else:
+                os.killpg(os.getpgid(inside), signal.SIGTERM)
 
     def _write_early(self) -> None:
         """Workers that take all of the grace, stuck in a collective perhaps, leave no time for it after their end."""

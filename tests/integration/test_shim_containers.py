@@ -174,3 +174,20 @@ async def test_what_a_killed_container_left_in_podmans_store_is_removed_by_the_n
     async with open_bench(tmp_path / "another") as bench:
         await bench.ready(contained(("true",), tmp_path, path))
         assert containers_of(path, str(tmp_path)) == []
+
+
+async def test_the_runtime_is_left_alone_when_its_command_is_to_save(tmp_path: Path, path: str) -> None:
+    """podman without root ends at a SIGTERM, with 0: here every podman does, and the command still has its grace."""
+    program = tmp_path / "rootless" / "podman"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntrap 'exit 0' TERM\nPATH={path} podman \"$@\" & wait $!\n", encoding="utf-8")
+    program.chmod(0o755)
+    script = f"trap 'sleep 1; echo saved; exit 3' TERM; {LOOP}"
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(contained(("sh", "-c", script), tmp_path, f"{program.parent}:{path}"))
+        await bench.running()
+        await bench.output_line("on")
+        bench.host.stop(UID, 60.0)
+        status = await bench.until(lambda s: s.phase == "exited", BOUND)
+        assert "saved" in bench.output()
+        assert (status.exits[0].code, status.exits[0].stopped) == (3, True)
