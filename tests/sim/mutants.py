@@ -50,7 +50,7 @@ from tests.sim import cluster as cluster_module
 from tests.sim import provocations, saved
 from tests.sim.cluster import SimCluster
 from tests.sim.host import SimHost
-from tests.sim.machine import SimMachine
+from tests.sim.machine import SimMachine, SimPod
 from tests.sim.virtual import run_virtual
 
 Provocation = Callable[[SimCluster], Awaitable[None]]
@@ -501,7 +501,18 @@ def silent_shims_left_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimMachine, "_kill_silent", lambda machine, pod: None)
 
 
+def only_groups_are_killed(patch: pytest.MonkeyPatch) -> None:
+    """What has left its worker's group and session is not killed with it."""
+
+    def end(pod: SimPod) -> None:
+        pod.phase, pod.killing, pod.doomed = "exited", False, False
+
+    patch.setattr(SimMachine, "_end_tree", lambda machine, pod: None)
+    patch.setattr(SimPod, "end", end)
+
+
 MUTANTS = (
+    Mutant(only_groups_are_killed, provocations.a_process_outside_its_group),
     Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
     Mutant(one_trainer_is_enough, provocations.trainers_end_one_by_one),
     Mutant(roles_start_at_once, provocations.trainers_end_one_by_one),

@@ -439,6 +439,29 @@ async def a_shim_hangs(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("a") and cluster.job("a").head != head, 90, "whole again")
 
 
+async def a_process_outside_its_group(c: SimCluster) -> None:
+    """A worker of each member has started a process that left its group and session: a planned stop, a killed worker, a
+    fence and a killed shim end it all the same."""
+    await started(c, 1, 3)
+    for how in ("stop", "worker", "fence", "shim"):
+        await c.until(lambda: c.whole("j") and len(members(c)) == 3, 90, "whole")
+        await asyncio.sleep(3)
+        before, last = c.job("j").head, members(c)[-1]
+        for name in members(c):
+            c.nodes[name].machine.leave_group("uid-j", 0)
+        if how == "stop":
+            await c.operate("j", restart=1)
+        elif how == "worker":
+            c.nodes[last].machine.worker_ends("uid-j", 0, signal=9)
+        elif how == "shim":
+            c.nodes[last].machine.kill_shim("uid-j")
+        else:
+            cut(c, [last])
+        await c.until(lambda: c.job("j").head != before and c.whole("j"), 90, "formed again")  # noqa: B023
+        await asyncio.sleep(3)
+        cut(c, [last], False)
+
+
 async def overloaded(cluster: SimCluster) -> None:
     """Each call takes so long that the store can carry out a third of what comes at rest, for longer than a lease: all
     ask less often, no training is disturbed, and it ends with its cause."""
