@@ -62,7 +62,6 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "lease/peers.py": ("copy", "of the beginning of a signature"),
     "lease/resp.py": ("AF_UNIX", STORE),
     "lease/statefiles.py": ("open read_text unlink", OWN),
-    "lease/table.py": ("open", OWN),
     "osutil/untrusted.py": ("AF_UNIX fchown open rename rmdir scandir unlink", "this is the way"),
     "spec/configfile.py": ("read_bytes read_text", ADMIN),
     "spec/schema.py": ("mkdir write_text", "a developer's command"),
