@@ -103,8 +103,10 @@ class Cluster:
         return next(p for p in self.job(job)["pods"] if p["node"] == node)
 
     def workers(self, job: str, node: str | None = None) -> dict[int, int]:
-        """Rank to pid of the job's living workers (of one node)."""
-        pods = [p for p in self.job(job)["pods"] if node in (None, p["node"])]
+        """Rank to pid of the living workers of the job's generation (of one node). A pod's own record may be of the
+        one before for as long as a beat takes."""
+        found = self.job(job)
+        pods = [p for p in found["pods"] if node in (None, p["node"]) and p["generation"] == found["generation"]]
         return {w["rank"]: w["pid"] for p in pods for w in p["workers"] if w["state"] == "running"}
 
     def happened(self, kind: str, about: str) -> list[float]:

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -58,6 +60,7 @@ class Desk:
         self.worker.rank, self.worker.local_rank, self.worker.pid, self.worker.ended = 5, 1, os.getsid(0), False
         gang = RunningGang.__new__(RunningGang)
         gang.token, gang.workers, gang._forking = {"number": 7, "id": "x"}, [self.worker], 0
+        gang.parts = cast("Any", SimpleNamespace(containers=None))
         self.link = WorkerLink(lambda: gang)
         self.loop = Loop()
         self._listener = socket.socket(socket.AF_UNIX)

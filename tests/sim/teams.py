@@ -257,6 +257,14 @@ class Returns:
             uses = [(until, had) for until, had in self._uses.get(name, ()) if now - until < BEHIND and had != use]
             self._uses[name] = [*uses, (now, use)]
 
+    def _about_to_have(self, queue: str) -> int:
+        """Slots of idle nodes that the queue's waiting jobs start on: in one decision these are its own already."""
+        state = self._cluster.server.state
+        taken = {node for job in state.jobs.values() if job.head is not None for node in job.head.holders}
+        waits = [job.spec for job in state.jobs.values() if job.phase == "queued" and job.control.desired == "run"]
+        needs = sum(spec.nodes.min for spec in waits if queue in [one.name for one in self._tree.path(spec.queue)])
+        return min(len(state.nodes.keys() - taken), needs) * WORKERS
+
     def _look(self, job: JobRecord, cause: Cause, now: float) -> None:
         jobs = self._cluster.server.state.jobs
         others = [queue_of(jobs[uid].spec.queue) for uid in cause.room_for if uid in jobs]
@@ -269,6 +277,7 @@ class Returns:
             self.seen += 1
             most = max(use for until, use in self._uses[queue.name] if now - until < BEHIND)
             owned = self._tree.guaranteed(queue.name, "nodes")
+            most += self._about_to_have(queue.name)
             if not queue.reclaimable or most - count * WORKERS < owned * WORKERS * bool(owned):
                 raise Broken(
                     f"{job.name} of queue {queue.name}, guaranteed {owned} nodes of {most} slots: {cause.text}"
