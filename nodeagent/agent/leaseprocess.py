@@ -31,12 +31,13 @@ from nodeagent.lease.statefiles import (
     lease_folder,
     read_address,
     read_bridged,
+    read_promises,
     read_pulse,
     read_status,
     read_unannounced,
     wake_socket,
+    write_table,
 )
-from nodeagent.lease.table import read_promises, write_table
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import boot_id, power_mark, socket_path

@@ -10,8 +10,8 @@ import pytest
 from nodeagent.api.jobdetail import start_json, way_out
 from nodeagent.api.shapes import job_json
 from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer, job_lines
-from nodeagent.model.batch import After
 from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import After
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster

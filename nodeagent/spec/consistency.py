@@ -1,5 +1,6 @@
-"""What of a policy does not go together: events, actions, exit codes and timeouts. Pure; what a single value may be is
-``jobvalues``'. It reports each mistake of each policy."""
+"""What in a job does not go together: what several roles have to agree on (sizes, names, which completes the job), and
+events, actions, exit codes and timeouts of a policy. Pure; what a single value may be is ``jobvalues``'.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +8,116 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.model.jobspec import FAULTS, LASTING, JobSpec
-from nodeagent.spec.errors import Path
-from nodeagent.spec.rolecheck import Mistake
+from nodeagent.model.jobspec import FAULTS, LASTING, JobSpec, Nodes
+from nodeagent.spec import jobvalues
+from nodeagent.spec.errors import CheckError, Path, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """At which key, what is wrong, and what would be right."""
+
+    path: Path
+    what: str
+    right: str
+
+
+def written_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Of a job file with ``roles``, as far as they are mappings: others are reported where values are checked."""
+    roles = tree["roles"]
+    if not isinstance(roles, dict):
+        return
+    if not roles:
+        yield Mistake(("roles",), "no role is given", "write at least one")
+        return
+    for name, role in roles.items():
+        if isinstance(role, dict):
+            yield from _size(("roles", name), role, len(roles) > 1)
+    after = {str(n): role.get("after") if isinstance(role, dict) else None for n, role in roles.items()}
+    yield from _order({n: [a] if isinstance(a, str) else a if isinstance(a, list) else [] for n, a in after.items()})
+    yield from _completes(list(roles), tree.get("completes"))
+
+
+def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
+    """Of a job that somebody may have written by hand."""
+    names = [role.name for role in spec.roles]
+    if len(set(names)) < len(names):
+        yield Mistake(("roles",), f"a name is given twice ({', '.join(names)})", "give each role a name of its own")
+    if not spec.several and spec.role.restart == "alone":
+        yield Mistake(("roles", spec.role.name, "restart"), "restart: alone is for jobs of several roles", "remove it")
+    for role in spec.roles if spec.several else ():
+        yield from _beside_others(("roles", role.name), role.nodes if role.replicas is None else None, role.uneven)
+        if role.ready is not None and role.ready.port == bool(role.ready.command):
+            yield Mistake(("roles", role.name, "ready"), "give either port or command", "write {port: true}")
+    yield from _order({role.name: list(role.after) for role in spec.roles})
+    yield from _completes(names, spec.completes or None)
+
+
+def _size(path: Path, role: Mapping[str, Any], several: bool) -> Iterator[Mistake]:
+    nodes, replicas = role.get("nodes"), role.get("replicas")
+    if "nodes" not in role and "replicas" not in role:
+        right = "add nodes: 2 (one place on each node) or replicas: 2 (several on a node where they fit)"
+        yield Mistake(path, f"the key 'nodes' is missing in {path[0]}.{path[1]}", right)
+    elif nodes is not None and replicas is not None:
+        yield Mistake((*path, "replicas"), "replicas stands beside nodes", "keep one of them")
+    if role.get("restart") == "alone" and not several:
+        yield Mistake((*path, "restart"), "restart: alone is for jobs of several roles", "remove it")
+    if replicas is not None and not several:
+        yield Mistake((*path, "replicas"), "replicas is for jobs of several roles", "write nodes")
+    if several:
+        try:
+            size = jobvalues.nodes(nodes) if nodes is not None else None
+        except CheckError:  # told where values are checked
+            size = None
+        yield from _beside_others(path, size, role.get("uneven") is True)
+
+
+def _beside_others(path: Path, nodes: Nodes | None, uneven: bool) -> Iterator[Mistake]:
+    if nodes is not None and nodes.min < nodes.max:
+        what = f"{nodes.min}:{nodes.max} is elastic, which a role beside others cannot be yet"
+        yield Mistake((*path, "nodes"), what, f"write a number, such as {nodes.target}")
+    if uneven:
+        yield Mistake((*path, "uneven"), "a role beside others cannot be uneven yet", "remove it")
+
+
+def _order(after: Mapping[str, Sequence[object]]) -> Iterator[Mistake]:
+    """Roles that start after others: those exist, and none comes after itself."""
+    known = {name: [one for one in before if one in after] for name, before in after.items()}
+    for name, before in after.items():
+        for one in before:
+            if one not in after:
+                right = did_you_mean(str(one), after, intro="its roles are")
+                yield Mistake(("roles", name, "after"), f"there is no role '{one}'", right)
+        way = _way_back(name, known)
+        if way and name == min(way):  # each circle once
+            text = " after ".join((name, *way))
+            yield Mistake(("roles", name, "after"), f"{text}: none of them could start", "remove one of these")
+
+
+def _way_back(name: str, after: Mapping[str, Sequence[object]]) -> list[str]:
+    """The roles from the first that this one comes after, up to itself; empty if it does not come after itself."""
+    ways = [[str(one)] for one in after[name]]
+    seen = set[str]()
+    while ways:
+        way = ways.pop(0)
+        if way[-1] == name:
+            return way
+        if way[-1] not in seen:
+            seen.add(way[-1])
+            ways += [[*way, str(one)] for one in after[way[-1]]]
+    return []
+
+
+def _completes(names: list[str], completes: object) -> Iterator[Mistake]:
+    if completes is None or not isinstance(completes, str):
+        return
+    if len(names) < 2:
+        yield Mistake(("completes",), "completes is for jobs of several roles", "remove it")
+    elif completes not in names:
+        yield Mistake(
+            ("completes",), f"there is no role '{completes}'", did_you_mean(completes, names, intro="roles are")
+        )
+
 
 _HAVE_CODE = frozenset({"WorkerFailed", "PodFailed", "*"})
 """Events of which a worker's exit code may be known."""
