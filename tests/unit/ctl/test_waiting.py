@@ -97,7 +97,7 @@ def test_a_job_whose_queue_may_use_no_more() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({}, "whoever then does nothing for 5m hangs (finish)"),
+        ({}, "a worker that then does nothing for 5m hangs (finish)"),
         ({"finish": None}, "with finish: off it may stay for ever"),
         ({"hang": {"progress": None, "phases": 7200.0}}, "without progress it is a hang"),
     ],
