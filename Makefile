@@ -11,6 +11,7 @@
 #     make nodes      real systemd nodes on a private switch, fault after fault; root, debootstrap, systemd-nspawn
 #     make frameworks Paddle, JAX, Lightning and others under faults; installs each into an environment of its own
 #     make bench      the figures of docs/benchmarks.md; make bench ONLY=drain for a single row
+#     make live       real agents under random faults for ten minutes: make live NODES=60
 #     make scale      the table of docs/scale.md: what 10 to 5,000 nodes cost; make scale NODES=100 for a short look
 #     make packages   wheel, sdist, offline bundle and .deb, into dist/
 #
@@ -36,7 +37,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease scale packages sim mutants clean
+.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease bench-frameworks scale live packages sim mutants clean
 help:
 	@sed -n '3,15s/^#     //p' Makefile
 
@@ -114,7 +115,8 @@ frameworks: $(READY)
 		.frameworks/$$name/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(PIP_TORCH) \
 			-r examples/$$name/requirements.txt || exit 1; \
 	done
-	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py
+	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py \
+		tests/e2e/test_paddle_servers.py
 
 nodes: $(READY)
 	$(PIP) --group nodes
@@ -136,10 +138,18 @@ MINUTES ?= 60
 bench-lease: $(READY)
 	$(BIN)/python -m benchmarks.lease --minutes $(MINUTES)
 
+# What a killed worker costs each framework, here and under its own launcher; in the environments of `make frameworks`.
+bench-frameworks: $(READY)
+	$(BIN)/python -m benchmarks.frameworks $(foreach name,$(ONLY),--only $(name))
+	$(BIN)/python -m docs.generate
+
 # NODES=10,100: those sizes alone, written nowhere.
 NODES ?=
 scale: $(READY)
 	$(BIN)/python -m benchmarks.scale $(if $(NODES),--nodes $(NODES))
+
+live: $(READY)
+	$(BIN)/python -m benchmarks.scale.live $(if $(NODES),--nodes $(NODES)) --record
 
 # For which Pythons nodes get compiled wheels: those of Debian 12 and 13, Ubuntu 24.04 and 26.04.
 PYTHONS ?= 3.11 3.12 3.13 3.14

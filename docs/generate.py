@@ -6,7 +6,10 @@ a block is out of date.
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import get_args
@@ -38,6 +41,10 @@ METRICS = Path(__file__).with_name("metrics.md")
 HEALTH = Path(__file__).with_name("health.md")
 TORCHRUN = Path(__file__).with_name("torchrun.md")
 CLI = Path(__file__).with_name("cli.md")
+FRAMEWORKS = Path(__file__).with_name("frameworks.md")
+MEASURED = Path(__file__).parent.parent / "benchmarks" / "frameworks.json"
+EXAMPLES = ("paddle", "hf_trainer", "lightning", "fsdp2", "jax", "tensorflow")
+"""Those whose recovery `python -m benchmarks.frameworks` measures."""
 
 
 def phases() -> str:
@@ -182,6 +189,37 @@ def packages() -> str:
     return "\n".join(["```mermaid", picture(), "```"])
 
 
+def recovery(example: str) -> str:
+    """What a killed worker costs in an example, here and under its framework's own launcher."""
+    found = json.loads(MEASURED.read_text()).get(example)
+    if found is None:
+        return "Not measured yet."
+    seconds = found["seconds"]
+    heads = {
+        "preload": "as in its job file",
+        "guess": f"what `submit` guesses ({', '.join(f'`{name}`' for name in found['guessed']) or 'nothing'})",
+        "none": "nothing preloaded",
+        "launcher": f"`{found['launcher']}` {found['version']}" if found["launcher"] else "its own launcher",
+    }
+    cells = {name: _spread(seconds[name]) for name in heads if seconds.get(name)}
+    if "launcher" not in cells:
+        cells["launcher"] = found["instead"] or "has none that starts workers again"
+    return "\n".join(
+        [
+            f"| {' | '.join(heads.values())} |",
+            "|---" * len(heads) + "|",
+            f"| {' | '.join(cells[name] for name in heads)} |",
+            "",
+            f"(Seconds from `kill -9` to the first step: median, least to most of {len(seconds['preload'])}; "
+            f"{found['date']}, load average {found['load']}.)",
+        ]
+    )
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"**{statistics.median(seconds):.1f}** ({min(seconds):.1f} to {max(seconds):.1f})"
+
+
 Blocks = dict[str, Callable[[], str]]
 BLOCKS: Blocks = {"phases": phases, "lifecycles": lifecycles, "timing": timing}
 """Those of the protocol."""
@@ -192,6 +230,7 @@ PAGES: dict[Path, Blocks] = {
     HEALTH: {"rules": health_rules},
     TORCHRUN: {"flags": torchrun_flags},
     CLI: {"torchrun": torchrun_names},
+    FRAMEWORKS: {f"recovery of {example}": partial(recovery, example) for example in EXAMPLES},
 }
 
 

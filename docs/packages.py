@@ -33,7 +33,7 @@ ARROWS: Graph = {
     "pods": ("model", "osutil", "spec", "lease", "shim"),
     "plan": ("model", "pods"),
     "diag": ("model", "osutil", "hardware", "spec"),
-    "doctor": ("model", "spec", "trust", "store", "plan"),
+    "doctor": ("model", "spec", "trust", "store", "shim", "plan"),
     "agent": ("model", "osutil", "hardware", "spec", "trust", "store", "lease", "pods", "plan"),
     "api": ("model", "spec", "trust", "store", "pods", "plan", "agent"),
     "ctl": ("api",),
@@ -47,7 +47,7 @@ LATER: Graph = {
     "local": ("hardware",),
     "diag": ("ctl",),
     "doctor": ("hardware",),
-    "agent": ("diag", "api"),
+    "agent": ("diag", "doctor", "api"),
     "api": ("hardware", "doctor"),
     "ctl": ("model", "osutil", "hardware", "spec", "local", "doctor"),
 }

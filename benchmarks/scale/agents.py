@@ -71,6 +71,14 @@ class Agent:
         """Read what changed; everything at first. A store that lost writes is given what is known here."""
         await self._lease.beat()
 
+    async def woken(self) -> None:
+        """Take in what an event brings that has come already. Raises RuntimeError if it brings nothing."""
+        jobs = self.snapshot.concern(self.node)
+        woken = await self.store.wake(self._lease.newest_event, PATIENCE, self.node, jobs)
+        if not self.snapshot.absorb_jobs(woken.jobs):
+            raise RuntimeError(f"{self.node} has to beat")
+        self._lease.newest_event = woken.event
+
     async def renew(self) -> None:
         """As its lease process does."""
         await renew(self.store, self.node, self._era)

@@ -12,11 +12,13 @@ from benchmarks.scale.meter import Cost, Meter
 from nodeagent.model.job import JobRecord, Phase, Spend
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, Head, PodReport
-from nodeagent.store.client import connect
+from nodeagent.store.client import NEVER, connect, read_nodes
 from nodeagent.store.codec import report_arguments
+from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
 from nodeagent.store.scripts import who
 from nodeagent.store.server import PrivateRedis
+from nodeagent.store.whois import parse_info
 
 AGENTS = 5
 """Members that are real, and nodes outside their job that are."""
@@ -45,7 +47,7 @@ class Crew:
         self.names, self.gang = records.names(nodes), records.names(nodes)[:size]
         self.store = connect(server.url, self.cluster_name, PATIENCE)
         self.uid = "f" * 32
-        self._url = server.url
+        self._url, self._waits = server.url, Links(server.url, REPEATED + 1, PATIENCE)
         self._seq = 0
         self._seen: BeatReply | None = None
         inner = self.gang[1:-1]  # the first acknowledgement and the last are not like the others
@@ -88,6 +90,56 @@ class Crew:
             for i, name in enumerate(names)
         )
         return Cost(repeated.redis / len(names), cost.sent, cost.here) if names else cost
+
+    async def newcomers(self, agents: Sequence[Agent]) -> Cost:
+        """As ``news``, of agents that have read nothing."""
+        cost = await self.each(agents)
+        asked, era = agents[0].calls.last["beat"] | {"rev": 0, "era": "", "nodes": NEVER}, agents[0].snapshot.era
+
+        def undecoded(_fields: Sequence[str], _cordon: str) -> Any:
+            return None
+
+        async def read(name: str) -> None:
+            await self._step("beat", name, asked | {"seq": self._next(), "pods": [], "facts": None})
+            async with self.store._calls.link() as link:
+                await read_nodes(link, self.store._prefix, undecoded, era)
+
+        names = [name for name in self.names if name not in {agent.node for agent in self.agents}][:REPEATED]
+        repeated = await self.of(map(read, names))
+        return Cost(repeated.redis / len(names), cost.sent, cost.here) if names else cost
+
+    async def woken(self, agents: Sequence[Agent]) -> Cost:
+        """What one of these agents pays for what it is woken with. The server's time is that of other connections that
+        wait for the same entry, including that they wait."""
+        cost = await self.of(agent.woken() for agent in agents) * (1 / max(1, len(agents)))
+        async with self._waits.one() as link:
+            ((_, entry),) = await link.ask("XREVRANGE", f"{self.store._prefix}wake:job:{self.uid}", "+", "-")
+        return Cost(await self._wake_of(entry) / REPEATED, cost.sent, cost.here)
+
+    async def _wake_of(self, entry: Sequence[str]) -> float:
+        """Microseconds of the server until REPEATED connections have waited for this entry and have read it."""
+        key = f"{self.store._prefix}wake:yardstick"
+
+        async def wait() -> None:
+            async with self._waits.one() as link:
+                await link.ask("XREAD", "COUNT", 1, "BLOCK", int(PATIENCE * 1000), "STREAMS", key, "0-0")
+
+        async def wake() -> None:
+            async with asyncio.TaskGroup() as tasks, self._waits.one() as link:
+                for _ in range(REPEATED):
+                    tasks.create_task(wait())
+                # The server tells nobody when it has blocked them.
+                while parse_info(await link.ask("INFO", "clients"))["blocked_clients"] != str(REPEATED):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+                await link.ask("XADD", key, "MAXLEN", 1, "*", *entry)
+
+        await self.meter.of(wake())  # connects
+        async with self._waits.one() as link:
+            await link.ask("DEL", key)
+        cost, _ = await self.meter.of(wake())
+        async with self._waits.one() as link:
+            await link.ask("DEL", key)
+        return cost.redis
 
     async def _step(self, step: str, name: str, arguments: dict[str, object]) -> None:
         """By a node without an agent; nobody reads the reply."""
@@ -237,6 +289,7 @@ class Crew:
 
     async def close(self) -> None:
         await self.store.close()
+        await self._waits.close()
         for agent in self.agents:
             await agent.close()
 

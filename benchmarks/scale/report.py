@@ -84,8 +84,13 @@ def shown(figure: float) -> str:
 
 def render(document: str, results: Mapping[str, Figures], machine: str) -> str:
     """The document with this table in it. Raises ValueError where it has no marks."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"there is no {BEGIN.strip()} ... {END.strip()} in it")
-    return f"{before}{begin}\n{table(results)}\n{machine}\n\n{end}{after}"
+    return between(document, BEGIN, END, f"{table(results)}\n{machine}\n")
+
+
+def between(document: str, begin: str, end: str, text: str) -> str:
+    """The document with this between these two lines. Raises ValueError where it does not have them."""
+    before, begin_there, rest = document.partition(begin)
+    _, end_there, after = rest.partition(end)
+    if not begin_there or not end_there:
+        raise ValueError(f"there is no {begin.strip()} ... {end.strip()} in it")
+    return f"{before}{begin}\n{text}\n{end}{after}"

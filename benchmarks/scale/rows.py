@@ -87,7 +87,7 @@ async def _small_job(crew: Crew) -> Figures:
 async def _joined(crew: Crew) -> Figures:
     """Everybody joins; then everybody reads everything."""
     join = await crew.join()
-    read = await crew.each(crew.agents)
+    read = await crew.newcomers(crew.agents)
     return {
         "newcomer, us": read.redis,
         "newcomer, bytes": read.sent,
@@ -103,7 +103,7 @@ async def _formed(crew: Crew, job: JobRecord) -> tuple[JobRecord, Cost]:
     members = len(crew.gang)
     told = await crew.news(crew.members)
     ack, ends = await crew.acks(job)
-    active = await crew.news(crew.members)
+    active = await crew.woken(crew.members)
     cost = proposed + (told + active) * members + ack * (members - 2) + ends
     return crew.members[0].cluster().jobs[crew.uid], cost
 
@@ -134,13 +134,13 @@ async def _fault(crew: Crew, job: JobRecord) -> _Fault:
     blamed, *others = crew.members
     members = len(crew.gang)
     report, _ = await crew.meter.of(blamed.report(job, FAILED))
-    heard = await crew.news(others)
+    heard = await crew.woken(others)
     job = others[0].cluster().jobs[crew.uid]
     decided = _decided(others[0], crew.uid)
     proposed, job = await crew.meter.of(crew.propose(job))
-    told = await crew.news(crew.members)
+    told = await crew.woken(crew.members)
     ack, ends = await crew.acks(job)
-    active = await crew.news(crew.members)
+    active = await crew.woken(crew.members)
     return _Fault(
         blamed.cluster().jobs[crew.uid], report + heard * (members - 1), proposed + told * members,
         ack * (members - 2) + ends, active * members, ack,

@@ -1,7 +1,7 @@
 """LeNet by Paddle's collective data parallelism, as one writes it for ``paddle.distributed.launch``.
 
 Rank 0 saves each few steps with ``paddle.save``; whoever starts goes on from there. Which images a step sees follows
-from its number alone, and all of them together are GLOBAL_BATCH: the losses are the same for 1, 2 or 3 trainers.
+from its number alone, and all of them together are GLOBAL_BATCH: the losses are the same for 1, 2, 3 or 4 trainers.
 """
 
 import argparse

@@ -153,11 +153,13 @@ class Applier:
         self._host.start(job.uid, order)
 
     async def give_back(self, recovery: Recovery) -> bool:
-        """Have a finished recovery in the audit log. One that another report came before is not told there."""
+        """Have a finished recovery, or a first start, in the audit log. One that another report came before is not
+        told there."""
         job, node = self._snapshot.job(recovery.uid), self._lease.node
         if job is None or job.head is None:
             return False
-        self._log.info("recovered", job=job.name, generation=recovery.token.number, text=recovery.text)
+        what = "started" if recovery.first else "recovered"
+        self._log.info(what, job=job.name, generation=recovery.token.number, text=recovery.text)
         if job.head.token != recovery.token or job.head.state != "active" or node in job.head.reports:
             return False
         report = PodReport(state="running", reason=recovery.text, started=max(0.0, self._clock.now() - recovery.at))

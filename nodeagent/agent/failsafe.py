@@ -145,16 +145,17 @@ class FailsafeWatch:
         """What runs on failsafe time here, and what gets none."""
         return self._process.bridged()
 
-    async def run(self) -> None:
-        """Logs what the lease process does."""
-        while True:
-            await asyncio.sleep(self._timing.heartbeat)
-            before, now = self._seen, self.bridged
-            for uid in sorted(now.lent.keys() - before.lent.keys()):
-                job = self._cluster().jobs.get(uid)
-                self._log.warning("runs on without the store", job=uid, keepers=sorted(job.keepers) if job else None)
-            for uid, why in sorted(now.refusals.items() - before.refusals.items()):
-                self._log.warning("no keeper gives failsafe time", job=uid, why=why)
-            if any(before) and not any(now):
-                self._log.info("the store answers again: no failsafe time is needed")
-            self._seen = now
+    def log(self) -> None:
+        """Log what the lease process has done since the last call."""
+        before, now = self._seen, self.bridged
+        if now is before:
+            return
+        for uid in sorted(now.lent.keys() - before.lent.keys()):
+            job = self._cluster().jobs.get(uid)
+            self._log.warning("runs on without the store", job=uid, keepers=sorted(job.keepers) if job else None)
+        for uid, why in sorted(now.refusals.items() - before.refusals.items()):
+            self._log.warning("no keeper gives failsafe time", job=uid, why=why)
+        if any(before) and not any(now):
+            why = "the store answers again" if self._lease.away_since is None else "nothing runs here any more"
+            self._log.info("no failsafe time is needed", why=why)
+        self._seen = now

@@ -239,6 +239,7 @@ class Lease:
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
             notes=notes,
             runs=runs,
+            ahead=self._snapshot.ahead,
             damaged=self._damaged(runs),
             silent=self._snapshot.silent,
         )

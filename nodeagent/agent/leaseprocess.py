@@ -27,20 +27,21 @@ from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, Tl
 from nodeagent.lease.statefiles import (
     Bridged,
     Pulse,
+    address_reader,
+    bridged_reader,
     find_holder,
     lease_folder,
-    read_address,
-    read_bridged,
-    read_promises,
+    promises_reader,
+    pulse_file,
     read_pulse,
     read_status,
-    read_unannounced,
+    unannounced_reader,
     wake_socket,
     write_table,
 )
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil import units
-from nodeagent.osutil.linux import boot_id, power_mark, socket_path
+from nodeagent.osutil.linux import boot_id, boottime, power_mark, socket_path
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store import door as store_door
 from nodeagent.store.keys import prefix
@@ -121,6 +122,9 @@ class LocalLeaseProcess:
         self._node, self._store, self._unit, self._door = node, store, unit, door
         self._folder = lease_folder(config.dirs.run)
         self._boot = boot_id()
+        self._promises, self._bridged = promises_reader(self._folder, self._boot), bridged_reader(self._folder)
+        self._address, self._unannounced = address_reader(self._folder), unannounced_reader(self._folder)
+        self._pulse = str(pulse_file(self._folder))
         self._login = store_door.StoreDoor(config.redis)
         self._order = self._standing()
         self._tended = False
@@ -164,13 +168,13 @@ class LocalLeaseProcess:
         return self._written is not None
 
     def promises(self) -> Promises | None:
-        return read_promises(self._folder, self._boot)
+        return self._promises.read()
 
     def bridged(self) -> Bridged:
-        return read_bridged(self._folder)
+        return self._bridged.read()
 
     def address(self) -> str:
-        return read_address(self._folder)
+        return self._address.read()
 
     def end(self) -> None:
         self._order, self._tended, self._ended = None, False, True
@@ -182,10 +186,10 @@ class LocalLeaseProcess:
         self.wake()
 
     def pulse(self) -> Pulse | None:
-        return read_pulse(self._folder)
+        return read_pulse(self._pulse)
 
     def unannounced(self) -> int:
-        return read_unannounced(self._folder)
+        return self._unannounced.read()
 
     def status(self) -> tuple[State, str]:
         status = read_status(self._folder)
@@ -368,16 +372,24 @@ class LocalLeaseProcess:
 
     async def _until_ended(self, pid: int, handle: int, ended: asyncio.Event) -> None:
         """Kill it if it hangs: a process that stands still is one that grants nothing, and nobody else may."""
-        loop, fence = asyncio.get_running_loop(), self.config.timing.fence
-        turned, since = 0.0, loop.time()
-        while not await _within(ended, fence / 8):
-            pulse = self.pulse()
-            if pulse is None or pulse.turned != turned or self._order is None:
-                turned, since = pulse.turned if pulse is not None else 0.0, loop.time()
-            elif loop.time() - since > fence / 2:
-                self._log.error("the lease process hangs: killed", pid=pid, waited=round(loop.time() - since, 2))
+        fence = self.config.timing.fence
+        turned, began, pause, silent = 0.0, boottime(), fence / 8, 0
+        while not await _within(ended, pause):
+            pulse, now = self.pulse(), boottime()
+            if self._order is None or pulse is None:
+                turned, began, pause, silent = 0.0, now, fence / 8, 0
+                continue
+            if pulse.turned != turned:
+                turned, silent = pulse.turned, 0
+            quiet = now - max(turned, began)
+            pause = max(fence / 2 - quiet, fence / 8)  # not before it may be silent for too long
+            if quiet < fence / 2:
+                continue
+            silent += 1  # a machine that has stood still stood still for both of us: it may turn first
+            if silent > 1:
+                self._log.error("the lease process hangs: killed", pid=pid, waited=round(quiet, 2))
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-                since = loop.time()
+                began, silent = now, 0
         if self._order is not None and self._wanted():
             self._log.error("the lease process has ended: it is started again", pid=pid)
 

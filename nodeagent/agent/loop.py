@@ -167,7 +167,7 @@ class Agent:
             running = [
                 tasks.create_task(t())
                 for t in (
-                    self._beats, self._watch, self._rounds, self._failsafe.run,
+                    self._beats, self._watch, self._rounds,
                     upkeep.remember, upkeep.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
@@ -258,6 +258,7 @@ class Agent:
             self._process.alive()
             self.advert.peer(self._process.address())
             self._host.ping()
+            self._failsafe.log()
             if asked or not self._may_skip(started):
                 await self._one_beat()
                 self.tried.set()
@@ -299,8 +300,11 @@ class Agent:
     def _until_renewed(self, now: float) -> float:
         """Seconds until the lease process has renewed again. In a large cluster the answer to that renewal says whether
         a beat is needed; in a small one this is simply a heartbeat."""
-        pulse, heartbeat = self._process.pulse(), self._timing.heartbeat
-        if pulse is None or self._beat_period.period(self._snapshot.size) <= heartbeat:
+        heartbeat = self._timing.heartbeat
+        if self._beat_period.period(self._snapshot.size) <= heartbeat:
+            return heartbeat
+        pulse = self._process.pulse()
+        if pulse is None:
             return heartbeat
         age = now - pulse.renewed
         if age < RENEWED * heartbeat:
@@ -353,10 +357,14 @@ class Agent:
                 continue
             try:
                 jobs = self._snapshot.concern(self._node)
-                newest = await self._store.wait(after, WATCH, self._node, jobs)
+                woken = await self._store.wake(after, WATCH, self._node, jobs)
                 self._watched = True
-                if newest != after and self._lease.joined:
-                    await self.refresh()
+                if woken.event != after and self._lease.joined:
+                    if self._snapshot.absorb_jobs(woken.jobs):
+                        self._lease.newest_event = woken.event
+                        self._wake.set()
+                    else:
+                        await self.refresh()
             except StoreUnavailableError:
                 self._watched = False
                 self._pace.failed(self._clock.now())

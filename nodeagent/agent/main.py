@@ -36,15 +36,28 @@ def main() -> None:
 
 @main.command("check-config")
 @click.argument("file", type=click.Path(path_type=Path))
-def check_config(file: Path) -> None:
-    """Check a config FILE, and the tokens and certificates it names: every mistake at once, each as file:line:col."""
+@click.option("--store", is_flag=True, help="Ask the store as well: whether it lets an agent with this config in.")
+def check_config(file: Path, store: bool) -> None:
+    """Check a config FILE, and the tokens and certificates it names: every mistake at once, each as file:line:col.
+
+    The exit code is 78 for a mistake, and 1 where the store cannot be used.
+    """
     from nodeagent.api.remote import check_files
 
-    problems = check_files(_load(file).api)
+    config = _load(file)
+    problems = check_files(config.api)
     for problem in problems:
         click.echo(problem, err=True)
     if problems:
         sys.exit(EXIT_CONFIG)
+    if store:
+        import asyncio
+
+        from nodeagent.doctor.cluster import store_problem
+
+        if why := asyncio.run(store_problem(config)):
+            click.echo(f"{file}: the store cannot be used: {why}", err=True)
+            sys.exit(1)
     click.echo(f"{file}: ok")
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from nodeagent.agent.health import NodeHealth
 
 
+EVERY = 1000
+"""Milliseconds from one look to the next, while nothing changes."""
 MAX_SERIES = 100
 """Queues and users that have series of their own, by kind of device; all others are ``others`` together."""
 
@@ -62,6 +64,8 @@ class DeviceTime:
     def __init__(self, seconds: Counter, lost: Counter, overhead: Counter) -> None:
         self._seconds, self._wasted = seconds, (lost, overhead)
         self._served: int | None = None
+        self._seen: Cluster | None = None
+        """The view of the last look that counted."""
         self._held: Mapping[tuple[str, str], _Share] = {}
         """By job (uid) and kind of device, as of then."""
         self._known: set[Whose] = set()
@@ -69,6 +73,10 @@ class DeviceTime:
     def look(self, cluster: Cluster, node: str) -> None:
         """What was held at the last look was held until now. Of what a fault cost a job, and of its overhead, each of
         its nodes bears the part that it has of the job's devices."""
+        last = self._seen
+        same = last is not None and cluster.jobs is last.jobs and cluster.nodes is last.nodes
+        if same and last is not None and cluster.served < last.served + EVERY:
+            return  # what is held stays so: this time is counted with the next
         if self._served is not None and cluster.served > self._served:
             class_ = "spot" if node in cluster.nodes and cluster.nodes[node].facts.spot else "regular"
             for (uid, kind), share in self._held.items():
@@ -79,7 +87,7 @@ class DeviceTime:
                 for counter, ms, before in zip(self._wasted, now, share.wasted, strict=True):
                     counter.labels(*labels).inc(max(0.0, (ms - before) * share.part / 1000))
         self._served = max(cluster.served, self._served or 0)
-        self._held = _held(cluster, node)
+        self._held, self._seen = _held(cluster, node), cluster
 
     def _series(self, whose: Whose) -> Whose:
         if whose not in self._known and len(self._known) >= MAX_SERIES:

@@ -79,6 +79,8 @@ class Reach:
             for other in self._asked(job.uid, job.head)
             if (address := _address(cluster, job.head, other))
         ]
+        if not (whom or self._missed or self.unreachable):
+            return
         async with asyncio.TaskGroup() as questions:
             tasks = [questions.create_task(self._answers(job, address)) for job, _, address in whom]
         missed = {

@@ -189,7 +189,8 @@ class OwnPods:
         for recovery in self._stopwatch.over(cluster.jobs):
             self._metrics.recovered(cluster.jobs[recovery.uid].name, recovery.cause, recovery.phases)
         for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
-            self._metrics.stepped(recovery.cause, recovery.phases)
+            if not recovery.first:
+                self._metrics.stepped(recovery.cause, recovery.phases)
             changed |= await self._applier.give_back(recovery)
         return changed
 

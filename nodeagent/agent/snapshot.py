@@ -75,7 +75,9 @@ class Snapshot:
         were before, if at all."""
         self.rev = 0
         self._top = 0
-        """The highest revision of a job that a reply of this agent's own steps brought."""
+        """The highest revision of a job that a reply of this agent's own steps, or a wake, brought."""
+        self._ahead: dict[str, int] = {}
+        """Those jobs, with the revisions above ``rev``."""
         self.era = ""
         """The era of the store that ``rev`` belongs to."""
         self.cluster_uid = ""
@@ -103,6 +105,11 @@ class Snapshot:
         """The highest revision that was read of that era."""
         source = self._anew or self
         return max(source.rev, source._top)
+
+    @property
+    def ahead(self) -> dict[str, int]:
+        """Jobs (uids) of the view that are newer than ``asked``, with their revisions."""
+        return {} if self._anew is not None else self._ahead
 
     def absorb(self, reply: BeatReply, now: float, runs: Collection[str] = ()) -> None:
         """Take in a beat's reply received at ``now``. A store with another identity replaces everything. ``runs``: jobs
@@ -157,6 +164,8 @@ class Snapshot:
                 self._usage.pop(name, None)
             else:
                 (self._nodes if kind == "node" else self._jobs).pop(name, None)
+        same_era = reply.era == self.era
+        self._ahead = {uid: rev for uid, rev in self._ahead.items() if same_era and rev > reply.rev}
         self.rev, self.era = reply.rev, reply.era
         if not reply.more and not self.complete:
             self.complete = True
@@ -204,6 +213,7 @@ class Snapshot:
         self._usage = other._usage
         self._nodes_shown = self._jobs_shown = self._usage_shown = None
         self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
+        self._ahead = other._ahead
         self.complete, self._anew = True, None
         self.touched.set()
 
@@ -215,7 +225,17 @@ class Snapshot:
         if known is not None and known.rev > job.rev:
             return False
         self._jobs[job.uid], self._jobs_shown, self._top = job, None, max(self._top, job.rev)
+        if job.rev > self.rev:
+            self._ahead[job.uid] = job.rev
         self.touched.set()
+        return True
+
+    def absorb_jobs(self, jobs: Collection[JobRecord]) -> bool:
+        """Take in what a wake brought; false if a beat is needed: it brought nothing, or the view is no whole one."""
+        if not jobs or not self.complete or self.recovering or self.rereads:
+            return False
+        for job in jobs:
+            self.absorb_job(job)
         return True
 
     def concern(self, node: str) -> tuple[str, ...]:
@@ -270,7 +290,7 @@ class Snapshot:
     def _clear(self) -> None:
         self._nodes, self._jobs, self.complete, self.unread = {}, {}, False, {}
         self._usage, self._usage_shown = {}, None
-        self._nodes_shown, self._jobs_shown, self._top = None, None, 0
+        self._nodes_shown, self._jobs_shown, self._top, self._ahead = None, None, 0, {}
         self.queues = self.windows = None
 
     @property

@@ -1,5 +1,5 @@
 """How long each phase of a recovery takes, as this node sees it: from a fault, or the wish for another gang, until the
-workers run again.
+workers run again; and of a job's first start until its workers have made their first step, if they report it.
 
 Owns the measuring. The agent of group rank 0 tells of the whole gang; what only others can know (how long their workers
 took to die) comes with their acknowledgements. Must never decide anything: a restart of the agent forgets it all.
@@ -8,7 +8,7 @@ took to die) comes with their acknowledgements. Must never decide anything: a re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Ack, PodReport, Token
@@ -33,11 +33,13 @@ class Recovery:
     phases: dict[str, float]
     at: float
     """When it was over (this agent's clock): at the workers' first step, or their start."""
+    first: bool = False
+    """It is the job's first start: its devices' time until then is overhead, and it is no recovery."""
 
     @property
     def text(self) -> str:
         parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items() if name != "whole")
-        return f"workers run again after {self.phases['whole']:.3f} s: {parts}"
+        return f"workers run{'' if self.first else ' again'} after {self.phases['whole']:.3f} s: {parts}"
 
 
 @dataclass(slots=True)
@@ -47,11 +49,18 @@ class _Watch:
     """When this agent first knew of what led to it."""
     detected: float
     forming: float
-    quiet: float | None = None
-    active: float | None = None
-    started: float | None = None
-    counted: bool = False
-    stepped: float | None = None
+    quiet: float | None = field(default=None, init=False)
+    active: float | None = field(default=None, init=False)
+    started: float | None = field(default=None, init=False)
+    counted: bool = field(default=False, init=False)
+    stepped: float | None = field(default=None, init=False)
+    first: bool = field(default=False, init=False)
+    """Of the job's first start: nobody knows yet whether its workers report steps."""
+
+    @property
+    def only_awaits_a_step(self) -> bool:
+        """What may come next comes with the pod's status: nobody has to look."""
+        return self.first and self.started is not None and self.stepped is None
 
 
 class Stopwatch:
@@ -103,12 +112,12 @@ class Stopwatch:
             watch.active = now
         if mine is not None and mine.phase != "starting" and watch.started is None:
             watch.started = now
-        watch.stepped = stepped
+        watch.stepped, watch.first = stepped, job.restarts == 0
 
     @property
     def running(self) -> bool:
-        """Some recovery is not told yet."""
-        return bool(self._watches)
+        """Some recovery is not told yet, and time alone may change that."""
+        return not all(watch.only_awaits_a_step for watch in self._watches.values())
 
     def stamp(self, uid: str, token: Token, ack: Ack, now: float) -> Ack:
         """The acknowledgement, with how long this node took."""
@@ -126,29 +135,33 @@ class Stopwatch:
             if watch.started is not None and not watch.counted and uid in jobs:
                 watch.counted = True
                 out.append(self._recovery(jobs[uid], watch))
-        return [recovery for recovery in out if recovery is not None]
+        return [recovery for recovery in out if recovery is not None and not recovery.first]
 
     def finished(self, jobs: Mapping[str, JobRecord], now: float) -> list[Recovery]:
-        """The same, to tell people of now: those after which the workers run undisturbed."""
+        """The same, to tell people of now: those after which the workers run undisturbed. Also first starts of workers
+        that report their first step; of others nobody knows how long they needed."""
         out = []
         for uid, watch in list(self._watches.items()):
             if watch.active is None or watch.started is None or now < watch.started + REPORT_AFTER or uid not in jobs:
                 continue
-            if uid in self._telling and watch.stepped is None and now < watch.started + STEP_BOUND:
+            recovery = self._recovery(jobs[uid], watch)
+            awaited = uid in self._telling or (watch.first and recovery is not None)
+            if awaited and watch.stepped is None and now < watch.started + STEP_BOUND:
                 continue
             del self._watches[uid]
-            out.append(self._recovery(jobs[uid], watch))
+            if not watch.first or watch.stepped is not None:
+                out.append(recovery)
         return [recovery for recovery in out if recovery is not None]
 
     def _recovery(self, job: JobRecord, watch: _Watch) -> Recovery | None:
         """None: it is not this node's to tell."""
         head = job.head
         assert watch.active is not None and watch.started is not None
-        if head is None or head.number != watch.number or job.restarts == 0 or head.ordered()[0].node != self._node:
+        if head is None or head.number != watch.number or head.ordered()[0].node != self._node:
             return None
         formed, started = watch.active - watch.known, watch.started - watch.active
         phases = {
-            "detected": watch.detected,
+            **({} if watch.first else {"detected": watch.detected}),
             "stopped": head.stopped,
             "acknowledged": head.ready,
             "formed": formed,
@@ -156,7 +169,7 @@ class Stopwatch:
             **({} if watch.stepped is None else {STEPPED: max(0.0, watch.stepped - watch.started)}),
             "whole": watch.detected + formed + started,
         }
-        return Recovery(job.uid, head.token, head.cause.kind, phases, watch.stepped or watch.started)
+        return Recovery(job.uid, head.token, head.cause.kind, phases, watch.stepped or watch.started, watch.first)
 
 
 def _detected(reports: Mapping[str, PodReport]) -> float:

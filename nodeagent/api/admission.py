@@ -16,7 +16,7 @@ from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.model.queue import DEFAULT_QUEUE, Queue, UserQuota, queue_of
+from nodeagent.model.queue import DEFAULT_QUEUE, EVERYBODY, Queue, UserQuota, queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.timeouts import spoken
 from nodeagent.plan.fairshare.queues import above
@@ -105,8 +105,8 @@ async def _may_use(cluster: Cluster, queue: Queue, who: Caller, names: UserDatab
 
 
 async def _named(queue: Queue, who: Caller, names: UserDatabase) -> bool:
-    """Returns whether the queue itself names the caller."""
-    if who.name in queue.users:
+    """Returns whether the queue itself names the caller, or everybody."""
+    if who.name in queue.users or EVERYBODY in queue.users:
         return True
     for group in queue.groups:
         key = ("group", who.name, who.gid, group)
@@ -161,7 +161,7 @@ def _time_limit(cluster: Cluster, queue: Queue, spec: JobSpec) -> float | None:
     if asked is None:
         stated = (one.limits.default_time_limit for one in cluster.queues.path(queue.name))
         usual = next((limit for limit in stated if limit is not None), None)
-        return min((limit for limit in (usual, longest) if limit is not None), default=None)
+        return longest if usual is None or usual == "never" else min(usual, longest or usual)
     if longest is not None and asked > longest:
         raise ApiError(
             "state",

@@ -125,6 +125,28 @@ MOST_TIMEOUT = 86_400.0
 """The longest timeout of any scale, and so the longest grace of a scale-in: a day."""
 
 
+MOST_DID = 1 << 16
+"""The most characters of a text about an earlier request that are decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a request did, as the store remembers it: what was asked, and the sizes before and after."""
+
+    figures: dict[str, object]
+    before: int
+    after: int
+
+    @property
+    def text(self) -> str:
+        """As the store keeps it."""
+        return json.dumps(self.figures | {"from": self.before, "to": self.after})
+
+    def reply(self, *, changed: bool) -> dict[str, object]:
+        """The part of the reply that comes from it."""
+        return {"changed": changed, "previous_target": self.before, "asked_target": self.after}
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One request: ``target`` for scale, of ``role`` if it is named, ``count`` or ``nodes`` for the others."""
@@ -142,11 +164,9 @@ class Asked:
         figures: dict[str, object] = {"verb": self.verb, "target": self.target, "count": self.count}
         return figures | {"nodes": list(self.nodes), "role": self.role}
 
-    def did(self, job: JobRecord, after: Control) -> str:
+    def done(self, job: JobRecord, after: Control) -> Done:
         """What the store remembers of it. ``after``: the control that it came to."""
-        return json.dumps(
-            self.figures() | {"from": self._size(job.spec, job.control), "to": self._size(job.spec, after)}
-        )
+        return Done(self.figures(), self._size(job.spec, job.control), self._size(job.spec, after))
 
     def _size(self, spec: JobSpec, control: Control) -> int:
         """What it changes, as this control wants it."""
@@ -226,15 +246,17 @@ def _goal_of_role(asked: Asked, job: JobRecord) -> int:
             f"job {job.name!r} has several roles ({have}), which are scaled one by one",
             f"say which: nodeagentctl scale {job.name} {last}={max(asked.target, 1)}; nothing was changed",
         )
-    rest = sum(sizes.values()) - sizes[asked.role]
-    if not 1 <= asked.target <= MOST_NODES - rest:
+    role = next(role for role in job.spec.roles if role.name == asked.role)
+    low, high = 1, MOST_NODES - (sum(sizes.values()) - sizes[asked.role])
+    if elastic := role.size.min < role.size.max:
+        low, high = role.size.min, min(role.size.max, high)
+    if not low <= asked.target <= high:
         raise ApiError(
             "state",
-            f"role {asked.role} of job {job.name!r} cannot have {asked.target} places: 1 to {MOST_NODES - rest} are "
-            f"allowed, and it has {sizes[asked.role]}",
+            f"role {asked.role} of job {job.name!r} cannot have {asked.target} places: {low} to {high} are allowed"
+            f"{' by its file' if elastic else ''}, and it is to have {sizes[asked.role]}",
             "choose a size within; nothing was changed",
         )
-    role = next(role for role in job.spec.roles if role.name == asked.role)
     if asked.target > 1 and any(policy.do == "RestartTask" for policy in role.policies or ()):
         raise ApiError(
             "state",
@@ -308,20 +330,29 @@ def scale(asked: Asked, job: JobRecord, served: int) -> Change | None:
     return Change(change, "JobScaled", stated)
 
 
-def outcome(did: str, changed: bool) -> dict[str, object]:
-    """The part of the reply that comes from the text that the store kept."""
-    reported = json.loads(did)
-    return {"changed": changed, "previous_target": reported["from"], "asked_target": reported["to"]}
+def read_done(did: str) -> Done | None:
+    """What ``Done.text`` was made of; None for any other. The store's texts are not signed: somebody may have written
+    over one."""
+    if len(did) > MOST_DID or not did.startswith("{"):
+        return None
+    try:
+        found = json.loads(did)
+    except (ValueError, RecursionError):
+        return None
+    before, after = found.pop("from", None), found.pop("to", None)
+    if any(isinstance(size, bool) or not isinstance(size, int) for size in (before, after)):
+        return None
+    return Done(found, before, after)
 
 
 def repeated(asked: Asked, job: JobRecord, earlier: Answer) -> dict[str, object]:
     """The reply to a request that was carried out before. Raises ``ApiError`` (``state``) if its id belongs to another
-    change."""
-    reported = json.loads(earlier.did) if earlier.did.startswith("{") else {}
-    if earlier.subject != job.uid or {k: reported.get(k) for k in asked.figures()} != asked.figures():
+    change, or nobody can say any more to which."""
+    done = read_done(earlier.did)
+    if earlier.subject != job.uid or done is None or done.figures != asked.figures():
         raise ApiError(
             "state",
             f"the request id {asked.request!r} was used for another change before; nothing was changed",
             "take a new request id for a new change",
         )
-    return outcome(earlier.did, changed=False) | {"repeated": True}
+    return done.reply(changed=False) | {"repeated": True}

@@ -16,6 +16,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.shapes import Json, spend_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.failure.timeouts import dues
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.candidates import ruled_out
 from nodeagent.plan.nodes.devices import booked
@@ -132,6 +133,15 @@ def waits(view: AgentView, job: JobRecord, cluster: Cluster) -> Json:
     place = places(cluster).get(job.uid)
     line = (f"number {place} of {len(places(cluster))} in the queue",) if place is not None and why else ()
     return {"reason": "; ".join((*why, *line))} if why else {}
+
+
+def policies_due(job: JobRecord, cluster: Cluster) -> list[Json]:
+    """Policies whose timeout runs: what they will do, for which event, and in how many seconds; who acts first comes
+    first. Seconds of served time: they stand still while the store is away. Empty of a job that has ended."""
+    due = sorted(dues(job), key=lambda one: one.at) if job.phase not in TERMINAL else []
+    return [
+        {"event": one.event, "do": one.action, "left": round(max(0, one.at - cluster.served) / 1000, 1)} for one in due
+    ]
 
 
 def way_out(job: JobRecord, cluster: Cluster) -> Json | None:

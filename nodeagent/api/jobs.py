@@ -26,7 +26,7 @@ from nodeagent.api.admission import admitted, may_grow, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.jobdetail import AuditTail, alone_json, generations, start_json, waits, way_out
+from nodeagent.api.jobdetail import AuditTail, alone_json, generations, policies_due, start_json, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, Done, find_any_job, saved, write_again
@@ -131,6 +131,7 @@ class JobRoutes:
             "unreachable": unreachable,
             "store_waits": store_waits,
             "way_out": way_out(job, cluster),
+            "policies_due": policies_due(job, cluster),
             "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
             "usage": job_use(job, cluster, time.time()),
@@ -268,22 +269,26 @@ class JobRoutes:
                 kept = await saved(self.view, job.rev, era)
                 return web.json_response(await self._json(job) | kept | intents.repeated(asked, job, earlier))
             change = intents.scale(asked, base, self.view.cluster().served) or _anew(job, base)
-            new = None if change is None else self._signed(base, change, who)
+            new, claims = None if change is None else self._signed(base, change, who), None
             if new is not None and base.spec.several and new.target > base.control.target:
                 sized = base.spec.of_sizes(new.sizes)
                 limits.few_enough_nodes(who, sized, self.view.config.limits, self.view.node, "nothing was changed")
                 may_grow(self.view.cluster(), who, sized)
-            did = asked.did(base, new or base.control)
+                queues = with_quotas(self.view.cluster(), who, [sized])
+                claims = QuotaClaims(queues=queues, read=self.view.rev) if queues else None
+            done = asked.done(base, new or base.control)
             event, text = ("", "") if change is None else (change.event, f"{change.text} (by {who.name})")
             try:
-                after = await self.view.store.control(uid, job.control.rev, new, asked.request, event, text, did)
+                after = await self.view.store.control(
+                    uid, job.control.rev, new, asked.request, event, text, done.text, claims
+                )
             except StoreRefusedError as refused:
                 if refused.code != "stale":
                     raise
                 continue
             if after.control == (new or job.control):
                 await self.seen()
-                more = intents.outcome(did, changed=new is not None) | await saved(self.view, after.rev, era)
+                more = done.reply(changed=new is not None) | await saved(self.view, after.rev, era)
                 return web.json_response(await self._json(after) | more)
         raise ApiError(
             "state",

@@ -130,6 +130,10 @@ def _head(job: Json, colour: bool) -> list[str]:
         field("Folder", spec["working_dir"]),
         *_preloaded(spec),
     ]
+    if spec["container"] is not None:
+        lines.append(field("Container", f"{spec['container']['image']} ({spec['container']['runtime']})"))
+    if spec["modules"]:
+        lines.append(field("Modules", " ".join(spec["modules"])))
     if spec["checkpoint_dir"]:
         lines.append(field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
     lines += [
@@ -141,6 +145,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         *([field("Topology", placed)] if (placed := job["placement"]["placed"]) else []),
         *_time(job),
         *_time_limit(job),
+        *_policies(job),
         *_ties(job),
         field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
         field(
@@ -189,7 +194,9 @@ def _roles(job: Json) -> list[str]:
     spec, lines = job["spec"], list[str]()
     for role in spec["roles"]:
         places = job["roles"][role["name"]]["target"]
-        size = count(places, "place") + ("" if role["replicas"] else ", each on a node of its own")
+        wide = role["replicas"] or role["nodes"]
+        size = count(places, "place") + (f", at least {wide['min']}" if wide["min"] < wide["max"] else "")
+        size += "" if role["replicas"] else ", each on a node of its own"
         ends = "; completes the job" if spec["completes"] == role["name"] else ""
         ends += "; restarts alone" if role["restart"] == "alone" else ""
         text = f"{role['name']}: {size}; workers of each: {_per_node(role)}; {shlex.join(role['command'])}{ends}"
@@ -223,6 +230,19 @@ def _time_limit(job: Json) -> list[str]:
     if limit is None:
         return []
     return [field("Time limit", f"{span(limit)}, {span(left)} left" + ("" if job["started"] else " (not started yet)"))]
+
+
+def _policies(job: Json) -> list[str]:
+    """What policies with a timeout will do, and when, unless what they wait for ends before."""
+    lines = list[str]()
+    for one in job["policies_due"]:
+        text = f"{one['do']} in {span(one['left'])}, unless {_ENDS.get(one['event'], 'it runs again')} before"
+        lines.append(field("Policy", f"{one['event']}: {text}"))
+    return lines
+
+
+_ENDS = {"PodPending": "its nodes are found", "PodRunning": "it ends or is formed anew", "Unknown": "all nodes answer"}
+"""What ends the wait of a policy, by its event; of any fault that the job runs again."""
 
 
 def _ties(job: Json) -> list[str]:

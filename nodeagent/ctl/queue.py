@@ -37,7 +37,8 @@ def short(of: Json) -> str:
 
 def limits_text(limits: Json) -> str:
     """``max_nodes=8,max_time_limit=2h``."""
-    return amounts({k: span(v) if v is not None and k.endswith("time_limit") else v for k, v in limits.items()})
+    spans = {k: span(v) for k, v in limits.items() if k.endswith("time_limit") and isinstance(v, int | float)}
+    return amounts(limits | spans)
 
 
 COLUMNS = (
@@ -107,7 +108,10 @@ def describe(ctx: click.Context, name: str, fmt: str) -> None:
 
 def queue_lines(found: Json, width: int | None = None) -> list[str]:
     """One queue in full."""
-    allowed = [*found["users"], *(f"group {group}" for group in found["groups"])]
+    from nodeagent.model.queue import EVERYBODY
+
+    users = ["everybody" if user == EVERYBODY else user for user in found["users"]]
+    allowed = [*users, *(f"group {group}" for group in found["groups"])]
     facts = {
         "Queue": found["name"],
         "Parent": found["parent"],

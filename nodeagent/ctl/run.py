@@ -20,6 +20,7 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.logs import PlainPrinter, Printer
 from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Streams, local_ranks, log_base, words_of
+from nodeagent.ctl.preloads import guess_preload, module_of, script_of
 from nodeagent.ctl.session import STOP_ON, Session
 from nodeagent.ctl.submit import send
 from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit, NoAgentError, echo
@@ -35,8 +36,6 @@ Json = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
-PYTHON = r"python(3(\.\d+)?)?"
-"""Pattern of the names of interpreters."""
 PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 DEFAULT_ROLE = "worker"
 SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
@@ -382,66 +381,9 @@ def _see_gpus(ctx: click.Context, local: int | None) -> bool:
     return bool(installed_gpus()[0])
 
 
-def script_of(command: tuple[str, ...]) -> Path | None:
-    """SCRIPT of ``python [options] SCRIPT ...``."""
-    if not command or not re.fullmatch(PYTHON, Path(command[0]).name):
-        return None
-    words = iter(command[1:])
-    for word in words:
-        if word in ("-m", "-c", "-"):
-            return None
-        if word in ("-W", "-X"):
-            next(words, None)
-        elif not word.startswith("-"):
-            return Path(word)
-    return None
-
-
-def module_of(command: tuple[str, ...]) -> Path | None:
-    """The file of ``python [-u] -m MODULE ...``, if it is in this folder; else the path where it would be."""
-    words = command[1:][command[1:2] == ("-u",) :]
-    if words[:1] != ("-m",) or len(words) < 2 or not re.fullmatch(PYTHON, Path(command[0]).name):
-        return None
-    path = Path(*words[1].split("."))
-    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-
-
 def default_name(command: tuple[str, ...]) -> str:
     """A job name from the script's (or the command's) name, with a few random characters: two runs do not clash."""
     path = script_of(command) or module_of(command) or Path(command[0])
     path = path.parent if path.name == "__main__.py" else path
     stem = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:40].strip("-") or "job"
     return f"{stem}-{os.urandom(3).hex()}"
-
-
-HEAVY = (
-    "torch", "transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "paddle", "jax", "tensorflow",
-)  # fmt: skip
-"""Packages whose import costs seconds: each is preloaded if the script imports it, in this order."""
-MOST_SOURCE = 1 << 20
-"""Bytes of a script that is looked at."""
-
-
-def guess_preload(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The packages of ``HEAVY`` that the command's script imports; none for a command that is no Python script."""
-    import ast
-
-    from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
-
-    script = script_of(command) or module_of(command)
-    if script is None:
-        return ()
-    try:
-        path = script.resolve(strict=True)
-        with UntrustedFolder(path.parent) as folder, folder.open(path.name, also=path.stat().st_uid) as file:
-            source = file.read(MOST_SOURCE + 1)
-        tree = ast.parse(source if len(source) <= MOST_SOURCE else b"")
-    except (OSError, UntrustedError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()  # the worker will report the error, in better words
-    found = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add((node.module or "").partition(".")[0])
-    return tuple(name for name in HEAVY if name in found)

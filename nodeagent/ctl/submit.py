@@ -114,6 +114,15 @@ def _with_options(jobs: list[Submission], after: tuple[str, ...], array: str | N
     return [replace(job, after={**job.after, **more}, array=array or job.array) for job in jobs]
 
 
+def _guessed(job: Submission) -> Submission:
+    """With a guess at what to preload, where the file says nothing of it."""
+    from dataclasses import replace
+
+    from nodeagent.ctl.preloads import guess_for
+
+    return replace(job, spec=guess_for(job.spec)) if job.guess else job
+
+
 @click.command(short_help="Submit a job file.")
 @click.argument("file", metavar="FILE|-")
 @click.option("--array", metavar="INDICES", help="Submit it once for each index: 0-99, 1,3,5-7, 0-99%8 (8 at once).")
@@ -128,7 +137,7 @@ def submit(
     """Submit the job in FILE (`-`: standard input), or all jobs in it (separated by lines of `---`), or none of them.
     Prints each name; follow a job with `logs -f`.
     """
-    jobs = _with_options(read_jobs(file), after, array)
+    jobs = [_guessed(job) for job in _with_options(read_jobs(file), after, array)]
     if len(jobs) > 1 or jobs[0].after or jobs[0].array:
         _submit_all(connect(ctx), jobs, request_id, dry_run)
         return

@@ -69,6 +69,8 @@ async def ask_peer(node: str, address: str, port: int, bound: float) -> PeerAnsw
     return answer("accepted")
 
 
+ANSWER_BOUND = 5.0
+"""Seconds for one answer of the store where only its login is asked for."""
 STORE_BOUND = 8.0
 """Seconds for all questions to the store together."""
 
@@ -90,6 +92,17 @@ async def store_findings(config: AgentConfig) -> tuple[Finding, ...]:
     except TimeoutError:
         return (UNANSWERED,)
     return judge(facts, config.timing)
+
+
+async def store_problem(config: AgentConfig) -> str:
+    """Why an agent with this config could not use the store now (it does not answer, a wrong password); empty if it
+    could. A slow machine is no reason: each answer has more time than an agent gives it."""
+    try:
+        async with asyncio.timeout(STORE_BOUND):
+            facts = await inspect(config.redis, ANSWER_BOUND)
+    except TimeoutError:
+        return UNANSWERED.what
+    return facts.problem
 
 
 async def store_findings_in_thread(config: AgentConfig) -> tuple[Finding, ...]:

@@ -12,6 +12,7 @@ import ctypes
 import importlib.util
 import os
 import resource
+import shutil
 import socket
 import ssl
 import stat
@@ -22,12 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from nodeagent import hardware_missing
 from nodeagent.doctor.cluster import store_findings
 from nodeagent.model.facts import Finding, FolderFacts, HostFacts
 from nodeagent.plan.findings.cluster import Placed
 from nodeagent.plan.findings.host import judge_host
+from nodeagent.shim.container import INITS
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.spec.configfile import default_config_path, ephemeral_ports, load_config
 from nodeagent.spec.errors import Problem, SpecError
@@ -40,6 +43,8 @@ OPENSSL_BOUND = 3.0
 NEEDED = ("pydantic", "yaml", "redis", "hiredis", "psutil", "aiohttp", "structlog", "prometheus_client")
 """Modules that the agent imports; its reader of NVIDIA's driver also imports ``pynvml``, if it is installed."""
 Look = Callable[[AgentConfig, str, str, int | None], HostFacts]
+RUNTIMES = ("podman", "apptainer", "singularity")
+HYBRID, SUBUID = Path("/sys/fs/cgroup/unified/cgroup.controllers"), Path("/etc/subuid")
 PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))
 
 
@@ -123,10 +128,30 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         certificate_left=left,
         certificate_problem=unknown,
         clock_rate=clock_rate(),
+        runtimes=(runtimes := tuple(name for name in RUNTIMES if shutil.which(name))),
+        podman_lacks=podman_lacks(root) if "podman" in runtimes else (),
         python=sys.executable,
         python_closed=(closed(Path(sys.executable).resolve()) or closed(Path(__file__))) if root else "",
         missing=() if running else tuple(name for name in _needed() if importlib.util.find_spec(name) is None),
     )
+
+
+def podman_lacks(root: bool) -> tuple[Literal["catatonit", "subuid", "cgroups"], ...]:
+    """What keeps podman from running a job's container. ``root``: the agent runs jobs of several users."""
+    both = any(word for word in _words(HYBRID))
+    found: dict[Literal["catatonit", "subuid", "cgroups"], bool] = {
+        "catatonit": shutil.which("catatonit", path=os.pathsep.join((*INITS, os.environ.get("PATH", "")))) is None,
+        "subuid": root and not _words(SUBUID),
+        "cgroups": both and shutil.which("crun") is not None,
+    }
+    return tuple(name for name, missing in found.items() if missing)
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:  # not there
+        return []
 
 
 def _has_driver() -> bool:

@@ -25,6 +25,8 @@ DIES = 1.0
 """Seconds in which a killed command is gone, unless the kernel holds it."""
 MOST_OUTPUT = 4 << 20
 """Bytes of a command's output that are read."""
+MOST_BELOW = 256
+"""Processes that are killed with a command that started them."""
 
 
 class ProblemError(Exception):
@@ -150,7 +152,7 @@ class Command:
                 late = True
         process.stdout.close()
         if late or len(text) > MOST_OUTPUT:
-            process.kill()
+            _kill_all(process)
             try:
                 process.wait(DIES)
             except subprocess.TimeoutExpired:
@@ -163,6 +165,43 @@ class Command:
             last = text.decode(errors="replace").strip().splitlines()[-1:]
             raise ProblemError(f"{name} failed (exit code {code}): {''.join(last)}", again=True)
         return text.decode(errors="replace")
+
+
+def _kill_all(process: Any) -> None:
+    """SIGKILL the command and all that it has started: many a vendor's tool is a script around a program. They stay in
+    the group of this process, so that who kills that reaches them too."""
+    import signal
+
+    found = [os.pidfd_open(process.pid)]  # not reaped yet, so its number is its own
+    for pid in _below(process.pid):
+        try:
+            found.append(os.pidfd_open(pid))
+        except ProcessLookupError:  # it has ended meanwhile
+            continue
+    for fd in found:
+        try:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(fd)
+
+
+def _below(pid: int) -> list[int]:
+    """Its children and theirs, as they are now; at most ``MOST_BELOW``."""
+    found: list[int] = []
+    ask = [pid]
+    while ask and len(found) < MOST_BELOW:
+        above = ask.pop()
+        try:
+            threads = os.listdir(f"/proc/{above}/task")  # noqa: PTH208 (pathlib costs memory)
+        except OSError:
+            continue
+        for thread in threads:
+            children = [int(child) for child in read_proc(f"/proc/{above}/task/{thread}/children").split()]
+            found += children
+            ask += children
+    return found[:MOST_BELOW]
 
 
 def _read_all(fd: int, until: float) -> tuple[bytes, bool]:

@@ -15,7 +15,7 @@ Stopping and giving up end with the lease given back, once no worker can run (th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from nodeagent.lease.grants import Grant
@@ -149,8 +149,9 @@ class Core:
         """The store took the lease back."""
         self._left = True
 
-    def look(self, now: float, obeyed: Mapping[str, float]) -> Call | None:
-        """What to ask the store now. ``obeyed``: what each pod's shim says (``answers.read_obeyed``)."""
+    def look(self, now: float, obeyed: Callable[[], Mapping[str, float]]) -> Call | None:
+        """What to ask the store now. ``obeyed``: what each pod's shim says (``answers.read_obeyed``); asked for only
+        where this life goes."""
         order = self.order
         if order is None or self.state in ("lost", "left"):
             return None
@@ -158,7 +159,7 @@ class Core:
             self._depart(now, False, f"its agent was silent for {now - self._agent_seen:.0f} s")
         gone = self.departure
         if gone is not None:
-            quiet = all(at >= gone.stop_before for at in obeyed.values())
+            quiet = all(at >= gone.stop_before for at in obeyed().values())
             if not gone.at_once and not quiet and now > gone.stop_before + order.grace:
                 self._depart(now, True, gone.why)
             elif quiet and not gone.at_once:

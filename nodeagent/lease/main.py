@@ -39,13 +39,14 @@ from nodeagent.lease.statefiles import (
     LeaseStatus,
     Pulse,
     PulseWriter,
-    TableReader,
+    address_reader,
     lease_folder,
-    read_address,
+    promises_reader,
+    pulse_file,
     read_departure,
-    read_promises,
     read_pulse,
     table_file,
+    table_reader,
     take_lock,
     unannounced,
     wake_socket,
@@ -98,7 +99,7 @@ class Process:
         self._lock, self._ends_with = lock, ends_with
         self._boot = boot_id()
         self._troubles: set[str] = set()
-        before = read_pulse(self._folder)
+        before = read_pulse(pulse_file(self._folder))
         self._pulse = PulseWriter(self._folder)
         self._wake = _listen(wake_socket(self._folder))
         self._saved = read_departure(self._folder)
@@ -106,16 +107,20 @@ class Process:
         granted = {key: read_grant_of(self._grants, key).until for key in grant_keys(self._grants)}
         self._core = Core(now, self._saved, granted, before.last if before is not None else None)
         self._failsafe = Failsafe(self._core, self._promised(now), lambda: os.urandom(16).hex())
-        self._table = TableReader(self._folder, self._boot)
+        self._table = table_reader(self._folder, self._boot)
         self._peers: PeerPort | None = None
         self._bridged: Bridged | None = None
         """As it was written; None: an earlier process's, if any."""
         self._talk: Talk | None = None
+        self._order_file = str(order_file(self._folder))
         self._stamp: tuple[int, ...] | None = ()
         """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
         self._ended = False
         self._agent_seen = now
         self._written: dict[str, Grant] = {}
+        self._pods: list[str] = []
+        self._look_for_pods = True
+        """There may be others than in ``_pods``: at a start, after a word, and at each renewal, if a word was lost."""
         self._unannounced = 0
         """As it was written."""
         self._status = LeaseStatus("idle", "", NOBODY)
@@ -125,7 +130,7 @@ class Process:
         while True:
             self._take_order()
             self._bridge()
-            call = self._core.look(boottime(), self._obeyed())
+            call = self._core.look(boottime(), self._obeyed)
             self._show()
             if call is not None:
                 self._ask(call)
@@ -138,9 +143,8 @@ class Process:
     # --- what comes in
 
     def _take_order(self) -> None:
-        file = order_file(self._folder)
         try:
-            stat = file.stat()
+            stat = os.stat(self._order_file)  # noqa: PTH116 (each turn: pathlib takes longer than the call)
             stamp: tuple[int, ...] | None = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         except FileNotFoundError:
             stamp = None
@@ -150,7 +154,7 @@ class Process:
         try:
             order = read_order(self._folder, self._boot)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            note(f"{file} is no order that this version ({__version__}) can read: {error!r}")
+            note(f"{self._order_file} is no order that this version ({__version__}) can read: {error!r}")
             return
         before = self._core.order
         if self._talk is not None and (order is None or _where(order) != (self._talk.server, self._talk.timeout)):
@@ -164,7 +168,7 @@ class Process:
     def _take_port(self, order: LeaseOrder) -> None:
         if self._peers is not None:
             self._peers.close()
-        self._peers = PeerPort(order.door, read_address(self._folder), self._note_once)
+        self._peers = PeerPort(order.door, address_reader(self._folder).once(), self._note_once)
         try:
             write_address(self._folder, self._peers.address)
         except OSError as error:
@@ -173,14 +177,14 @@ class Process:
     def _take_table(self) -> None:
         """What the agent knows of the jobs. None that this process can read: it lends nothing."""
         try:
-            self._failsafe.table = self._table.read()
+            self._failsafe.table = self._table.check()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._failsafe.table = None
             self._note_once(f"{table_file(self._folder)} is no table that this version can read: {error!r}")
 
     def _promised(self, now: float) -> Promises:
         """What earlier processes promised. Where it cannot be kept, the agent takes it that there may be anything."""
-        promises = read_promises(self._folder, self._boot)
+        promises = promises_reader(self._folder, self._boot).once()
         if promises is None:
             promises = Promises(self._boot, now, not self._had_order(), {})
             try:
@@ -206,23 +210,26 @@ class Process:
             self._complain("the grants cannot be looked at", error)
             return []
 
-    def _receive(self) -> None:
-        """The agent's words."""
+    def _receive(self) -> bool:
+        """The agent's words. Whether there is something to do at once."""
+        urgent = False
         for _ in range(MOST_WORDS):
             try:
                 data = self._wake.recv(LONGEST_WORD + 1)
             except BlockingIOError:
-                return
+                return urgent
             now = boottime()
             match _word(data):
                 case {"alive": True}:
                     self._core.agent_seen(now)
                 case {**rest} if not rest:
                     self._written.clear()  # perhaps a pod's file is there in place of one that had the same name
+                    self._look_for_pods = urgent = True
                     self._core.urge(now)
                 case _:
                     continue
             self._agent_seen = now
+        return True
 
     # --- failsafe time
 
@@ -267,6 +274,7 @@ class Process:
         if self._talk is None:
             self._talk = Talk(*_where(order), self._wait)
         talk, sent = self._talk, boottime()
+        self._look_for_pods = True
         arguments: dict[str, Any] = {"node": order.node, "life": order.life, "era": order.era}
         if call == "renew":
             arguments |= {"length": round(order.lease * 1000), "asks": core.asks(sent)}
@@ -324,9 +332,10 @@ class Process:
             self._complain("its state cannot be written", error)
 
     def _show_grants(self) -> None:
-        keys = self._keys()
-        self._written = {key: self._written[key] for key in keys if key in self._written}
-        for key in keys:
+        if self._look_for_pods:
+            self._look_for_pods, self._pods = False, self._keys()
+            self._written = {key: self._written[key] for key in self._pods if key in self._written}
+        for key in self._pods:
             grant = self._core.grant(key)
             if self._written.get(key) != grant:
                 try:
@@ -392,8 +401,11 @@ class Process:
         files = self._ears()
         if self._ends_with is not None:
             files[self._ends_with] = select.POLLIN
-        if self._wake.fileno() in _ready(files, min(left, turn)):
-            self._receive()
+        until, wake = now + min(left, turn), self._wake.fileno()
+        while True:  # that the agent is there is no reason for a turn
+            ready = _ready(files, until - boottime())
+            if (wake in ready and self._receive()) or ready != {wake} or boottime() >= until:
+                return
 
     def _ears(self) -> dict[int, int]:
         """The agent's words, and other nodes'."""

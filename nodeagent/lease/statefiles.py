@@ -17,13 +17,15 @@ from typing import Any, NamedTuple, get_args
 from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
 from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import ReplacedFile, write_atomic
 
 _PULSE = struct.Struct("=dddd")
 _LOCK = struct.Struct("@hhqqi4x")
 """C's ``struct flock`` on 64-bit Linux."""
 LONGEST_VERSION = 80
 LONGEST_ADDRESS = 300
+LONGEST_BRIDGED = 4 << 20
+"""Bytes of ``failsafe.json``: a text for each job that runs here."""
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -56,16 +58,20 @@ class PulseWriter:
     """The lease process's side of ``read_pulse``. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / "pulse", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(pulse_file(folder), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def beat(self, pulse: Pulse) -> None:
         os.pwrite(self._fd, twice(_PULSE.pack(*pulse)), 0)
 
 
-def read_pulse(folder: Path) -> Pulse | None:
+def pulse_file(folder: Path) -> Path:
+    return folder / "pulse"
+
+
+def read_pulse(file: Path | str) -> Pulse | None:
     """None if no lease process has turned here since the boot."""
     try:
-        fd = os.open(folder / "pulse", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
@@ -124,10 +130,14 @@ def write_bridged(folder: Path, bridged: Bridged) -> None:
     write_atomic(folder / "failsafe.json", json.dumps(bridged._asdict()), durable=False)
 
 
-def read_bridged(folder: Path) -> Bridged:
+def bridged_reader(folder: Path) -> ReplacedFile[Bridged]:
     """Nothing if nothing can be read."""
-    data = _read(folder / "failsafe.json")
-    return NOT_BRIDGED if data is None or data.keys() != set(Bridged._fields) else Bridged(**data)
+
+    def parse(text: bytes) -> Bridged:
+        data = json.loads(text)
+        return Bridged(**data) if data.keys() == set(Bridged._fields) else NOT_BRIDGED
+
+    return ReplacedFile(folder / "failsafe.json", parse, NOT_BRIDGED, LONGEST_BRIDGED)
 
 
 # --- what nobody was woken for
@@ -145,13 +155,9 @@ def write_unannounced(folder: Path, newest: int) -> None:
     write_atomic(folder / "unannounced", str(newest), durable=False)
 
 
-def read_unannounced(folder: Path) -> int:
+def unannounced_reader(folder: Path) -> ReplacedFile[int]:
     """0 if it has not said any."""
-    try:
-        text = (folder / "unannounced").read_text()
-    except (OSError, ValueError):
-        return 0
-    return int(text) if text.isdecimal() else 0
+    return ReplacedFile(folder / "unannounced", lambda text: int(text) if text.isdigit() else 0, 0)
 
 
 # --- where others ask it
@@ -162,12 +168,9 @@ def write_address(folder: Path, address: str) -> None:
     write_atomic(folder / "address", address, durable=False)
 
 
-def read_address(folder: Path) -> str:
+def address_reader(folder: Path) -> ReplacedFile[str]:
     """``host:port`` as others are to use it; empty if it has no port, or has not taken one yet."""
-    try:
-        return (folder / "address").read_text()[:LONGEST_ADDRESS]
-    except (OSError, ValueError):
-        return ""
+    return ReplacedFile(folder / "address", lambda text: text.decode()[:LONGEST_ADDRESS], "")
 
 
 # --- that a life goes
@@ -255,39 +258,18 @@ def write_table(folder: Path, table: Table) -> None:
     write_atomic(table_file(folder), json.dumps(table._asdict() | {"jobs": jobs}), durable=False)
 
 
-class TableReader:
-    """The lease process's side. It holds on to the file that it has read: another one cannot have that one's number."""
+def table_reader(folder: Path, boot: str) -> ReplacedFile[Table | None]:
+    """The lease process's side. None if there is none, or it is from before the last boot. Its ``check`` raises
+    OSError, ValueError, KeyError, TypeError and AttributeError: then no agent of this version wrote it."""
 
-    def __init__(self, folder: Path, boot: str) -> None:
-        self._file, self._boot = table_file(folder), boot
-        self._fd = -1
-        self._table: Table | None = None
-
-    def read(self) -> Table | None:
-        """As it is now; None if there is none, or it is from before the last boot. Raises OSError, and ValueError,
-        KeyError, TypeError and AttributeError: then it is not an agent of this version that wrote it."""
-        try:
-            now = self._file.stat()
-        except FileNotFoundError:
-            self._forget()
+    def parse(text: bytes) -> Table | None:
+        data = json.loads(text)
+        if data["boot"] != boot:
             return None
-        if self._fd >= 0:
-            read = os.fstat(self._fd)
-            if (read.st_dev, read.st_ino) == (now.st_dev, now.st_ino):
-                return self._table
-        self._forget()
-        self._fd = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        data = _read_table(self._fd)
-        if data["boot"] == self._boot:
-            jobs = {uid: _row(**row) for uid, row in data.pop("jobs").items()}
-            self._table = Table(**data, jobs=jobs)
-        return self._table
+        jobs = {uid: _row(**row) for uid, row in data.pop("jobs").items()}
+        return Table(**data, jobs=jobs)
 
-    def _forget(self) -> None:
-        self._table = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    return ReplacedFile(table_file(folder), parse, None, MOST_BYTES)
 
 
 def write_promises(folder: Path, promises: Promises) -> None:
@@ -295,20 +277,16 @@ def write_promises(folder: Path, promises: Promises) -> None:
     write_atomic(promises_file(folder), json.dumps(promises._asdict()), durable=False)
 
 
-def read_promises(folder: Path, boot: str) -> Promises | None:
-    """None if none were written down since the boot: then there may be any."""
-    try:
-        fd = os.open(promises_file(folder), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        found = Promises(**_read_table(fd))
+def promises_reader(folder: Path, boot: str) -> ReplacedFile[Promises | None]:
+    """The agent's side, and the next lease process's. None if none were written down since the boot, or none that can
+    be read: then there may be any."""
+
+    def parse(text: bytes) -> Promises | None:
+        found = Promises(**json.loads(text))
         until = {uid: float(end) for uid, end in found.until.items()}
         return found._replace(began=float(found.began), until=until) if found.boot == boot else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    finally:
-        os.close(fd)
+
+    return ReplacedFile(promises_file(folder), parse, None, MOST_BYTES)
 
 
 def _row(token: list[Any], places: dict[str, dict[str, str]], **rest: Any) -> LoanRow:
@@ -316,13 +294,3 @@ def _row(token: list[Any], places: dict[str, dict[str, str]], **rest: Any) -> Lo
     return LoanRow(
         token=(int(number), str(name)), places={node: KeeperAddress(**p) for node, p in places.items()}, **rest
     )
-
-
-def _read_table(fd: int) -> dict[str, Any]:
-    if os.fstat(fd).st_size > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
-    parts = []
-    while part := os.read(fd, 1 << 16):
-        parts.append(part)
-    data: dict[str, Any] = json.loads(b"".join(parts))
-    return data

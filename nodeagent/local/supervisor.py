@@ -35,6 +35,8 @@ from nodeagent.trust.key import KeyFileError, make
 
 RESTART_DELAY = 0.1
 """Seconds; the unit's RestartSec."""
+REDIS_STARTS = 5
+"""Starts of Redis in a row that may fail before the cluster is given up."""
 HOPELESS = 78
 """The agent's exit code for errors that a restart cannot repair; the unit's RestartPreventExitStatus."""
 REQUEST_TIMEOUT = 5.0
@@ -130,9 +132,16 @@ class Supervisor:
         self._redis.spawn()  # not in a thread: Redis dies with the thread that started it
         if (pid := self._redis.pid) is not None:
             self._children.own(pid)
-        await asyncio.to_thread(self._redis.wait_ready)
+        try:
+            await asyncio.to_thread(self._redis.wait_ready)
+        except PrivateRedisError:
+            if pid is not None:
+                self._children.reaped(pid)
+            raise
 
     async def _keep_redis(self) -> None:
+        """As systemd would: one that dies is started again, also if it dies as it starts, but not for ever."""
+        failed = 0
         while True:
             if (pid := self._redis.pid) is not None:
                 await self._children.ended(pid)
@@ -140,7 +149,14 @@ class Supervisor:
                 self._children.reaped(pid)
                 announce("redis ended; starting it again")
             await asyncio.sleep(RESTART_DELAY)
-            await self._start_redis()
+            try:
+                await self._start_redis()
+                failed = 0
+            except PrivateRedisError as error:
+                failed += 1
+                if failed == REDIS_STARTS:
+                    raise
+                announce(f"redis did not start; starting it again: {error}")
 
     def _install(self, node: _Node) -> None:
         self._nodes[node.name] = node

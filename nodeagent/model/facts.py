@@ -90,6 +90,11 @@ class HostFacts(Record):
     """The first folder on the path to the agent's Python that other users cannot enter."""
     missing: tuple[str, ...] = ()
     """Python modules that the agent needs and this Python does not have."""
+    runtimes: tuple[str, ...] | None = None
+    """Programs found here that run containers; None: not looked for."""
+    podman_lacks: tuple[Literal["catatonit", "subuid", "cgroups"], ...] = ()
+    """What podman needs and has not: the program that passes signals on, ids for users' containers, one version of
+    cgroups."""
     unknown: tuple[str, ...] = ()
     """Checks that did not finish in time, and why."""
 

@@ -266,8 +266,10 @@ class JobRecord(Record):
 
     @property
     def sized(self) -> JobSpec:
-        """The spec with as many places of its roles as are wanted by now."""
-        return self.spec.of_sizes(self.control.sizes)
+        """The spec with as many places of its roles as are wanted by now; of a role that is being scaled out all or
+        none."""
+        growing = self.control.growing
+        return self.spec.of_sizes(self.control.sizes, growing.role if growing is not None else "")
 
     @property
     def sized_before(self) -> JobSpec:

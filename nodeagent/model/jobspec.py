@@ -6,16 +6,13 @@ Owns the meaning and the limits of each field. ``spec/`` parses what people writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from nodeagent.model.base import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 from nodeagent.model.constraints import MOST_TEXT, Constraints
 
 Need = Literal["ok", "any"]
@@ -63,6 +60,8 @@ class Submission:
     spec: JobSpec
     after: Mapping[str, Need] = field(default_factory=dict)
     array: str = ""
+    guess: bool = False
+    """The user says nothing of what to preload, and leaves it to be found."""
 
 
 EventName = Literal[
@@ -139,7 +138,7 @@ class Role(Record):
     nodes: Nodes
     """The number of nodes, with one place on each; with ``replicas``, the number of nodes over which its places may be
     spread."""
-    replicas: int | None = Field(default=None, ge=1, le=MOST_NODES)
+    replicas: Nodes | None = None
     """The number of places; several are on one node if its devices allow it."""
     env: dict[str, str] = {}
     """Overrides the job's own environment."""
@@ -167,9 +166,20 @@ class Role(Record):
     """The cores that a worker is bound to: all cores near its GPU, or a part of them that no other GPU has."""
 
     @property
+    def size(self) -> Nodes:
+        """The numbers of places: the fewest with which the role may start and go on, the most that it may be scaled to,
+        and what it wants."""
+        return self.replicas or self.nodes
+
+    @property
     def places(self) -> int:
         """The number of places that the role wants."""
-        return self.replicas or self.nodes.target
+        return self.size.target
+
+    @property
+    def least(self) -> int:
+        """The fewest places with which it may start and go on."""
+        return self.size.min
 
     @property
     def alone(self) -> tuple[tuple[int | None, Alone], ...]:
@@ -183,11 +193,15 @@ class Role(Record):
         ]
         return (*rules, (None, "worker" if self.restart == "alone" else "gang"))
 
-    def of_places(self, count: int) -> Role:
-        """It with so many places: of a job of several roles, where sizes are fixed."""
-        if self.replicas is not None:
-            return self.model_copy(update={"replicas": count, "nodes": Nodes(min=1, max=count, target=count)})
-        return self.model_copy(update={"nodes": Nodes(min=count, max=count, target=count)})
+    def of_places(self, count: int, whole: bool = False) -> Role:
+        """It with so many places, beside other roles. What was of a fixed size is so still; what was elastic may go on
+        with as few as before, unless it has to be ``whole``."""
+        fixed = self.size.min == self.size.max
+        low, high = (count, count) if fixed else (min(self.size.min, count), max(self.size.max, count))
+        size = Nodes(min=count if whole else low, max=high, target=count)
+        if self.replicas is None:
+            return self.model_copy(update={"nodes": size})
+        return self.model_copy(update={"replicas": size, "nodes": Nodes(min=1, max=high, target=count)})
 
 
 MOST_RESTARTS = 60
@@ -223,6 +237,16 @@ class Hang(Record):
     phases: float = Field(default=7200.0, gt=0)
     """Seconds allowed for a phase that a worker reports (evaluate, checkpoint, ...), unless it reports its own
     limit."""
+
+
+class Container(Record):
+    """What the workers of a job see as their file system."""
+
+    runtime: Literal["podman", "apptainer"] = "podman"
+    image: str = Field(min_length=1, max_length=4096)
+    """A name in the user's image store (podman), a file (Apptainer), or the absolute path of a folder (both)."""
+    binds: tuple[str, ...] = Field(default=(), max_length=64)
+    """``FROM:TO`` or ``FROM:TO:ro``: what of the node is seen there besides the job's own folders."""
 
 
 class Together(Record):
@@ -261,6 +285,10 @@ class JobSpec(Record):
     working_dir: str
     user: str
     checkpoint_dir: str | None = None
+    container: Container | None = None
+    """None: the workers see the node's own file system."""
+    modules: tuple[str, ...] = Field(default=(), max_length=32)
+    """Environment modules of the site, loaded in this order before anything of the job runs on a node."""
     limits: dict[str, int | Literal["infinity"]] = {}
     """rlimit name (``nofile``, ``memlock``, ``core``, ``stack``, ``nproc``) to soft = hard value."""
     priority: int = Field(default=0, ge=-1000, le=1000)
@@ -321,7 +349,8 @@ class JobSpec(Record):
 
     @property
     def elastic(self) -> bool:
-        """Returns whether the job can continue with fewer nodes than it has."""
+        """Returns whether the job can continue with fewer nodes than it has. Of several roles that depends on what is
+        on the node."""
         return not self.several and self.nodes.min < self.nodes.max
 
     def policies_of(self, roles: Collection[str]) -> tuple[tuple[Policy, ...], ...]:
@@ -347,13 +376,14 @@ class JobSpec(Record):
     @property
     def longest_grace(self) -> float:
         """Seconds after which a planned stop of the job is over."""
-        return self.graces()[0]
+        return max([self.grace if role.grace is None else role.grace for role in self.roles], default=self.grace)
 
-    def of_sizes(self, sizes: Mapping[str, int]) -> JobSpec:
-        """It with so many places of the roles that are named."""
+    def of_sizes(self, sizes: Mapping[str, int], whole: str = "") -> JobSpec:
+        """It with so many places of the roles that are named. ``whole``: a role that has all of them, or the job does
+        not start."""
         if not sizes:
             return self
-        roles = tuple(role.of_places(sizes.get(role.name, role.places)) for role in self.roles)
+        roles = tuple(role.of_places(sizes.get(role.name, role.places), role.name == whole) for role in self.roles)
         return self.model_copy(update={"roles": roles})
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ from nodeagent.model.jobspec import MOST_NODES
 
 DEFAULT_QUEUE = "default"
 """The queue of jobs that name none. It always exists, even if none is stored."""
+EVERYBODY = "*"
+"""Among the users of a queue: all of them, whatever its parent says. No user has this name."""
 MOST_QUEUES = 256
 MOST_DEVICES = 1_000_000
 MIN_RUNTIME = 60.0
@@ -56,8 +58,9 @@ class JobLimits(Record):
     """The most of its ``nodes.max``; of a job of several roles, of the nodes that its places need at least."""
     max_time_limit: float | None = Field(default=None, gt=0)
     """Seconds; the most of its ``time_limit``. A job without a time limit gets the default, else this."""
-    default_time_limit: float | None = Field(default=None, gt=0)
-    """Seconds; the ``time_limit`` of a job that states none. A queue that states no default has its parent's."""
+    default_time_limit: Annotated[float, Field(gt=0)] | Literal["never"] | None = None
+    """Seconds; the ``time_limit`` of a job that states none; ``never``: it has no time limit. None: as of its parent;
+    at the top ``never``."""
 
 
 class UserQuota(Amount):
@@ -90,8 +93,8 @@ class Queue(Record):
     limits: JobLimits = JobLimits()
     users: tuple[str, ...] = Field(default=(), max_length=1000)
     groups: tuple[str, ...] = Field(default=(), max_length=1000)
-    """Users who may submit: ``users``, and the members of these groups. If both are empty: the users of the parent
-    queue; at the top, all users."""
+    """Users who may submit: ``users`` (``EVERYBODY``: all of them), and the members of these groups. If both are empty:
+    the users of the parent queue; at the top, all users."""
     default: bool = False
     """Jobs of the users in ``users`` and ``groups`` go here if they name no queue. If several such queues fit: the
     first by name."""

@@ -30,7 +30,8 @@ class UsedTime(Record):
     lost_slot_ms: int = 0
     overhead_gpu_ms: int = 0
     """GPU time without steps that no fault was the cause of, another part of ``gpu_ms``: from a proposal to the
-    workers' first step (of a job's first generation, to its start), and from a planned end until nothing runs."""
+    workers' first step, or their start (of a job's first generation, to the time it was put together, if they report
+    no steps), and from a planned end until nothing runs."""
     overhead_slot_ms: int = 0
     waited_ms: int = 0
     """Time in the queue, or holding; not multiplied by devices."""
@@ -50,7 +51,7 @@ class Held(Record):
     stands: int = 0
     """When a fault stopped the job's progress; 0 if it runs."""
     started: int = 0
-    """When its workers ran again after the last generation but the first was formed."""
+    """When its workers ran, or made their first step, after the last generation of which that was reported."""
     idle: int = 0
     """Since when the job has had no active generation; 0 if it has one."""
 

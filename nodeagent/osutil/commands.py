@@ -101,12 +101,12 @@ class Checks:
             async with asyncio.timeout(check.bound):
                 await process.wait()
             await asyncio.wait((reading,), timeout=DIES)
-            if not reading.done():  # something that it left behind holds the pipe
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
         except TimeoutError:
             late = True
         finally:
+            if process.returncode is not None and not reading.done():  # what it left behind holds the pipe
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             reading.cancel()
             await end(process)
         lines = bytes(kept).decode(errors="replace").strip().splitlines()

@@ -16,8 +16,11 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
 
 MARK = "NODEAGENT_SHIM"
 """Environment variable that every process of a pod carries; its value is unique to one shim."""
@@ -309,6 +312,54 @@ def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class ReplacedFile(Generic[_T]):
+    """A reader of a small file that ``write_atomic`` replaces: each version of it is read and parsed once. It holds on
+    to the file that it has read, since another one cannot have that one's number while it is open."""
+
+    def __init__(self, path: Path, parse: Callable[[bytes], _T], none: _T, most: int = 1 << 16) -> None:
+        """``none``: where there is no file, or none that can be read; ``most``: bytes that it may have."""
+        self._path, self._parse, self._none, self._most = str(path), parse, none, most
+        self._found, self._fd, self._of = none, -1, (0, 0)
+
+    def check(self) -> _T:
+        """As it is now. Raises OSError, ValueError for one that is too long, and what ``parse`` raises: once for each
+        version that cannot be read."""
+        try:
+            now = os.stat(self._path)  # noqa: PTH116 (called many times a minute: pathlib takes longer than the call)
+        except FileNotFoundError:
+            self.close()
+            return self._none
+        if self._fd < 0 or (now.st_dev, now.st_ino) != self._of:
+            self.close()
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            held = os.fstat(self._fd)
+            self._of = held.st_dev, held.st_ino
+            if held.st_size > self._most:
+                raise ValueError(f"it has more than {self._most} bytes")
+            self._found = self._parse(os.pread(self._fd, held.st_size, 0))
+        return self._found
+
+    def read(self) -> _T:
+        """The same; ``none`` instead of an error."""
+        try:
+            return self.check()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return self._none
+
+    def once(self) -> _T:
+        """As ``read``, and nothing is kept for another time."""
+        try:
+            return self.read()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._found = self._none
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class _Lossy(io.FileIO):

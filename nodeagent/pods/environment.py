@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Role
+from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import Gpu, NodeRecord
 from nodeagent.model.world import Head, Member, Place
 from nodeagent.shim.checks import DEFAULTS
@@ -26,6 +26,10 @@ PSERVER = "pserver"
 TRAINER = "trainer"
 """Beside parameter servers: the role whose workers are Paddle's trainers. A job without it: the role that completes it,
 else the first that is no parameter server."""
+
+
+SCHEDULER = "scheduler"
+"""The role whose worker is MindSpore's scheduler."""
 
 
 def worker_environments(
@@ -42,11 +46,15 @@ def worker_environments(
         worlds = _worlds(job, head, addresses)
         gang = _of_gang(worlds)
         served = _of_trainers(job, worlds)
+        scheduled = _of_scheduled(job, worlds)
         out: list[dict[str, str]] = []
         for place in member.places:
             world = worlds[place.role]
             out += [
-                env | gang | _of_place(worlds, place, local) | (served if place.role == PSERVER else {})
+                env
+                | gang
+                | _of_place(worlds, place, local)
+                | (served if place.role == PSERVER else scheduled if place.role == SCHEDULER else {})
                 for local, env in enumerate(_of_world(job, head, world, world.members[place.index], node, faulty))
             ]
         return tuple(out)
@@ -87,6 +95,11 @@ class _World:
     def size(self) -> int:
         return sum(member.workers for member in self.members)
 
+    @property
+    def hosts(self) -> str:
+        """Of the members, in their order, as Paddle's lists them."""
+        return ",".join(split_address(self.endpoints[member.first_rank])[0] for member in self.members)
+
 
 def _placed(head: Head) -> list[tuple[Place, Member, tuple[int, ...]]]:
     """Every place with its member and its ports, by role and index."""
@@ -124,7 +137,7 @@ def _of_world(
 ) -> list[dict[str, str]]:
     """One environment for each of the member's workers."""
     own = job.spec.env | world.role.env
-    common = _defaults(member, node) | own | _common(job, head, world, member, node, faulty)
+    common = _defaults(job.spec, member, node) | own | _common(job, head, world, member, node, faulty)
     ranks = [common | _of_rank(member, local, world.endpoints) for local in range(member.workers)]
     if world.role.virtual_local_rank:
         ranks = [env | _own_device(member, node, local) for local, env in enumerate(ranks)]
@@ -138,8 +151,22 @@ def _of_gang(worlds: Mapping[str, _World]) -> dict[str, str]:
         firsts = [world.endpoints[member.first_rank] for member in world.members]
         env[f"NODEAGENT_HOSTS_{name.upper().replace('-', '_')}"] = ",".join(firsts)
     if PSERVER in worlds:
-        env["PADDLE_PSERVERS_IP_PORT_LIST"] = ",".join(worlds[PSERVER].endpoints)
+        servers = worlds[PSERVER]
+        env |= {
+            "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers.endpoints),
+            "PADDLE_GLOO_HTTP_ENDPOINT": servers.address,  # the first server serves there what trainers meet at
+        }
+    if SCHEDULER in worlds:
+        host, port = split_address(worlds[SCHEDULER].endpoints[0])
+        env |= {"MS_SCHED_HOST": host, "MS_SCHED_PORT": str(port)}
     return env
+
+
+def _of_scheduled(job: JobRecord, worlds: Mapping[str, _World]) -> dict[str, str]:
+    """What MindSpore's scheduler sees of the workers that it waits for: it is none of them."""
+    names = [name for name in worlds if name != SCHEDULER]
+    workers = worlds[job.spec.completes if job.spec.completes in names else names[0]]
+    return {"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": str(workers.size), "RANK_SIZE": str(workers.size)}
 
 
 def _of_trainers(job: JobRecord, worlds: Mapping[str, _World]) -> dict[str, str]:
@@ -149,6 +176,8 @@ def _of_trainers(job: JobRecord, worlds: Mapping[str, _World]) -> dict[str, str]
     return {
         "PADDLE_TRAINERS_NUM": str(trainers.size),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers.endpoints),
+        "DISTRIBUTED_TRAINER_ENDPOINTS": ",".join(trainers.endpoints),
+        "PADDLE_TRAINERS": trainers.hosts,
         "PADDLE_GLOBAL_SIZE": str(trainers.size),
         "PADDLE_NNODES": str(len(trainers.members)),
     }
@@ -166,8 +195,9 @@ def _of_place(worlds: Mapping[str, _World], place: Place, local: int) -> dict[st
         "NODEAGENT_PORT": str(port),
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": place.role, "index": rank}}),
     }
-    if place.role == PSERVER:
-        env |= {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)}
+    if PSERVER in worlds:  # its fleet asks trainers for their port, too
+        role = "PSERVER" if place.role == PSERVER else "TRAINER"
+        env |= {"TRAINING_ROLE": role, "PADDLE_ROLE": role, "PADDLE_PORT": str(port)}
     return env
 
 
@@ -184,7 +214,7 @@ def joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
+def _defaults(spec: JobSpec, member: Member, node: NodeRecord) -> dict[str, str]:
     """What gives way to the job's own values."""
     env = {
         "RES_OPTIONS": "timeout:1 attempts:1",  # a silent resolver costs TCPStore 1 s instead of 10 s
@@ -199,8 +229,22 @@ def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
         env["GLOO_SOCKET_IFNAME"] = node.facts.gloo_interface
     if not _gpus(member):
         env["PADDLE_DISTRI_BACKEND"] = "gloo"  # as Paddle's launcher: without it a CPU build finds no backend
+    if not spec.several:
+        env |= _elastic(spec)
+    elif any(role.name == PSERVER for role in spec.roles):  # as Paddle's launcher, so that trainers wait for each other
+        env |= {"PADDLE_WITH_GLOO": "1", "PADDLE_GLOO_RENDEZVOUS": "3"}
     assert set(env) <= DEFAULTS
     return env
+
+
+def _elastic(spec: JobSpec) -> dict[str, str]:
+    """What Paddle's elastic launcher needs in its environment, and its workers inherit."""
+    least, most = spec.nodes.min, spec.nodes.max
+    return {
+        "PADDLE_ELASTIC_JOB_ID": spec.name,
+        "PADDLE_ELASTIC_NP": str(least) if least == most else f"{least}:{most}",
+        "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL": "1" if least == most else "2",  # Paddle's own spelling
+    }
 
 
 def _common(job: JobRecord, head: Head, world: _World, member: Member, node: NodeRecord, faulty: str) -> dict[str, str]:
@@ -225,6 +269,7 @@ def _common(job: JobRecord, head: Head, world: _World, member: Member, node: Nod
         "PADDLE_GLOBAL_SIZE": size,
         "PADDLE_LOCAL_SIZE": str(member.workers),
         "PADDLE_NNODES": str(len(world.members)),
+        "PADDLE_TRAINERS": world.hosts,
         "PADDLE_PSERVERS_IP_PORT_LIST": "",
         "TRAINING_ROLE": "TRAINER",
         "POD_IP": node.facts.address,
@@ -284,7 +329,9 @@ def _of_rank(member: Member, local: int, endpoints: list[str]) -> dict[str, str]
         "PADDLE_RANK_IN_NODE": str(local),
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "DISTRIBUTED_TRAINER_ENDPOINTS": ",".join(endpoints),
         "RANK_ID": str(rank),
+        "MS_NODE_ID": str(rank),
         "DEVICE_ID": str(local * each),
         "TF_CONFIG": json.dumps(task),
     }

@@ -188,6 +188,8 @@ def pod_file(
         "own_user": own_user,
         "env": spec.env,
         "env_file": spec.env_file,
+        "container": spec.container.model_dump() if spec.container is not None else None,
+        "modules": spec.modules,
         "limits": spec.limits,
         "preload": spec.preload,
         "guessed": spec.guessed,

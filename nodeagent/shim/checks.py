@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import write_atomic
+from nodeagent.shim.container import RuntimeMissingError, find_runtime
 from nodeagent.shim.processes import RLIMITS, limit_value
+from nodeagent.shim.sitemodules import ModulesError, loaded
 
 MARKER = ".nodeagent-folder"
 """The file in checkpoint_dir that holds the folder's random id: nodes that read the same one share the folder."""
@@ -42,22 +44,44 @@ class UnfitError(Exception):
 
 
 def check(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """What the shim needs to know of the job's folders: ``env_file`` (its content), ``standby`` (whether the command
-    is one it can stand in for), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder`` tells. Raises
-    UnfitError for the first thing that is wrong."""
+    """What the shim needs to know of the job's folders: ``base`` (the environment before the job's own, with the site's
+    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``standby`` (whether the
+    command is one it can stand in for), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder`` tells.
+    Raises UnfitError for the first thing that is wrong."""
     cwd, command = pod["working_dir"], pod["command"]
     _check_room(Path(pod["state"]))
     _check_folder(cwd)
-    env = base_environment(os.getuid(), pod["environ"], pod["own_user"]) | pod["env"]
+    base = base_environment(os.getuid(), pod["environ"], pod["own_user"])
+    if pod["modules"]:
+        base = _load(pod["modules"], base)
     from_file = _read_file(str(Path(cwd, pod["env_file"]))) if pod["env_file"] else {}
-    path = (env | from_file | pod["env"])["PATH"]
-    for words in (command, *(role["command"] for role in pod["roles"].values())):
-        resolve(words[0], cwd, path)
+    env = base | from_file | pod["env"]
+    container = None
+    if pod["container"] is not None:
+        container = _runtime(pod["container"], env, cwd)
+    else:
+        for words in (command, *(role["command"] for role in pod["roles"].values())):
+            resolve(words[0], cwd, env["PATH"])
     folder = see_folder(pod)
     check_limits(pod["limits"])
     program = python_program(command, cwd) if pod["standby"] else None
     path0 = "" if program is None else cwd if program == "-m" else str(Path(cwd, program).resolve().parent)
-    return {"env_file": from_file, "standby": program is not None, "path0": path0} | folder
+    found = {"base": base, "env_file": from_file, "container": container}
+    return found | {"standby": program is not None, "path0": path0} | folder
+
+
+def _load(names: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return loaded(names, base)
+    except ModulesError as error:
+        raise UnfitError(str(error)) from None
+
+
+def _runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> dict[str, str]:
+    try:
+        return find_runtime(container, env, cwd)
+    except RuntimeMissingError as error:
+        raise UnfitError(f"container: {error}", 127) from None
 
 
 def see_folder(pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,6 +246,11 @@ DEFAULTS = frozenset(
         "NCCL_SOCKET_IFNAME",
         "GLOO_SOCKET_IFNAME",
         "PADDLE_DISTRI_BACKEND",
+        "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL",
+        "PADDLE_ELASTIC_JOB_ID",
+        "PADDLE_ELASTIC_NP",
+        "PADDLE_GLOO_RENDEZVOUS",
+        "PADDLE_WITH_GLOO",
         "PYTHONUNBUFFERED",
     }
 )

@@ -23,6 +23,7 @@ from typing import Any
 from nodeagent.model.backoff import backoff
 from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_atomic
 from nodeagent.shim.again import PlaceRestarts, is_reaped
+from nodeagent.shim.container import Containers
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.hook import Hook, Program, Supervision
@@ -95,6 +96,8 @@ class Parts(Supervision):
     """What every generation of one pod shares."""
 
     standby: Standby
+    containers: Containers | None
+    """None: the workers see the node's own file system."""
     pod: Mapping[str, Any]
     state: Path
     logs: Path
@@ -253,7 +256,7 @@ class RunningGang:
                     if w.leave is not None:
                         w.leave(min(grace, sooner.get(_role(w.place), grace)))
                     else:
-                        self.parts.guard.signal(w.pid, signal.SIGTERM, alone=saves_itself(w.pid))
+                        self._terminate(w, alone=saves_itself(self.process(w)))
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
                 self._kill_at, self._grace = at, grace
@@ -278,11 +281,15 @@ class RunningGang:
 
     def speaker(self, pid: int) -> Worker | None:
         """The living worker whose session this process is in."""
-        try:
-            session = os.getsid(pid) if pid else 0
-        except OSError:  # it has ended
-            return None
-        return next((w for w in self.workers if w.pid == session and not w.ended), None)
+        session = _session(pid)
+        lives = [w for w in self.workers if w.pid and not w.ended]
+        if self.parts.containers is None:
+            return next((w for w in lives if w.pid == session), None)
+        return next((w for w in lives if session and _session(self.process(w)) == session), None)
+
+    def process(self, w: Worker) -> int:
+        """Of a worker that has been started: the process of its own command, in its container if it has one."""
+        return w.pid if self.parts.containers is None else self.parts.containers.process(w.pid, w.local_rank)
 
     @property
     def written(self) -> str:
@@ -346,7 +353,20 @@ class RunningGang:
         before SIGKILL."""
         for w in self.living():
             if w.leave is None and (not role or _role(w.place) == role):
-                self.parts.guard.signal(w.pid, signal.SIGTERM)
+                self._terminate(w, alone=False)
+
+    def _terminate(self, w: Worker, *, alone: bool) -> None:
+        """SIGTERM for it, or for its group. Never for a runtime whose container runs: podman without root ends at once,
+        with 0, and what it leaves behind would be killed as an orphan."""
+        inside = self.process(w)
+        if inside == w.pid:
+            self.parts.guard.signal(w.pid, signal.SIGTERM, alone=alone)
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if alone:
+                os.kill(inside, signal.SIGTERM)
+            else:
+                os.killpg(os.getpgid(inside), signal.SIGTERM)
 
     def _write_early(self) -> None:
         """Workers that take all of the grace, stuck in a collective perhaps, leave no time for it after their end."""
@@ -419,8 +439,11 @@ class RunningGang:
         pod, cwd = self.parts.pod, self.parts.pod["working_dir"]
         command = pod["roles"][_role(w.place)]["command"] if w.place else pod["command"]
         out, err = w.captures
-        limits = own_limits(self.parts.pod["limits"])
-        if self.parts.standby.takes(command, env):
+        limits: Sequence[tuple[int, int]] = own_limits(self.parts.pod["limits"])
+        if self.parts.containers is not None:
+            command, env = self.parts.containers.start(command, env, w.local_rank)
+            limits = self.parts.containers.limits(limits)
+        elif self.parts.standby.takes(command, env):
             w.by_standby = True
             self.parts.standby.fork(
                 command,
@@ -505,6 +528,8 @@ class RunningGang:
         self.parts.children.forget(w.pid)
         for capture in w.captures:
             capture.drain()
+        if self.parts.containers is not None:
+            status = self.parts.containers.status(status)
         self._is_missed(w, status)
         record = exit_record(
             w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell,
@@ -636,6 +661,14 @@ class RunningGang:
         if problem:
             note(self.parts.file(self.parts.logs / "pod.log"), problem)
         self.settle()
+
+
+def _session(pid: int) -> int:
+    """0 if there is no such process."""
+    try:
+        return os.getsid(pid) if pid else 0
+    except OSError:  # it has ended
+        return 0
 
 
 def _role(place: str) -> str:

@@ -224,8 +224,9 @@ class Shim:
             write_atomic(path, command["roles_file"], durable=False)
             environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
         parts = Parts(
-            self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
-            self._gang_changed, self.link.launched, self._file, self._write_out, self._unready,
+            self.loop, self.guard, self.children, self.preparation.standby,
+            self.preparation.containers() if fit else None, self.pod, self.state, self.logs, self._gang_changed,
+            self.link.launched, self._file, self._write_out, self._unready,
         )  # fmt: skip
         if self.readiness is not None:
             self.readiness.close()

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import MARK, power_mark
-from nodeagent.shim.checks import base_environment, check, compose, see_folder, verdict
+from nodeagent.shim.checks import check, compose, see_folder, verdict
+from nodeagent.shim.container import Containers
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import ShimChildren, reap, start_function
@@ -189,9 +190,15 @@ class Preparation:
         """A worker's, from what the agent ordered; the standby's from nothing. Only once fit."""
         pod = self._pod
         assert self.checked is not None
-        base = base_environment(os.getuid(), pod["environ"], pod["own_user"])
-        env = compose(base, self.checked["env_file"], pod["env"], ours or pod["env"])
+        env = compose(self.checked["base"], self.checked["env_file"], pod["env"], ours or pod["env"])
         return env | power_mark() | {MARK: pod["mark"], "NODEAGENT_SOCKET": str(self._socket)}
+
+    def containers(self) -> Containers | None:
+        """How its workers are started in containers; None if they are not. Only once fit."""
+        if self._pod["container"] is None:
+            return None
+        assert self.checked is not None
+        return Containers(self._pod, self._socket.parent, self.checked["container"], self.checked["base"])
 
 
 def answer(look: Look, pod: dict[str, Any]) -> None:

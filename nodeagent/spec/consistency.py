@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.model.jobspec import FAULTS, LASTING, JobSpec, Nodes
+from nodeagent.model.jobspec import FAULTS, LASTING, JobSpec, Nodes, Role
 from nodeagent.spec import jobvalues
 from nodeagent.spec.errors import CheckError, Path, did_you_mean
 
@@ -35,7 +35,47 @@ def written_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
             yield from _size(("roles", name), role, len(roles) > 1)
     after = {str(n): role.get("after") if isinstance(role, dict) else None for n, role in roles.items()}
     yield from _order({n: [a] if isinstance(a, str) else a if isinstance(a, list) else [] for n, a in after.items()})
-    yield from _completes(list(roles), tree.get("completes"))
+    added = [SCHEDULER] if tree.get("scheduler") is not None else []
+    yield from _completes([*map(str, roles), *added], tree.get("completes"))
+
+
+SCHEDULER = "scheduler"
+"""The role that the key of this name adds (``pods/environment.py`` knows what its worker sees)."""
+
+
+def scheduler_of(workers: Role) -> Role:
+    """MindSpore's scheduler for these workers: their command, on no device, once."""
+    return Role(
+        name=SCHEDULER,
+        command=workers.command,
+        nodes=Nodes(min=1, max=1, target=1),
+        replicas=1,
+        env=workers.env,
+        workers_per_node=1,
+        gpus_per_worker=0,
+        placement=workers.placement,
+    )
+
+
+def scheduler_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Of a job file whose scheduler is to be added."""
+    if tree.get("scheduler") is None:
+        return
+    roles = tree.get("roles")
+    if isinstance(roles, dict) and SCHEDULER in roles:
+        yield Mistake((SCHEDULER,), "there is a role of this name already", "remove one of them")
+    if isinstance(roles, dict) and len(roles) > 1:
+        return  # their sizes are looked at as those of all roles beside others
+    path: Path = ()
+    one: Mapping[str, Any] = tree
+    if isinstance(roles, dict):
+        name, role = next(iter(roles.items()), ("", {}))
+        path, one = ("roles", name), role if isinstance(role, dict) else {}
+    try:
+        size = jobvalues.nodes(one["nodes"]) if one.get("nodes") is not None else None
+    except CheckError:  # reported where values are checked
+        size = None
+    yield from _beside_others(path, size, one.get("uneven") is True)
 
 
 def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
@@ -46,7 +86,7 @@ def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
     if not spec.several and spec.role.restart == "alone":
         yield Mistake(("roles", spec.role.name, "restart"), "restart: alone is for jobs of several roles", "remove it")
     for role in spec.roles if spec.several else ():
-        yield from _beside_others(("roles", role.name), role.nodes if role.replicas is None else None, role.uneven)
+        yield from _beside_others(("roles", role.name), role.nodes, role.uneven)
         if role.ready is not None and role.ready.port == bool(role.ready.command):
             yield Mistake(("roles", role.name, "ready"), "give either port or command", "write {port: true}")
     yield from _order({role.name: list(role.after) for role in spec.roles})
@@ -73,9 +113,9 @@ def _size(path: Path, role: Mapping[str, Any], several: bool) -> Iterator[Mistak
 
 
 def _beside_others(path: Path, nodes: Nodes | None, uneven: bool) -> Iterator[Mistake]:
-    if nodes is not None and nodes.min < nodes.max:
-        what = f"{nodes.min}:{nodes.max} is elastic, which a role beside others cannot be yet"
-        yield Mistake((*path, "nodes"), what, f"write a number, such as {nodes.target}")
+    if nodes is not None and nodes.auto:
+        what = "auto borrows idle nodes, which a role beside others cannot"
+        yield Mistake((*path, "nodes"), what, "write how many places it has at least and at most, such as 2:8")
     if uneven:
         yield Mistake((*path, "uneven"), "a role beside others cannot be uneven yet", "remove it")
 

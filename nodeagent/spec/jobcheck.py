@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodeagent.model.jobspec import JobSpec, Role
-from nodeagent.spec import jobvalues, units
+from nodeagent.spec import containerfile, jobvalues, units
 from nodeagent.spec.check import dotted
 from nodeagent.spec.consistency import policy_mistakes, spec_mistakes
+from nodeagent.spec.containerfile import container_mistakes
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.placementfile import placement_mistakes
 
@@ -27,7 +28,9 @@ def check_spec(spec: JobSpec) -> list[str]:
             check(value)
         except CheckError as error:
             out += [f"{where}: {e}" for e in (error, *error.also)]
-    mistakes = (*spec_mistakes(spec), *policy_mistakes(spec), *placement_mistakes(spec))
+    mistakes = (
+        *spec_mistakes(spec), *policy_mistakes(spec), *placement_mistakes(spec), *container_mistakes(spec),
+    )  # fmt: skip
     out += [f"{dotted(m.path)}: {m.what}, {m.right}" for m in mistakes]
     size = len(spec.to_json())
     if size > MAX_BYTES:
@@ -79,6 +82,9 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
     yield "user", lambda name: jobvalues.allowed_user(name, spec.submitter), spec.user
     if spec.queue:
         yield "queue", jobvalues.job_name, spec.queue
+    if spec.container is not None:
+        yield "container", containerfile.container, spec.container.model_dump()
+    yield "modules", containerfile.site_modules, spec.modules
     for name, limit in spec.limits.items():
         yield f"limits.{name}", jobvalues.limit_name, name
         yield f"limits.{name}", jobvalues.limit_value, limit

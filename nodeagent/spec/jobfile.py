@@ -29,6 +29,7 @@ from nodeagent.model.jobspec import (
     MOST_RESTARTS,
     MOST_TIMEOUT,
     ActionName,
+    Container,
     EventName,
     Hang,
     Hooks,
@@ -43,9 +44,16 @@ from nodeagent.model.jobspec import (
     Submission,
     Submitter,
 )
-from nodeagent.spec import jobvalues, units
+from nodeagent.spec import containerfile, jobvalues, units
 from nodeagent.spec.check import dotted, validate
-from nodeagent.spec.consistency import Mistake, written_mistakes, written_policy_mistakes
+from nodeagent.spec.consistency import (
+    Mistake,
+    scheduler_mistakes,
+    scheduler_of,
+    written_mistakes,
+    written_policy_mistakes,
+)
+from nodeagent.spec.containerfile import written_container_mistakes
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.spec.jobvalues import indices, member_name
@@ -61,6 +69,23 @@ _Command = Annotated[
     BeforeValidator(jobvalues.command),
     WithJsonSchema(
         {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "string", "minLength": 1}]}
+    ),
+]
+_Replicas = Annotated[
+    Nodes,
+    BeforeValidator(jobvalues.replicas),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _NODE_COUNT,
+                {"type": "string", "pattern": r"^\s*\d+\s*:\s*\d+\s*$"},
+                {
+                    "type": "object",
+                    "properties": {"min": _NODE_COUNT, "max": _NODE_COUNT, "target": _NODE_COUNT},
+                    "additionalProperties": False,
+                },
+            ]
+        }
     ),
 ]
 _Nodes = Annotated[
@@ -162,13 +187,10 @@ class RoleFile(_RoleKeys):
     command: _Command = Field(examples=["[python, train.py]"])
     """What each worker runs: a list of words, or one line that is split as a shell would (no shell runs it)."""
     nodes: _Nodes | None = Field(default=None, examples=["4", "2:8"])
-    """How many nodes, each with one place: a number; of a role alone also MIN:MAX (elastic), or {min, max, target}."""
-    replicas: Annotated[
-        int | None,
-        BeforeValidator(jobvalues.replicas),
-        WithJsonSchema({"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_NODES}),
-    ] = None
-    """Instead of nodes: how many places, several of them on one node where its devices allow it."""
+    """How many nodes, each with one place: a number, MIN:MAX (elastic: it starts and goes on with MIN), or {min, max,
+    target}."""
+    replicas: _Replicas | None = Field(default=None, examples=["2", "1:4"])
+    """Instead of nodes: how many places, in the same form; several of them on one node where its devices allow it."""
     env: dict[
         Annotated[str, AfterValidator(jobvalues.env_name)], Annotated[str, AfterValidator(jobvalues.env_value)]
     ] = {}
@@ -264,6 +286,9 @@ class JobFile(_RoleKeys):
     with min 1."""
     roles: dict[Annotated[str, AfterValidator(jobvalues.role_name)], RoleFile] | None = None
     """Instead of command and nodes: roles by name. Several are one gang: all of their places start, or none."""
+    scheduler: Literal["mindspore"] | None = None
+    """mindspore: its scheduler is added as a role of this name, with the workers' command; the job's sizes are fixed
+    then, as those of all jobs of several roles."""
     completes: str | None = Field(default=None, examples=["trainer"])
     """The job has ended well when all workers of this role have; the others are then stopped with grace. Default: when
     all roles have."""
@@ -279,6 +304,17 @@ class JobFile(_RoleKeys):
     """Whom the workers run as. Default: who submits; only root may name somebody else."""
     checkpoint_dir: _Folder | None = None
     """The shared folder of the job's checkpoints; a node on which it is missing takes no part."""
+    container: Annotated[
+        Container | None, BeforeValidator(containerfile.container), WithJsonSchema(containerfile.SCHEMA)
+    ] = Field(default=None, examples=["/shared/images/torch.sif"])
+    """The workers run in a container, which the job's user starts: an image that each node has, or {image, runtime,
+    binds}. Default: no container."""
+    modules: Annotated[
+        tuple[str, ...],
+        BeforeValidator(containerfile.site_modules),
+        WithJsonSchema({"type": "array", "items": {"type": "string"}, "maxItems": containerfile.MOST_MODULES}),
+    ] = ()
+    """Environment modules of the site that are loaded on each node, in this order: [gcc/13, cuda/12.4]."""
     limits: dict[
         Annotated[str, AfterValidator(jobvalues.limit_name)],
         Annotated[
@@ -299,7 +335,8 @@ class JobFile(_RoleKeys):
         BeforeValidator(jobvalues.modules),
         WithJsonSchema({"type": "array", "items": {"type": "string"}}),
     ] = ()
-    """Python modules imported ahead of time, so that a restart costs no import."""
+    """Python modules imported ahead of time, so that a restart costs no import; [] for none. Default: what the script
+    imports of the packages that take long, found by reading it."""
     standby: Annotated[
         bool, BeforeValidator(jobvalues.on_off), WithJsonSchema({"enum": [True, False, "on", "off"]})
     ] = True
@@ -386,7 +423,8 @@ def read_job(document: Document, submitter: Submitter, now: float) -> Submission
     spec = _complete(written, submitter)
     if wrong := check_spec(spec):  # of what the submitter brings along: the file itself has been checked
         raise SpecError(document.problem((), sentence) for sentence in wrong)
-    return Submission(spec, written.after, written.array or "")
+    guess = "preload" not in written.model_fields_set and written.standby
+    return Submission(spec, written.after, written.array or "", guess)
 
 
 def _layout(document: Document) -> list[Problem]:
@@ -394,7 +432,9 @@ def _layout(document: Document) -> list[Problem]:
     tree = document.value
     if not isinstance(tree, dict):
         return []
-    out = [document.problem(m.path, _named(m), m.right) for m in written_policy_mistakes(tree)]
+    mistakes = (*written_policy_mistakes(tree), *written_container_mistakes(tree))
+    out = [document.problem(m.path, _named(m), m.right) for m in mistakes]
+    out += [document.problem(m.path, m.what, m.right) for m in scheduler_mistakes(tree)]
     if tree.get("roles") is None:
         missing = [k for k in ("command", "nodes") if tree.get(k) is None and document.raw.get((k,)) != ""]
         examples = {"command": "command: [python, train.py]", "nodes": "nodes: 1 (fixed) or nodes: 2:8 (elastic)"}
@@ -416,11 +456,16 @@ def _named(mistake: Mistake) -> str:
 
 def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
     working_dir = jobvalues.resolve(written.working_dir or ".", submitter.cwd)
-    roles: Mapping[str, RoleFile | JobFile] = written.roles or {DEFAULT_ROLE: written}
+    written_roles: Mapping[str, RoleFile | JobFile] = written.roles or {DEFAULT_ROLE: written}
+    roles = tuple(_role(name, role, written.placement) for name, role in written_roles.items())
+    completes = written.completes or ""
+    if written.scheduler is not None:
+        completes = completes or roles[0].name
+        roles = (*roles, scheduler_of(next((one for one in roles if one.name == completes), roles[0])))
     return JobSpec(
         name=written.name,
-        roles=tuple(_role(name, role, written.placement) for name, role in roles.items()),
-        completes=written.completes or "",
+        roles=roles,
+        completes=completes,
         env=written.env,
         env_file=None if written.env_file is None else jobvalues.resolve(written.env_file, working_dir),
         working_dir=working_dir,
@@ -428,13 +473,15 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         checkpoint_dir=(
             None if written.checkpoint_dir is None else jobvalues.resolve(written.checkpoint_dir, working_dir)
         ),
+        container=containerfile.resolved(written.container, working_dir),
+        modules=written.modules,
         limits=written.limits,
         priority=written.priority,
         spot=written.spot == "allow",
         queue=written.queue or "",
         placement=together(written.placement),
         preload=written.preload,
-        standby=written.standby,
+        standby=written.standby and written.container is None,
         grace=written.grace,
         restarts=RestartLimits(
             max=written.restarts.max,
@@ -460,7 +507,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
 
 def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Role:
     replicas = role.replicas if isinstance(role, RoleFile) else None
-    nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas, target=replicas)
+    nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas.max, target=replicas.target)
     assert role.command is not None and nodes is not None  # _layout has told otherwise
     return Role(
         name=name,

@@ -40,9 +40,12 @@ RESERVED = {
     "PADDLE_CURRENT_ENDPOINT": _WORKER, "PADDLE_TRAINER_ENDPOINTS": _WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": _WORKER,
     "TRAINING_ROLE": _WORKER, "POD_IP": _WORKER, "RANK_ID": _WORKER, "RANK_SIZE": _WORKER, "DEVICE_ID": _WORKER,
     "MS_ROLE": _WORKER, "MS_WORKER_NUM": _WORKER, "MS_SCHED_HOST": _WORKER, "MS_SCHED_PORT": _WORKER,
+    "MS_NODE_ID": _WORKER,
     "PADDLE_MASTER": _WORKER, "PADDLE_GLOBAL_SIZE": _WORKER, "PADDLE_GLOBAL_RANK": _WORKER,
     "PADDLE_LOCAL_SIZE": _WORKER, "PADDLE_LOCAL_RANK": _WORKER, "PADDLE_RANK_IN_NODE": _WORKER,
-    "PADDLE_NNODES": _WORKER, "TF_CONFIG": _WORKER, "JAX_COORDINATOR_ADDRESS": _WORKER,
+    "PADDLE_NNODES": _WORKER, "PADDLE_PORT": _WORKER, "PADDLE_ROLE": _WORKER, "PADDLE_TRAINERS": _WORKER,
+    "PADDLE_GLOO_HTTP_ENDPOINT": _WORKER, "DISTRIBUTED_TRAINER_ENDPOINTS": _WORKER,
+    "TF_CONFIG": _WORKER, "JAX_COORDINATOR_ADDRESS": _WORKER,
     "CUDA_VISIBLE_DEVICES": _GPUS, "FLAGS_selected_gpus": _GPUS, "JAX_LOCAL_DEVICE_IDS": _GPUS,
 }  # fmt: skip
 """Variables that a job may not set, and why. NODEAGENT_* are reserved too."""
@@ -101,9 +104,8 @@ def command(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def nodes(value: object) -> Nodes:
+def nodes(value: object, *, example: str = "4, 2:8, auto or {min: 2, max: 8, target: 4}") -> Nodes:
     """``4``, ``2:8``, ``{min: 2, max: 8, target: 4}``, ``{min: 2, max: 8, target: auto}`` or ``auto``."""
-    example = "4, 2:8, auto or {min: 2, max: 8, target: 4}"
     auto = value == AUTO or (isinstance(value, dict) and value.get("target") == AUTO)
     if isinstance(value, Nodes):
         low, high, target, auto = value.min, value.max, value.target, value.auto
@@ -153,8 +155,13 @@ def role_names(value: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def replicas(value: object) -> int:
-    return units.whole(value, 1, MAX_NODES, "how many places, such as 2")
+def replicas(value: object) -> Nodes:
+    """``2``, ``1:4`` or ``{min: 1, max: 4, target: 2}`` places."""
+    example = "2, 1:4 or {min: 1, max: 4, target: 2}"
+    written = value == AUTO or (isinstance(value, dict) and value.get("target") == AUTO)
+    if written or (isinstance(value, Nodes) and value.auto):
+        raise CheckError("auto borrows idle nodes, which a role beside others cannot", f"write {example}")
+    return nodes(value, example=example)
 
 
 def workers_per_node(value: object) -> int | Literal["gpu"]:
@@ -302,6 +309,11 @@ def bounded(low: float, high: float, *, above: bool = False) -> Callable[[object
 def hold_timeout(value: object) -> float | None:
     """A duration above zero; ``never`` (and nothing) is None."""
     return None if value in ("never", None) else bounded(0, math.inf, above=True)(value)
+
+
+def usual_time_limit(value: object) -> float | Literal["never"] | None:
+    """A duration above zero, or ``never``; nothing is None."""
+    return "never" if value == "never" else hold_timeout(value)
 
 
 def min_runtime(value: object) -> float | None:

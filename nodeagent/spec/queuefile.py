@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -39,6 +39,7 @@ def _names(value: object) -> object:
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=1000)]
 _Runtime = Annotated[float | None, BeforeValidator(jobvalues.min_runtime)]
 _Limit = Annotated[float | None, BeforeValidator(jobvalues.hold_timeout)]
+_Usual = Annotated[float | Literal["never"] | None, BeforeValidator(jobvalues.usual_time_limit)]
 _Name = Annotated[str, AfterValidator(jobvalues.job_name)]
 
 
@@ -64,8 +65,8 @@ class JobLimitsFile(_Written):
     """Most nodes; of a job of several roles, those that its places need at least."""
     max_time_limit: _Limit = None
     """The longest time_limit. A job that states none gets the default, else this. Default: any, or none."""
-    default_time_limit: _Limit = None
-    """The time_limit of a job that states none. Default: its parent's, or none."""
+    default_time_limit: _Usual = None
+    """The time_limit of a job that states none; never: it has none. Default: as its parent; at the top never."""
 
 
 class UserQuotaFile(AmountFile):
@@ -97,7 +98,8 @@ class QueueKeys(_Written):
     limits: JobLimitsFile = JobLimitsFile()
     """What one job may ask for."""
     users: _Names = ()
-    """Users who may submit to it. Default, if groups is empty too: whoever may use its parent; at the top everybody."""
+    """Users who may submit to it; "*" is everybody. Default, if groups is empty too: whoever may use its parent; at the
+    top everybody."""
     groups: _Names = ()
     """Unix groups whose members may."""
     default: bool = False
@@ -259,9 +261,10 @@ def _one(tree: Queues, queue: Queue) -> Iterator[TreeMistake]:
     usual = queue.limits.default_time_limit
     limits = [(most, up.name) for up in tree.path(queue.name) if (most := up.limits.max_time_limit) is not None]
     longest, name = min(limits, key=lambda one: one[0], default=(None, ""))
-    if usual is not None and longest is not None and usual > longest:
+    stated = f"{usual:g} s" if isinstance(usual, float) else usual
+    if usual is not None and longest is not None and (usual == "never" or usual > longest):
         whose = "its max_time_limit of" if name == queue.name else f"the max_time_limit of {name} above it,"
-        text = f"its default_time_limit of {usual:g} s is above {whose} {longest:g} s"
+        text = f"its default_time_limit of {stated} is above {whose} {longest:g} s"
         yield TreeMistake(queue.name, "limits", text, "lower the one, or raise the other")
     if queue.state == "closed" and (ones := [name for name in below if tree.by_name[name].state == "open"]):
         text = f"it is closed while its children are open ({', '.join(ones)})"

@@ -66,6 +66,7 @@ from nodeagent.store.messages import (
     Saves,
     Settlement,
     StoreCopy,
+    Woken,
 )
 
 
@@ -232,12 +233,21 @@ class Store(Protocol):
         ...
 
     async def control(
-        self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
+        self,
+        uid: str,
+        expect_rev: int,
+        control: Control | None,
+        request: str,
+        event: str,
+        text: str,
+        did: str = "",
+        claims: QuotaClaims | None = None,
     ) -> JobRecord:
         """Replace the control (its rev becomes expect_rev + 1, or stays its own if that is higher). Refused: ended job
         (``ended``) unless only ``delete`` is being set, rev changed (``stale``). The same ``request`` again returns
         the job and changes nothing. ``event`` is the event's kind, ``text`` its sentence; ``did`` is what ``request()``
-        later returns. ``control`` None: the control is so already, and only the request is remembered."""
+        later returns. ``control`` None: the control is so already, and only the request is remembered. Refused also if
+        ``claims`` are old (``stale``)."""
         ...
 
     async def request(self, request: str) -> Answer | None:
@@ -325,10 +335,15 @@ class Store(Protocol):
         of them."""
         ...
 
-    async def wait(self, after: str, timeout: float, node: str = "", jobs: Collection[str] = ()) -> str:
-        """Return an event's id as soon as one after ``after`` exists, or ``after`` when ``timeout`` seconds have
-        passed. For a ``node``, only an event counts that concerns all nodes, this node, or the members, holders and
-        keepers of these ``jobs`` (uids); the newest such id is returned. Uses its own connection."""
+    async def wait(self, after: str, timeout: float) -> str:
+        """Return the newest event's id as soon as there is one after ``after``, or ``after`` when ``timeout`` seconds
+        have passed. Uses its own connection."""
+        ...
+
+    async def wake(self, after: str, timeout: float, node: str, jobs: Collection[str]) -> Woken:
+        """As ``wait``, of events that concern all nodes, this node, or the members, holders and keepers of these
+        ``jobs`` (uids). What happens within a gang comes with the changes of its job, where this client has read the
+        job up to the event before."""
         ...
 
     async def saved(self, after: str, timeout: float) -> Saves:

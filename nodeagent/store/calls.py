@@ -90,6 +90,11 @@ class Calls:
         return self._bounded(self._waits, seconds + self._timeout)
 
     @property
+    def replicated(self) -> bool:
+        """What a step has written counts only once replicas have it."""
+        return self._replicas > 0
+
+    @property
     def reached(self) -> Reached | None:
         """The server that the newest link leads to; None before the first."""
         return self._commands.reached

@@ -44,6 +44,7 @@ from nodeagent.store.messages import (
     Settlement,
     StoreCopy,
     Unread,
+    Woken,
 )
 from nodeagent.store.scripts import (
     always,
@@ -129,6 +130,8 @@ class RedisStore:
             arguments["saved"] = beat.saved.model_dump()
         arguments |= {"runs": beat.runs, "damaged": beat.damaged, "silent": beat.silent}
         arguments["notes"] = [note.model_dump() for note in beat.notes]
+        if beat.ahead:
+            arguments["ahead"] = beat.ahead
         if beat.rev == 0:
             arguments["nodes"] = NEVER
         elif beat.rev < self._nodes.rev and beat.era == self._nodes.era:
@@ -311,7 +314,15 @@ class RedisStore:
         return str(known)
 
     async def control(
-        self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
+        self,
+        uid: str,
+        expect_rev: int,
+        control: Control | None,
+        request: str,
+        event: str,
+        text: str,
+        did: str = "",
+        claims: QuotaClaims | None = None,
     ) -> JobRecord:
         arguments: dict[str, object] = {
             "uid": uid,
@@ -320,6 +331,7 @@ class RedisStore:
             "event": event,
             "text": text,
             "did": did,
+            "claims": None if claims is None else claims.model_dump(),
         }
         if control is not None:
             new = control.model_copy(update={"rev": max(expect_rev + 1, control.rev)})
@@ -438,16 +450,38 @@ class RedisStore:
         decoded = list(_each(codec.decode_event, found))
         return tuple(decoded if limit > 0 else reversed(decoded))
 
-    async def wait(self, after: str, timeout: float, node: str = "", jobs: Collection[str] = ()) -> str:
+    async def wait(self, after: str, timeout: float) -> str:
         every = keys.events(self._prefix)
-        streams = keys.wakes(self._prefix, node, jobs) if node else [every]
-        block = max(1, millis(timeout))  # 0 would block for ever
-        since = (after,) * len(streams)
         async with self._calls.waiting(timeout) as link:
-            found = await link.ask("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *streams, *since)
-            if found and not node:
-                found = [(every, await link.ask("XREVRANGE", every, "+", "-", "COUNT", 1))]
-        return max((str(entries[-1][0]) for _, entries in found or ()), key=codec.event_order, default=after)
+            if not await link.ask(*_next_of([every], after, timeout)):
+                return after
+            newest = await link.ask("XREVRANGE", every, "+", "-", "COUNT", 1)
+        return str(newest[0][0]) if newest else after
+
+    async def wake(self, after: str, timeout: float, node: str, jobs: Collection[str]) -> Woken:
+        async with self._calls.waiting(timeout) as link:
+            found = await link.ask(*_next_of(keys.wakes(self._prefix, node, jobs), after, timeout))
+        entries = [(str(stream), *entry) for stream, news in found or () for entry in news]
+        newest = max((str(event) for _, event, _ in entries), key=codec.event_order, default=after)
+        brought = [self._brought(stream, fields) for stream, _, fields in entries]
+        if None in brought or self._calls.replicated:  # what has just been written may still be lost
+            return Woken(newest)
+        return Woken(newest, tuple(job for job in brought if job is not None))
+
+    def _brought(self, stream: str, fields: Sequence[str]) -> JobRecord | None:
+        """The job with the changes that its wake brought; None if a beat has to bring them."""
+        place = keys.wakes(self._prefix, "", [""])[-1]
+        if not stream.startswith(place) or fields[0] != "era":
+            return None
+        _, era, _, since, *words = fields
+        changes = [
+            word for name, text in zip(words[::2], words[1::2], strict=True)
+            for word in (name[1:], text if name[0] == "+" else None)
+        ]  # fmt: skip
+        try:
+            return self._decoder.news(stream.removeprefix(place), changes, era, int(since))
+        except ValueError:
+            return None
 
     async def saved(self, after: str, timeout: float) -> Saves:
         stream, reported = keys.saves(self._prefix), keys.saved(self._prefix)
@@ -514,6 +548,12 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
     config = RedisConfig(url=at) if isinstance(at, str) else at
     commands, waits = (Links(config, most, timeout) for most in (COMMAND_LINKS, WAIT_LINKS))
     return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, config.replicas_wanted))
+
+
+def _next_of(streams: Sequence[str], after: str, timeout: float) -> tuple[str | int, ...]:
+    """The command that waits for the next entry of any of these streams."""
+    block = max(1, millis(timeout))  # 0 would block for ever
+    return ("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *streams, *(after for _ in streams))
 
 
 def _submitted(

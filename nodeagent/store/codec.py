@@ -66,14 +66,18 @@ def encode(arguments: Mapping[str, object]) -> str:
 
 
 def encode_facts(facts: NodeFacts) -> str:
-    """The same facts always give the same text: the store compares texts."""
-    return json.dumps(facts.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    """The same facts always give the same text: the store compares texts. Every node reads every node's, so values that
+    are the default are left out."""
+    return _compact(facts.model_dump(mode="json", exclude_defaults=True))
 
 
 def encode_readiness(readiness: Mapping[str, Readiness]) -> str:
     """The same readiness always gives the same text, as with ``encode_facts``."""
-    plain = {uid: entry.model_dump(mode="json") for uid, entry in readiness.items()}
-    return json.dumps(plain, sort_keys=True, ensure_ascii=False)
+    return _compact({uid: entry.model_dump(mode="json", exclude_defaults=True) for uid, entry in readiness.items()})
+
+
+def _compact(plain: object) -> str:
+    return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def encode_report(report: PodReport) -> dict[str, str]:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import Field
 
 from nodeagent.model.base import Record
@@ -149,10 +151,23 @@ class Beat(Record):
     runs: tuple[str, ...] = ()
     """Jobs (uids) that have not ended and of which this node is a member or holder, by its view. The store checks that
     it still has their records and keys."""
+    ahead: dict[str, int] = {}
+    """Jobs (uids) that replies of the agent's own steps or wakes have brought up to this revision, which is above
+    ``rev``. A beat does not bring them again."""
     damaged: tuple[str, ...] = ()
     """Records (``job:<uid>``) of jobs that run here, if they could not be decoded or were reported as removed."""
     silent: str = ""
     """``BeatReply.silent`` of the lists that this agent has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Why an agent's wait is over."""
+
+    event: str
+    """The newest event that concerns it, or the one after which it waited."""
+    jobs: tuple[JobRecord, ...] = ()
+    """The jobs that have changed, as they are now, if that is all it has to know; else empty, and a beat brings it."""
 
 
 class StoreCopy(Record):
@@ -277,13 +292,14 @@ class Proposal(Record):
 
 
 class QuotaClaims(Record):
-    """The owner's jobs in some queues that a submit was judged by. Refused (``stale``) if another submit to one of
-    these queues came after ``read``, so that two submits within a quota are judged one after the other."""
+    """The owner's jobs in some queues that a submit, or the scale-out of a job of several roles, was judged by.
+    Refused (``stale``) if another of these came to one of the queues after ``read``, so that two within a quota are
+    judged one after the other."""
 
     queues: tuple[str, ...]
     """The queues that have a quota for each user."""
     read: int
-    """The revision up to which the submitting agent has read everything."""
+    """The revision up to which the writing agent has read everything."""
 
 
 class Ending(Record):

@@ -25,8 +25,8 @@ FEWER = {"beat": PRELUDES[:3]}
 each call."""
 WHILE_RECOVERING = frozenset({"join", "beat", "renew_lease", "restore", "examine"})
 """Steps that decide nothing about a job; all others wait for the end of a recovery."""
-USUAL = {"renew_lease": "_usual_renewal"}
-"""A script before the preludes that handles the usual case of a step and needs none of them."""
+USUAL = {"renew_lease": ("_usual_renewal",), "ack": ("_take_ack", "_usual_clock", "_usual_ack")}
+"""Scripts before the preludes: the last handles the usual case of a step, and needs no prelude."""
 
 
 BUILD = 8
@@ -59,9 +59,8 @@ def version() -> str:
 def load(name: str, *, bare: bool = False) -> Script:
     """The step of this name. ``bare``: without the preludes, so it does not advance the served clock."""
     folder = files("nodeagent.store") / "scripts"
-    usual = (USUAL[name],) if name in USUAL else ()
     settled = () if name in WHILE_RECOVERING else ("_settled",)
-    parts = (name,) if bare else (*usual, *FEWER.get(name, PRELUDES), *settled, name)
+    parts = (name,) if bare else (*USUAL.get(name, ()), *FEWER.get(name, PRELUDES), *settled, name)
     source = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
     return Script(name=name, source=source, sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 

@@ -24,6 +24,11 @@ LONGEST_SOCKET_PATH = 107
 """Bytes of a unix socket's path (sun_path less its closing zero)."""
 PROGRAMS = ("redis-server", "valkey-server")
 LOG_TAIL = 2000
+LOADING_LIMIT = 600.0
+"""Seconds for which a server that reads its append-only file is waited for: it is not stuck while it says so."""
+REWRITE_AT = "16mb"
+"""Growth at which the server rewrites its append-only file. The records are small and change all the time: without
+it, up to 64 MB are read again after each death of the server."""
 
 
 class PrivateRedisError(Exception):
@@ -119,6 +124,7 @@ class PrivateRedis:
             *("--save", ""),
             *("--appendonly", "yes" if self._persist else "no"),
             *("--appendfsync", "everysec"),
+            *("--auto-aof-rewrite-min-size", REWRITE_AT),
             *("--daemonize", "no"),
         ]
         with self.log.open("ab") as log:
@@ -127,29 +133,37 @@ class PrivateRedis:
             )
 
     def wait_ready(self, timeout: float = 10.0) -> None:
-        """Return when the server answers PING. On failure the server is stopped, and PrivateRedisError carries the end
-        of its log."""
-        if self._process is None:
+        """Return when the server answers PING. ``timeout``: seconds without an answer; a server that says that it reads
+        its data has ``LOADING_LIMIT``. On failure the server is stopped, and PrivateRedisError carries the end of its
+        log."""
+        process = self._process  # ``stop`` in another thread takes it away, and ends it
+        if process is None:
             raise PrivateRedisError(f"the private Redis in {self.folder} was not started")
-        deadline = time.monotonic() + timeout
-        while not self._answers():
-            code = self._process.poll()
-            if code is not None or time.monotonic() > deadline:
+        now = time.monotonic()
+        limit, deadline = now + LOADING_LIMIT, now + timeout
+        while not (answer := self._answer()).startswith(b"+PONG"):
+            code, now = process.poll(), time.monotonic()
+            if answer.startswith(b"-LOADING"):
+                deadline = min(now + timeout, limit)
+            if code is not None or now > deadline:
                 what = f"did not answer within {timeout:g} s" if code is None else f"ended at once (exit {code})"
+                if now > limit:
+                    what = f"did not read its data within {LOADING_LIMIT:g} s"
                 tail = self.log.read_bytes()[-LOG_TAIL:].decode(errors="replace") if self.log.exists() else ""
                 self.stop()
                 raise PrivateRedisError(f"the private Redis in {self.folder} {what}. The end of its log:\n{tail}")
             time.sleep(0.01)
 
-    def _answers(self) -> bool:
+    def _answer(self) -> bytes:
+        """The start of what the server answers to PING; empty if it does not answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(0.5)
             try:
                 connection.connect(os.fspath(self.socket))
                 connection.sendall(b"PING\r\n")
-                return connection.recv(64).startswith(b"+PONG")  # "-LOADING" while the server reads its file
+                return connection.recv(64)
             except OSError:
-                return False
+                return b""
 
     def stop(self, timeout: float = 3.0) -> None:
         """End the server: SIGTERM, and SIGKILL after ``timeout`` seconds. Removes a temporary folder. A second call

@@ -133,6 +133,7 @@ class Bench:
         runs: tuple[str, ...] = (),
         damaged: tuple[str, ...] = (),
         silent: str = "",
+        ahead: dict[str, int] | None = None,
     ) -> BeatReply:
         """As an agent does, after its lease process has renewed for ``length`` ms."""
         self._seq[node] = self._seq.get(node, 0) + 1
@@ -154,16 +155,18 @@ class Bench:
                 runs=runs,
                 damaged=damaged,
                 silent=silent,
+                ahead=ahead or {},
             )
         )
         if not renewed:
             await self._renew(node, life, reply.era, length)
         return reply
 
-    async def only_beat(self, node: str) -> BeatReply:
-        """As the agent of a node does whose lease process is dead."""
+    async def only_beat(self, node: str, store: Store | None = None) -> BeatReply:
+        """As the agent of a node does whose lease process is dead. ``store``: its own client."""
         self._seq[node] = self._seq.get(node, 0) + 1
-        return await self.store.beat(Beat(node=node, incarnation=self.lives[node], seq=self._seq[node], rev=0))
+        beat = Beat(node=node, incarnation=self.lives[node], seq=self._seq[node], rev=0)
+        return await (store or self.store).beat(beat)
 
     async def renew(
         self, node: str, length: int = LONG, *, life: str = "", era: str | None = None, asks: bool = False

@@ -7,9 +7,10 @@ from collections.abc import Awaitable
 import pytest
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.queue import Queue, Queues
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import BeatReply
-from tests.contract.bench import Bench, head, refused
+from tests.contract.bench import Bench, RedisBench, head, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
 KEYS = ("job:u1", "node:n1", "node:n2", "names", "alloc:n1", "lease", "highest", "changes")
@@ -72,6 +73,28 @@ async def test_what_was_removed_is_noticed_and_given_back(bench: Bench, key: str
     kinds = await bench.kinds()
     assert kinds.count("StoreDamaged") == 1
     assert (await bench.beat("n1", rev=after.reply.rev, era=after.reply.era, runs=("u1",))).era == after.reply.era
+
+
+@pytest.mark.parametrize("left", ["nothing", "node:n1"])
+async def test_a_list_of_records_that_was_removed_is_missed_where_nothing_runs(bench: Bench, left: str) -> None:
+    """Who read everything anew took the queues, and the jobs that wait, for removed. ``left``: what was written, and so
+    listed, since."""
+    assert isinstance(bench, RedisBench)
+    await bench.up("n1")
+    await bench.store.queues(0, Queues(rev=1, queues=(Queue(name="team"),)), "q", "made")
+    await bench.submit()
+    view = await read(bench)
+    prefix = bench._prefix
+    async with bench._links.one() as link:
+        rev = await link.ask("HGET", f"{prefix}node:n1", "rev")
+        await link.ask("DEL", f"{prefix}changes")
+        if left != "nothing":
+            await link.ask("ZADD", f"{prefix}changes", rev, left)
+    assert "changes" in await noticed(bench, view, 3)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1")
+    after = await read_after(bench)
+    assert (set(after.jobs), after.reply.queues) == ({"u1"}, view.reply.queues)
 
 
 @pytest.mark.parametrize("name", ["train", "other"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Queue, Queues, QueuesRecord
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import QuotaClaims
@@ -171,9 +172,30 @@ async def test_two_submits_that_users_quotas_judge_come_one_after_the_other(benc
     rev = (await bench.beat("n1")).rev
     await submit(bench, 1, rev, "team", "vision")
     text = await refused("stale", submit(bench, 2, rev, "vision"))
-    assert text == "another job has been submitted to queue vision meanwhile"
+    assert text == "another job has been submitted to queue vision, or has grown there, meanwhile"
     assert [job.uid for job in (await bench.beat("n1")).jobs] == ["u1"], "nothing was submitted"
     await submit(bench, 2, (await bench.beat("n1")).rev, "vision")
+
+
+async def test_a_scale_out_is_judged_by_users_quotas_as_a_submit_is(bench: Bench) -> None:
+    await bench.up("n1")
+    rev = (await bench.beat("n1")).rev
+    await submit(bench, 1, rev, "team")
+    job = await bench.job("u1", "n1")
+
+    async def grow(request: str, read: int, to: int, rev: int = 1) -> JobRecord:
+        new = job.control.model_copy(update={"target": to})
+        claims = QuotaClaims(queues=("team",), read=read)
+        return await bench.store.control("u1", rev, new, request, "JobScaled", "more", claims=claims)
+
+    text = await refused("stale", grow("r1", rev, 3))
+    assert text == "another job has been submitted to queue team, or has grown there, meanwhile"
+    rev = (await bench.beat("n1")).rev
+    assert (await grow("r1", rev, 3)).control.target == 3
+    assert (await grow("r1", rev, 3)).control.target == 3, "the same request again is answered"
+    await refused("stale", submit(bench, 2, rev, "team"))
+    await refused("stale", grow("r2", rev, 4, rev=2))
+    await submit(bench, 2, (await bench.beat("n1")).rev, "team")
 
 
 async def test_submits_to_other_queues_and_without_quotas_do_not_wait(bench: Bench) -> None:

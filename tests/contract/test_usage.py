@@ -203,6 +203,30 @@ async def test_overhead_is_what_stands_still_without_a_fault(bench: Bench) -> No
     assert (used(job).overhead_slot_ms, used(job).lost_slot_ms) == (overhead, 2 * (held(job).at - saved))
 
 
+async def test_a_first_start_is_overhead_until_its_first_step(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(low=1), "n1")
+    formed = used(job).overhead_slot_ms
+    await bench.age(7000)
+    report = PodReport(state="running", started=2.0)
+    job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
+    assert held(job).started - head(job).since >= 5000
+    assert used(job).overhead_slot_ms == formed + 2 * (held(job).started - head(job).since)
+    assert used(job).lost_slot_ms == 0
+
+
+async def test_bookings_that_were_removed_by_hand_are_not_counted_twice(bench: Bench) -> None:
+    """A member books its devices anew, before anybody has seen that this was missing."""
+    await bench.up("n1", "n2")
+    job = await bench.propose(await bench.submit(), "n1", "n2")
+    await bench.take("alloc:n1")
+    job = await bench.ack(job, "n1")
+    assert held(job).slots == 4
+    await bench.take("alloc:n2")
+    job = await bench.ack(await bench.ack(await bench.end(job, "stopped"), "n1"), "n2")
+    assert held(job).slots == 0
+
+
 async def test_what_a_planned_end_takes_is_overhead(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.active(await bench.submit(low=1), "n1")
@@ -537,7 +561,7 @@ def test_a_row_is_a_use() -> None:
 
 
 async def test_a_stall_reported_first_is_no_start(bench: Bench) -> None:
-    """Of a first generation nobody reports when its workers run; a hang may be the first that a node reports of it."""
+    """A hang may be the first that a node reports of a generation."""
     await bench.up("n1")
     job = await bench.active(await bench.submit(), "n1")
     before = used(job).overhead_slot_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest
 
@@ -13,7 +13,7 @@ from nodeagent.model.node import Readiness
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
-from nodeagent.store.messages import Settlement
+from nodeagent.store.messages import Settlement, Woken
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import BOUND, LONG, RedisBench, head
 from tests.inprocess.lease import renew_lease
@@ -26,7 +26,7 @@ class Wakes:
     """Agents of four nodes, two of which run a job."""
 
     def __init__(self, store: RedisStore, links: Links, cluster: str) -> None:
-        self.store, self.links, self.prefix = store, links, prefix(cluster)
+        self.store, self.links, self.cluster, self.prefix = store, links, cluster, prefix(cluster)
         self.bench = RedisBench(store, links, self.prefix)
 
     async def woken(self, step: Awaitable[object], job: JobRecord) -> set[str]:
@@ -37,7 +37,7 @@ class Wakes:
 
     async def _is_woken(self, node: str, after: str, job: JobRecord) -> bool:
         jobs = [job.uid] if job.concerns(node) else []
-        return await self.store.wait(after, 0.01, node, jobs) != after
+        return (await self.store.wake(after, 0.01, node, jobs)).event != after
 
 
 @pytest.fixture
@@ -104,10 +104,11 @@ async def test_who_waits_is_woken_by_the_first_of_its_places(wakes: Wakes) -> No
     job = await bench.active(await bench.submit(), "n1", "n2")
     after = (await bench.beat("n1")).event
     async with asyncio.timeout(BOUND), asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(wakes.store.wait(after, BOUND, "n2", ["u0", "u1"]))
+        waiting = tasks.create_task(wakes.store.wake(after, BOUND, "n2", ["u0", "u1"]))
         await bench.report(job, "n1")
-    assert waiting.result() == (await bench.beat("n1")).event
-    assert await wakes.store.wait(waiting.result(), 0.01, "n2", ["u1"]) == waiting.result()
+    event = waiting.result().event
+    assert event == (await bench.beat("n1")).event
+    assert (await wakes.store.wake(event, 0.01, "n2", ["u1"])).event == event
 
 
 async def test_a_clock_that_was_put_back_hinders_no_step(wakes: Wakes) -> None:
@@ -152,3 +153,92 @@ async def test_what_wakes_nobody_is_said_with_the_next_renewal_of_all(wakes: Wak
         uid="u9", expect=None, expect_state="", control_rev=1, control=met, event="JobAfterMet", text="so", by="n1"
     )
     assert await is_news(bench.store.settle(noted)), "that another job has ended"
+
+
+class Gang:
+    """Agents of a gang, each with a client of its own that has read the job."""
+
+    def __init__(self, wakes: Wakes, stores: Mapping[str, RedisStore]) -> None:
+        self.wakes, self.stores = wakes, stores
+        self.after = dict.fromkeys(stores, "")
+
+    async def read(self) -> None:
+        """Each beats."""
+        for node, store in self.stores.items():
+            self.after[node] = (await self.wakes.bench.only_beat(node, store)).event
+
+    async def woken(self, node: str, job: JobRecord) -> Woken:
+        woken = await self.stores[node].wake(self.after[node], BOUND, node, [job.uid])
+        assert woken.event != self.after[node]
+        self.after[node] = woken.event
+        return woken
+
+
+@pytest.fixture
+async def gang(wakes: Wakes, redis_server: PrivateRedis) -> AsyncIterator[Gang]:
+    stores = {node: connect(redis_server.url, wakes.cluster, 5.0) for node in ("n1", "n2")}
+    await wakes.bench.up(*NODES)
+    yield Gang(wakes, stores)
+    for store in stores.values():
+        await store.close()
+
+
+async def test_what_happens_in_a_gang_comes_with_the_wake(gang: Gang) -> None:
+    bench = gang.wakes.bench
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await gang.read()
+    steps: list[Callable[[JobRecord], Awaitable[object]]] = [
+        lambda job: bench.report(job, "n1"),
+        lambda job: bench.propose(job, "n1", "n2"),
+    ]
+    for step in steps:
+        await step(job)
+        job = await bench.job()
+        for node in gang.stores:
+            assert (await gang.woken(node, job)).jobs == (job,)
+    await bench.ack(job, "n1")
+    await bench.ack(job, "n2")
+    job = await bench.job()
+    assert head(job).state == "active"
+    for node in gang.stores:
+        assert (await gang.woken(node, job)).jobs == (job,)
+
+
+async def test_who_has_missed_a_wake_has_to_beat(gang: Gang) -> None:
+    bench = gang.wakes.bench
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await gang.read()
+    await bench.report(job, "n1")
+    assert (await gang.woken("n1", job)).jobs
+    await bench.propose(await bench.job(), "n1", "n2")
+    job = await bench.job()
+    assert (await gang.woken("n1", job)).jobs == (job,)
+    assert (await gang.woken("n2", job)).jobs == (), "the newest brings what came after the first"
+
+
+async def test_a_wake_brings_nothing_where_more_than_the_job_has_changed(gang: Gang) -> None:
+    bench = gang.wakes.bench
+    job = await bench.active(await bench.submit(), "n1", "n2", "n3")
+    await gang.read()
+    await bench.lapse("n3", "n1")
+    await bench.propose(job, "n1", "n2", lost=("n3",))
+    assert (await gang.woken("n1", job)).jobs == (), "n3's record is another one, too"
+
+
+async def test_a_beat_leaves_out_jobs_that_its_node_has_read_since(wakes: Wakes) -> None:
+    bench = wakes.bench
+    await bench.up(*NODES)
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    other = await bench.submit("u2", "other")
+    before = await bench.beat("n1")
+    await bench.report(job, "n1")
+    job = await bench.job()
+    await bench.set_control(other, "r1", "pause")
+
+    async def brought(rev: int, era: str) -> set[str]:
+        reply = await bench.beat("n1", rev=before.rev, era=era, ahead={job.uid: rev})
+        return {found.uid for found in reply.jobs}
+
+    assert await brought(job.rev, before.era) == {"u2"}
+    assert await brought(job.rev - 1, before.era) == {job.uid, "u2"}
+    assert await brought(job.rev, "") == {job.uid, "u2"}, "revisions of another era say nothing"

@@ -22,14 +22,14 @@ STEPS = 60
 PLACES = ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
 
 
-def roles_job(work: Path, name: str, pause: float = 0.05, more: str = "") -> str:
+def roles_job(work: Path, name: str, pause: float = 0.05, more: str = "", steps: int = STEPS) -> str:
     """The example's job: two servers, two trainers."""
     python = json.dumps(sys.executable)
     return f"""
 name: {name}
 working_dir: {EXAMPLE}
 checkpoint_dir: {work / name}
-env: {{STEPS: "{STEPS}", PAUSE: "{pause}"}}
+env: {{STEPS: "{steps}", PAUSE: "{pause}"}}
 completes: trainer
 grace: 5s
 roles:
@@ -127,7 +127,7 @@ roles:
 
 
 def test_a_role_is_scaled_while_the_job_runs(shared: Cluster) -> None:
-    shared.submit(roles_job(shared.work, "scaled", pause=0.2))
+    shared.submit(roles_job(shared.work, "scaled", pause=0.2, steps=1000))
     shared.until_running("scaled", NODES)
     shared.until(lambda: newest(shared.work, "scaled") > 3, 30, "it trains")
     assert "did you mean 'trainer'?" in shared.ctl("scale", "scaled", "triner=3", check=6).stderr
@@ -169,3 +169,31 @@ def test_a_node_is_drained(shared: Cluster) -> None:
     shared.until_phase("drained", "succeeded", 60)
     assert result(shared.work, "drained") == result(shared.work, "quiet")
     shared.ctl("uncordon", leaves)
+
+
+def test_an_elastic_role_shrinks_when_a_node_dies_and_grows_when_it_is_back(shared: Cluster) -> None:
+    """The servers stay where they are; the trainers go on with two of three, and with three again."""
+    shared.at_rest()
+    shared.submit(roles_job(shared.work, "elastic", pause=0.2, steps=1000).replace("nodes: 2,", "nodes: 2:3,"))
+    all_three = [*PLACES, "trainer.2"]
+    shared.until(lambda: sorted(pids(shared, "elastic")) == all_three, 60, "all places run")
+    where = {w["place"]: p["node"] for p in shared.job("elastic")["pods"] for w in p["workers"]}
+    servers = {name: node for name, node in where.items() if name.startswith("pserver")}
+    lost = next(node for node in where.values() if node not in servers.values())
+    before = newest(shared.work, "elastic")
+    shared.ctl("local", "kill", lost)
+    shared.until(lambda: sorted(pids(shared, "elastic")) == PLACES, 30, "it goes on with two trainers")
+    job = shared.job("elastic")
+    assert (job["budget"]["used"], job["cause"]["kind"], job["target"]) == (0, "node_lost", 5)
+    now = {w["place"]: p["node"] for p in job["pods"] for w in p["workers"]}
+    assert {name: now[name] for name in servers} == servers
+    assert any("runs with 2 of 3 places of trainer: " in why for why in job["why"]), job["why"]
+    assert "trainer: 3 places, at least 2, each on a node of its own" in shared.ctl("describe", "elastic").stdout
+    shared.until(lambda: newest(shared.work, "elastic") > before + 5, 30, "two train")
+    assert "2 to 3 are allowed by its file" in shared.ctl("scale", "elastic", "trainer=4", check=6).stderr
+    shared.ctl("local", "start", lost)
+    shared.until(lambda: sorted(pids(shared, "elastic")) == all_three, 90, "it has grown again")
+    job, before = shared.job("elastic"), newest(shared.work, "elastic")
+    assert (job["budget"]["used"], job["cause"]["kind"]) == (0, "join")
+    shared.until(lambda: newest(shared.work, "elastic") > before + 3, 30, "three train")
+    shared.ctl("stop", "elastic")

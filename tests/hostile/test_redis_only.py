@@ -158,6 +158,8 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HSET job:u1 mood good",
         "HSET job:u1 control x",
         "HSET job:u1 spec {",
+        "HSET job:u1 control ",
+        "HSET job:u1 since nan",
         "HSET job:u1 rev x",
         "HSET job:u1 member:n2 {",
         "HDEL job:u1 uid",

@@ -79,6 +79,15 @@ class Server:
         for key in keys:
             assert self.data.del_(prefix(CLUSTER) + key), f"there is no key {key}"
 
+    def spoil(self, key: str, field: str = "", text: str = "x") -> None:
+        """Somebody writes over a key by hand: this field of a hash, or all of it, which becomes another type."""
+        full = prefix(CLUSTER) + key
+        if field:
+            self.data.hset(full, field, text)
+        else:
+            self.take(key)
+            self.data.set(full, text)
+
     def stepped(self) -> None:
         """Called after each step."""
 

@@ -55,7 +55,10 @@ class State:
             rev, known = fields.get("rev", ""), self._jobs.get(uid)
             if known is None or known[0] != rev:
                 flat = [word for pair in fields.items() for word in pair]
-                known = self._jobs[uid] = (rev, self._decoder.job(flat))
+                try:
+                    known = self._jobs[uid] = (rev, self._decoder.job(flat))
+                except (ValueError, KeyError):  # somebody has written over it
+                    continue
             found[uid] = known[1]
         return found
 
@@ -78,7 +81,10 @@ class State:
             rev, cordon, known = fields.get("rev", ""), cordons.get(name, ""), self._nodes.get(name)
             if known is None or known[:2] != (rev, cordon):
                 flat = [word for pair in fields.items() for word in pair]
-                known = self._nodes[name] = (rev, cordon, codec.decode_node(flat, cordon))
+                try:
+                    known = self._nodes[name] = (rev, cordon, codec.decode_node(flat, cordon))
+                except (ValueError, KeyError):
+                    continue
             found[name] = known[2]
         return found
 

@@ -15,7 +15,16 @@ from typing import Any
 
 from nodeagent.lease.grants import Grant, GrantAnswer, grants_folder, make_grant, read_grant_of
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, order_file, write_order
-from nodeagent.lease.statefiles import NOBODY, LeaseStatus, Pulse, lease_folder, read_pulse, read_status, wake_socket
+from nodeagent.lease.statefiles import (
+    NOBODY,
+    LeaseStatus,
+    Pulse,
+    lease_folder,
+    pulse_file,
+    read_pulse,
+    read_status,
+    wake_socket,
+)
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil.linux import boot_id, socket_path
 from nodeagent.store.keys import prefix
@@ -113,7 +122,7 @@ class Node:
 
     @property
     def pulse(self) -> Pulse:
-        return read_pulse(self.folder) or Pulse(0.0, 0.0, 0.0, 0.0)
+        return read_pulse(pulse_file(self.folder)) or Pulse(0.0, 0.0, 0.0, 0.0)
 
     @property
     def status(self) -> LeaseStatus:

@@ -16,10 +16,10 @@ from nodeagent.lease.order import LeasePort, Server
 from nodeagent.lease.peers import open_port
 from nodeagent.lease.statefiles import (
     Bridged,
+    address_reader,
+    bridged_reader,
     promises_file,
-    read_address,
-    read_bridged,
-    read_promises,
+    promises_reader,
     table_file,
     write_table,
 )
@@ -65,15 +65,15 @@ class Member:
 
     @property
     def address(self) -> str:
-        return read_address(self.node.folder)
+        return address_reader(self.node.folder).once()
 
     @property
     def bridged(self) -> Bridged:
-        return read_bridged(self.node.folder)
+        return bridged_reader(self.node.folder).once()
 
     @property
     def promises(self) -> Promises:
-        found = read_promises(self.node.folder, boot_id())
+        found = promises_reader(self.node.folder, boot_id()).once()
         assert found is not None
         return found
 
@@ -183,7 +183,7 @@ async def test_what_cannot_be_written_down_holds_up_no_start(pair: tuple[Member,
     turned = one.node.pulse.turned
     one.node.start()
     await one.node.until(lambda: one.node.pulse.turned > turned)
-    assert read_promises(one.node.folder, boot_id()) is None
+    assert promises_reader(one.node.folder, boot_id()).once() is None
     assert "promises cannot be written down" in one.node.log
 
 
@@ -205,11 +205,11 @@ async def test_an_order_before_any_promise_means_that_some_may_be_lost(pair: tup
     one.node.kill()
     promises_file(one.node.folder).unlink()
     one.node.start()
-    await one.node.until(lambda: read_promises(one.node.folder, boot_id()))
+    await one.node.until(lambda: promises_reader(one.node.folder, boot_id()).once())
     assert one.promises.began > before and not one.promises.whole
     one.node.kill()
     promises_file(one.node.folder).unlink()
     one.node.give(None)
     one.node.start()
-    await one.node.until(lambda: read_promises(one.node.folder, boot_id()))
+    await one.node.until(lambda: promises_reader(one.node.folder, boot_id()).once())
     assert one.promises.whole

@@ -346,3 +346,36 @@ def test_it_needs_nothing_but_a_small_part_of_the_standard_library() -> None:
     assert not names & large
     ours = {name.rpartition(".")[0] for name in names if name.startswith("nodeagent.")}
     assert ours == {"nodeagent", "nodeagent.lease", "nodeagent.osutil", "nodeagent.store"}
+
+
+async def test_that_the_agent_is_there_is_no_reason_for_a_turn(world: World) -> None:
+    """A turn looks at all the files of the node's pods: at rest that is most of what the process costs."""
+    heartbeat = 0.5
+    world.begin(heartbeat=heartbeat)
+    await world.node.renewed_again()
+    turns, began = {world.node.pulse.turned}, boottime()
+    for _ in range(100):
+        world.node.say({"alive": True})
+        await asyncio.sleep(0.02)
+        turns.add(world.node.pulse.turned)
+    renewals = (boottime() - began) / heartbeat
+    assert len(turns) <= 2 * renewals + 10, "two turns for each renewal"
+
+
+async def test_words_without_end_keep_no_renewal_from_being_sent(world: World) -> None:
+    world.begin()
+    await world.node.renewed_again()
+    over = threading.Event()
+
+    def speak() -> None:
+        while not over.is_set():
+            world.node.say({"alive": True})
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    try:
+        for _ in range(3):
+            await world.node.renewed_again()
+    finally:
+        over.set()
+        speaker.join()

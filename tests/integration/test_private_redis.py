@@ -77,6 +77,34 @@ def test_a_killed_server_keeps_its_data_only_if_asked(program: Path, folder: Pat
         server.stop()
 
 
+READS_FOR_A_WHILE = """#!{python}
+import socket, sys, time
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[sys.argv.index("--unixsocket") + 1])
+server.listen()
+asked = 0
+while True:
+    connection = server.accept()[0]
+    connection.recv(64)
+    time.sleep(0.05)
+    asked += 1
+    connection.sendall(b"+PONG\\r\\n" if asked > 40 else b"-LOADING Redis is loading the dataset in memory\\r\\n")
+"""
+"""A server that says 40 times, for two seconds at least, that it reads its data."""
+
+
+def test_a_server_that_reads_its_data_is_waited_for(folder: Path) -> None:
+    program = folder.parent / f"{folder.name}-program"
+    program.write_text(READS_FOR_A_WHILE.format(python=sys.executable))
+    program.chmod(0o755)
+    server = PrivateRedis(folder, program=program)
+    try:
+        server.start(timeout=1.5)
+    finally:
+        server.stop()
+        program.unlink()
+
+
 def test_a_temporary_folder_is_removed() -> None:
     with PrivateRedis() as server:
         assert server.folder.is_dir()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from nodeagent.store.client import connect
 from nodeagent.store.door import AccessError
 from nodeagent.store.inspect import inspect
 from tests.contract.bench import FAST, Bench, spec
-from tests.integration.redis_support import Authority, Server, Yard, ask, yard
+from tests.integration.redis_support import BOUND, Authority, Server, Yard, ask, yard
 from tests.ports import free_port
 
 pytestmark = pytest.mark.redis
@@ -181,6 +184,30 @@ async def test_a_new_password_needs_no_restart(servers: Yard, tmp_path: Path) ->
     file.write_text("new\n")
     await store.remove("u1")
     await store.close()
+
+
+async def test_check_config_says_whether_the_store_lets_an_agent_in(servers: Yard, tmp_path: Path) -> None:
+    server = await servers.server("requirepass right")
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(f"redis: {{url: {server.url}, password_file: {secret(tmp_path, 'right')}}}\n")
+
+    async def checked() -> tuple[int | None, str]:
+        words = (sys.executable, "-m", "nodeagent.agent.main", "check-config", "--store", str(config))
+        child = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=STDOUT)
+        async with asyncio.timeout(BOUND):
+            out, _ = await child.communicate()
+        return child.returncode, out.decode()
+
+    first = await checked()
+    assert first == (0, f"{config}: ok\n")
+    secret(tmp_path, "guess")
+    code, text = await checked()
+    assert code == 1
+    assert text.startswith(f"{config}: the store cannot be used: ") and "password" in text
+    assert "guess" not in text
+    server.stop()
+    code, text = await checked()
+    assert (code, "the store cannot be used" in text) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ async def test_what_it_leaves_behind_is_killed(tmp_path: Path) -> None:
         await until(lambda: not is_running(pid))
 
 
+async def test_what_it_leaves_behind_is_killed_when_the_agent_ends_meanwhile(tmp_path: Path) -> None:
+    script = f"sleep 600 & echo $$ $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; exit 4"
+    async with checking(tmp_path, script, every=60) as monitor:
+        await until((tmp_path / "pids").exists)
+        itself, left = map(int, (tmp_path / "pids").read_text().split())
+        await until(lambda: not is_running(itself))
+        assert found(monitor) is None, "it waits for what holds the check's output"
+    await until(lambda: not is_running(left))
+
+
 async def test_it_heals_when_it_passes_and_what_is_fatal_is_watched_first(tmp_path: Path) -> None:
     async with checking(tmp_path, f"exit $(cat {tmp_path}/code || echo 4)") as monitor:
         await until(lambda: found(monitor))

@@ -97,9 +97,11 @@ class Lab:
 
 
 def python_folders() -> list[Path]:
-    """Where the Python of these tests lives, as far as a node has none of it."""
-    found = dict.fromkeys(Path(p).resolve() for p in (sys.prefix, sys.base_prefix))
-    return [p for p in found if p != Path("/usr")]
+    """Where the Python of these tests lives, as far as a node has none of it; packages of another one that a ``.pth``
+    file adds, too."""
+    packages = [p for p in sys.path if p.endswith("site-packages")]
+    found = dict.fromkeys(Path(p).resolve() for p in (sys.prefix, sys.base_prefix, *packages))
+    return [p for p in found if p != Path("/usr") and not any(above in found for above in p.parents)]
 
 
 @contextmanager

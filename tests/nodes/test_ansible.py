@@ -252,6 +252,58 @@ def test_another_password_of_redis_disturbs_no_training(bare: Lab, rollout: Roll
     assert (again.code, again.changed) == (0, 0), again.text
 
 
+def test_a_wrong_password_of_redis_stops_the_play_and_nothing_else(bare: Lab, rollout: Rollout) -> None:
+    """Found by strangers: the agent was restarted with it, and the play hung without a word."""
+    count(bare)
+    before, job = workers(bare), ask(bare, "get", "count")
+    agents = [bare.nodes[name].run("systemctl", "show", "-P", "MainPID", "nodeagent").stdout for name in NODES]
+    right = rollout.variables["redis_password"]
+    rollout.variables["nodeagent_redis_password"] = "a-guess"
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    try:
+        play = rollout.play("agents")
+    finally:
+        rollout.variables["nodeagent_redis_password"] = "{{ redis_password }}"
+        rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    assert play.code != 0
+    said = " ".join(play.text.split())
+    assert "n1 cannot use the store with this inventory: " in said and "Nothing of what runs was changed" in said, said
+    assert "password" in said and "a-guess" not in said
+    assert sum(play.hosts[name]["failed"] for name in NODES if name in play.hosts) == 1, "the play stopped at the first"
+    assert agents == [bare.nodes[name].run("systemctl", "show", "-P", "MainPID", "nodeagent").stdout for name in NODES]
+    assert bare.nodes["n1"].run("cat", "/etc/nodeagent/redis.password").stdout == right
+    bare.nodes["n1"].run("test", "!", "-e", "/etc/nodeagent/.drafts")
+    assert states(bare) == dict.fromkeys(NODES, "ready")
+    assert (workers(bare), ask(bare, "get", "count")["generation"]) == (before, job["generation"])
+    again = rollout.play("agents")
+    assert (again.code, again.changed) == (0, 0), again.text
+
+
+def test_the_clusters_ca_signs_each_nodes_certificate(bare: Lab, rollout: Rollout) -> None:
+    count(bare)
+    before = workers(bare)
+    (folder := rollout.folder / "agents-ca").mkdir()
+    authority = Authority(folder)
+    rollout.variables["nodeagent_api_ca_file"] = str(authority.ca)
+    rollout.variables["nodeagent_api_ca_key_file"] = str(folder / "ca.key")
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    play = rollout.play("agents")
+    assert play.code == 0, play.text
+    assert "PRIVATE KEY" not in play.text
+    for name in NODES:
+        address = bare.nodes[name].address
+        words = ("-connect", f"{address}:9470", "-CAfile", "/etc/nodeagent/api-ca.pem", "-verify_return_error")
+        done = bare.nodes["n1"].run("openssl", "s_client", *words, "-verify_ip", address, check=False)
+        assert "Verify return code: 0 (ok)" in done.stdout, done.stdout + done.stderr
+        assert bare.nodes[name].run("stat", "-c", "%a %U", "/etc/nodeagent/api-key.pem").stdout == "600 root\n"
+    assert workers(bare) == before
+    again = rollout.play("agents")
+    assert (again.code, again.changed) == (0, 0), again.text
+    bare.nodes["n2"].run("cp", "/etc/nodeagent/redis-ca.pem", "/etc/nodeagent/api-ca.pem")  # as if it were another CA
+    mended = rollout.play("agents", "--limit", "n2")
+    assert mended.code == 0, mended.text
+
+
 def test_one_more_node_joins_the_running_job(bare: Lab, rollout: Rollout) -> None:
     count(bare)
     bare.boot(MORE)

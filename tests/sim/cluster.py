@@ -354,17 +354,19 @@ class SimCluster:
             new = None
             if wish is not None:
                 new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wish.change | more)))
-            did = asked.did(job, new or job.control)
-            await self._write(job, new, request, "JobScaled", str(body), did)
+            done = asked.done(job, new or job.control)
+            await self._write(job, new, request, "JobScaled", str(body), done.text)
 
         await self.patiently(step)
         return taken
 
-    async def _write(self, job: JobRecord, new: Control | None, request: str, *rest: str) -> None:
+    async def _write(
+        self, job: JobRecord, new: Control | None, request: str, event: str, text: str, did: str = ""
+    ) -> None:
         """As whoever did not get the reply does it: twice. The second time changes nothing."""
         store = HereStore(self.server)
-        done = await store.control(job.uid, job.control.rev, new, request, *rest)
-        again = await store.control(job.uid, job.control.rev, new, request, *rest)
+        done = await store.control(job.uid, job.control.rev, new, request, event, text, did)
+        again = await store.control(job.uid, job.control.rev, new, request, event, text, did)
         assert again.control == done.control
 
     async def cordon(self, name: str, cordon: Cordon | None) -> None:

@@ -34,6 +34,14 @@ async def kill_worker(cluster: SimCluster) -> None:
         node.machine.worker_ends(pod.uid, local, code=code, signal=signal)
 
 
+async def leave_group(cluster: SimCluster) -> None:
+    """Workers start processes that leave their groups and sessions."""
+    machine = _any(cluster).machine
+    for uid, pod in machine.pods.items():
+        for local in sorted(pod.alive)[:1]:
+            machine.leave_group(uid, local)
+
+
 async def kill_shim(cluster: SimCluster) -> None:
     node = _any(cluster)
     if node.machine.pods and not node.machine.frozen.closed:
@@ -337,8 +345,9 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 
 
 FAULTS: tuple[Fault, ...] = (
-    kill_worker, kill_worker, kill_shim, hang_shim, restart_agent, restart_agent, restart_agent_as_planned,
-    kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine, cut_link, cut_link,
+    kill_worker, kill_worker, leave_group, leave_group, kill_shim, hang_shim, restart_agent, restart_agent,
+    restart_agent_as_planned, kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine,
+    cut_link, cut_link,
     cut_store, cut_store, away_and_killed, away_and_killed, cut_peers, cut_peers, bad_link, bad_link, cut_workers,
     freeze_store, overload_store, restart_store, empty_store,
     roll_back_store, damage_store, one_address_for_two, step_store_clock, late_guard, scale, pause_and_resume,

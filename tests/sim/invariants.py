@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nodeagent.model.job import Checkpoint, JobRecord, Phase
+from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord, Phase
+from nodeagent.model.jobspec import Role
 from nodeagent.model.world import Head, HeadState, Member, Token
 from nodeagent.plan.failure.faults import all_succeeded
 from nodeagent.plan.failure.policies import BY
@@ -46,6 +47,8 @@ class Checker:
         self._swept = 0.0
         self._highest: dict[str, int] = {}
         self._phases: dict[str, Phase] = {}
+        self._ended: dict[str, Phase] = {}
+        """Jobs that were seen to have ended."""
         self._generation_states: dict[str, tuple[Token, HeadState]] = {}
         """Job to its newest generation, and the state that this was seen in."""
         self._pods: dict[str, dict[str, PodState]] = {}
@@ -138,6 +141,11 @@ class Checker:
         if missing:
             self.first = self.first or Broken(f"invariant 6: lost jobs: {sorted(missing)}")
             raise self.first
+
+    def has_ended(self, name: str) -> Phase | None:
+        """The phase in which a job of this name ended, if it was seen to: the store does not keep its record for
+        ever."""
+        return self._ended.get(f"uid-{name}")
 
     def running(self, uid: str) -> Mapping[str, Token]:
         """Which generation of a job each machine executes that executes any."""
@@ -331,8 +339,14 @@ class Checker:
                 raise Broken(f"invariant 1: {job.checkpoint} was committed when generation {active} was active")
         self._pointers[job.uid] = job.checkpoint
 
+    def _was_asked(self, job: JobRecord, role: Role, places: int) -> bool:
+        sizes = self._sizes[job.name, role.name]
+        elastic = role.size.min < role.size.max
+        return places in sizes or (elastic and min(role.least, *sizes) <= places < max(sizes))
+
     def _head(self, job: JobRecord) -> None:
-        """Invariant 3, and numbers only grow; of several roles all places, each once, as many as ever were wanted."""
+        """Invariant 3, and numbers only grow; of several roles all places, each once, as many as ever were wanted; of
+        an elastic role perhaps fewer, but enough to go on with."""
         head = job.head
         if job.spec.several:
             for role in job.sized.roles:
@@ -341,7 +355,7 @@ class Checker:
             placed = [place for m in head.members.values() for place in m.places]
             has = head.sizes
             wanted = [f"{role.name}.{i}" for role in job.spec.roles for i in range(has[role.name])]
-            asked = all(has[role.name] in self._sizes[job.name, role.name] for role in job.spec.roles)
+            asked = all(self._was_asked(job, role, has[role.name]) for role in job.spec.roles)
             if not asked or sorted(place.name for place in placed) != sorted(wanted):
                 raise Broken(f"generation {head.number} of {job.name} has places {placed}, not {wanted}")
             for m in head.members.values():
@@ -411,6 +425,8 @@ class Checker:
         if before is not None and not allowed(before, job.phase):
             raise Broken(f"{job.name} went from {before} to {job.phase}")
         self._phases[job.uid] = job.phase
+        if job.phase in TERMINAL:
+            self._ended[job.uid] = job.phase
 
     def _use(self, job: JobRecord) -> None:
         """A job holds what its members and holders have, and used what it held for as long: less only of lost nodes."""

@@ -128,8 +128,7 @@ class SimLease:
         while True:
             await self.gate.passed()
             core.take(self.clock.now(), self.order)
-            obeyed = {uid: pod.obeyed for uid, pod in self.machine.pods.items()}
-            call = core.look(self.clock.now(), obeyed)
+            call = core.look(self.clock.now(), lambda: {uid: pod.obeyed for uid, pod in self.machine.pods.items()})
             if call is not None and core.order is not None:
                 await self._ask(core, core.order, call)
             self._write(core)

@@ -27,6 +27,8 @@ HIDDEN: tuple[tuple[int | None, int | None, str], ...] = (
     (1, None, ""),
 )
 """Code, signal and last words of workers that do not say that a peer was gone."""
+TREE = 0.05
+"""Seconds, at most, until what has left its worker's group is dead, too."""
 SILENT = 2.0
 """Seconds that a shim has to answer a ping (as pods/pod.py)."""
 TICK = 0.25
@@ -72,6 +74,8 @@ class SimPod:
     """Names of the places here that are ready."""
     alive: set[int] = field(default_factory=set)
     """Local ranks still running."""
+    outside: bool = False
+    """A process that a worker started has left the worker's group and session, and runs on when that ends."""
     exits: list[WorkerExit] = field(default_factory=list)
     restarted: list[WorkerExit] = field(default_factory=list)
     fenced: bool = False
@@ -116,7 +120,12 @@ class SimPod:
         self.dropped |= self.held
         self.held.clear()
         if not self.alive:
-            self.phase, self.killing, self.doomed = "exited", False, False
+            self.end()
+
+    def end(self) -> None:
+        """All workers have ended; so has the pod, unless something outside their groups lives."""
+        self.phase = "stopping" if self.outside else "exited"
+        self.killing, self.doomed = False, False
 
     def status(self) -> PodStatus:
         if self.hung and self._told is not None:
@@ -194,9 +203,9 @@ class SimMachine:
     # --- used by tests and checks
 
     def running(self, uid: str) -> Token | None:
-        """The generation whose workers really execute here now (a frozen machine executes nothing)."""
+        """The generation of which something really executes here now (a frozen machine executes nothing)."""
         pod = self.pods.get(uid)
-        if pod is None or not pod.alive or self.frozen.closed or not self.powered:
+        if pod is None or not (pod.alive or pod.outside) or self.frozen.closed or not self.powered:
             return None
         return pod.generation
 
@@ -276,7 +285,31 @@ class SimMachine:
         if code == 0 and signal is None and not pod.killing and pod.generation is not None:
             self.well.add((pod.uid, pod.generation, pod.ranks[local]))
         if not pod.live:
-            pod.phase, pod.killing, pod.doomed = "exited", False, False
+            pod.end()
+            if not pod.hung or pod.fenced:
+                self._end_tree(pod)
+
+    def leave_group(self, uid: str, local: int) -> None:
+        """A worker starts a process that leaves its group and session."""
+        pod = self.pods.get(uid)
+        if pod is not None and local in pod.alive and not pod.killing:
+            pod.outside = True
+
+    def _end_tree(self, pod: SimPod) -> None:
+        """The shim (at the fence: its watchdog) kills what is left below it, in whatever session or group; the pod has
+        ended when that has."""
+        if not pod.outside:
+            return
+        token = pod.generation
+
+        def ended() -> None:
+            if self.pods.get(pod.uid) is pod and pod.generation == token and pod.outside:
+                pod.outside = False
+                if pod.phase == "stopping":
+                    pod.end()
+                self.touch()
+
+        self.later(self.rng.uniform(0.001, TREE), ended)
 
     def lose_peers(self, uid: str, token: Token) -> None:
         """A peer is gone: the workers here fail in their collective a moment later."""
@@ -306,10 +339,21 @@ class SimMachine:
         self.guilty.append(Guilt(uid, token, self.name, None, False))
         pod.alive.clear()
         pod.held.clear()
-        pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
-        if pod.retiring:
-            self._forget(uid)
-        self.touch()
+
+        def gone() -> None:
+            """Once the pod's cgroup is empty."""
+            pod.outside = False
+            if self.pods.get(uid) is not pod:
+                return
+            pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
+            if pod.retiring:
+                self._forget(uid)
+            self.touch()
+
+        if pod.outside:
+            self.later(self.rng.uniform(0.001, TREE), gone)
+        else:
+            gone()
         if was and token is not None:
             self.peers(uid, token, self.name)
 
@@ -408,6 +452,8 @@ class SimMachine:
         if pod is not None and pod.live:
             pod.fenced = True
             self._kill([pod])
+        elif pod is not None:
+            self._end_tree(pod)
 
     def _look(self, uid: str) -> None:
         """The shim reads its grant: a time that was shortened, or an order to stop."""
@@ -450,6 +496,10 @@ class SimMachine:
             pod.fenced = True
         if doomed:
             self._kill(doomed)
+        for uid, pod in self.pods.items():
+            pod.outside = pod.outside and now < self.granted(uid)
+            if pod.phase == "stopping" and not pod.live and not pod.outside:
+                pod.end()
         self.observe(self.name)
 
     # --- commands
@@ -477,7 +527,7 @@ class SimMachine:
 
     def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
         pod = self._acts(uid)
-        if pod is None or pod.phase == "gone" or (pod.live and not pod.doomed):
+        if pod is None or pod.phase == "gone" or (pod.live and not pod.doomed) or (pod.outside and not pod.live):
             return
         known = self.promised.get(uid)
         if known is not None and known.number > token.number:
@@ -500,7 +550,7 @@ class SimMachine:
         pod = self._acts(uid)
         if pod is None or pod.phase in ("gone", "preparing") or pod.generation == order.token:
             return
-        if pod.highest is None or order.token.number < pod.highest.number or pod.live:
+        if pod.highest is None or order.token.number < pod.highest.number or pod.live or pod.outside:
             return
         pod.restarted = []
         pod.generation, pod.exits, pod.fenced, pod.refused, pod.stall = order.token, [], False, "", None
@@ -591,5 +641,6 @@ class SimMachine:
         elif pod is not None:
             pod.alive.clear()
             pod.held.clear()
+            pod.outside = False
             self._forget(uid)
             self.touch()

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -28,11 +28,17 @@ from nodeagent.lease.failsafe import Question
 from nodeagent.lease.grants import Grant
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.model.job import Admission, JobRecord
+from nodeagent.model.jobspec import Role
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Member, PodReport
-from nodeagent.plan.cluster import RefusalKind
-from nodeagent.plan.job import gang
+from nodeagent.plan.cluster import Cluster, RefusalKind
+from nodeagent.plan.failure.faults import find_fault
+from nodeagent.plan.job import gang, running
+from nodeagent.plan.job.running import judge_before
+from nodeagent.plan.placing import placement, places
+from nodeagent.plan.placing.places import Layout, Site
 from nodeagent.plan.pods import pod
+from nodeagent.plan.steps import Decision
 from nodeagent.pods.base import PodStatus
 from nodeagent.store import calls, client, scripts
 from nodeagent.store.messages import Saved
@@ -44,7 +50,7 @@ from tests.sim import cluster as cluster_module
 from tests.sim import provocations, saved
 from tests.sim.cluster import SimCluster
 from tests.sim.host import SimHost
-from tests.sim.machine import SimMachine
+from tests.sim.machine import SimMachine, SimPod
 from tests.sim.virtual import run_virtual
 
 Provocation = Callable[[SimCluster], Awaitable[None]]
@@ -338,7 +344,7 @@ def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
 def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
     """A lease process gives the lease back before the shims have said that nothing runs, or their time was over."""
     real = Core.look
-    patch.setattr(Core, "look", lambda core, now, obeyed: real(core, now, {}))
+    patch.setattr(Core, "look", lambda core, now, obeyed: real(core, now, dict))
 
 
 def departures_not_saved(patch: pytest.MonkeyPatch) -> None:
@@ -432,6 +438,15 @@ def judged_at_once(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("put_entries(job, 'silent', silent)", "put_entries(job, 'silent', {})"))
 
 
+def the_new_fault_goes_first(patch: pytest.MonkeyPatch) -> None:
+    """A gang that has failed again is formed anew before it is written down what had ended the generation before."""
+
+    def unless_it_failed(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
+        return judge_before(cluster, job, wall) if find_fault(cluster, job, wall) is None else None
+
+    patch.setattr(gang, "judge_before", unless_it_failed)
+
+
 def one_trainer_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A node says that its workers of the role that completes the job have ended well when the first of them has."""
 
@@ -457,16 +472,55 @@ def roles_start_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pod, "_release", at_once)
 
 
+def _least_one(one: Role) -> dict[str, object]:
+    return {"replicas" if one.replicas else "nodes": one.size.model_copy(update={"min": 1})}
+
+
+def roles_shrink_to_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A role goes on with fewer places than its file allows."""
+    lay_out = places.lay_out
+
+    def fewer(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
+        return lay_out([one.model_copy(update=_least_one(one)) for one in roles], sites)
+
+    patch.setattr(placement, "lay_out", fewer)
+
+
+def places_keep_their_gaps(patch: pytest.MonkeyPatch) -> None:
+    """Of a role that has lost a place the others keep their indexes."""
+    patch.setattr(places._Try, "_number_anew", lambda _self: None)
+
+
+def roles_stay_small(patch: pytest.MonkeyPatch) -> None:
+    """A role that has shrunk does not grow when there is room again."""
+    patch.setattr(running, "_join_roles", lambda *_: Decision(None))
+
+
 def silent_shims_left_alone(patch: pytest.MonkeyPatch) -> None:
     """A shim that does not answer its agent is not killed by its host."""
     patch.setattr(SimMachine, "_kill_silent", lambda machine, pod: None)
 
 
+def only_groups_are_killed(patch: pytest.MonkeyPatch) -> None:
+    """What has left its worker's group and session is not killed with it."""
+
+    def end(pod: SimPod) -> None:
+        pod.phase, pod.killing, pod.doomed = "exited", False, False
+
+    patch.setattr(SimMachine, "_end_tree", lambda machine, pod: None)
+    patch.setattr(SimPod, "end", end)
+
+
 MUTANTS = (
+    Mutant(only_groups_are_killed, provocations.a_process_outside_its_group),
     Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
     Mutant(one_trainer_is_enough, provocations.trainers_end_one_by_one),
     Mutant(roles_start_at_once, provocations.trainers_end_one_by_one),
+    Mutant(roles_shrink_to_nothing, provocations.loses_one_node_and_then_another),
+    Mutant(places_keep_their_gaps, provocations.loses_one_node_and_then_another),
+    Mutant(roles_stay_small, provocations.loses_one_node_and_then_another),
     Mutant(judged_at_once, provocations.peers_hide_why_they_fail),
+    Mutant(the_new_fault_goes_first, provocations.the_next_fault_comes_before_the_verdict),
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(freed_and_still_counted, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),

@@ -14,6 +14,7 @@ from nodeagent.lease.failsafe import RESEND
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.peers import Message
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
+from nodeagent.store.messages import Woken
 
 Result = TypeVar("Result")
 
@@ -195,22 +196,22 @@ class LinkedStore:
         real = getattr(self._real, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            if name == "wait":
-                return await self._wait(*args, **kwargs)
+            if name == "wake":
+                return await self._wake(*args, **kwargs)
             return await self._call(real, args, kwargs)
 
         setattr(self, name, call)  # found by itself the next time
         return call
 
-    async def _wait(self, after: str, timeout: float, *who: Any) -> str:
+    async def _wake(self, after: str, timeout: float, *who: Any) -> Woken:
         await self._gate.passed()
         if self._link.cut or self._link.cut_replies or self._link.frozen.closed:
             await asyncio.sleep(timeout)
             raise StoreUnavailableError("the link is cut")
-        newest: str = await self._real.wait(after, timeout, *who)
+        woken: Woken = await self._real.wake(after, timeout, *who)
         await asyncio.sleep(self._link.delay(self._rng))
         await self._gate.passed()
-        return newest
+        return woken
 
     async def _call(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await self._gate.passed()

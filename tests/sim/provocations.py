@@ -439,6 +439,29 @@ async def a_shim_hangs(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("a") and cluster.job("a").head != head, 90, "whole again")
 
 
+async def a_process_outside_its_group(c: SimCluster) -> None:
+    """A worker of each member has started a process that left its group and session: a planned stop, a killed worker, a
+    fence and a killed shim end it all the same."""
+    await started(c, 1, 3)
+    for how in ("stop", "worker", "fence", "shim"):
+        await c.until(lambda: c.whole("j") and len(members(c)) == 3, 90, "whole")
+        await asyncio.sleep(3)
+        before, last = c.job("j").head, members(c)[-1]
+        for name in members(c):
+            c.nodes[name].machine.leave_group("uid-j", 0)
+        if how == "stop":
+            await c.operate("j", restart=1)
+        elif how == "worker":
+            c.nodes[last].machine.worker_ends("uid-j", 0, signal=9)
+        elif how == "shim":
+            c.nodes[last].machine.kill_shim("uid-j")
+        else:
+            cut(c, [last])
+        await c.until(lambda: c.job("j").head != before and c.whole("j"), 90, "formed again")  # noqa: B023
+        await asyncio.sleep(3)
+        cut(c, [last], False)
+
+
 async def overloaded(cluster: SimCluster) -> None:
     """Each call takes so long that the store can carry out a third of what comes at rest, for longer than a lease: all
     ask less often, no training is disturbed, and it ends with its cause."""
@@ -491,3 +514,59 @@ async def trainers_end_one_by_one(cluster: SimCluster) -> None:
         end(cluster, cluster.job("j"), "trainer", 1)
         await asyncio.sleep(2)
     await cluster.until(lambda: cluster.job("j").phase == "succeeded", 10, "the last one has ended")
+
+
+async def the_next_fault_comes_before_the_verdict(cluster: SimCluster) -> None:
+    """A member is fenced, and says so last, so that the budget pays for a victim. In the moment in which the gang runs
+    again the shim of another dies, and who would put that right is stuck: once the next generation is formed, nobody
+    can."""
+    await cluster.submit("j", 2, 3, 3)
+    await cluster.until(lambda: cluster.whole("j"), 90, "whole")
+    await asyncio.sleep(TIMING.early)  # so that what peers end with ends no job
+    head = cluster.job("j").head
+    assert head is not None
+    first, other, fenced = (cluster.nodes[member.node] for member in head.ordered())
+    fenced.freeze_agent()
+    fenced.lease.gate.close()
+
+    def waits_for_it() -> bool:
+        head = cluster.job("j").head
+        return head is not None and head.state == "forming" and [*head.missing] == [fenced.name]
+
+    await cluster.until(waits_for_it, TIMING.lease, "all others have acknowledged the next generation")
+    first.freeze_agent()
+    other.machine.kill_shim("uid-j")
+    fenced.thaw()
+    await asyncio.sleep(1)
+    first.thaw()
+    await cluster.until(lambda: cluster.job("j").restarts == 2 and cluster.whole("j"), 90, "whole again")
+    await asyncio.sleep(TIMING.lease)
+    cluster.checker.check_blame()
+    paid = [entry.kind for entry in cluster.job("j").budget.values() if entry.counts]
+    assert paid == ["pod_failed"], cluster.describe()
+
+
+async def loses_one_node_and_then_another(cluster: SimCluster) -> None:
+    """Of a job with an elastic role, which goes on with three places of four, and not with two."""
+    servers, trainers = role("server", replicas=2), role("trainer", replicas=4, workers=3, least=3)  # one on a node
+    await cluster.submit("j", 1, 1, 1, roles=(servers, trainers), completes="trainer")
+
+    def runs_with(count: int) -> bool:
+        head = cluster.job("j").head
+        return head is not None and cluster.whole("j") and head.sizes == {"server": 2, "trainer": count}
+
+    await cluster.until(lambda: runs_with(4), 90, "whole")
+    head = cluster.job("j").head
+    assert head is not None
+    first = next(m.node for m in head.ordered() if any(place.name == "trainer.0" for place in m.places))
+    await cluster.nodes[first].power_cut()
+    await cluster.until(lambda: runs_with(3), 60, "it goes on with three")
+    second = cluster.job("j").head.ordered()[0].node  # type: ignore[union-attr]
+    await cluster.nodes[second].power_cut()
+    await cluster.until(lambda: cluster.job("j").phase == "holding", 60, "two are too few")
+    await asyncio.sleep(20)
+    assert cluster.job("j").phase == "holding" and not cluster.checker.running("uid-j")
+    cluster.nodes[first].power_on()
+    await cluster.until(lambda: runs_with(3), 90, "three again")
+    cluster.nodes[second].power_on()
+    await cluster.until(lambda: runs_with(4), 90, "it has grown again")

@@ -16,7 +16,7 @@ from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.faults import FAULTS, Fault
-from tests.sim.schedule import heal
+from tests.sim.schedule import heal, unscale
 from tests.sim.virtual import run_virtual
 
 STORM = 40.0
@@ -57,13 +57,14 @@ class Seen:
 
 def role(
     name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1, restart: Literal["gang", "alone"] = "gang",
-    after: tuple[str, ...] = (),
+    after: tuple[str, ...] = (), least: int = 0,
 ) -> Role:  # fmt: skip
-    """One with as many places as ``nodes`` or ``replicas`` says."""
+    """One with as many places as ``nodes`` or ``replicas`` says; elastic with ``least``."""
     size = nodes or replicas
+    places = Nodes(min=least or size, max=size, target=size)
     return Role(
-        name=name, command=("train",), nodes=Nodes(min=nodes or 1, max=size, target=size), replicas=replicas or None,
-        workers_per_node=workers, restart=restart, after=after,
+        name=name, command=("train",), nodes=places if nodes else Nodes(min=1, max=size, target=size),
+        replicas=None if nodes else places, workers_per_node=workers, restart=restart, after=after,
     )  # fmt: skip
 
 
@@ -85,9 +86,21 @@ def drawn(seed: int) -> Roles:
         both = rng.choice([("trainer",), ("server",), ("server", "trainer")])
         roles.append(role("judge", replicas=rng.randint(1, nodes), after=both if rng.random() < 0.8 else ()))
     rng.shuffle(roles)
+    roles = [_elastic(seed, one) for one in roles]
     return Roles(
         nodes, tuple(roles), rng.choice(["trainer", "trainer", "trainer", ""]), rng.choice([0.0, 0.1, 0.3, 0.6])
     )
+
+
+def _elastic(seed: int, one: Role) -> Role:
+    """Half of those with more than one place can go on with fewer."""
+    rng = random.Random(f"roles {seed}: elastic {one.name}")
+    if one.places == 1 or rng.random() < 0.5:
+        return one
+    size = one.size.model_copy(update={"min": rng.randint(1, one.places - 1), "max": one.places + rng.randint(0, 1)})
+    if one.replicas is None:
+        return one.model_copy(update={"nodes": size})
+    return one.model_copy(update={"replicas": size, "nodes": Nodes(min=1, max=size.max, target=size.target)})
 
 
 def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> int:
@@ -217,7 +230,12 @@ async def _run(seed: int) -> Seen:
 async def _play_on(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
     """All is mended: the job comes to its end."""
     lost = cluster.checker.forgotten
-    await cluster.until(lambda: cluster.find(JOB) is not None or lost, 60, "an emptied store is given back")
+    over = cluster.checker.has_ended(JOB)
+    await cluster.until(lambda: cluster.find(JOB) is not None or lost or over, 60, "an emptied store is given back")
+    if cluster.find(JOB) is None and over is not None:
+        seen.ended[over] += 1
+        await cluster.until(lambda: not cluster.checker.running(f"uid-{JOB}"), 60, "what has ended is stopped")
+        return
     if cluster.find(JOB) is None:  # perhaps no agent that was there knew the job
         await asyncio.sleep(30)
     if cluster.find(JOB) is None:
@@ -226,9 +244,8 @@ async def _play_on(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
         return
     if cluster.job(JOB).phase not in TERMINAL:
         await cluster.operate(JOB, desired="run")
-    scale = cluster.job(JOB).control.scale
-    if scale is not None and scale.state == "set":  # while it was paused: there may never be room
-        await cluster.scale(JOB, "scale", role=scale.role, target=scale.before)
+    head = cluster.job(JOB).head
+    await unscale(cluster, JOB, head.sizes if head is not None else {})
     limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
     await cluster.until(lambda: cluster.job(JOB).phase in TERMINAL or _fine(cluster), limit, "whole again")
     await asyncio.sleep(TIMING.lease * 2)  # what comes of the last faults

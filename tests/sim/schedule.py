@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -87,6 +88,21 @@ async def heal(cluster: SimCluster) -> None:
     for job in list(cluster.server.state.jobs.values()):
         if job.phase not in TERMINAL:
             await cluster.operate(job.name, desired="run")
+
+
+async def unscale(cluster: SimCluster, name: str, had: Mapping[str, int]) -> None:
+    """Every role that was scaled beyond its file's places and beyond those that it had (``had``) gets the file's again:
+    there may be no room for more. Of several that were, the scale-out that is pending goes first, since no other role
+    is scaled meanwhile."""
+    while (job := cluster.find(name)) is not None and job.phase not in TERMINAL:
+        file = {role.name: role.places for role in job.spec.roles}
+        large = [r.name for r in job.sized.roles if r.places > max(file[r.name], had.get(r.name, 0))]
+        if not large:
+            return
+        growing = job.control.growing
+        first = growing.role if growing is not None and growing.role in large else large[0]
+        if not await cluster.scale(name, "scale", timeout=0.0, role=first, target=file[first]):
+            raise AssertionError(f"{name}: {first} cannot be scaled back: {job.control}")
 
 
 def _lively(cluster: SimCluster) -> bool:

@@ -27,7 +27,7 @@ from tests.sim.cluster import RECOVERED, TIMING, SimCluster
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.invariants import Broken
 from tests.sim.parts import sim_spec
-from tests.sim.schedule import WORKERS, heal
+from tests.sim.schedule import WORKERS, heal, unscale
 from tests.sim.test_shares import held, in_use, share, watch
 from tests.sim.virtual import run_virtual
 
@@ -534,13 +534,10 @@ async def _storm(cluster: SimCluster, pause: float) -> None:
 
 
 async def _resize(cluster: SimCluster, teams: Teams) -> None:
-    """A role that was scaled out while its job did not run gets its places again: there may be no room for more."""
+    """A role that was scaled out gets its file's places again: there may be no room for more."""
     for work in teams.jobs:
-        job = cluster.find(work.name)
-        if work.in_roles and job is not None and job.phase not in TERMINAL:
-            for role in job.spec.roles:
-                if job.control.sizes.get(role.name, 0) > role.places:
-                    await cluster.scale(work.name, "scale", timeout=0.0, role=role.name, target=role.places)
+        if work.in_roles:
+            await unscale(cluster, work.name, {})
 
 
 async def _run(seed: int) -> Seen:

@@ -11,6 +11,7 @@ from nodeagent.store import codec
 from nodeagent.store.keys import prefix
 from tests.inprocess.server import CLUSTER
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.parts import WatchedServer
 from tests.sim.provocations import store_loses_writes
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_failsafe import alive, members, pids, started
@@ -40,6 +41,37 @@ def test_what_is_removed_while_a_job_runs_is_given_back_and_a_worker_that_dies_i
         assert (_number(c), c.job("j").phase) == (number, "running")
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
         await c.until(lambda: _number(c) > number and c.whole("j"), 60, "the worker is replaced")
+        assert len(c.server.state.jobs) == 1
+
+    simulate(4, scenario)
+
+
+@pytest.mark.parametrize("text", ["", "{"], ids=["nothing", "no JSON"])
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [
+        *((key, "") for key in ("job:uid-j", "node:n2", "names", "alloc:n1", "highest", "lease", "changes")),
+        *(("job:uid-j", field) for field in ("control", "spec", "since", "last_number", "head_number", "head_cause")),
+        ("node:n2", "seq"), ("node:n2", "facts"),
+    ],
+)  # fmt: skip
+def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field: str, text: str) -> None:
+    """A field that nobody can read, or (no field) a key that has become a text. A field with nothing in it passed for
+    JSON where the store looks for damage, and the job was stuck for ever."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before, number = pids(c), _number(c)
+        c.checker.store_loses()
+        c.damaged = True
+        watched = c.server
+        assert isinstance(watched, WatchedServer)
+        watched.spoiled = True
+        c.server.spoil(key, field, text)
+        await asyncio.sleep(10)
+        assert pids(c) == before, "nothing that runs is hurt"
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: c.find("j") is not None and _number(c) > number and c.whole("j"), 60, "it is replaced")
         assert len(c.server.state.jobs) == 1
 
     simulate(4, scenario)

@@ -17,6 +17,7 @@ from nodeagent.plan.failure.faults import all_succeeded, spent
 from tests.sim import roles
 from tests.sim.cluster import SimCluster
 from tests.sim.roles import end, role
+from tests.sim.schedule import unscale
 from tests.sim.test_directed import simulate
 from tests.sim.test_random import REPLAY
 
@@ -148,6 +149,25 @@ def test_a_role_that_has_no_room_is_rolled_back_while_the_gang_goes_on() -> None
         assert (job.control.scale.state, job.control.target, job.restarts) == ("rolled_back", 4, 0)
         assert "scale of trainer to 3 timed out after 5s: no node has room for trainer.2" in job.control.scale.reason
         assert len(places(c)) == 4
+
+    simulate(2, scenario)
+
+
+def test_all_roles_that_were_scaled_while_it_was_paused_are_scaled_back() -> None:
+    """As the schedules do, that would otherwise wait for room that there never is."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        await c.operate("j", desired="pause")
+        await c.until(lambda: c.job("j").phase == "paused", 30, "paused")
+        assert await c.scale("j", "scale", role="trainer", target=3)
+        assert await c.scale("j", "scale", role="server", target=9)
+        await c.operate("j", desired="run")
+        await asyncio.sleep(5)
+        assert c.job("j").phase == "holding"
+        await unscale(c, "j", c.job("j").head.sizes)  # type: ignore[union-attr]
+        await c.until(lambda: len(places(c)) == 4, 30, "it goes on as large as its file has it")
 
     simulate(2, scenario)
 

@@ -7,6 +7,7 @@ listens on a unix socket). One node's cable, and an agent's clock, are cut and s
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -31,6 +32,8 @@ SKEW = 3600
 """Seconds by which the clock of Redis is put forth or back, at most."""
 CUT = ("meta l4proto tcp", "meta l4proto udp", "meta l4proto { tcp, udp }")
 """What does not arrive: between workers, between agents, or all."""
+_cuts = itertools.count(1)
+"""Each cut has a table of its own: of two at the same time one ends first."""
 FLOOD = 300
 """Requests of an API flood."""
 
@@ -176,13 +179,13 @@ def disk_full(place: Place, draw: Draw) -> bool:
 
 def cable_cut(place: Place, draw: Draw) -> bool:
     """On a machine with one node each it would be the switch that is gone. Connections stand still and go on."""
-    rule = CUT[int(draw["which"] * len(CUT))]
-    chain = "add table ip soak; add chain ip soak in { type filter hook input priority 0; }"
+    rule, table = CUT[int(draw["which"] * len(CUT))], f"soak{next(_cuts)}"
+    chain = f"add table ip {table}; add chain ip {table} in {{ type filter hook input priority 0; }}"
+    subprocess.run(["nft", f"{chain}; add rule ip {table} in {rule} drop"], check=True, capture_output=True)
     try:
-        subprocess.run(["nft", f"{chain}; add rule ip soak in {rule} drop"], check=True, capture_output=True)
         time.sleep(draw["away"])
     finally:
-        subprocess.run(["nft", "delete table ip soak"], check=False, capture_output=True)
+        subprocess.run(["nft", f"delete table ip {table}"], check=True, capture_output=True)
     return True
 
 

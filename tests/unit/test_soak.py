@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,33 @@ def test_the_clock_of_redis_is_put_forth_or_back_and_back_again(
         assert FAULTS["clock skew"](one, {"which": which, "away": 1.0})
         shown.append((tmp_path / "clock").read_text())
     assert shown == ["-3600\n", "+0\n", "+1800\n", "+0\n"]
+
+
+def test_of_two_cuts_at_the_same_time_the_end_of_one_does_not_end_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, cuts = place(7, tmp_path), set[str]()
+    asleep, ends = threading.Barrier(3), {name: threading.Event() for name in ("long", "short")}
+
+    def nft(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+        for verb, _, _, table in (words[:4] for text in command[1:] for words in [text.split(";")[0].split()]):
+            (cuts.add if verb == "add" else cuts.remove)(table)
+        return subprocess.CompletedProcess(command, 0)
+
+    def sleep(name: str) -> None:
+        asleep.wait(10)
+        ends[name].wait(10)
+
+    monkeypatch.setattr("tests.soak.faults.subprocess.run", nft)
+    monkeypatch.setattr("tests.soak.faults.time.sleep", sleep)
+    draws = {name: dict[str, object](which=0.5, away=name) for name in ends}
+    both = {name: threading.Thread(target=FAULTS["cable cut"], args=(one, draw)) for name, draw in draws.items()}
+    for thread in both.values():
+        thread.start()
+    asleep.wait(10)
+    left = [len(cuts)]
+    for name in ("short", "long"):
+        ends[name].set()
+        both[name].join(10)
+        left.append(len(cuts))
+    assert left == [2, 1, 0]

@@ -35,8 +35,9 @@ TEXT = frozenset(
     {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".sh", ".service", ".j2", ".cfg", ".txt", ""}
 )
 SKIPPED = frozenset(
-    {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "test-results"}
-)
+    {".git", ".venv", ".frameworks", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__",
+     "test-results"}
+)  # fmt: skip
 
 
 def top(name: str) -> str:

@@ -161,7 +161,7 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     A member that is gone and has not answered since was the cause, and costs nothing. Else it may be another worker's
     fault than the one that was told of first. What would end the job does so once everybody has answered.
     """
-    entry = job.budget.get(str(job.last_number))
+    entry = job.budget.get(str(job.last_number)) if job.budget else None
     if job.head is None or entry is None or not entry.counts or entry.kind not in COUNTS:
         return None
     lost = sorted((n for n, life in job.silent.items() if cluster.gone(n, life)), key=natural)

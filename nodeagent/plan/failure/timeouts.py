@@ -6,7 +6,7 @@ All agents read the same record (``JobRecord.time_used``), so all of them agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, Outcome
@@ -57,18 +57,27 @@ class Due:
 
     at: int
     action: ActionName
+    event: EventName
     why: str
+    """The sentence that it acts with then."""
 
 
 def next_due(job: JobRecord) -> Due | None:
-    """The policy with a timeout that acts first; None: none waits. Nobody's who is to be paused or stopped does."""
+    """The policy with a timeout that acts first; None: none waits."""
+    return min(dues(job), key=lambda due: due.at, default=None)
+
+
+def dues(job: JobRecord) -> list[Due]:
+    """All policies whose time runs, in the order in which they are asked. None of a job that is to be paused or
+    stopped, or has ended."""
     spec = job.spec
     if job.control.desired != "run" or not any(one.timeout for one in _all(spec)):
-        return None
-    found = [
+        return []
+    return [
         Due(
             one.since + millis(policy.timeout),
             policy.do,
+            one.event,
             sentence(policy.do, one.event, f"{one.lasts} {spoken(policy.timeout)}"),
         )
         for one in conditions(job)
@@ -76,26 +85,26 @@ def next_due(job: JobRecord) -> Due | None:
         for policy in policies
         if policy.timeout is not None and policy.names(one.event, one.exit_code)
     ]
-    return min(found, key=lambda due: due.at, default=None)
 
 
-def _all(spec: JobSpec) -> Iterator[Policy]:
-    yield from spec.policies
+def _all(spec: JobSpec) -> Sequence[Policy]:
+    found = spec.policies
     for role in spec.roles:
-        yield from role.policies or ()
+        if role.policies:
+            found += role.policies
+    return found
 
 
-def overdue(cluster: Cluster, job: JobRecord) -> Decision | None:
-    """The end, or the pause, of a job for what has lasted for too long; None while nothing has."""
-    due = next_due(job)
+def overdue(cluster: Cluster, job: JobRecord, due: Due | None) -> Decision | None:
+    """The end, or the pause, of a job for what has lasted for too long; None while nothing has. ``due``: its
+    ``next_due``."""
     if due is None or cluster.served < due.at or due.action not in ENDS:
         return None
     return ending(cluster, job, ENDS[due.action], Outcome(code=1, text=due.why), gone_nodes(cluster, job))
 
 
-def until_due(job: JobRecord, decision: Decision) -> Decision:
-    """A wait that lasts until the next policy acts at most."""
-    due = next_due(job)
+def until_due(decision: Decision, due: Due | None) -> Decision:
+    """A wait that lasts until the next policy acts at most. ``due``: the job's ``next_due``."""
     if decision.step is not None or due is None or 0 < decision.at <= due.at:
         return decision
     return replace(decision, at=due.at)
@@ -130,8 +139,7 @@ def over_time(cluster: Cluster, job: JobRecord) -> Decision | None:
 
 def until_time_is_over(job: JobRecord, decision: Decision) -> Decision:
     """A wait that lasts until the job's time is over at most."""
-    at = ends_at(job)
-    if decision.step is not None or not at or 0 < decision.at <= at:
+    if decision.step is not None or not (at := ends_at(job)) or 0 < decision.at <= at:
         return decision
     return replace(decision, at=at)
 

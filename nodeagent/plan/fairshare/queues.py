@@ -72,7 +72,11 @@ def above(tree: Queues, name: str) -> tuple[str, ...]:
     return tree.paths.get(name) or (name,)
 
 
-def dominant(use: Resources, total: Resources) -> float:
+Amounts = tuple[int, int, int]
+"""As ``Resources``, or these."""
+
+
+def dominant(use: Amounts, total: Resources) -> float:
     """The largest part of the cluster that this is, of one of its resources."""
     (gpus, nodes, slots), (all_gpus, all_nodes, all_slots) = use, total
     return max(
@@ -92,7 +96,7 @@ class Part(NamedTuple):
 NO_PART = Part()
 
 
-def beyond(use: Resources, part: Part, total: Resources) -> float:
+def beyond(use: Amounts, part: Part, total: Resources) -> float:
     """How much more than the part this is, of the resource of which it is most, as a part of the cluster; below 0 if it
     is less of each resource."""
     (gpus, nodes, slots), (due_gpus, due_nodes, due_slots), (all_gpus, all_nodes, all_slots) = use, part, total
@@ -262,9 +266,9 @@ def in_line(
     line = sorted(jobs, key=lambda job: (job.order, job.uid))
     first = _within_guarantees(cluster, line)
     classes: dict[tuple[bool, int, int], list[JobRecord]] = {}
+    priorities = {name: queue.priority for name, queue in cluster.queues.by_name.items()}
     for job in line:
-        queue = cluster.queues.by_name.get(queue_of(job.spec.queue))
-        rank = job.uid in first, queue.priority if queue is not None else 0, job.spec.priority
+        rank = job.uid in first, priorities.get(queue_of(job.spec.queue), 0), job.spec.priority
         classes.setdefault(rank, []).append(job)
     turns = _Turns(cluster, past, without_room)
     return [job for rank in sorted(classes, reverse=True) for job in turns.take(classes[rank])]
@@ -332,11 +336,14 @@ class _Turns:
     def take(self, jobs: Sequence[JobRecord]) -> Iterable[JobRecord]:
         """All of them, in order. ``jobs``: the oldest first."""
         below: dict[str, dict[str, None]] = {}
+        seen = set[tuple[str, ...]]()
         for job in reversed(jobs):
             path = self._path(job)
             self._branch(path[-1], path[-2]).jobs.append(job)
-            for parent, child in pairwise(path):
-                below.setdefault(parent, {})[child] = None
+            if path not in seen:
+                seen.add(path)
+                for parent, child in pairwise(path):
+                    below.setdefault(parent, {})[child] = None
         self._line_up(TOP, below)
         return [self._next() for _ in jobs]
 
@@ -344,40 +351,45 @@ class _Turns:
         heap = self._branch(parent).below
         for child in below.get(parent, ()):
             self._line_up(child, below)
-            heap.append(self._entry(child))
+            heap.append(self._entry(child, self._branches[child]))
         heapq.heapify(heap)
 
     def _next(self) -> JobRecord:
-        path, name = [TOP], TOP
-        while heap := self._branches[name].below:
-            name = heapq.heappop(heap)[3]
-            path.append(name)
-        last = self._branches[name]
+        path, last = list[tuple[list[_Entry], str, _Branch]](), self._branches[TOP]
+        while heap := last.below:
+            name = heap[0][3]
+            last = self._branches[name]
+            path.append((heap, name, last))
         job = last.jobs.pop()
         use = NOTHING if job.uid in self._without_room else last.next
-        for parent, child in reversed([*pairwise(path)]):
-            branch = self._branches[child]
+        for heap, name, branch in reversed(path):
             if use is not NOTHING:
                 branch.use = branch.use.and_(use)
             if branch.jobs or branch.below:
-                heapq.heappush(self._branches[parent].below, self._entry(child))
+                heapq.heapreplace(heap, self._entry(name, branch))
+            else:
+                heapq.heappop(heap)
         return job
 
-    def _entry(self, name: str) -> _Entry:
+    def _entry(self, name: str, branch: _Branch) -> _Entry:
         """By the share that it would have with its next job; of equal ones the one with the older job goes first."""
-        branch = self._branches[name]
-        branch.next = self._uses(branch.jobs[-1]) if branch.jobs else self._branches[branch.below[0][3]].next
-        then = branch.use.and_(branch.next)
-        oldest = branch.jobs[-1].order if branch.jobs else branch.below[0][2]
+        if branch.jobs:
+            job = branch.jobs[-1]
+            branch.next, oldest = self._uses(job), job.order
+        else:
+            first = branch.below[0]
+            branch.next, oldest = self._branches[first[3]].next, first[2]
+        (gpus, nodes, slots), more = branch.use, branch.next
+        then = gpus + more[0], nodes + more[1], slots + more[2]
         share = dominant(then, self._total) / branch.weight + branch.past
-        return self._has_part(branch, then), share, oldest, name
+        return 2 if branch.entitled is None else self._has_part(branch, branch.entitled, then), share, oldest, name
 
-    def _has_part(self, branch: _Branch, then: Resources) -> int:
+    def _has_part(self, branch: _Branch, part: Part, then: Amounts) -> int:
         """How far the queue has its part; ``then``: what it has with its next job. Who is within its part goes before
         others, whatever it used before."""
-        if branch.entitled is None or beyond(branch.use, branch.entitled, self._total) > -ROUNDING:
+        if beyond(branch.use, part, self._total) > -ROUNDING:
             return 2
-        return 0 if beyond(then, branch.entitled, self._total) <= ROUNDING else 1
+        return 0 if beyond(then, part, self._total) <= ROUNDING else 1
 
     def _path(self, job: JobRecord) -> tuple[str, ...]:
         """From the root over the queues to the user."""

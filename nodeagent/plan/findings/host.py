@@ -34,7 +34,7 @@ def judge_host(facts: HostFacts) -> tuple[Finding, ...]:
     """Everything worth saying, errors first; empty when all is well and known."""
     parts: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
         _python, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _hardware, _clock,
-        _unknown,
+        _containers, _unknown,
     )  # fmt: skip
     found = [finding for part in parts for finding in part(facts)]
     order = ("error", "warning", "info")
@@ -168,6 +168,31 @@ def _clock(facts: HostFacts) -> Iterator[Finding]:
             "measured with it, and bear 1 %",
             "maxslewrate 8000 in chrony's config (/etc/chrony/conf.d/nodeagent.conf), then systemctl restart chrony",
         )
+
+
+_LACKS = {
+    "catatonit": ("there is no catatonit, which passes signals on in podman's containers", "apt-get install catatonit"),
+    "subuid": (
+        "users have no ids for podman's containers: /etc/subuid is empty",
+        "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER; without overlaps, for each user",
+    ),
+    "cgroups": (
+        "both versions of cgroups have controllers, which crun, podman's runtime, refuses",
+        "boot with systemd.unified_cgroup_hierarchy=1",
+    ),
+}
+
+
+def _containers(facts: HostFacts) -> Iterator[Finding]:
+    """A machine without containers is sound; what it says is for who submits jobs that need them."""
+    if facts.runtimes is None:
+        return
+    for name in facts.podman_lacks:
+        what, fix = _LACKS[name]
+        yield _warning(f"jobs with `container` cannot use podman here: {what}", fix)
+    if not facts.runtimes:
+        what = "neither podman nor apptainer is installed: jobs with `container` do not run here"
+        yield Finding(severity="info", what=what, fix="apt-get install podman catatonit, where that is wanted")
 
 
 def _unknown(facts: HostFacts) -> Iterator[Finding]:

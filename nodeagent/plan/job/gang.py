@@ -22,7 +22,7 @@ from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import sick_members
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
 from nodeagent.plan.queueing import dependencies
-from nodeagent.plan.steps import Activate, Decision, End, Judge, Remove
+from nodeagent.plan.steps import Activate, Decision, End, Remove
 
 
 def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
@@ -32,12 +32,15 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     refusal = cluster.refused.get(job.uid)
     if refusal is not None and not (refusal.controlled and job.control.desired == "stop"):
         return Decision(None, (refusal.text,), steady=True)
+    if refusal is None and (judged := judge_before(cluster, job, wall)) is not None:
+        return judged
     if job.control.desired == "stop":
         return _stop(cluster, job)
     if (noted := dependencies.after_others(cluster, job)) is not None:
         return noted
-    over = timeouts.over_time(cluster, job) or timeouts.overdue(cluster, job)
-    return over or timeouts.until_time_is_over(job, timeouts.until_due(job, _decide_live(cluster, job, wall)))
+    due = timeouts.next_due(job)
+    over = timeouts.over_time(cluster, job) or timeouts.overdue(cluster, job, due)
+    return over or timeouts.until_time_is_over(job, timeouts.until_due(_decide_live(cluster, job, wall), due))
 
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
@@ -48,16 +51,12 @@ def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     settled = settle_scale(cluster, job)
     if settled is not None:
         return settled
-    head = job.head
     if job.control.desired == "pause":
-        active = head is not None and head.state == "active"
-        judged = judge_before(cluster, job, gone_nodes(cluster, job), wall) if active else None
-        if judged is not None and isinstance(judged.step, Judge):
-            return judged  # the pause ends this generation, and nobody could judge the one before any more
         return _pause(cluster, job)
     silent = silence(cluster, job)
     if silent and not faults.all_succeeded(job) and policies.task_completed(job) is None:
         return Decision(None, (silent,))
+    head = job.head
     if head is not None and head.state == "forming":
         return _forming(cluster, job, head, wall)
     if head is not None and head.state == "active":

@@ -89,6 +89,8 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
         text = f"every worker of {whose}generation {head.number} exited 0"
         outcome = Outcome(code=0, text=text)
         return Decision(End("succeeded", text, gone, outcome, planned=bool(role)), (text,))
+    if (over := _ended_before(cluster, job, gone)) is not None:
+        return over
     fault = faults.find_fault(cluster, job, wall)
     if fault is not None and fault.cause.kind == "node_lost":
         # Who is cut off together lapses one by one, and comes back one by one. The last to lapse may be the last keeper
@@ -99,7 +101,7 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
-    return judge_before(cluster, job, gone, wall) or _healthy_gang(cluster, job, head, wall)
+    return _healthy_gang(cluster, job, head, wall)
 
 
 def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
@@ -112,7 +114,7 @@ def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
         return None
     if faults.find_fault(cluster, job, wall) is not None:
         return None
-    if judge_before(cluster, job, (), wall) is not None:
+    if _ended_before(cluster, job, ()) is not None:
         return None
     found = _healthy_gang(cluster, job, head, wall)
     return replace(found, steady=True) if found.step is None and not found.at else None
@@ -155,20 +157,28 @@ def _ended_by(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple
     return ending(cluster, job, fault.ends, outcome, gone, fault.spend)
 
 
-def judge_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], wall: float) -> Decision | None:
-    """The fault that ended the generation before, where it is judged only now that this one runs."""
+def judge_before(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
+    """The fault that ended the generation before, where only now is known what it was; None if there is nothing to put
+    right. Whatever ends this generation comes after it: the record keeps the reports of the last that ended, so nobody
+    could judge the one before any more."""
     entry = job.budget.get(str(job.last_number))
-    if entry is None or not entry.counts:
+    if job.head is None or job.head.state != "active" or entry is None or not entry.counts or entry.fails:
         return None
-    if entry.fails:
-        code = entry.exit if entry.exit is not None else 1
-        outcome = Outcome(code=code, text=entry.fails, error=entry.error)
-        return ending(cluster, job, entry.ends, outcome, gone, in_order=entry.ends != "failed")
     found = faults.late_fault(cluster, job, wall)
     if found is None:
         return None
     spend = found.spend.model_copy(update={"fails": found.fail, "ends": found.ends})
     return Decision(Judge(job.last_number, spend), (f"generation {job.last_number} was ended by: {spend.text}",))
+
+
+def _ended_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -> Decision | None:
+    """The job's end by the fault of the generation before, which was judged once this one ran."""
+    entry = job.budget.get(str(job.last_number))
+    if entry is None or not entry.counts or not entry.fails:
+        return None
+    code = entry.exit if entry.exit is not None else 1
+    outcome = Outcome(code=code, text=entry.fails, error=entry.error)
+    return ending(cluster, job, entry.ends, outcome, gone, in_order=entry.ends != "failed")
 
 
 def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], wall: float) -> Decision:
@@ -222,7 +232,8 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
 
 
 def _resize_roles(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
-    """A gang of several roles has all its places; how many of a role those are to be may have changed."""
+    """A gang of several roles has as many places as are wanted of each, or of an elastic role as many as there is room
+    for: both may have changed."""
     has, wants = head.sizes, {role.name: role.places for role in job.sized.roles}
     others = [name for name in wants if wants[name] != has[name]]
     if not others:
@@ -230,14 +241,44 @@ def _resize_roles(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> 
     who, scale, growing = job.control.by or "an operator", job.control.scale, job.control.growing
     placement = place(cluster, job)
     given = Counter(one.role for places in placement.places.values() for one in places)
-    if growing is not None and (given == has or (cold := _cold(head, placement))):
-        short = up_to(cluster, job, job.sized.nodes.target).short if given == has else cold
-        text = f"runs with {has[growing.role]} of {growing.want} places of {growing.role}: {short}"
-        return Decision(None, (text,), growing.deadline)
-    text = ", ".join(f"{name} from {has[name]} to {wants[name]}" for name in others)
+    short = ", ".join(f"{has[name]} of {wants[name]} places of {name}" for name in others)
+    if placement.fits and any(given[name] < min(has[name], wants[name]) for name in wants):
+        return Decision(
+            None, (f"runs with {short}: its nodes would not do for more",), growing.deadline if growing else 0
+        )
+    if placement.fits and (given == has or (growing is not None and (cold := _cold(head, placement)))):
+        why = up_to(cluster, job, job.sized.nodes.target).short if given == has else cold
+        return Decision(None, (f"runs with {short}: {why}",), growing.deadline if growing else 0)
+    shrinks = any(wants[name] < has[name] for name in wants)
+    if placement.fits and not shrinks and (growing is None or given[growing.role] < growing.want):
+        joins = _join_roles(cluster, job, head, placement, short)
+        if joins is not None:
+            return joins
+        news = ", ".join(f"{name} from {has[name]} to {given[name]}" for name in wants if given[name] > has[name])
+        return _propose_or_stay(cluster, job, Cause(kind="join", text=f"there is room for more places: {news}"), wall)
+    to = given if placement.fits else wants
+    text = ", ".join(f"{name} from {has[name]} to {to[name]}" for name in wants if to[name] != has[name])
     grace = scale.grace if scale is not None and scale.state == "pending" else None
     cause = Cause(kind="scale", text=f"scaled {text} places by {who}")
     return _propose_or_stay(cluster, job, cause, wall, grace=grace)
+
+
+def _join_roles(cluster: Cluster, job: JobRecord, head: Head, placement: Placement, short: str) -> Decision | None:
+    """Elastic roles that could have more places get them after the cool-down: what they wait for meanwhile."""
+    newcomers = [c for c in placement.chosen if c.node not in head.members]
+    cool = millis(cluster.timing.cooldown)
+    at = max([head.since + cool] + [c.joined + cool for c in newcomers])
+    if cluster.served < at:
+        text = f"runs with {short}; there is room for more, after the cool-down of {cluster.timing.cooldown:g} s"
+        return Decision(None, (text,), at)
+    if cold := _cold(head, placement):
+        return Decision(None, (f"runs with {short}: {cold}",))
+    if late := _getting_ready(cluster, job, placement):
+        states = asked(cluster)[job.uid]
+        until = max(at, min((states[c.node].since for c in newcomers), default=at)) + cool
+        if cluster.served < until:
+            return Decision(None, (f"runs with {short}; grows together with {late} (still getting ready)",), until)
+    return None
 
 
 def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: float) -> Decision:

@@ -31,7 +31,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     """Most jobs of a long queue are decided on by a few counts; nodes are chosen only for one that may start."""
     gone = gone_nodes(cluster, job)
     found = faults.late_fault(cluster, job, wall)
-    entry = job.budget.get(str(job.last_number))
+    entry = job.budget.get(str(job.last_number)) if job.budget else None
     if job.phase == "holding" and found is not None:
         if found.fail:
             return after_fault(cluster, job, found, gone)
@@ -132,7 +132,9 @@ def _held_back(
     text = reservations.why_held(cluster, held, wall)
     if job.phase in ("paused", "pausing"):
         return Decision(End("holding", text, gone), (text,))
-    return _held_too_long(cluster, job, gone, text) or _wait(job, text, _sooner(_hold_end(job), held.by.lapses))
+    until = _hold_end(job)
+    late = _held_too_long(cluster, job, gone, text) if until else None
+    return late or _wait(job, text, _sooner(until, held.by.lapses))
 
 
 def _sooner(one: int, other: int) -> int:

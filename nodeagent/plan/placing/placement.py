@@ -4,6 +4,7 @@ than the ceiling of its queues allows, and on other nodes than it was on only wh
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -48,6 +49,8 @@ class Placement:
     lack: str = ""
     """Of a job of several roles: which place has no node. Then no node is chosen. Of nodes that have to be together:
     how many could be."""
+    left: str = ""
+    """Of a job of several roles: the first place of an elastic role that has no node, where others have."""
     capped: str = ""
     """Why nodes that fit are left out: its queue, or one above it, may not use more."""
 
@@ -70,7 +73,7 @@ class Placement:
     @property
     def short(self) -> str:
         """One phrase: how far it is from the target, and what is wrong with the nodes that are left out."""
-        text = self.lack or f"{len(self.chosen)} of {self.target} nodes fit"
+        text = self.lack or self.left or f"{len(self.chosen)} of {self.target} nodes fit"
         return text + (self._reasons() or ", and there are no others")
 
     def _reasons(self) -> str:
@@ -307,14 +310,19 @@ def _lay(
     gang = gang_of(cluster, job.spec)
     if members:
         sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
+    fewer = list[Layout]()
     for domain in _domains(gang, [site.node for site in sites], list(members)):
         inside = [site for site in sites if gang.paths[site.node][: len(domain)] == domain]
         if could_hold(spec.roles, inside) and not (found := lay_out(spec.roles, inside)).lack:
-            return found
+            if not found.left:
+                return found
+            fewer.append(found)
     found = lay_out(spec.roles, sites)
-    if not gang.within or found.lack:
-        return found
-    return Layout(lack=f"no {spec.within} has room for all of its places")
+    if not gang.within or (found.lack and not fewer):
+        fewer.append(found)
+    elif not fewer:
+        return Layout(lack=f"no {spec.within} has room for all of its places")
+    return max(fewer, key=lambda one: one.count)  # of equals the smallest domain
 
 
 def _near_first(sites: Sequence[Site], gang: GangLayout, members: Sequence[str]) -> list[Site]:
@@ -354,19 +362,43 @@ def soon(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Lay
 def _share_out(
     cluster: Cluster, job: JobRecord, able: list[Candidate], others: list[Candidate], target: int
 ) -> Placement:
-    """Every place of every role on those that are able, or none."""
+    """Every place of every role on those that are able, or none; of elastic roles as many as fit, and as the job's
+    queues let it have."""
     spec = job.sized if target == job.sized.nodes.target else job.sized_before
-    found, least = lay(cluster, job, spec, able), spec.nodes.min
+    least, tried = spec.nodes.min, dict[int, tuple[Layout, str]]()
+
+    def allowed(fewer: int) -> bool:
+        found = lay(cluster, job, without_places(spec, fewer), able)
+        use = together(of_devices([d for one in places for d in one.devices]) for places in found.places.values())
+        tried[fewer] = found, full(cluster, job, use)
+        return not tried[fewer][1]
+
+    most = sum(role.places - role.least for role in spec.roles)
+    fewer = 0 if allowed(0) or not most else bisect_left(range(most), True, key=allowed)
+    if fewer not in tried:
+        allowed(fewer)
+    found, capped = tried[fewer]
+    if capped:
+        return Placement((), (*able, *others), least, target, capped=capped)
     chosen = [
         replace(one, devices=tuple(d for place in found.places[one.node] for d in place.devices))
         for one in able
         if one.node in found.places
     ]
     rest = [one for one in able if one.node not in found.places]
-    total = together(of_devices(one.devices) for one in chosen)
-    if capped := full(cluster, job, total):
-        return Placement((), (*able, *others), least, target, capped=capped)
-    return Placement(tuple(chosen), (*rest, *others), least, target, found.places, found.lack)
+    left, limit = found.left, tried[0][1] if fewer else ""
+    return Placement(tuple(chosen), (*rest, *others), least, target, found.places, found.lack, left, limit)
+
+
+def without_places(spec: JobSpec, fewer: int) -> JobSpec:
+    """It with so many places less of its elastic roles: each time of the role that has the largest part of what it
+    wants above its fewest, of equals the last of the file."""
+    wants = {role.name: role.places for role in spec.roles}
+    able = [role for role in reversed(spec.roles) if role.least < role.places]
+    for _ in range(fewer):
+        role = max(able, key=lambda role: (wants[role.name] > role.least, wants[role.name] / role.places))
+        wants[role.name] -= 1
+    return spec.of_sizes(wants) if fewer else spec
 
 
 def held_of(limit: Ceiling, segment: int, names: Sequence[str], uses: Mapping[str, Resources]) -> list[str]:

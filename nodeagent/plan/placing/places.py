@@ -1,5 +1,5 @@
-"""Where the places of a job of several roles go: all of them, or none. Pure; who may take part is
-``nodes/candidates.py``'s.
+"""Where the places of a job of several roles go: all of them, or none; of an elastic role as many as fit, from its
+fewest up to those that it wants. Pure; who may take part is ``nodes/candidates.py``'s.
 
 Looks for a spread in which places stay where they were, then for any spread, then packs them densely. It is no
 exhaustive search: with odd sizes of GPUs a packing that exists may be missed, and then the job waits, and says why.
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 from nodeagent.model.constraints import Constraints, value_of
-from nodeagent.model.jobspec import Role
+from nodeagent.model.jobspec import MOST_NODES, Role
 from nodeagent.model.node import NodeFacts
 from nodeagent.model.world import Member, Place
 from nodeagent.plan.cluster import natural
@@ -39,6 +39,13 @@ class Layout:
 
     places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
     lack: str = ""
+    left: str = ""
+    """Why an elastic role has fewer places than it wants: the first of them that has no node. Empty if none has."""
+
+    @property
+    def count(self) -> int:
+        """The number of places."""
+        return sum(map(len, self.places.values()))
 
 
 def had_places(member: Member | None) -> frozenset[str]:
@@ -48,7 +55,7 @@ def had_places(member: Member | None) -> frozenset[str]:
 
 def lay_out(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
     """A place for each replica of each role on these nodes, of which the first are preferred. Those of a role with
-    ``nodes`` are on different nodes."""
+    ``nodes`` are on different nodes. Elastic roles have fewer only where nothing has room for all."""
     first = _Try(roles, sites, sticky=True, spread=True).run()
     if not first.lack or not sites:
         return first
@@ -56,13 +63,24 @@ def lay_out(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
         other = _Try(roles, sites, sticky=False, spread=spread).run()
         if not other.lack:
             return other
-    return first
+    if all(role.least == role.places for role in roles):
+        return first
+    all_stay = {role.name: role.places for role in roles}
+    ways: tuple[tuple[bool, Mapping[str, int]], ...] = (
+        (True, all_stay),
+        (True, {role.name: role.least for role in roles}),
+        (True, {}),
+        (False, {}),
+    )
+    fewer = [_Try(roles, sites, sticky=False, spread=spread).as_many_as_fit(stay) for spread, stay in ways]
+    best = max((one for one in fewer if not one.lack), key=lambda one: one.count, default=None)  # of equals the first
+    return replace(best, left=first.lack) if best is not None else fewer[0]
 
 
 def could_hold(roles: Sequence[Role], sites: Sequence[Site]) -> bool:
     """False if these nodes have too little for all places, however they are laid out."""
-    alone = max((role.places for role in roles if role.replicas is None), default=1)
-    return len(sites) >= alone and sum(len(site.devices) for site in sites) >= sum(role.places for role in roles)
+    alone = max((role.least for role in roles if role.replicas is None), default=1)
+    return len(sites) >= alone and sum(len(site.devices) for site in sites) >= sum(role.least for role in roles)
 
 
 class _Try:
@@ -75,11 +93,93 @@ class _Try:
         self._taken: dict[str, list[Place]] = {s.node: [] for s in sites}
 
     def run(self) -> Layout:
-        most = max((len(site.facts.gpus) for site in self._sites), default=0)
-        by_need = sorted(self._roles, key=lambda role: (*devices_for(role, most), role.replicas is None), reverse=True)
-        for role in by_need:
+        """All places that are wanted, or what is in the way."""
+        for role in self._by_need():
             if lack := self._place(role):
                 return Layout(lack=lack)
+        return self._found()
+
+    def as_many_as_fit(self, stay: Mapping[str, int]) -> Layout:
+        """So many places of each role that stay where they were (``stay``; empty: none do), then each role's fewest,
+        then others that stay, then one by one those that it wants more: always of the role that has the smallest part
+        of what it wants, of equals the first of the file."""
+        for role in self._by_need() if stay else ():
+            self._keep(role, stay[role.name])
+        for role in self._by_need():
+            used = self._indexes(role)
+            free = [i for i in range(role.places) if i not in used][: max(0, role.least - len(used))]
+            left = self._by_labels(role, role.placement, free) if role.placement else self._by_load(role, free)
+            if left is not None:
+                return Layout(lack=self._no_room(role, left))
+        for role in self._by_need() if stay else ():
+            self._keep(role, role.places)
+        self._add_more()
+        self._number_anew()
+        return self._found()
+
+    def _keep(self, role: Role, most: int) -> None:
+        """Up to so many places of the role are where they were, those first that were first."""
+        used = self._indexes(role)
+        was = {int(name.rpartition(".")[2]): site for site in self._sites for name in site.had if _is_of(name, role)}
+        for index in sorted(was.keys() - used):
+            if len(used) < most and self._has_room(role, was[index]):
+                self._take(role, index, was[index])
+                used.add(index)
+
+    def _add_more(self) -> None:
+        has = {role.name: len(self._indexes(role)) for role in self._roles}
+        open_to = {role.name: [(self._load(s), i) for i, s in enumerate(self._sites)] for role in self._roles}
+        for sites in open_to.values():
+            heapify(sites)
+        grows = [role for role in self._roles if has[role.name] < role.places]
+        while grows:
+            role = min(grows, key=lambda role: has[role.name] / role.places)
+            i = self._best_of(role, open_to[role.name])
+            if i is None:
+                grows.remove(role)
+                continue
+            self._take(role, MOST_NODES + has[role.name], self._sites[i])
+            has[role.name] += 1
+            if has[role.name] == role.places:
+                grows.remove(role)
+            for sites in open_to.values():
+                heappush(sites, (self._load(self._sites[i]), i))
+
+    def _best_of(self, role: Role, sites: list[tuple[int, int]]) -> int | None:
+        """Where one more place of the role goes; None if no site has room. ``sites``: a heap of loads, some of which
+        hold no longer; who has no room never has any again."""
+        if role.placement is not None:
+            able = [site for site in self._sites if self._has_room(role, site)]
+            return self._sites.index(self._best(role, role.placement, able)) if able else None
+        while sites:
+            load, i = sites[0]
+            if load == self._load(self._sites[i]) and self._has_room(role, self._sites[i]):
+                return i
+            heappop(sites)
+        return None
+
+    def _number_anew(self) -> None:
+        """Indexes without gaps: a place keeps its own if there are so many, and the others fill the holes."""
+        for role in self._roles:
+            used = self._indexes(role)
+            holes = iter([i for i in range(len(used)) if i not in used])
+            moved = {i: next(holes) for i in sorted(used) if i >= len(used)}
+            for node, places in self._taken.items():
+                self._taken[node] = [
+                    place.model_copy(update={"index": moved[place.index]})
+                    if place.role == role.name and place.index in moved
+                    else place
+                    for place in places
+                ]
+
+    def _indexes(self, role: Role) -> set[int]:
+        return {place.index for places in self._taken.values() for place in places if place.role == role.name}
+
+    def _by_need(self) -> list[Role]:
+        most = max((len(site.facts.gpus) for site in self._sites), default=0)
+        return sorted(self._roles, key=lambda role: (*devices_for(role, most), role.replicas is None), reverse=True)
+
+    def _found(self) -> Layout:
         rank = {role.name: i for i, role in enumerate(self._roles)}
         for places in self._taken.values():
             places.sort(key=lambda place: (rank[place.role], place.index))
@@ -95,9 +195,10 @@ class _Try:
                         self._take(role, index, site)
                         free.remove(index)
         left = self._by_load(role, free) if role.placement is None else self._by_labels(role, role.placement, free)
-        if left is None:
-            return ""
-        one = f"{role.name}.{left}" if role.places > 1 else role.name
+        return "" if left is None else self._no_room(role, left)
+
+    def _no_room(self, role: Role, index: int) -> str:
+        one = f"{role.name}.{index}" if role.places > 1 else role.name
         such = f" {role.placement.words}" if role.placement is not None and role.placement.hard else ""
         return f"no node{such} has room for {one} ({_wants(role)})"
 
@@ -165,6 +266,10 @@ class _Try:
             del self._slots[site.node][:slots]
         workers = workers_wanted(role, len(site.facts.gpus))
         self._taken[site.node].append(Place(role=role.name, index=index, workers=workers, devices=devices))
+
+
+def _is_of(name: str, role: Role) -> bool:
+    return Place.role_of(name) == role.name
 
 
 def _wants(role: Role) -> str:

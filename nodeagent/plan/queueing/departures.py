@@ -25,7 +25,10 @@ UNKNOWN = 1 << 62
 
 
 def working_nodes(cluster: Cluster) -> Sequence[str]:
-    return cluster.once("working", lambda _before: [n for n in in_order(cluster) if takes_work(cluster, n)])
+    def look(_before: object) -> list[str]:
+        return [n for n in in_order(cluster) if takes_work(cluster, n)]
+
+    return cluster.notes.once("working", (cluster.nodes, cluster.lapsed), look)
 
 
 @dataclass(frozen=True, slots=True)

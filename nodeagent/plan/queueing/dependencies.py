@@ -157,7 +157,7 @@ def after_others(cluster: Cluster, job: JobRecord) -> Decision | None:
 def blocked(cluster: Cluster, job: JobRecord) -> str:
     """What another job keeps this one from starting by, whatever nodes there are: a sentence; empty for nothing. An end
     counts once it is noted, and not before."""
-    if job.head is None and (unmet := _unmet(cluster, job)):
+    if job.spec.after and job.head is None and (unmet := _unmet(cluster, job)):
         return f"waits for {', '.join(why for _, (_, why) in unmet)}"
     array = job.spec.array
     if array is None or not array.at_once or job.phase in USES_TIME:

@@ -28,11 +28,12 @@ MOST_OF_ROLES = 4
 
 
 def nodes_wanted(cluster: Cluster, job: JobRecord) -> int:
-    """How many nodes the job would have. A gang of several roles that runs has all its places, unless it is scaled out:
-    as many as it has; then one for each place at most."""
+    """How many nodes the job would have. A gang of several roles that runs with all its places: as many as it has; else
+    one for each place at most."""
     head, target = job.head, job.control.target
     if job.spec.several and job.phase == "running" and head is not None and job.control.growing is None:
-        return len(head.members)
+        has = head.sizes
+        return len(head.members) if all(has[role.name] >= role.places for role in job.sized.roles) else target
     now = sharing(cluster)
     if not borrows(job):
         back = now.gives.get(job.uid)

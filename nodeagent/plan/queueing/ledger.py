@@ -113,6 +113,8 @@ class NodeLedger:
         """As of ``_lack``."""
         self._uses: dict[tuple[str, str], Resources] = {}
         """By job (uid) and node."""
+        self._whole: dict[str, Resources] = {}
+        """By job (uid): what it has on all of its nodes that are live."""
         self._provided: set[str] = set()
         """Jobs (uids) that have what they lacked: nothing more is kept for them."""
 
@@ -435,8 +437,10 @@ class NodeLedger:
             if len(shrink) == lack:
                 break
             for member in self._above_min(donor, back) if able(donor) else ():
-                use = self._use_on(donor, member.node)
-                if len(shrink) < lack and self._fits(job, member.node, donor.uid):
+                if len(shrink) == lack:
+                    break
+                if self._fits(job, member.node, donor.uid):
+                    use = self._use_on(donor, member.node)
                     if not plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
                         break
                     plan.release(donor, use)
@@ -451,7 +455,7 @@ class NodeLedger:
                 continue
             rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
-            use = together(self._use_on(donor, m.node) for m in rest)
+            use = self._use_of_all(donor, rest)
             if more and plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
                 plan.release(donor, use)
                 gives.clear()
@@ -480,15 +484,17 @@ class NodeLedger:
     def _donors(self, job: JobRecord, needs: Resources) -> list[JobRecord]:
         """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
         plan, owns = self._reclaim, self._reclaim.owns(job, needs)
-        inside, found = self._inside.get(job.uid), list[tuple[float, JobRecord]]()
+        inside, found = self._inside.get(job.uid), dict[float, list[JobRecord]]()
         for donors in self._running().values():
             first = donors[0]
             if inside and not plan.is_below(first, inside):
                 continue
             if plan.may_lose(first, NO_USE, job, needs, owns, rounded=self._rounded):
-                over = plan.over(first)
-                found += [(over, j) for j in donors if j.uid not in self.stops and j.uid != job.uid]
-        return [j for _, j in sorted(found, key=lambda one: (-one[0], one[1].spec.priority, -one[1].order))]
+                alike = found.setdefault(plan.over(first), [])
+                alike += [j for j in donors if j.uid not in self.stops and j.uid != job.uid]
+                if alike and len(alike) != len(donors):
+                    alike.sort(key=_gives_first)  # of several queues, or without some: sorted parts sort fast
+        return [j for over in sorted(found, reverse=True) for j in found[over]]
 
     def _home(self, job: JobRecord) -> frozenset[str]:
         """Nodes in the domain that the job has to stay in."""
@@ -497,7 +503,7 @@ class NodeLedger:
         return frozenset(n for n in self._nodes if {gang.paths[n][: gang.within]} == domains)
 
     def _running(self) -> Mapping[str, Sequence[JobRecord]]:
-        """Jobs that run, by their queue: those that could make room."""
+        """Jobs that run, by their queue: those that could make room, in the order in which they are asked."""
         if self._run is None:
             self._run = {}
             for job in self._cluster.jobs.values():
@@ -505,12 +511,15 @@ class NodeLedger:
                     continue
                 if job.uid not in self._cluster.refused:
                     self._run.setdefault(job.spec.queue, []).append(job)
+            for jobs in self._run.values():
+                jobs.sort(key=_gives_first)
         return self._run
 
     def _kept(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
         """Members that the job is to keep so far, the newest first."""
         given = {*self.gives.get(job.uid, ()), *(node for donor, node in back if donor is job)}
-        return [m for m in reversed(survivors(self._cluster, job)) if m.node not in given]
+        members = reversed(survivors(self._cluster, job))
+        return [m for m in members if m.node not in given] if given else [*members]
 
     def _above_min(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
         """Those that it could run without. A gang of several roles needs all."""
@@ -668,6 +677,19 @@ class NodeLedger:
         if key not in self._uses:
             self._uses[key] = of_devices(donor.head.members[node].devices)
         return self._uses[key]
+
+    def _use_of_all(self, donor: JobRecord, members: Sequence[Member]) -> Resources:
+        """What several members of its gang have."""
+        if len(members) != len(survivors(self._cluster, donor)):
+            return together(self._use_on(donor, m.node) for m in members)
+        if donor.uid not in self._whole:
+            self._whole[donor.uid] = together(self._use_on(donor, m.node) for m in members)
+        return self._whole[donor.uid]
+
+
+def _gives_first(job: JobRecord) -> tuple[int, int]:
+    """Sort key: of jobs of one queue those with less priority give first, then the younger ones."""
+    return job.spec.priority, -job.order
 
 
 def _use_of(layout: Layout) -> Resources:

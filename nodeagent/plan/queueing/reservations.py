@@ -153,11 +153,11 @@ def open_room(cluster: Cluster, job: JobRecord) -> Room:
     """How many nodes could run the job, without those that are kept for others."""
     room, now = room_for(cluster, job), reserved(cluster)
     kept = now.kept.get(job.uid)
-    return room if kept is None or not room.enough_soon else _what_is_left(cluster, job, now, kept)
+    return room if kept is None or not room.enough_soon else _what_is_left(cluster, job, _line(cluster, now), kept)
 
 
-def _what_is_left(cluster: Cluster, job: JobRecord, now: Reservations, kept: KeptNodes) -> Room:
-    waiting = _line(cluster, now).less.get(job.uid)
+def _what_is_left(cluster: Cluster, job: JobRecord, line: _Line, kept: KeptNodes) -> Room:
+    waiting = line.less.get(job.uid)
     return waiting.room if waiting is not None and waiting.job is job else room_for(_without(cluster, kept), job)
 
 
@@ -208,10 +208,11 @@ def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
     kept = now.kept.get(job.uid)
     if kept is None or not room_for(cluster, job).enough_soon:
         return None
-    if _what_is_left(cluster, job, now, kept).enough_soon:
+    line = _line(cluster, now)
+    if _what_is_left(cluster, job, line, kept).enough_soon:
         return None
-    alike = _line(cluster, now).held
-    shape = kept.by, kept.of, shut_for(cluster, job.spec), *map(shape_of, job.spec.roles)
+    alike = line.held
+    shape = kept.by, kept.of, shut_for(cluster, job.spec), *[shape_of(role) for role in job.spec.roles]
     if shape not in alike:
         found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in kept.by))
         alike[shape] = next((one for one in found if one.nodes or one.by.queue), None)
@@ -319,7 +320,9 @@ def _possible_holds(cluster: Cluster) -> dict[str, list[Reservation]]:
     alike: dict[tuple[object, ...], str] = {}
     for waiting in queue(cluster):
         job, name = waiting.job, queue_of(waiting.job.spec.queue)
-        if tried == TRIED or not capped.get(name):
+        if tried == TRIED:
+            break
+        if not capped.get(name):
             continue
         if not waiting.has_room and not full.issuperset(capped[name]):
             own = job.spec.several or job.head is not None
@@ -489,16 +492,19 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
     line, out, sets = places(cluster), dict[str, KeptNodes](), dict[tuple[int, ...], KeptNodes]()
     before = [(i, line[one.uid], line_key(cluster.jobs[one.uid]), one) for i, one in enumerate(found)]
     made_for = {one.uid for one in found if is_favoured(cluster, cluster.jobs[one.uid])}
-    until = UNKNOWN
+    until, concerns = UNKNOWN, dict[str, list[tuple[int, int, tuple[int, int], Reservation]]]()
     for uid, job in cluster.jobs.items():
         if job.phase in TERMINAL:
             continue
-        place, by = line.get(uid), list[int]()
-        for i, its_place, its_rank, one in before:
-            concerns = not one.queue or one.queue in above(cluster.queues, queue_of(job.spec.queue))
-            goes_first = line_key(job) > its_rank or one.uid in made_for if place is None else place > its_place
-            if concerns and goes_first:
-                last = _last_start(cluster, job, one.start)
+        place, by, name = line.get(uid), list[int](), queue_of(job.spec.queue)
+        if name not in concerns:
+            path = above(cluster.queues, name)
+            concerns[name] = [one for one in before if not one[3].queue or one[3].queue in path]
+        ends: Callable[[int | None], int] | None = None
+        for i, its_place, its_rank, one in concerns[name]:
+            if line_key(job) > its_rank or one.uid in made_for if place is None else place > its_place:
+                ends = ends or _last_start(cluster, job)
+                last = ends(one.start)
                 if cluster.served > last:
                     by.append(i)
                 else:
@@ -528,15 +534,17 @@ def _comes_back(job: JobRecord) -> int:
     return max(job.since, job.not_before) + millis(GIVE_WAY)
 
 
-def _last_start(cluster: Cluster, job: JobRecord, start: int | None) -> int:
-    """Served time up to which the job could start and still leave all its nodes in time for a reservation; of one that
-    runs 0 if it does not leave them in time."""
-    if not start or job.spec.time_limit is None:
-        return 0
+def _last_start(cluster: Cluster, job: JobRecord) -> Callable[[int | None], int]:
+    """Of the start of a reservation: the served time up to which the job could start and still leave all its nodes in
+    time for it; of one that runs 0 if it does not leave them in time."""
+    if job.spec.time_limit is None:
+        return lambda _start: 0
     if job.head is not None and job.phase in USES_TIME:
-        return UNKNOWN if departures(cluster, job)[job.uid].stays <= start else 0
+        stays = departures(cluster, job)[job.uid].stays
+        return lambda start: UNKNOWN if start and stays <= start else 0
     left = job.spec.time_limit - job.ran / 1000
-    return start - millis(left + cluster.timing.form_margin + job.spec.longest_grace)
+    takes = millis(left + cluster.timing.form_margin + job.spec.longest_grace)
+    return lambda start: start - takes if start else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,6 +553,8 @@ class _View:
 
     cluster: Cluster
     copies: Mapping[str, tuple[NodeRecord, NodeRecord]]
+    of: Mapping[str, NodeRecord]
+    """The nodes of the view that it was made from."""
 
 
 def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
@@ -552,12 +562,16 @@ def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
 
     def look(before: _View | None) -> _View:
         known, copies = before.copies if before is not None else {}, dict[str, tuple[NodeRecord, NodeRecord]]()
+        if before is not None and before.of is cluster.nodes and known.keys() == kept.nodes:
+            nodes = before.cluster.nodes  # the same, so that what follows from nodes alone stays
+            now = replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=before.cluster.notes)
+            return _View(now, known, cluster.nodes)
         for node in kept.nodes:
             own, last = cluster.nodes[node], known.get(node)
             copies[node] = last if last is not None and last[0] is own else (own, own.model_copy(update=_NO_WORK))
         nodes = {**cluster.nodes, **{node: copy for node, (_, copy) in copies.items()}}
         notes = before.cluster.notes if before is not None else Notes()
-        return _View(replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=notes), copies)
+        return _View(replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=notes), copies, cluster.nodes)
 
     what = f"without:{' '.join([*map(str, kept.by), kept.of])}:{kept.aside}"
     return cluster.once(what, look, kept, len(cluster.nodes)).cluster
@@ -571,7 +585,7 @@ def with_aside(cluster: Cluster, job: JobRecord) -> Cluster:
 
     def look(before: _View | None) -> _View:
         notes = before.cluster.notes if before is not None else Notes()
-        return _View(replace(cluster, set_aside=_set_aside(kept), notes=notes), {})
+        return _View(replace(cluster, set_aside=_set_aside(kept), notes=notes), {}, cluster.nodes)
 
     return cluster.once(f"aside:{kept.aside}", look, kept.aside, len(cluster.nodes)).cluster
 

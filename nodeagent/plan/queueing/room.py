@@ -40,7 +40,7 @@ def kind_of(node: NodeRecord, used: Collection[str]) -> NodeKind:
     """``used``: its devices that jobs have."""
     facts = node.facts
     slots = facts.cpu_slots
-    if used:
+    if any(device.startswith("cpu") for device in used):
         slots = sum(f"cpu{i}" not in used for i in range(slots))
     return NodeKind(len(facts.gpus), sum(g.healthy and g.uuid not in used for g in facts.gpus), slots)
 
@@ -67,8 +67,8 @@ class _Nodes:
     """How many of these there are of each kind."""
     choosy: frozenset[str]
     """Those among them that are not for every job: a maintenance window is ahead, or they may be taken away."""
-    live: int
-    """How many nodes are live, whether they may take work or not."""
+    alive: frozenset[str]
+    """Nodes that are live, whether they may take work or not."""
 
 
 def _look(cluster: Cluster) -> _Nodes:
@@ -77,18 +77,23 @@ def _look(cluster: Cluster) -> _Nodes:
 
 def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
     """Only those about which something changed."""
-    held, news = booked(cluster), None
-    if before is not None and (news := changed(cluster, before.seen)) is not None:
-        news = news.union(changed_bookings(cluster, before.booked)).intersection(cluster.nodes)
+    held, news, differ = booked(cluster), None, changed(cluster, before.seen) if before is not None else None
+    if before is not None and differ is not None:
+        news = differ.union(changed_bookings(cluster, before.booked)).intersection(cluster.nodes)
     of = dict(before.of) if before is not None and news is not None else {}
     for name in cluster.nodes if news is None else news:
         node = cluster.nodes[name]
         of.pop(name, None)
         if takes_work(cluster, name):
             of[name] = kind_of(node, {d for _, devices in held.get(name, ()) for d in devices})
-    live = sum(map(cluster.live, cluster.nodes))
-    choosy = frozenset(n for n in of if (node := cluster.nodes[n]).reserved is not None or node.facts.spot)
-    return _Nodes(seen(cluster), held, of, Counter(of.values()), choosy, live)
+    anew: Collection[str] = cluster.nodes if before is None or differ is None else differ
+    choosy = frozenset(
+        n for n in anew if n in of and ((node := cluster.nodes[n]).reserved is not None or node.facts.spot)
+    )
+    alive = frozenset(filter(cluster.live, anew))
+    if before is not None and differ is not None:
+        choosy, alive = before.choosy - differ | choosy, before.alive - differ | alive
+    return _Nodes(seen(cluster), held, of, Counter(of.values()), choosy, alive)
 
 
 def kinds(cluster: Cluster) -> Mapping[str, NodeKind]:
@@ -216,13 +221,15 @@ def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room
     members, found = {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known)
     counts = _count(members, found)
     fit, pending, least = counts["fit"], counts["pending"] + others, job.spec.nodes.min
-    room = Room(fit, pending, counts["unfit"], nodes.live, fit >= least, fit + pending >= least)
+    room = Room(fit, pending, counts["unfit"], len(nodes.alive), fit >= least, fit + pending >= least)
     limit = ceiling(cluster, job)
     if limit is NO_CEILING or not room.enough_soon:
         return room
     now = Counter(of_devices(c.devices) for c in found if _is_fit(members, c))
     soon = now + Counter(of_devices(c.devices) for c in found if c.standing == "pending" and not _is_fit(members, c))
-    unasked = Counter(nodes.kinds) - Counter(nodes.of[node] for node in shut.union(known) if node in nodes.of)
+    unasked, apart = nodes.kinds, shut.union(known)
+    if apart:
+        unasked = Counter(unasked) - Counter(nodes.of[node] for node in apart if node in nodes.of)
     for kind, count in unasked.items():
         if fits(role, kind):
             soon[_use_on(role, kind)] += count
@@ -275,7 +282,7 @@ def _room_among(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Roo
     enough = now >= least
     if enough and (capped or job.spec.placement is not None):
         enough = choose(cluster, job, job.control.target).fits
-    room = Room(now, later - now, _count(members, found)["unfit"], nodes.live, enough, later >= least)
+    room = Room(now, later - now, _count(members, found)["unfit"], len(nodes.alive), enough, later >= least)
     if not capped or not room.enough_soon:
         return room
     uses = {c.node: of_devices(c.devices) for c in (*fit, *pending)}
@@ -341,7 +348,7 @@ def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
     counts = _count(members, found)
     enough = choose(cluster, job, job.sized_before.nodes.target).fits
     layout = None if enough else soon(cluster, job)
-    room = Room(counts["fit"], counts["pending"], counts["unfit"], _look(cluster).live, enough, enough)
+    room = Room(counts["fit"], counts["pending"], counts["unfit"], len(_look(cluster).alive), enough, enough)
     if layout is None or layout.lack:
         return room
     uses = (of_devices([d for one in places for d in one.devices]) for places in layout.places.values())

@@ -160,7 +160,8 @@ class HangWatch:
             page = self._pages.get(w.rank)
             seen = None
             if w.pid and not w.ended:
-                seen = look(w.pid, now, page.read(now) if page is not None else None, sum(c.taken for c in w.captures))
+                progress = page.read(now) if page is not None else None
+                seen = look(gang.process(w), now, progress, sum(c.taken for c in w.captures))
             if seen is None:
                 self._tracks.pop(w.rank, None)
                 continue
@@ -256,7 +257,7 @@ class HangWatch:
     def _take_stacks(self, gang: RunningGang, ranks: list[Facts], native: bool) -> None:
         self._folder.mkdir(exist_ok=True)
         self._prune(gang.token["number"])
-        pids = {w.rank: w.pid for w in gang.workers if w.pid and not w.ended}
+        pids = {w.rank: gang.process(w) for w in gang.workers if w.pid and not w.ended}
         targets = []
         for facts in [f for f in ranks if f["rank"] in pids][:MOST_STACKS]:
             rank = facts["rank"]

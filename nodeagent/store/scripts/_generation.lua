@@ -233,36 +233,6 @@ local function begin_acks(job)
   job.head_stopped, job.head_ready = '0', '0'
 end
 
--- The sum of this signature (hex) and of the earlier ones, in parts of 32 bits, so that the sum is exact.
-local function sealed(sum, signature)
-  local parts = {}
-  for part in string.gmatch(sum ~= '' and sum or '0 0 0 0 0 0 0 0', '%d+') do
-    local at = 8 * #parts
-    parts[#parts + 1] = int(tonumber(part) + (tonumber(string.sub(signature, at + 1, at + 8), 16) or 0))
-  end
-  return table.concat(parts, ' ')
-end
-
--- Takes a member's acknowledgement. The fields that other members need are kept once for all members together, so each
--- member reads only what changed, however many members there are. An acknowledgement is taken only once, since a sum
--- does not show what it contains; and that of group rank 0 only with an address.
-local function take_ack(job, member, ack)
-  local leads = member.group_rank == 0
-  if not job['missing:' .. member.node] or (leads and ack.address == '') then
-    return false
-  end
-  job['missing:' .. member.node] = nil
-  job['host:' .. member.node] = ack.host ~= '' and cjson.encode(ack.host) or nil
-  job['ports:' .. member.node] = #ack.ports > 0 and cjson.encode(ack.ports) or nil
-  job.head_seal = sealed(job.head_seal, ack.signature)
-  job.head_stopped = string.format('%.4f', math.max(tonumber(job.head_stopped), ack.stopped))
-  job.head_ready = string.format('%.4f', math.max(tonumber(job.head_ready), ack.ready))
-  if leads then
-    job.head_address, job.head_store_hosted = ack.address, ack.store_hosted and '1' or '0'
-  end
-  return true
-end
-
 -- Returns why this forming head cannot become active, or nil.
 local function not_ready(job)
   local holder = sorted_keys(entries(job, 'holder'))[1]
@@ -304,5 +274,6 @@ local function make_active(job, freed)
   enter_phase(job, 'running', text)
   counts_of[job.uid] = nil -- who has to report success is counted anew
   job_save(job, true)
-  event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed })
+  event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed,
+    alone = true })
 end

@@ -1,51 +1,68 @@
 -- The nodes that may still run workers, and the devices that they hold.
 
--- Gives the job exactly these devices (set) of a node. Returns the increase of each kind of device.
+-- Gives the job exactly these devices (set) of a node.
 local function book(node, uid, devices)
-  local key, change = P .. 'alloc:' .. node, { gpus = 0, slots = 0 }
-  local function count(device, by)
-    local kind = string.find(device, '^cpu%d+$') and 'slots' or 'gpus'
-    change[kind] = change[kind] + by
-  end
+  local key = P .. 'alloc:' .. node
   local owners = to_map(redis.call('HGETALL', key))
   for device, owner in pairs(owners) do
     if owner == uid and not devices[device] then
       redis.call('HDEL', key, device)
-      count(device, -1)
     end
   end
   for device in pairs(devices) do
     if owners[device] ~= uid then
       redis.call('HSET', key, device, uid)
-      count(device, 1)
     end
   end
-  return change
 end
 
--- Books the devices of the head's members and holders; also on the nodes in `also` (set), which may hold none now.
-local function rebook(job, also)
-  local wanted = {}
-  for node in pairs(also) do
-    wanted[node] = {}
-  end
-  local function want(map)
+-- The devices (set) that a job has by its record, by node: those of the head's members and holders.
+local function devices_of(job)
+  local found = {}
+  local function take(map)
     for node, entry in pairs(map) do
-      wanted[node] = wanted[node] or {}
+      found[node] = found[node] or {}
       for _, device in ipairs(entry.devices) do
-        wanted[node][device] = true
+        found[node][device] = true
       end
     end
   end
   if job.head_state ~= 'ended' then
-    want(decoded(entries(job, 'member')))
+    take(decoded(entries(job, 'member')))
   end
-  want(decoded(entries(job, 'holder')))
+  take(decoded(entries(job, 'holder')))
+  return found
+end
+
+-- Counts what the job has used until now, since it has other devices from now on: those of its record, where it had
+-- those of `before` (node to set). What is booked is not asked: somebody may have removed that by hand.
+local function count_devices(job, before, after)
   local changes = {}
-  for node, devices in pairs(wanted) do
-    changes[node] = book(node, job.uid, devices)
+  local function count(devices, by)
+    for node, set in pairs(devices) do
+      local change = changes[node] or { gpus = 0, slots = 0 }
+      for device in pairs(set) do
+        local kind = string.find(device, '^cpu%d+$') and 'slots' or 'gpus'
+        change[kind] = change[kind] + by
+      end
+      changes[node] = change
+    end
   end
+  count(before, -1)
+  count(after, 1)
   count_changes(job, changes)
+end
+
+-- Books the devices of the head's members and holders; also on the nodes in `also` (set), which may hold none now.
+local function rebook(job, also)
+  local wanted = devices_of(job)
+  for node in pairs(also) do
+    wanted[node] = wanted[node] or {}
+  end
+  for node, devices in pairs(wanted) do
+    book(node, job.uid, devices)
+  end
+  count_devices(job, devices_of(jobs_before[job.uid] or {}), wanted)
 end
 
 -- Every node that the head names (set).
@@ -169,12 +186,11 @@ end
 
 -- discarded: another view of the store is right, and it does not have the job.
 local function delete_job(job, discarded)
-  local changes = {}
   for node in pairs(named(job)) do
-    changes[node] = book(node, job.uid, {})
+    book(node, job.uid, {})
   end
   if not discarded then
-    count_changes(job, changes)
+    count_devices(job, devices_of(job), {})
     keep_use(job)
   end
   drop('job:' .. job.uid)

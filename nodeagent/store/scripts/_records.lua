@@ -1,6 +1,7 @@
 -- Reading and writing records, revisions, requests and events.
 -- A record is a flat hash of texts; only what changed is written, and only a change raises its revision.
 local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE, WAKE_KEPT = 1024, 10000, 65536, 2000, 60000
+local NEWS_WORDS, NEWS_BYTES = 512, 65536
 
 local function touch(record)
   local rev = redis.call('HINCRBY', META, 'rev', 1)
@@ -472,17 +473,57 @@ local function remember(request, answer)
   end
 end
 
+-- Of queues with a quota for each user, the revision of the newest write that added to what somebody's jobs ask for.
+-- A writer has counted those of its view: claims: {queues, read}, or nothing. No queue's name has a colon.
+local function check_quotas(claims)
+  for _, queue in ipairs(claims and claims.queues or {}) do
+    if tonumber(redis.call('HGET', P .. 'claims', 'users:' .. queue) or '0') > claims.read then
+      return refuse('stale', 'another job has been submitted to queue ' .. queue .. ', or has grown there, meanwhile')
+    end
+  end
+end
+
+local function leave_quotas(claims, rev)
+  for _, queue in ipairs(claims and claims.queues or {}) do
+    redis.call('HSET', P .. 'claims', 'users:' .. queue, rev)
+  end
+end
+
 -- An operator wrote: its command waits until everything up to now is on the disks of nodes.
 local function ask_to_save()
   redis.call('HSET', META, 'asked', redis.call('HGET', META, 'rev') or '0')
 end
 
+-- The changes of a job since the last wake that had some, as the fields of a stream's entry: who waits on the job, and has
+-- read it up to then, needs no beat. So one text serves all members of a gang. Only { 'e', '' } if there is no such wake,
+-- or if the changes are many. The job must be saved, and nothing else that members need may have changed with it.
+local function wake_news(job)
+  local packed = P .. 'packed:' .. job.uid
+  local since = tonumber(redis.call('HGET', packed, 'woken') or '')
+  redis.call('HSET', packed, 'woken', job.rev)
+  local news, kind = {}, 'whole'
+  if since then
+    news, kind = job_news(job.uid, since, meta.era)
+  end
+  if kind ~= 'since' or #news > NEWS_WORDS then
+    return { 'e', '' }
+  end
+  local words, bytes = { 'era', meta.era, 'since', int(since) }, 0
+  for i = 1, #news, 2 do -- false: the field was removed
+    words[#words + 1] = (news[i + 1] and '+' or '-') .. news[i]
+    words[#words + 1] = news[i + 1] or ''
+    bytes = bytes + #words[#words]
+  end
+  return bytes <= NEWS_BYTES and words or { 'e', '' }
+end
+
 -- Wakes the agents that wait on 'all', 'job:<uid>' or 'node:<id>'. Only a hint: a heartbeat finds a missed event.
-local function wake(place, id)
+local function wake(place, id, words)
   local key = P .. 'wake:' .. place
-  if redis.pcall('XADD', key, 'MAXLEN', 1, id, 'e', '').err then -- a later entry is there: the clock was put back
+  words = words or { 'e', '' }
+  if redis.pcall('XADD', key, 'MAXLEN', 1, id, unpack(words)).err then -- a later entry is there: the clock was put back
     redis.call('DEL', key)
-    redis.call('XADD', key, 'MAXLEN', 1, id, 'e', '')
+    redis.call('XADD', key, 'MAXLEN', 1, id, unpack(words))
   end
   redis.call('PEXPIRE', key, WAKE_KEPT)
 end
@@ -493,16 +534,18 @@ local OF_GANG = { WorkerFailed = true, PodFailed = true, WorkersLeft = true, Fau
   GenerationForming = true, GenerationActive = true }
 local FOR_PEOPLE = { GenerationStarted = true, JobAfterMet = true }
 
--- what: kind, text and, if they apply, job (record), node, generation, by; everybody: the event concerns all agents
+-- what: kind, text and, if they apply, job (record), node, generation, by; everybody: the event concerns all agents;
+-- alone: the job is saved, and it is all that has changed
 local function event(what)
   local job = what.job or {}
   local id = redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '',
     'uid', job.uid or '', 'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '',
     'text', what.text)
+  local news = what.alone and wake_news(job)
   if not OF_GANG[what.kind] and not FOR_PEOPLE[what.kind] or what.everybody then
     wake('all', id)
   elseif OF_GANG[what.kind] then
-    wake(what.job and 'job:' .. job.uid or 'node:' .. what.node, id)
+    wake(what.job and 'job:' .. job.uid or 'node:' .. what.node, id, news)
   end
   return id
 end

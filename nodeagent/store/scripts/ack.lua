@@ -23,7 +23,11 @@ if A.last and job.last_number ~= '0' then
   put_report(job, counts, 'last', A.node, A.last.state, A.last.body, A.last.brief)
 end
 local last_holder = job['holder:' .. A.node] and counts.holding == 1
+local had = {}
 if job['holder:' .. A.node] then
+  for _, device in ipairs(cjson.decode(job['holder:' .. A.node]).devices) do
+    had[device] = true
+  end
   job['holder:' .. A.node] = nil
   counts.holding = counts.holding - 1
   counts.freed = member and counts.freed or 1
@@ -45,10 +49,11 @@ end
 local devices = {}
 if member and job.head_state ~= 'ended' then
   for _, device in ipairs(member.devices) do
-    devices[device] = true
+    had[device], devices[device] = true, true
   end
 end
-count_changes(job, { [A.node] = book(A.node, job.uid, devices) })
+book(A.node, job.uid, devices)
+count_devices(job, { [A.node] = had }, { [A.node] = devices })
 if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 then
   job = widened(job)
   if not not_ready(job) then

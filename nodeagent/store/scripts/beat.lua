@@ -1,7 +1,7 @@
 -- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
 --     notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent,
---     nodes (the agent has read their records up to this revision, or is about to), anew? (the store's revision when
---     the agent began to read everything)
+--     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
+--     has read up to this later revision of its era), anew? (the store's revision when the agent began to read everything)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 8192, 1048576, 1000, 2
 local id = A.node
 local top = math.max(A.rev, A.top)
@@ -54,8 +54,17 @@ local function damage_of(uid)
   return not booked and 'alloc:' .. id or nil
 end
 
+-- The record is there, and `changes` does not list it: who reads everything anew would take it for removed.
+local function unlisted(record)
+  local rev = redis.call('HGET', P .. record, 'rev')
+  return rev and tonumber(redis.call('ZSCORE', CHANGES, record) or '-1') ~= tonumber(rev)
+end
+
 -- Looks at the next few of all records: a missing one may belong to no node that could report it.
 local function damage_anywhere()
+  if unlisted('queues') or unlisted('windows') then
+    return 'changes'
+  end
   local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1)) do
     if not string.find(record, '^gone:') and redis.call('EXISTS', P .. record) == 0 then
@@ -76,6 +85,9 @@ end
 local function damage()
   if not redis.call('ZSCORE', LEASE, id) then
     return 'lease'
+  end
+  if unlisted('node:' .. id) then
+    return 'changes'
   end
   local uid = A.runs[A.seq % (#A.runs + 1)]
   if uid then
@@ -119,25 +131,36 @@ if A.saved then
   end
 end
 
+-- Of what has changed, a page: without what the agent has read in another way, nodes by plain commands, and jobs with the
+-- replies of its own steps or with a wake.
 local records, changed = {}, {}
 if served < recover then
   rev = int(A.rev)
 else
-  changed = redis.call('ZRANGEBYSCORE', CHANGES, '(' .. int(A.rev), '+inf', 'WITHSCORES', 'LIMIT', 0,
-    A.nodes and MANY or PAGE + 1)
-end
-if A.nodes then
-  if #changed == 2 * MANY then
-    rev, more = changed[2 * MANY], 1
+  local most, ahead = A.nodes and MANY or PAGE + 1, A.era == meta.era and A.ahead or {}
+  local listed = {}
+  if A.nodes and A.rev == 0 then -- a newcomer reads all nodes by itself: their revisions are most of what this would list
+    local names = redis.call('ZRANGE', CHANGES, 0, most - 1)
+    for i, record in ipairs(names) do
+      if i == most or not string.find(record, 'node:', 1, true) then
+        listed[#listed + 1] = record
+        listed[#listed + 1] = redis.call('ZSCORE', CHANGES, record)
+      end
+    end
+    more = #names == most and 1 or 0
+  else
+    listed = redis.call('ZRANGEBYSCORE', CHANGES, '(' .. int(A.rev), '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+    more = #listed == 2 * most and 1 or 0
   end
-  local wanted = {}
-  for i = 1, #changed, 2 do
-    if tonumber(changed[i + 1]) > A.nodes or not string.find(changed[i], 'node:', 1, true) then
-      wanted[#wanted + 1] = changed[i]
-      wanted[#wanted + 1] = changed[i + 1]
+  rev = more == 1 and listed[#listed] or rev
+  for i = 1, #listed, 2 do
+    local job = string.match(listed[i], '^job:(.*)$')
+    local read = job and ahead[job] or string.find(listed[i], 'node:', 1, true) and A.nodes or 0
+    if tonumber(listed[i + 1]) > read then
+      changed[#changed + 1] = listed[i]
+      changed[#changed + 1] = listed[i + 1]
     end
   end
-  changed = wanted
 end
 if #changed > 2 * PAGE then
   rev, more = changed[2 * PAGE], 1

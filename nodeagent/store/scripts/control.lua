@@ -1,4 +1,4 @@
--- control: uid, expect_rev, control? (JSON), by?, request, event, text, did
+-- control: uid, expect_rev, control? (JSON), by?, request, event, text, did, claims?
 local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
@@ -17,6 +17,10 @@ if old.rev ~= A.expect_rev then
   return refuse('stale', 'the control of job ' .. job.name .. ' has revision ' .. int(old.rev) .. ' by now, not '
     .. int(A.expect_rev))
 end
+local no = check_quotas(A.claims)
+if no then
+  return no
+end
 remember(A.request, job.uid .. ' ' .. A.did)
 if not A.control then
   ask_to_save()
@@ -24,6 +28,7 @@ if not A.control then
 end
 job.control = A.control
 job_save(job)
+leave_quotas(A.claims, job.rev)
 ask_to_save()
 event({ kind = A.event, job = job, by = A.by, text = A.text })
 return job_reply(job)

@@ -27,13 +27,29 @@ end
 local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, head_id = 1, head_state = 1, head_address = 1, head_seal = 1, array = 1,
   active_id = 1 }
 
+local NUMBERS = { owner = 1, submitted = 1, since = 1, order = 1, ran = 1, restart_done = 1, not_before = 1, last_number = 1, restarts = 1,
+  rev = 1, head_number = 1, head_since = 1, head_deadline = 1, head_control_rev = 1, head_stopped = 1, head_ready = 1 }
+
+-- As agents read it: cjson takes more for JSON (nothing at all, nan, hexadecimal numbers).
+local function is_json(text)
+  return string.find(text, '^%s*[%[{"%-%dtfn]') and not string.find(text, '^%s*%-?[n0][aAxX]')
+    and pcall(cjson.decode, '[' .. text .. ']')
+end
+
+local function is_number(text)
+  return string.find(text, '^%-?%d[%deE.+-]*$') and tonumber(text)
+end
+
 local function reads(job)
   for field, value in pairs(job) do
+    if NUMBERS[field] and not is_number(value) then
+      return false
+    end
     local text = TEXTS[field] and '""' or value
     if string.find(field, '^report:') or string.find(field, '^last:') then
       text = string.match(value, '^%d+ %a+ (.*)$')
     end
-    if not text or not pcall(cjson.decode, '[' .. text .. ']') then
+    if not text or not is_json(text) then
       return false
     end
   end
@@ -61,8 +77,8 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
     end
     if kind == 'node' then
       check_type('alloc:' .. id, 'hash')
-      if not tonumber(redis.call('HGET', P .. record, 'seq') or '0')
-        or not tonumber(redis.call('HGET', P .. record, 'start') or '0') then
+      if not is_number(redis.call('HGET', P .. record, 'seq') or '0')
+        or not is_number(redis.call('HGET', P .. record, 'start') or '0') then
         found[#found + 1] = record
       end
     else

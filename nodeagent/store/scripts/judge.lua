@@ -17,5 +17,5 @@ end
 job[key] = A.spend
 put_entries(job, 'silent', {})
 job_save(job)
-event({ kind = 'FaultJudged', job = job, generation = job.last_number, by = A.by, text = A.text })
+event({ kind = 'FaultJudged', job = job, generation = job.last_number, by = A.by, text = A.text, alone = true })
 return job_reply(job)

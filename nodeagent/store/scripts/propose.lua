@@ -101,7 +101,7 @@ for _, id in ipairs(order) do
   end
 end
 local made = event({ kind = 'GenerationForming', job = job, generation = job.head_number, by = A.by, text = A.reason,
-  everybody = #new > WAKE_EACH })
+  everybody = #new > WAKE_EACH, alone = #A.lost == 0 })
 for i = 1, #new <= WAKE_EACH and #new or 0 do -- these nodes do not wait on this job yet
   wake('node:' .. new[i], made)
 end

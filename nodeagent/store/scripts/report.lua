@@ -49,7 +49,7 @@ if first then
     text = 'the pod of job ' .. job.name .. ' on node ' .. A.node .. ': ' .. A.state
   end
   event({ kind = A.state == 'failed' and 'WorkerFailed' or 'PodFailed', job = job, node = A.node,
-    generation = job.head_number, by = A.node, text = text })
+    generation = job.head_number, by = A.node, text = text, alone = true })
 elseif started then
   event({ kind = 'GenerationStarted', job = job, node = A.node, generation = job.head_number, by = A.node,
     text = A.reason })

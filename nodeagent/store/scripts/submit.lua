@@ -2,7 +2,6 @@
 -- owner,
 -- submitted, by, request, era (of the submitter's view, or ''), quota?, claims?. All of them or none. base: of a batch, a text that is stored with its
 -- request.
-local CLAIMS, USERS = P .. 'claims', 'users:' -- no queue's name has a colon
 local seen = request_seen(A.request)
 local first = seen and string.match(seen, '^%S+') or A.jobs[1].uid
 local job, past = job_read(first), past_read(first)
@@ -83,11 +82,9 @@ if A.quota then -- counts the owner's jobs, without those that are replaced
       .. int(bytes) .. ' bytes, and limits.job_bytes allows ' .. int(A.quota.bytes))
   end
 end
--- The submitter has counted the owner's jobs in the queue. Each submit to the queue has left its revision here.
-for _, queue in ipairs(A.claims and A.claims.queues or {}) do
-  if tonumber(redis.call('HGET', CLAIMS, USERS .. queue) or '0') > A.claims.read then
-    return refuse('stale', 'another job has been submitted to queue ' .. queue .. ' meanwhile')
-  end
+local no = check_quotas(A.claims)
+if no then
+  return no
 end
 for _, new in ipairs(A.jobs) do
   if old[new.name] then
@@ -104,9 +101,7 @@ for _, new in ipairs(A.jobs) do
   redis.call('HSET', NAMES, new.name, new.uid)
   event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. new.name .. ' submitted' })
 end
-for _, queue in ipairs(A.claims and A.claims.queues or {}) do
-  redis.call('HSET', CLAIMS, USERS .. queue, job.rev)
-end
+leave_quotas(A.claims, job.rev)
 remember(A.request, A.jobs[1].uid .. (A.base and ' ' .. A.base or ''))
 ask_to_save()
 return A.base and { 1, A.base } or job_reply(job)

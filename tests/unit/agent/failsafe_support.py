@@ -24,10 +24,10 @@ class Bench:
     def __init__(self, cluster: Cluster, node: str, *pods: PodStatus) -> None:
         self.clock, self.words, self.cluster, self.node = SimClock(), Words(), cluster, node
         self.pods = {pod.uid: pod for pod in pods}
-        lease = SimpleNamespace(node=node, incarnation=Incarnation(life=life(node), start=1))
+        self.lease = SimpleNamespace(node=node, incarnation=Incarnation(life=life(node), start=1), away_since=None)
         host = SimpleNamespace(status=lambda: self.pods)
         self.failsafe = FailsafeWatch(
-            TIMING, lease=cast("Any", lease), host=cast("Any", host), clock=self.clock, process=self.words,
+            TIMING, lease=cast("Any", self.lease), host=cast("Any", host), clock=self.clock, process=self.words,
             cluster=lambda: self.cluster,
         )  # fmt: skip
 

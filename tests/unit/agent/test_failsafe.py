@@ -266,20 +266,22 @@ def test_what_was_lent_since_it_was_planned_comes_first() -> None:
 # --- for people
 
 
-def test_people_are_told_once_of_each_thing() -> None:
+@pytest.mark.parametrize(
+    ("away_since", "why"), [(None, "the store answers again"), (0.0, "nothing runs here any more")]
+)
+def test_people_read_once_of_each_thing(away_since: float | None, why: str) -> None:
     async def scenario() -> None:
         b = bench(running(), RUNNING)
-        running_ = asyncio.ensure_future(b.failsafe.run())
+        b.lease.away_since = away_since
         for shown in (Bridged({UID: 1.0}, {}), Bridged({UID: 1.5}, {"u2": "no"}), Bridged({}, {})):
             b.words.shown = shown
-            await asyncio.sleep(2 * TIMING.heartbeat)
-        running_.cancel()
-        await asyncio.wait([running_])
+            for _ in range(2):
+                b.failsafe.log()
 
     with capture_logs() as logs:
         play(scenario())
-    assert [(line["event"], line.get("job")) for line in logs] == [
-        ("runs on without the store", UID),
-        ("no keeper gives failsafe time", "u2"),
-        ("the store answers again: no failsafe time is needed", None),
+    assert [(line["event"], line.get("job"), line.get("why")) for line in logs] == [
+        ("runs on without the store", UID, None),
+        ("no keeper gives failsafe time", "u2", "no"),
+        ("no failsafe time is needed", None, why),
     ]

@@ -114,3 +114,15 @@ def test_time_is_counted_by_class_of_node() -> None:
             s for of in (seconds, lost, overhead) for m in of.collect() for s in m.samples if s.name.endswith("_total")
         ]
         assert [s.labels["class"] for s in samples] == [class_] * 3
+
+
+def test_looks_in_quick_succession_count_the_same_time() -> None:
+    """And cost nothing: what is held is worked out anew only when something has changed, or a second later."""
+    often, seldom = counter(), counter()
+    for seconds, step in ((often, 100), (seldom, 2500)):
+        time, view = DeviceTime(seconds, counter(), counter()), cluster(job())
+        for served in range(1000, 6001, step):
+            time.look(replace(view, served=served), MY)
+        time.look(cluster(served=6400), MY)
+    assert {k: round(v, 6) for k, v in counted(often).items()} == counted(seldom)
+    assert list(counted(seldom).values()) == [5.4 * len(make_head(["n1", "n2"]).members[MY].devices)]

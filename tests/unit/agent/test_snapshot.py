@@ -275,3 +275,35 @@ def test_a_view_is_the_same_only_while_nothing_of_it_changed() -> None:
         before = snapshot.cluster(5.0)
         snapshot.absorb(news, 5.0)
         assert snapshot.cluster(5.0) != before, news
+
+
+def test_jobs_that_are_newer_than_the_view_are_known_until_a_beat_has_read_as_far() -> None:
+    snapshot, job = Snapshot(Timing()), make_job()
+    assert not snapshot.absorb_jobs([job]), "nothing has been read yet"
+    snapshot.absorb(reply(jobs=(job,), rev=5, era="a"), 0.0)
+    assert snapshot.ahead == {}
+    assert snapshot.absorb_jobs([job.model_copy(update={"rev": 7})])
+    assert (snapshot.ahead, snapshot.newest, snapshot.asked) == ({UID: 7}, 7, ("a", 5))
+    snapshot.absorb(reply(rev=6, era="a"), 0.0)
+    assert snapshot.ahead == {UID: 7}
+    snapshot.absorb(reply(rev=8, era="a"), 0.0)
+    assert snapshot.ahead == {}
+
+
+def test_what_is_known_ahead_is_of_one_era_and_one_view() -> None:
+    snapshot, newer = Snapshot(Timing()), make_job().model_copy(update={"rev": 9})
+    snapshot.absorb(reply(jobs=(make_job(),), rev=5, era="a"), 0.0)
+    assert snapshot.absorb_jobs([newer])
+    snapshot.absorb(reply(rev=6, era="b"), 0.0)
+    assert snapshot.ahead == {}, "revisions of another era say nothing"
+    assert snapshot.absorb_jobs([newer])
+    snapshot.read_again("c")
+    assert (snapshot.ahead, snapshot.absorb_jobs([newer])) == ({}, False)
+    assert not snapshot.absorb_jobs([]), "the wake brought nothing"
+
+
+def test_a_wake_changes_nothing_while_the_store_recovers() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(jobs=(make_job(),), rev=5), 0.0)
+    snapshot.absorb(reply(rev=5, recovering=True), 0.0)
+    assert not snapshot.absorb_jobs([make_job().model_copy(update={"rev": 7})])

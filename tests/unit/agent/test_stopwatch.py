@@ -122,12 +122,68 @@ def test_a_late_first_step_is_waited_for_where_one_was_told_before() -> None:
     assert "stepped" not in phases(seen.told(job)[0]), "it may have stopped telling"
 
 
-def test_only_group_rank_0_tells_and_not_of_the_first_start() -> None:
-    for seen, restarts in ((Watched("n2"), 1), (Watched(), 0)):
-        job = recover(seen, restarts)
-        assert seen.counted(job) == []
-        seen.now += REPORT_AFTER
-        assert seen.told(job) == []
+def test_only_group_rank_0_tells() -> None:
+    seen = Watched("n2")
+    job = recover(seen)
+    assert seen.counted(job) == []
+    seen.now += REPORT_AFTER
+    assert seen.told(job) == []
+
+
+def first_start(seen: Watched) -> JobRecord:
+    """Formed in 50 ms; the workers run after another 400 ms."""
+    seen.see(0.0, forming(1), "ready")
+    job = running(1, restarts=0)
+    seen.see(0.05, job, "starting")
+    seen.see(0.4, job, "running")
+    return job
+
+
+def test_a_first_start_lasts_until_the_first_step() -> None:
+    """Imports and loading take the time that they take, and are no recovery."""
+    seen = Watched()
+    job = first_start(seen)
+    seen.now += STEP_BOUND - 1
+    assert seen.told(job) == [] == seen.counted(job)
+    seen.see(0.5, job, "running", stepped=seen.now - 90.0)
+    (start,) = seen.told(job)
+    assert start.first and start.at == seen.now - 90.5
+    assert start.text == (
+        "workers run after 0.450 s: stopped 0.000, acknowledged 0.000, formed 0.050, started 0.400, stepped 509.000"
+    )
+    assert seen.told(job) == [], "once"
+
+
+def test_of_a_first_start_without_steps_nothing_is_known() -> None:
+    seen = Watched()
+    job = first_start(seen)
+    seen.now += STEP_BOUND
+    assert seen.told(job) == []
+    seen.see(0.0, job, "running", stepped=seen.now)
+    assert seen.told(job) == []
+
+
+def test_others_than_group_rank_0_do_not_wait_for_a_first_step() -> None:
+    seen = Watched("n2")
+    job = first_start(seen)
+    seen.now += REPORT_AFTER
+    assert seen.told(job) == []
+    seen.see(0.0, job, "running", stepped=seen.now)
+    assert seen.told(job) == []
+
+
+def test_nobody_has_to_look_while_a_first_step_is_awaited() -> None:
+    """It comes with the pod's status: an agent at rest stays at rest."""
+    seen, looks = Watched(), list[bool]()
+    seen.see(0.0, forming(1), "ready")
+    looks.append(seen.watch.running)
+    job = first_start(seen)
+    looks.append(seen.watch.running)
+    seen.see(0.1, job, "running", stepped=seen.now)
+    looks.append(seen.watch.running)
+    seen.now += REPORT_AFTER
+    assert len(seen.told(job)) == 1
+    assert [*looks, seen.watch.running] == [True, False, True, False], "while it forms, and once it has stepped"
 
 
 def test_a_fault_that_comes_with_the_proposal_and_a_second_one_while_forming() -> None:

@@ -54,7 +54,11 @@ def spec(name: str = "digits", low: int = 1, high: int = 3, target: int = 2, **m
 def spec_of_roles(name: str = "ctr") -> JobSpec:
     """Two servers, and two trainers that complete the job."""
     server = Role(
-        name="server", command=("serve",), replicas=2, nodes=Nodes(min=1, max=2, target=2), workers_per_node=1
+        name="server",
+        command=("serve",),
+        replicas=Nodes(min=2, max=2, target=2),
+        nodes=Nodes(min=1, max=2, target=2),
+        workers_per_node=1,
     )
     one = spec(name)
     trainer = one.role.model_copy(update={"name": "trainer", "nodes": Nodes(min=2, max=2, target=2)})

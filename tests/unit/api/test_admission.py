@@ -99,6 +99,15 @@ async def test_who_may_use_the_parent_may_use_a_queue_that_names_nobody() -> Non
     assert (await refusal(cluster(tree[0], narrower), job("vision"))).code == "permission"
 
 
+async def test_a_queue_for_everybody_below_one_for_some() -> None:
+    some = Queue(name="team", users=("bob",))
+    error = await refusal(cluster(some, Queue(name="vision", parent="team")), job("vision"))
+    assert error.message == "queue 'vision' is for bob; alice is not among them"
+    everybody = Queue(name="vision", parent="team", users=("*",), default=True)
+    assert await queue_of(cluster(some, everybody), job("vision")) == "vision"
+    assert await queue_of(cluster(some, everybody), job("")) == "vision", "the default of everybody"
+
+
 async def test_a_capability_that_can_never_hold_the_job_is_refused() -> None:
     capped = Queue(name="team", capability=Amount(gpus=16))
     assert await queue_of(cluster(capped), job("team", (2, 4))) == "team"
@@ -170,6 +179,9 @@ async def test_time_limits_are_those_of_the_queues_above_too() -> None:
     for top, below in ((longest, longer), (longer, longest), (longest, JobLimits()), (usual, longest)):
         assert await limit(top, below, None) == 60
     assert await limit(usual, JobLimits(default_time_limit=80), None) == 80, "the nearest"
+    assert await limit(usual, JobLimits(default_time_limit="never"), None) is None
+    top = JobLimits(max_time_limit=60, default_time_limit=50)
+    assert await limit(top, JobLimits(default_time_limit="never"), None) == 60, "the longest is no default"
     assert await limit(longest, longer, 60.0) == 60
     with pytest.raises(ApiError, match="a job of queue 'team', above 'vision', may have 1 min"):
         await limit(longest, longer, 61.0)

@@ -157,7 +157,7 @@ def test_mistakes_name_the_field(verb: intents.Verb, body: dict[str, object], sa
 
 def test_the_same_request_gets_what_the_first_one_did() -> None:
     asked = ask("scaleout", count=2)
-    did = asked.did(job(), job(target=5).control)
+    did = asked.done(job(), job(target=5).control).text
     reply = intents.repeated(ask("scaleout", count=2, timeout=9), job(target=1), Answer(subject="u1", did=did))
     assert reply == {"changed": False, "previous_target": 3, "asked_target": 5, "repeated": True}
 
@@ -165,9 +165,9 @@ def test_the_same_request_gets_what_the_first_one_did() -> None:
 @pytest.mark.parametrize(
     "earlier",
     [
-        Answer(subject="u1", did=ask("scaleout", count=1).did(job(), job(target=4).control)),
-        Answer(subject="u1", did=ask("scalein", count=2).did(job(), job(target=1).control)),
-        Answer(subject="u9", did=ask("scaleout", count=2).did(job(), job(target=5).control)),
+        Answer(subject="u1", did=ask("scaleout", count=1).done(job(), job(target=4).control).text),
+        Answer(subject="u1", did=ask("scalein", count=2).done(job(), job(target=1).control).text),
+        Answer(subject="u9", did=ask("scaleout", count=2).done(job(), job(target=5).control).text),
         Answer(subject="u1"),
         Answer(subject="n1"),
     ],
@@ -178,11 +178,28 @@ def test_a_request_id_is_for_one_change(earlier: Answer) -> None:
     assert raised.value.status == 409
 
 
+SAME = ask("scaleout", count=2).done(job(), job(target=5).control).text
+
+
+@pytest.mark.parametrize(
+    "did",
+    [
+        SAME[:-1], "{", "{}", "{" * 10_000, '{"a":' * 5_000 + "0" + "}" * 5_000,
+        *(SAME.replace("5", other) for other in ('"5"', "null", "true", "1e400", "9" * 5_000)),
+        SAME.replace('"to"', '"by"'), SAME.replace("}", "," + " " * 70_000 + '"x": 0}'),
+        '{"from": 3, "to": 5}', "[3, 5]", "\ud800",
+    ],
+)  # fmt: skip
+def test_what_somebody_wrote_over_a_request_is_refused_and_breaks_nothing(did: str) -> None:
+    with pytest.raises(ApiError, match="was used for another change before; nothing was changed"):
+        intents.repeated(ask("scaleout", count=2), job(), Answer(subject="u1", did=did))
+
+
 def job_of_roles(sizes: dict[str, int] | None = None, scale: Scale | None = None) -> JobRecord:
     """Two servers and two trainers, unless they were scaled."""
     one = job(target=4, sizes=sizes or {}, scale=scale)
     roles = (
-        one.spec.role.model_copy(update={"name": "pserver", "replicas": 2}),
+        one.spec.role.model_copy(update={"name": "pserver", "replicas": Nodes(min=2, max=2, target=2)}),
         one.spec.role.model_copy(update={"name": "trainer", "nodes": Nodes(min=2, max=2, target=2)}),
     )
     return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
@@ -201,7 +218,7 @@ GROWING = Scale(request="q", want=3, before=2, role="trainer", timeout=10, deadl
 @pytest.mark.parametrize(
     ("role", "target", "text"),
     [
-        ("trainer", 0, "role trainer of job 'digits' cannot have 0 places: 1 to 4094 are allowed, and it has 2"),
+        ("trainer", 0, "role trainer of job 'digits' cannot have 0 places: 1 to 4094 are allowed, and it is to have 2"),
         ("trainer", 4095, "cannot have 4095 places"),
         ("triner", 3, "has no role 'triner'"),
     ],
@@ -214,7 +231,10 @@ def test_what_a_role_cannot_have(role: str, target: int, text: str) -> None:
 def test_a_role_that_restarts_whole_keeps_its_one_place() -> None:
     record = job_of_roles()
     policy = Policy(on=("WorkerFailed",), do="RestartTask")
-    roles = (record.spec.roles[0].model_copy(update={"replicas": 1, "policies": (policy,)}), record.spec.roles[1])
+    roles = (
+        record.spec.roles[0].model_copy(update={"replicas": Nodes(min=1, max=1, target=1), "policies": (policy,)}),
+        record.spec.roles[1],
+    )
     record = record.model_copy(update={"spec": record.spec.model_copy(update={"roles": roles})})
     with pytest.raises(ApiError, match="role pserver of job 'digits' has a policy that says RestartTask"):
         intents.scale(ask("scale", target=2, role="pserver"), record, SERVED)
@@ -238,7 +258,7 @@ def test_one_role_is_scaled_and_the_others_stay() -> None:
     assert change.change["sizes"] == {"trainer": 3, "pserver": 1}
     assert (change.change["target"], change.text) == (4, "pserver 2 -> 1 places")
     after = record.control.model_copy(update=change.change)
-    assert intents.outcome(asked.did(record, after), changed=True) == {
+    assert asked.done(record, after).reply(changed=True) == {
         "changed": True, "previous_target": 2, "asked_target": 1,
     }  # fmt: skip
     assert intents.scale(ask("scale", target=3, role="trainer"), record, SERVED) is None

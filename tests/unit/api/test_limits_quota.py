@@ -6,22 +6,25 @@ import grp
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
+from nodeagent.api import intents
 from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.limits import Usage, limits_json, owner_json
 from nodeagent.api.requests import WRITE_TRIES
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec, Submitter
 from nodeagent.model.queue import Queue, Queues, UserQuota
 from nodeagent.spec.sections import LimitsConfig
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import QuotaClaims
-from tests.unit.api.fakes import FakeView, spec
+from tests.unit.api.fakes import FakeView, spec, spec_of_roles
 
 ALICE = 54321
 
@@ -138,6 +141,45 @@ async def test_two_submits_at_once_to_two_queues_are_judged_by_the_quota_above_b
         await one.routes.written(RACER, specs, one.admit, one.write)
     assert one.claimed == 1, "the store refused it"
     assert [job.name for job in view.cluster().jobs.values()] == ["other"]
+
+
+async def test_two_scale_outs_at_once_are_not_both_within_a_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two jobs of several roles, through two nodes: each is within the quota of what it asked for without the
+    other."""
+    view = FakeView(tmp_path)
+    await view.join()
+    tree = Queues(rev=1, queues=(Queue(name="team", user_quota=UserQuota(slots=13)),))
+    await view.store.queues(0, tree, "q", "made")
+    for name in ("mine", "other"):
+        gang = spec_of_roles(name).model_copy(update={"queue": "team"})
+        signed = view.seal.control(name, first_control(gang, "alice", None))
+        await view.store.submit(name, gang, ALICE, 1.0, "alice", name, control=signed)
+    await view.refresh()
+    routes, write, racing = JobRoutes(view, Usage(), UserDatabase(lambda _uid: "alice")), view.store.control, True
+
+    async def known(*_: object) -> Caller:
+        return RACER
+
+    async def scale(name: str) -> None:
+        asked = intents.read_scale("scale", {"role": "server", "target": 3}, f"scale {name}")
+        request = make_mocked_request("POST", f"/v1/jobs/{name}/scale", match_info={"job": name})
+        await routes._change_size(request, asked)
+
+    async def control(*args: Any) -> JobRecord:
+        nonlocal racing
+        if racing:
+            racing = False
+            await scale("other")
+        return await write(*args)
+
+    monkeypatch.setattr("nodeagent.api.auth.caller", known)
+    monkeypatch.setattr(view.store, "control", control)
+    with pytest.raises(ApiError, match="the live jobs of alice in queue 'team' ask for 7 CPU slots at least"):
+        await scale("mine")
+    await view.refresh()
+    assert {job.name: job.control.sizes for job in view.cluster().jobs.values()} == {"mine": {}, "other": {"server": 3}}
 
 
 async def test_who_never_gets_to_it_is_told_so(tmp_path: Path) -> None:

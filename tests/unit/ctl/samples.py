@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.api.jobdetail import alone_json, generations, start_json, way_out
+from nodeagent.api.jobdetail import alone_json, generations, policies_due, start_json, way_out
 from nodeagent.api.queues import queue_json
 from nodeagent.api.shapes import job_json, node_json
 from nodeagent.model.constraints import Constraints
@@ -85,8 +85,8 @@ MEMBER = job(
     ),
 )  # fmt: skip
 SERVERS = Role(
-    name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2), replicas=2,
-    workers_per_node=1, restart="alone",
+    name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2),
+    replicas=Nodes(min=2, max=2, target=2), workers_per_node=1, restart="alone",
 )  # fmt: skip
 TRAINERS = Role(name="trainer", command=("python", "train.py"), nodes=Nodes(min=2, max=2, target=2), workers_per_node=1)
 
@@ -251,6 +251,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
     return listed(record) | {
         "why": list(why),
         "way_out": way_out(record, shown),
+        "policies_due": policies_due(record, shown),
         **start_json(record, shown, NOW),
         "store_waits": "",
         "no_progress": "",

@@ -11,12 +11,23 @@ from nodeagent.api.jobdetail import start_json, way_out
 from nodeagent.api.shapes import job_json
 from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer, job_lines
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import After
+from nodeagent.model.jobspec import After, Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from tests.unit.ctl import samples
-from tests.unit.plan.build import NOW, PREPARING, UID, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import (
+    NOW,
+    PREPARING,
+    UID,
+    WALL,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+    spend,
+)
 
 PAIR = make_spec(size=(2, 2))
 
@@ -115,3 +126,30 @@ def test_next_names_who_outlives_the_success_of_the_others(more: dict[str, Any],
     for worker in workers[:-1]:
         worker["exit"] = 1
     assert "others have exited 0" not in job_lines(detail)[-1], "they failed"
+
+
+def test_policies_whose_timeout_runs_are_shown_with_what_is_left() -> None:
+    policies = (
+        Policy(on=("PodPending",), do="FailJob", timeout=300.0),
+        Policy(on=("PodPending",), do="AbortJob", timeout=90.0),
+        Policy(on=("PodRunning",), do="TerminateJob", timeout=10.0),
+    )
+    spec = make_spec(size=(4, 4), policies=policies)
+    job = make_job(spec=spec, since=NOW - 60_000)
+
+    def lines(job: JobRecord, served: int = NOW) -> list[str]:
+        detail = samples.detail(job, shown=make_cluster(["n1"], job, served=served))
+        return [line.split(":", 1)[1].strip() for line in job_lines(detail, False) if line.startswith("Policy")]
+
+    assert lines(job) == [
+        "PodPending: AbortJob in 30s, unless its nodes are found before",
+        "PodPending: FailJob in 4m, unless its nodes are found before",
+    ]
+    assert lines(job, NOW + 29_000)[0].startswith("PodPending: AbortJob in 1s,")
+    assert lines(job.model_copy(update={"control": job.control.model_copy(update={"desired": "pause"})})) == []
+    lost = {"6": spend("node_lost", at=NOW - 20_000)}
+    fault = make_spec(size=(4, 4), policies=(Policy(on=("NodeLost",), do="FailJob", timeout=60.0),))
+    waits = make_job(
+        "holding", make_head(["n1"], state="ended", number=6), spec=fault, budget=lost, since=NOW - 20_000, active=6
+    )
+    assert lines(waits) == ["NodeLost: FailJob in 40s, unless it runs again before"]

@@ -6,12 +6,14 @@ import os
 import pwd
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from nodeagent.hardware.accelerator import AbsentError, Command, DeviceRule, Persistence, ProblemError, user_of, who
 from nodeagent.hardware.judging.rules import Rule
+from nodeagent.osutil.linux import is_running
 
 
 @pytest.mark.parametrize(("environ", "told"), [
@@ -63,6 +65,20 @@ def test_a_tool_that_fails_hangs_or_floods_is_a_problem_that_passes(
             command.output()
         assert caught.value.again
         assert not isinstance(caught.value, AbsentError)
+
+
+def test_what_a_tool_has_started_ends_with_it(tmp_path: Path) -> None:
+    """Of a script around a program that hangs only the script was killed, at each look again."""
+    script = f"(sleep 600 & echo $! > {tmp_path}/inner; wait) & echo $! > {tmp_path}/outer; wait"
+    command = Command(tool(tmp_path, script), bound=1.0)
+    with pytest.raises(ProblemError, match="did not answer"):
+        command.output()
+    for name in ("inner", "outer"):
+        pid = int((tmp_path / name).read_text())
+        end = time.monotonic() + 10
+        while is_running(pid):
+            assert time.monotonic() < end, f"{name} lives"
+            time.sleep(0.01)
 
 
 def test_a_tool_that_is_not_installed_is_an_absent_driver(tmp_path: Path) -> None:

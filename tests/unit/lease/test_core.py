@@ -27,7 +27,7 @@ class Run:
         self.now += seconds
 
     def look(self) -> str | None:
-        return self.core.look(self.now, {POD: self.obeyed})
+        return self.core.look(self.now, lambda: {POD: self.obeyed})
 
     def renew(self, wanted: str = "") -> None:
         """One that is answered after 50 ms."""
@@ -141,8 +141,8 @@ def test_an_agent_that_is_silent_for_long_has_its_workers_stopped_in_order() -> 
 def test_one_without_workers_gives_back_at_once_when_its_agent_was_silent_for_long() -> None:
     core = Core(100.0)
     core.take(100.0, ORDER)
-    assert core.look(131.0, {}) is None  # what is decided is written down first
-    assert core.look(131.0, {}) == "leave"
+    assert core.look(131.0, dict) is None  # what is decided is written down first
+    assert core.look(131.0, dict) == "leave"
 
 
 @pytest.mark.parametrize("silent", [GIVEN_UP - 0.1, GIVEN_UP + 0.1])
@@ -329,7 +329,7 @@ def test_what_is_lost_stays_so_until_there_is_a_new_life() -> None:
 
 def test_without_an_order_nothing_is_granted_and_nobody_asked() -> None:
     core = Core(100.0, granted={POD: 110.0})
-    assert (core.state, core.look(200.0, {POD: 0.0})) == ("idle", None)
+    assert (core.state, core.look(200.0, lambda: {POD: 0.0})) == ("idle", None)
     run = Run()
     run.renew()
     run.core.lend(POD, 110.0)
@@ -384,3 +384,15 @@ def test_one_that_follows_on_giving_up_knows_not_how_long_workers_had_time() -> 
     assert run.look() is None
     run.go(0.01)
     assert run.look() == "leave"
+
+
+def test_the_shims_are_asked_only_where_the_life_goes() -> None:
+    """That reads a user's file for each pod."""
+    run = Run()
+
+    def unasked() -> dict[str, float]:
+        raise AssertionError("nothing waits for them")
+
+    assert run.core.look(run.now, unasked) == "renew"
+    run.core.answered(run.now, run.now, "")
+    assert run.core.look(run.now, unasked) is None

@@ -283,13 +283,13 @@ def test_a_lease_is_not_given_back_before_its_promises_are_over() -> None:
     b.core._depart(b.now, True, "it goes")
     assert not b.own(ask()).yes
     b.now = promised - 0.01
-    assert b.core.look(b.now, {}) is None
-    assert b.core.look(promised, {}) == "leave"
+    assert b.core.look(b.now, dict) is None
+    assert b.core.look(promised, dict) == "leave"
 
 
 def test_one_that_follows_knows_what_was_promised_before() -> None:
     core = Core(100.0, Departure("l1", 1, "e1", 90.0, True, "it goes"), {}, 50.0)
     Failsafe(core, Promises("b", 0.0, True, {UID: 103.0}), lambda: "q")
     core.take(100.0, ORDER)
-    assert core.look(102.9, {}) is None
-    assert core.look(103.0, {}) == "leave"
+    assert core.look(102.9, dict) is None
+    assert core.look(103.0, dict) == "leave"

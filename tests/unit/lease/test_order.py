@@ -16,9 +16,10 @@ from nodeagent.lease.statefiles import (
     LeaseStatus,
     Pulse,
     PulseWriter,
+    address_reader,
+    bridged_reader,
     find_holder,
-    read_address,
-    read_bridged,
+    pulse_file,
     read_departure,
     read_pulse,
     read_status,
@@ -92,26 +93,26 @@ def test_what_cannot_be_read_was_not_said(tmp_path: Path, text: str) -> None:
 
 
 def test_what_runs_without_the_store_and_where_it_is_asked(tmp_path: Path) -> None:
-    assert (read_bridged(tmp_path), read_address(tmp_path)) == (NOT_BRIDGED, "")
+    assert (bridged_reader(tmp_path).once(), address_reader(tmp_path).once()) == (NOT_BRIDGED, "")
     bridged = Bridged({"u1": 12.5}, {"u2": "why"})
     write_bridged(tmp_path, bridged)
     write_address(tmp_path, "10.0.0.1:29400")
-    assert (read_bridged(tmp_path), read_address(tmp_path)) == (bridged, "10.0.0.1:29400")
+    assert (bridged_reader(tmp_path).once(), address_reader(tmp_path).once()) == (bridged, "10.0.0.1:29400")
     (tmp_path / "failsafe.json").write_text("{}")
     (tmp_path / "address").write_bytes(b"\xff")
-    assert (read_bridged(tmp_path), read_address(tmp_path)) == (NOT_BRIDGED, "")
+    assert (bridged_reader(tmp_path).once(), address_reader(tmp_path).once()) == (NOT_BRIDGED, "")
 
 
 def test_its_pulse(tmp_path: Path) -> None:
-    assert read_pulse(tmp_path) is None
+    assert read_pulse(pulse_file(tmp_path)) is None
     writer = PulseWriter(tmp_path)
-    assert read_pulse(tmp_path) is None
+    assert read_pulse(pulse_file(tmp_path)) is None
     for pulse in (Pulse(1.5, 1.0, 3.0, 1.0), Pulse(2.5, 2.0, 0.0, 1.5)):
         writer.beat(pulse)
-        assert read_pulse(tmp_path) == pulse
+        assert read_pulse(pulse_file(tmp_path)) == pulse
     data = (tmp_path / "pulse").read_bytes()
     (tmp_path / "pulse").write_bytes(data[:32] + bytes(32))
-    assert read_pulse(tmp_path) is None, "half of it is old"
+    assert read_pulse(pulse_file(tmp_path)) is None, "half of it is old"
 
 
 def test_nobody_holds_the_lock(tmp_path: Path) -> None:

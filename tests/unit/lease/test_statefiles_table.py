@@ -11,10 +11,10 @@ import pytest
 from nodeagent.lease.lending import Promises
 from nodeagent.lease.statefiles import (
     MOST_BYTES,
-    TableReader,
     promises_file,
-    read_promises,
+    promises_reader,
     table_file,
+    table_reader,
     write_promises,
     write_table,
 )
@@ -24,7 +24,7 @@ PROMISES = Promises("b", 1.5, True, {UID: 12.5})
 
 
 def test_a_table_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path) -> None:
-    reader = TableReader(tmp_path, "b")
+    reader = table_reader(tmp_path, "b")
     assert reader.read() is None
     for known in (table(), table({UID: row(refuses="why", pod="", places={})}, leaving=True), table({})):
         write_table(tmp_path, known)
@@ -37,7 +37,7 @@ def test_a_table_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path) ->
 
 def test_a_table_is_read_anew_whenever_there_is_another(tmp_path: Path) -> None:
     """Even if all that a look from outside shows is the same: its number in the file system, its time, its size."""
-    reader = TableReader(tmp_path, "b")
+    reader = table_reader(tmp_path, "b")
     write_table(tmp_path, table(life="l1"))
     assert reader.read() == table(life="l1")
     when = table_file(tmp_path).stat().st_mtime_ns
@@ -50,19 +50,19 @@ def test_a_table_is_read_anew_whenever_there_is_another(tmp_path: Path) -> None:
 
 def test_a_table_from_before_the_boot_is_none(tmp_path: Path) -> None:
     write_table(tmp_path, table())
-    assert TableReader(tmp_path, "another boot").read() is None
+    assert table_reader(tmp_path, "another boot").read() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', "1", " " * (MOST_BYTES + 1)])
 def test_what_is_no_table_is_told(tmp_path: Path, text: str) -> None:
-    reader = TableReader(tmp_path, "b")
+    reader = table_reader(tmp_path, "b")
     write_table(tmp_path, table())
     assert reader.read() is not None
     table_file(tmp_path).write_text("")
     table_file(tmp_path).unlink()
     table_file(tmp_path).write_text(text)
     with pytest.raises((ValueError, KeyError, TypeError)):
-        reader.read()
+        reader.check()
 
 
 def test_a_table_of_another_version_is_told(tmp_path: Path) -> None:
@@ -71,17 +71,17 @@ def test_a_table_of_another_version_is_told(tmp_path: Path) -> None:
     for wrong in (data | {"new": 1}, data | {"jobs": {UID: {"token": [1]}}}, data | {"jobs": {UID: None}}):
         table_file(tmp_path).write_text(json.dumps(wrong))
         with pytest.raises((ValueError, KeyError, TypeError)):
-            TableReader(tmp_path, "b").read()
+            table_reader(tmp_path, "b").check()
 
 
 def test_promises_outlive_who_made_them_but_no_boot(tmp_path: Path) -> None:
-    assert read_promises(tmp_path, "b") is None
+    assert promises_reader(tmp_path, "b").once() is None
     write_promises(tmp_path, PROMISES)
-    assert read_promises(tmp_path, "b") == PROMISES
-    assert read_promises(tmp_path, "another boot") is None
+    assert promises_reader(tmp_path, "b").once() == PROMISES
+    assert promises_reader(tmp_path, "another boot").once() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"boot": "b", "began": 1, "whole": true, "until": [1]}'])
 def test_promises_that_cannot_be_read_are_not_known(tmp_path: Path, text: str) -> None:
     promises_file(tmp_path).write_text(text)
-    assert read_promises(tmp_path, "b") is None
+    assert promises_reader(tmp_path, "b").once() is None

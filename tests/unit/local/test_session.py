@@ -189,6 +189,33 @@ def test_a_dead_redis_is_started_again_with_its_data(cluster: LocalCluster) -> N
     assert [n["starts"] for n in ask(cluster, "status")["nodes"]] == [1, 1]
 
 
+def test_a_redis_that_dies_again_and_again_is_started_again(cluster: LocalCluster) -> None:
+    """Found by hours under random faults: one that was killed as it read its data took the cluster with it."""
+    killed = set[int]()
+
+    def another() -> int | None:
+        pid = ask(cluster, "status")["redis"]["pid"]
+        return None if pid in killed else pid
+
+    for _ in range(3):
+        until(another, "redis is back")
+        pid = another()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
+    until(another, "redis is back")
+    with redis.Redis.from_url(ask(cluster, "status")["redis"]["url"]) as client:
+        until(lambda: _answers(client), "redis answers")
+    assert [n["starts"] for n in ask(cluster, "status")["nodes"]] == [1, 1]
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
 def test_kept_logs(cluster: LocalCluster) -> None:
     session.down(cluster, keep_logs=True)
     assert "agent" in cluster.layout.supervisor_log.read_text()

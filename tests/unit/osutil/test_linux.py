@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import ReplacedFile, write_atomic
 
 LIMITED = """
 import resource, sys
@@ -60,3 +61,34 @@ def test_notes_are_kept_where_there_is_room(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         subprocess.run([sys.executable, "-c", LOGS], stdout=subprocess.DEVNULL, stderr=log, timeout=30, check=True)
     assert (tmp_path / "log").read_text() == "a note\n"
+
+
+def test_each_version_of_a_file_that_is_replaced_is_parsed_once(tmp_path: Path) -> None:
+    parsed: list[bytes] = []
+
+    def parse(data: bytes) -> int:
+        parsed.append(data)
+        return int(data)
+
+    reader = ReplacedFile(tmp_path / "f", parse, -1, 3)
+    assert reader.read() == -1
+    for number in (1, 2, 2, 3):
+        write_atomic(tmp_path / "f", str(number), durable=False)
+        assert [reader.read(), reader.check(), reader.read()] == [number] * 3
+    assert parsed == [b"1", b"2", b"2", b"3"]
+    write_atomic(tmp_path / "f", "x", durable=False)
+    with pytest.raises(ValueError, match="invalid literal"):
+        reader.check()
+    assert (reader.read(), len(parsed)) == (-1, 5), "it is not tried again"
+    write_atomic(tmp_path / "f", "1234", durable=False)
+    with pytest.raises(ValueError, match="more than 3 bytes"):
+        reader.check()
+    (tmp_path / "f").unlink()
+    assert reader.check() == -1
+
+
+def test_a_reader_of_a_replaced_file_keeps_nothing_open_that_it_was_not_to_keep(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "f", "5", durable=False)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert ReplacedFile(tmp_path / "f", int, 0).once() == 5
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -179,7 +179,12 @@ def test_each_role_has_constraints_of_its_own() -> None:
     def role(name: str, asked: Constraints | None, nodes: int = 0, replicas: int = 0) -> Role:
         size = Nodes(min=nodes or 1, max=nodes or replicas, target=nodes or replicas)
         return Role(
-            name=name, command=("x",), nodes=size, replicas=replicas or None, workers_per_node=1, placement=asked
+            name=name,
+            command=("x",),
+            nodes=size,
+            replicas=size if replicas else None,
+            workers_per_node=1,
+            placement=asked,
         )
 
     def spec(*roles: Role) -> JobSpec:

@@ -118,9 +118,15 @@ def test_every_variable_of_a_second_node() -> None:
         "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:29401",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:29400,10.0.0.2:29400,10.0.0.2:29401",
         "PADDLE_PSERVERS_IP_PORT_LIST": "",
+        "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
+        "DISTRIBUTED_TRAINER_ENDPOINTS": "10.0.0.1:29400,10.0.0.2:29400,10.0.0.2:29401",
+        "PADDLE_ELASTIC_JOB_ID": "resnet",
+        "PADDLE_ELASTIC_NP": "1:2",
+        "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL": "2",
         "TRAINING_ROLE": "TRAINER",
         "POD_IP": "10.0.0.2",
         "RANK_ID": "2",
+        "MS_NODE_ID": "2",
         "RANK_SIZE": "3",
         "DEVICE_ID": "1",
         "MS_ROLE": "MS_WORKER",
@@ -362,7 +368,42 @@ def test_parameter_servers_know_how_many_trainers_there_are(trainers: str, compl
         assert server["PADDLE_PSERVERS_IP_PORT_LIST"] == "10.0.0.1:30000,10.0.0.2:30005"
         assert (server["WORLD_SIZE"], server["TRAINING_ROLE"]) == ("2", "PSERVER"), "for torch it is its own world"
     assert [trainer[key] for key in keys[:4]] == ["3", endpoints, "3", "2"]
-    assert (first["PADDLE_PORT"], second["PADDLE_PORT"]) == ("30000", "30005")
+    assert [env["PADDLE_PORT"] for env in (first, second, trainer)] == ["30000", "30005", "30006"]
+    assert [env["PADDLE_ROLE"] for env in (first, second, trainer)] == ["PSERVER", "PSERVER", "TRAINER"]
+    for env in (first, second, trainer):
+        assert env["PADDLE_GLOO_HTTP_ENDPOINT"] == "10.0.0.1:30001", "held by the first server's node, for its rank 0"
+        assert [env[key] for key in ("PADDLE_WITH_GLOO", "PADDLE_GLOO_RENDEZVOUS")] == ["1", "3"]
+        assert "PADDLE_ELASTIC_NP" not in env, "the size of a role is a number"
+        assert (env["PADDLE_TRAINERS"], env["DISTRIBUTED_TRAINER_ENDPOINTS"]) == ("10.0.0.1,10.0.0.2", endpoints)
+
+
+def test_without_parameter_servers_paddle_learns_of_none() -> None:
+    (env,) = worker_environments(a_job(), a_head(), a_node("a"), nodes())
+    assert not {"PADDLE_PORT", "PADDLE_ROLE", "PADDLE_WITH_GLOO", "PADDLE_GLOO_HTTP_ENDPOINT"} & set(env)
+
+
+def test_an_elastic_job_is_one_for_paddle_unless_the_job_says_otherwise() -> None:
+    for least, most, wanted in ((2, 4, ("2:4", "2")), (2, 2, ("2", "1"))):
+        role = {"command": ("python", "t.py"), "nodes": {"min": least, "max": most, "target": 2}}
+        (env,) = worker_environments(a_job(roles=(role,)), a_head(), a_node("a"), nodes())
+        assert (env["PADDLE_ELASTIC_NP"], env["PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"]) == wanted
+    mine = {"PADDLE_ELASTIC_NP": "1:8", "PADDLE_ELASTIC_JOB_ID": "mine", "PADDLE_ELASTIC_SERVER": "etcd:2379"}
+    (env,) = worker_environments(a_job(env=mine), a_head(), a_node("a"), nodes())
+    assert {key: env[key] for key in mine} == mine
+
+
+def test_mindspores_scheduler_is_no_worker_and_all_find_it() -> None:
+    roles = (ROLES[1] | {"name": "worker"}, {"name": "scheduler", "command": ("python", "t.py"), "nodes": ONE})
+    places = (Place(role="scheduler", index=0, workers=1, devices=("cpu0",)),
+              Place(role="worker", index=0, workers=2, devices=("cpu0", "cpu0")))  # fmt: skip
+    member = Member(node="b", life="l", group_rank=0, first_rank=0, workers=3, devices=("cpu0",) * 3, places=places)
+    head = a_head(members={"b": member}, ports={"b": (30000, 30001, 30002, 30003, 30004)})
+    scheduler, first, second = worker_environments(a_job(roles=roles, completes="worker"), head, a_node(), nodes())
+    assert [(e["MS_SCHED_HOST"], e["MS_SCHED_PORT"]) for e in (scheduler, first, second)] == [("10.0.0.2", "30000")] * 3
+    assert scheduler["NODEAGENT_PORT"] == "30000", "the port that is held for it"
+    assert [e["MS_ROLE"] for e in (scheduler, first, second)] == ["MS_SCHED", "MS_WORKER", "MS_WORKER"]
+    assert [e["MS_WORKER_NUM"] for e in (scheduler, first, second)] == ["2", "2", "2"]
+    assert [e["MS_NODE_ID"] for e in (first, second)] == ["0", "1"]
 
 
 def test_the_roles_file() -> None:

@@ -38,6 +38,8 @@ def a_pod(folder: Path, **changes: Any) -> dict[str, Any]:
         "own_user": True,
         "env": {},
         "env_file": None,
+        "container": None,
+        "modules": (),
         "checkpoint_dir": None,
         "limits": {},
         "standby": True,
@@ -51,7 +53,9 @@ def test_fit(tmp_path: Path) -> None:
     found = check(a_pod(tmp_path, checkpoint_dir="new/ckpt", env_file="secrets", limits={"core": 0}))
     marker = tmp_path / "new/ckpt" / MARKER
     here = str(tmp_path.resolve())
-    assert found == {"env_file": {"TOKEN": "x"}, "standby": True, "path0": here, "folder": marker.read_text()}
+    assert found.pop("base")["PATH"] == "/usr/bin:/bin"
+    rest = {"standby": True, "path0": here, "folder": marker.read_text(), "container": None}
+    assert found == rest | {"env_file": {"TOKEN": "x"}}
     assert check(a_pod(tmp_path))["folder"] == ""
 
 

@@ -315,7 +315,9 @@ roles:
 def test_several_roles() -> None:
     spec = job(ROLES)
     server, trainer = spec.roles
-    assert (server.places, server.nodes, server.replicas) == (2, Nodes(min=1, max=2, target=2), 2)
+    assert (server.places, server.nodes, server.replicas) == (
+        2, Nodes(min=1, max=2, target=2), Nodes(min=2, max=2, target=2),
+    )  # fmt: skip
     assert (server.env, trainer.env, spec.completes) == ({"B": "2"}, {}, "trainer")
     assert (trainer.places, trainer.replicas) == (3, None)
     assert spec.nodes == Nodes(min=3, max=5, target=5)
@@ -360,9 +362,21 @@ name: ctr
 completes: >>trainers
 roles:
   pserver: {command: x, nodes: 2, replicas: >>2}
-  trainer: {command: x, nodes: >>2:4, uneven: >>true}
+  trainer: {command: x, nodes: >>auto, uneven: >>true}
   chief: >>{command: x}
 """
+
+
+def test_elastic_roles_beside_others() -> None:
+    """As ``nodes`` of a job of one role; and so may replicas."""
+    spec = job(ROLES.replace("replicas: 2", "replicas: 1:4").replace("nodes: 3", "nodes: {min: 2, max: 8, target: 3}"))
+    server, trainer = spec.roles
+    assert (server.least, server.places, server.size.max, server.nodes) == (1, 4, 4, Nodes(min=1, max=4, target=4))
+    assert (trainer.least, trainer.places, trainer.size.max) == (2, 3, 8)
+    assert (spec.nodes, check_spec(spec)) == (Nodes(min=2, max=7, target=7), [])
+    sized = spec.of_sizes({"trainer": 6})
+    assert sized.roles[1].size == Nodes(min=2, max=8, target=6)
+    assert spec.of_sizes({"trainer": 6}, "trainer").roles[1].least == 6
 
 
 def test_five_mistakes_of_roles_are_named_at_once() -> None:
@@ -371,7 +385,7 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
         job,
         "there is no role 'trainers', did you mean 'trainer'?",
         "roles.pserver.replicas: replicas stands beside nodes, keep one of them",
-        "roles.trainer.nodes: 2:4 is elastic, which a role beside others cannot be yet",
+        "roles.trainer.nodes: auto borrows idle nodes, which a role beside others cannot, write how many",
         "roles.trainer.uneven: a role beside others cannot be uneven yet",
         "the key 'nodes' is missing in roles.chief",
     )
@@ -388,6 +402,8 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
         ),
         ("name: a\nroles: {w: {command: x, nodes: 1, restart: >>never}}", "roles.w.restart"),
         ("name: a\nroles: {w: {command: x, replicas: >>0}, v: {command: x, nodes: 1}}", "0 is out of range"),
+        ("name: a\nroles: {w: {command: x, replicas: >>auto}, v: {command: x, nodes: 1}}", "auto borrows idle nodes"),
+        ("name: a\nroles: {w: {command: x, replicas: >>4:2}, v: {command: x, nodes: 1}}", "min 4 is above max 2"),
         ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
     ],
 )
@@ -506,9 +522,34 @@ def test_a_role_has_policies_of_its_own_or_the_jobs() -> None:
 
 def test_a_hand_made_job_of_roles() -> None:
     spec = job(ROLES)
-    elastic = spec.roles[1].model_copy(update={"nodes": Nodes(min=1, max=2, target=2), "uneven": True})
+    elastic = spec.roles[1].model_copy(update={"nodes": Nodes(min=1, max=2, target=2, auto=True), "uneven": True})
     server = spec.roles[0].model_copy(update={"ready": Ready(), "after": ("nobody",)})
     wrong = spec.model_copy(update={"roles": (server, elastic), "completes": "nobody"})
     assert [text.partition(":")[0] for text in check_spec(wrong)] == [
         "roles.pserver.ready", "roles.trainer.nodes", "roles.trainer.uneven", "roles.pserver.after", "completes",
     ]  # fmt: skip
+
+
+def test_mindspores_scheduler_is_added_as_a_role() -> None:
+    spec = job("name: a\ncommand: python t.py\nnodes: 2\nworkers_per_node: 8\nscheduler: mindspore")
+    assert [role.name for role in spec.roles] == ["worker", "scheduler"]
+    workers, scheduler = spec.roles
+    assert (spec.completes, scheduler.command) == ("worker", workers.command)
+    assert (scheduler.places, scheduler.workers_per_node, scheduler.gpus_per_worker) == (1, 1, 0)
+    assert check_spec(spec) == []
+    roles = "roles:\n  t: {command: x, nodes: 2}\n  e: {command: y, nodes: 1}\n"
+    text = f"name: a\nscheduler: mindspore\ncompletes: t\n{roles}"
+    assert [(role.name, role.command[0]) for role in job(text).roles] == [("t", "x"), ("e", "y"), ("scheduler", "x")]
+    assert job(text.replace("  e: {command: y, nodes: 1}\n", "")).completes == "t"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("command: x\nnodes: >>2:8\nscheduler: mindspore", "2:8 is elastic, which a role beside others cannot be yet"),
+        ("command: x\nnodes: 2\nscheduler: >>mpi", "mindspore"),
+        ("scheduler: >>mindspore\nroles: {scheduler: {command: x, nodes: 1}}", "there is a role of this name already"),
+    ],
+)
+def test_mistakes_about_a_scheduler(text: str, says: str) -> None:
+    check_marked(f"name: a\n{text}", job, says)

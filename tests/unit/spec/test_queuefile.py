@@ -35,11 +35,12 @@ queues:
     reclaimable: false
     min_runtime: 10m
   serving: {parent: product, min_runtime: 0, state: closed, users: alice}
+  open: {parent: product, limits: {default_time_limit: never}, users: "*"}
 """
 
 
 def test_a_file_is_a_whole_tree() -> None:
-    default, research, product, serving = parse_queues(FILE, "queues.yaml")
+    default, research, product, serving, everybodys = parse_queues(FILE, "queues.yaml")
     assert default == Queue(name="default", weight=0.5)
     assert research == Queue(
         name="research",
@@ -53,6 +54,10 @@ def test_a_file_is_a_whole_tree() -> None:
     )
     assert product == Queue(name="product", priority=10, reclaimable=False, min_runtime=600.0)
     assert serving == Queue(name="serving", parent="product", state="closed", users=("alice",), min_runtime=0.0)
+    limits = JobLimits(default_time_limit="never")
+    assert everybodys == Queue(name="open", parent="product", limits=limits, users=("*",))
+    assert changed_queue("open", everybodys, ["weight=2"]).limits == limits
+    assert changed_queue("open", everybodys, ["limits.default_time_limit="]).limits == JobLimits()
 
 
 def test_every_mistake_of_a_file_is_named_with_its_place() -> None:
@@ -149,6 +154,10 @@ def test_a_closed_queue_has_no_open_children() -> None:
 
 def test_the_usual_time_limit_is_within_the_longest() -> None:
     assert sentences(Queue(name="a", limits=JobLimits(max_time_limit=60, default_time_limit=60))) == []
+    assert sentences(Queue(name="a", limits=JobLimits(max_time_limit=60, default_time_limit="never"))) == [
+        "queue a: its default_time_limit of never is above its max_time_limit of 60 s: lower the one, or raise the "
+        "other"
+    ]
     assert sentences(Queue(name="a", limits=JobLimits(max_time_limit=60, default_time_limit=61))) == [
         "queue a: its default_time_limit of 61 s is above its max_time_limit of 60 s: lower the one, or raise the other"
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.model.job import Spend
 from nodeagent.model.jobspec import Array
-from nodeagent.model.node import Readiness
+from nodeagent.model.node import NodeFacts, Readiness
 from nodeagent.model.usage import Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import PodReport, Token
 from nodeagent.store import codec
@@ -159,3 +159,10 @@ def test_a_job_without_a_field_is_a_record_that_cannot_be_read() -> None:
 def test_a_flag_that_is_none_is_a_record_that_cannot_be_read() -> None:
     with pytest.raises(ValueError, match="'yes' where 0 or 1 belongs"):
         codec.decode_node(flat(NODE | {"lost": "yes"}), "")
+
+
+def test_facts_travel_without_what_is_the_default() -> None:
+    text = codec.encode_facts(facts("n1"))
+    assert not {"healthy", "labels", "spot"} & {*json.loads(text)}
+    assert '": ' not in text
+    assert NodeFacts.from_json(text) == facts("n1")

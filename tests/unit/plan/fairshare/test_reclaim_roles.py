@@ -78,8 +78,8 @@ def of_places(name: str, *roles: tuple[str, int, int]) -> JobRecord:
     """A job that waits: names of roles with how many places, each with so many workers."""
     made = tuple(
         Role(
-            name=role, command=("x",), nodes=Nodes(min=1, max=count, target=count), replicas=count,
-            workers_per_node=workers, gpus_per_worker=0,
+            name=role, command=("x",), nodes=Nodes(min=1, max=count, target=count),
+            replicas=Nodes(min=count, max=count, target=count), workers_per_node=workers, gpus_per_worker=0,
         )
         for role, count, workers in roles
     )  # fmt: skip

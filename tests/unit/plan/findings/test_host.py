@@ -48,6 +48,10 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"memlock": 65536}, "warning", "lock 64 KiB", "LimitMEMLOCK=infinity"),
     ({"gpus_missed": True}, "warning", "found no GPU", "nvidia-smi"),
     ({"hardware_missing": "gone"}, "warning", "hardware is not watched, and no GPU is offered: gone", "health: off"),
+    ({"runtimes": ()}, "info", "neither podman nor apptainer is installed", "podman catatonit"),
+    ({"runtimes": ("podman",), "podman_lacks": ("catatonit",)}, "warning", "no catatonit", "install catatonit"),
+    ({"runtimes": ("podman",), "podman_lacks": ("subuid",)}, "warning", "/etc/subuid is empty", "--add-subuids"),
+    ({"runtimes": ("podman",), "podman_lacks": ("cgroups",)}, "warning", "crun", "unified_cgroup_hierarchy=1"),
     ({"unknown": ("the disk hangs",)}, "warning", "unknown: the disk hangs", ""),
 ]
 WRONG_FOLDERS: list[tuple[dict[str, Any], str, str, str]] = [

@@ -310,17 +310,35 @@ def test_what_no_peer_can_cause_is_the_cause_although_it_comes_late(report: PodR
     assert take(job.model_copy(update={"budget": {"5": step.spend}})).step is None, "once"
 
 
-def test_a_pause_waits_until_it_is_written_down_what_ended_the_generation_before() -> None:
-    """Random seed 24: the pause ended the new generation at once, and the job had paid for a victim for ever."""
-    job = make_job("running", make_head(["n1", "n2"], number=6), budget={"5": spend("worker_failed")}, last_number=5)
+@pytest.mark.parametrize("ends", ["pause", "stop", "a fault", "a lost node", "success", "its time limit"])
+def test_whatever_ends_a_generation_waits_until_it_is_written_down_what_ended_the_one_before(ends: str) -> None:
+    """Random seed 24: a pause ended the new generation at once, and the job had paid for a victim for ever."""
+    reports = {"a fault": CRASH, "success": {n: PodReport(state="succeeded") for n in ("n1", "n2")}}.get(ends, {})
+    head = make_head(["n1", "n2"], reports=reports, number=6)
+    job = make_job("running", head, budget={"5": spend("worker_failed")}, last_number=5, spec=make_spec(size=(1, 2)))
     job = job.model_copy(update={"last_reports": CRASH | {"n2": PodReport(state="fenced", seq=2)}})
-    job = job.model_copy(update={"control": job.control.model_copy(update={"desired": "pause"})})
-    step = take(job).step
+    if ends in ("pause", "stop"):
+        job = job.model_copy(update={"control": job.control.model_copy(update={"desired": ends})})
+    if ends == "its time limit":
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"time_limit": 1.0}), "ran": 2000})
+    lapsed = ["n2"] if ends == "a lost node" else []
+    step = take(job, *lapsed).step
     assert isinstance(step, Judge)
     assert (step.number, step.spend.kind, step.spend.counts) == (5, "fenced", False)
-    then = take(job.model_copy(update={"budget": {"5": step.spend}})).step
-    assert isinstance(then, End)
-    assert then.phase == "pausing"
+    then = take(job.model_copy(update={"budget": {"5": step.spend}}), *lapsed).step
+    assert isinstance(then, End | Propose)
+    phases = {"pause": "pausing", "stop": "stopped", "success": "succeeded", "its time limit": "failed"}
+    assert (then.phase if isinstance(then, End) else "formed again") == phases.get(ends, "formed again")
+
+
+def test_a_job_that_the_fault_before_has_ended_is_not_formed_again_for_the_next_fault() -> None:
+    entry = spend("worker_failed").model_copy(update={"fails": "a policy says so"})
+    head = make_head(["n1", "n2"], reports=CRASH, number=6)
+    job = make_job("running", head, budget={"5": entry}, last_number=5, spec=make_spec(size=(1, 2)))
+    for lapsed in ((), ("n2",)):
+        step = take(job, *lapsed).step
+        assert isinstance(step, End)
+        assert (step.phase, step.reason) == ("failed", "a policy says so")
 
 
 def test_a_verdict_that_comes_late_ends_the_job_all_the_same() -> None:

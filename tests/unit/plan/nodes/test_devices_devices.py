@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.model.jobspec import Nodes
 from nodeagent.model.node import Gpu, NodeRecord
 from nodeagent.plan.nodes.candidates import offer
 from nodeagent.plan.nodes.devices import pick
@@ -52,6 +53,6 @@ def test_a_part_of_a_node_and_places_of_roles_are_taken_so() -> None:
     role = make_spec(workers=2, gpus=1).role
     assert offer(role, node.facts, (), ()) == ("GPU-n1-0", "GPU-n1-2")
     assert offer(role, node.facts, ("GPU-n1-0",), ()) == ("GPU-n1-1", "GPU-n1-3")
-    two = role.model_copy(update={"replicas": 2, "name": "a"})
+    two = role.model_copy(update={"replicas": Nodes(min=2, max=2, target=2), "name": "a"})
     layout = lay_out([two], [Site("n1", node.facts, node.facts.devices())])
     assert [p.devices for p in layout.places["n1"]] == [("GPU-n1-0", "GPU-n1-2"), ("GPU-n1-1", "GPU-n1-3")]

@@ -33,11 +33,13 @@ from tests.unit.plan.build import (
 )
 
 
-def role(name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1, gpus: int = 0) -> Role:
+def role(name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1, gpus: int = 0, least: int = 0) -> Role:
+    """Elastic with ``least``."""
     size = nodes or replicas
+    places = Nodes(min=least or size, max=size, target=size)
     return Role(
-        name=name, command=("x",), nodes=Nodes(min=nodes or 1, max=size, target=size), replicas=replicas or None,
-        workers_per_node=workers, gpus_per_worker=gpus,
+        name=name, command=("x",), nodes=places if nodes else Nodes(min=1, max=size, target=size),
+        replicas=None if nodes else places, workers_per_node=workers, gpus_per_worker=gpus,
     )  # fmt: skip
 
 

@@ -1,0 +1,190 @@
+"""Workers inside containers: whether this node can start them, by which command line, and which process is whose.
+
+The job's user runs podman or Apptainer, never root for him. A container shares the node's network and shared memory,
+has no cgroup of its own (it stays in the pod's), and is below the shim like any process of the pod: what fences the
+pod ends it. Standard library only. Must never pull an image, nor decide when a worker ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeagent.shim.processes import children_of, limit_value
+
+ASK_BOUND = 5.0
+"""Seconds for a runtime to answer; the checks ask three times at most."""
+LABEL = "nodeagent"
+"""Of podman's containers: host and folder of the pod."""
+MOST_REMOVED = 256
+"""Containers that one preparation cleans up."""
+INITS = ("/usr/libexec/podman", "/usr/local/libexec/podman", "/usr/lib/podman", "/usr/local/lib/podman", "/usr/bin")
+"""Where distributions put ``catatonit``, which podman runs before a command: a first process of a container does not
+end by a SIGTERM that it does not handle."""
+MOST_FILES, MOST_PROCESSES = 1 << 20, 1 << 15
+"""The most that podman lets itself have, and so its containers."""
+KEPT = frozenset({"LANG", "USER", "LOGNAME"})
+"""Of the login and the recorded shell. The rest says where things are on the node, and an image has its own."""
+NVIDIA, AMD = "CUDA_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+SIGNALLED = 128
+"""A runtime ends with this plus the signal that its command ended by, as a shell does."""
+MQUEUE = Path("/dev/mqueue")
+
+
+class RuntimeMissingError(Exception):
+    """``str()`` is the sentence for the person."""
+
+
+def find_runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> dict[str, str]:
+    """Of the node: ``program``, and podman's ``init``. Looks whether the image is there. Raises RuntimeMissingError."""
+    names = ("podman",) if container["runtime"] == "podman" else ("apptainer", "singularity")
+    program = next(filter(None, (shutil.which(name, path=env["PATH"]) for name in names)), None)
+    if program is None:
+        raise RuntimeMissingError(f"{names[0]} was not found in PATH ({env['PATH']}); install it on this node")
+    image, found = Path(container["image"]), {"program": program}
+    if container["runtime"] == "podman":
+        init = shutil.which("catatonit", path=os.pathsep.join([*INITS, env["PATH"]]))
+        if init is None:
+            raise RuntimeMissingError("podman has no catatonit, which passes signals on; install the package catatonit")
+        found["init"] = init
+        _remove_left(program, env, cwd)
+        if not image.is_absolute():
+            _find_in_store(program, container["image"], env, cwd)
+            return found
+        if not image.is_dir():
+            raise RuntimeMissingError(f"image {image} is not a folder on this node; podman takes a folder or a name")
+    elif not image.exists():
+        raise RuntimeMissingError(f"image {image} is not on this node")
+    return found
+
+
+def _find_in_store(program: str, image: str, env: Mapping[str, str], cwd: str) -> None:
+    done = _ask([program, "image", "exists", image], env, cwd)
+    if done.returncode == 1:
+        text = f"podman has no image {image} for user {env.get('USER', os.getuid())} on this node"
+        raise RuntimeMissingError(f"{text}; as this user: podman pull {image}")
+    if done.returncode:
+        raise RuntimeMissingError(f"podman failed with exit code {done.returncode}: {_last(done.stderr)}")
+
+
+def _remove_left(program: str, env: Mapping[str, str], cwd: str) -> None:
+    """What podman still knows of containers whose pods are gone: whoever was killed with all that belonged to it left
+    a record there, and a layer of what it wrote."""
+    shown = f'{{{{.Names}}}} {{{{index .Labels "{LABEL}"}}}}'
+    listed = _ask([program, "ps", "--all", f"--filter=label={LABEL}", f"--format={shown}"], env, cwd)
+    rows = [line.partition(" ") for line in listed.stdout.splitlines()]
+    here = f"{os.uname().nodename}:"
+    gone = [name for name, _, pod in rows if pod.startswith(here) and not os.path.lexists(pod.removeprefix(here))]
+    if gone:
+        _ask([program, "rm", "--force", "--time=0", *gone[:MOST_REMOVED]], env, cwd)
+
+
+def _ask(words: Sequence[str], env: Mapping[str, str], cwd: str) -> subprocess.CompletedProcess[str]:
+    """Raises RuntimeMissingError if there is no answer."""
+    try:
+        return subprocess.run(
+            words, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=ASK_BOUND, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RuntimeMissingError(f"{' '.join(words[:2])} did not answer within {ASK_BOUND:g} s") from None
+    except OSError as error:
+        raise RuntimeMissingError(f"{words[0]} cannot be run: {error.strerror}") from None
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["it gave no reason"])[-1]
+
+
+class Containers:
+    """Those of one pod. ``found``: as of ``find_runtime``; ``base``: the environment before the job's own."""
+
+    def __init__(self, pod: Mapping[str, Any], folder: Path, found: Mapping[str, str], base: Mapping[str, str]) -> None:
+        self._pod, self._folder, self._found, self._base = pod, folder, found, base
+        self._podman = pod["container"]["runtime"] == "podman"
+        self._key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], local_rank: int) -> tuple[list[str], dict[str, str]]:
+        """What runs the command in a container, and in which environment."""
+        inside = {k: v for k, v in env.items() if k in KEPT or self._base.get(k) != v}
+        if self._podman:
+            self._pidfile(local_rank).unlink(missing_ok=True)
+            return [*self._podman_words(inside, local_rank), *argv], dict(env)
+        return [*self._apptainer_words(inside), *argv], {**env, **{f"APPTAINERENV_{k}": v for k, v in inside.items()}}
+
+    def limits(self, limits: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        """Those that the runtime itself is started with: podman could not work within small ones."""
+        return () if self._podman else limits
+
+    def process(self, pid: int, local_rank: int) -> int:
+        """The process of a worker's own command; ``pid``, the runtime's, while that is not known."""
+        if not self._podman:
+            return pid
+        try:
+            first = int(self._pidfile(local_rank).read_text())
+        except (OSError, ValueError):  # not made yet, or half written
+            return pid
+        return next(iter(children_of(first)), first)
+
+    @staticmethod
+    def status(status: int) -> int:
+        """A wait status, as if there were no runtime between."""
+        code = os.waitstatus_to_exitcode(status)
+        return code - SIGNALLED if SIGNALLED < code <= SIGNALLED + 64 else status
+
+    def _pidfile(self, local_rank: int) -> Path:
+        return self._folder / f"container-{local_rank}"
+
+    def _podman_words(self, inside: Mapping[str, str], local_rank: int) -> list[str]:
+        """Values of the environment stay out of the command line, which all users of the node may read."""
+        pod, container = self._pod, self._pod["container"]
+        words = [
+            self._found["program"], "--cgroup-manager=cgroupfs", "run", "--rm", "--replace", "--pull=never",
+            f"--name=nodeagent-{self._key}-{local_rank}", f"--pidfile={self._pidfile(local_rank)}",
+            f"--label={LABEL}={os.uname().nodename}:{self._folder}",
+            "--log-driver=passthrough", "--network=host", "--cgroups=disabled", "--security-opt=label=disable",
+            "--init", f"--init-path={self._found['init']}", f"--workdir={pod['working_dir']}",
+        ]  # fmt: skip
+        words += ["--ipc=host"] if MQUEUE.is_dir() else ["--ipc=private", "--volume=/dev/shm:/dev/shm"]
+        words += ["--userns=keep-id"] if os.getuid() else []
+        words += [f"--ulimit={name}={value}:{value}" for name, value in self._ulimits().items()]
+        words += [f"--volume={bind}" for bind in self._binds()]
+        words += [f"--env={name}" for name in sorted(inside)]
+        if inside.get(NVIDIA):
+            words.append("--device=nvidia.com/gpu=all")
+        if any(inside.get(name) for name in AMD):
+            words += ["--device=/dev/kfd", "--device=/dev/dri"]
+        image = container["image"]
+        return [*words, "--rootfs", image] if image.startswith("/") else [*words, "--entrypoint=", image]
+
+    def _apptainer_words(self, inside: Mapping[str, str]) -> list[str]:
+        words = [self._found["program"], "exec", "--cleanenv", f"--pwd={self._pod['working_dir']}"]
+        words += [word for bind in self._binds() for word in ("--bind", bind)]
+        words += ["--nv"] if inside.get(NVIDIA) else []
+        words += ["--rocm"] if any(inside.get(name) for name in AMD) else []
+        return [*words, self._pod["container"]["image"]]
+
+    def _binds(self) -> list[str]:
+        """The job's folders, what the shim and its workers share, and what the job asks for."""
+        pod = self._pod
+        folders = [pod["working_dir"], str(self._folder), pod["state"]]
+        if pod["checkpoint_dir"]:
+            folders.append(str(Path(pod["working_dir"], pod["checkpoint_dir"])))
+        asked = list(pod["container"]["binds"])
+        taken = {bind.split(":")[1] for bind in asked}
+        return [*(f"{folder}:{folder}" for folder in dict.fromkeys(folders) if folder not in taken), *asked]
+
+    def _ulimits(self) -> dict[str, int]:
+        """By name; podman's own defaults may be more than this user may have."""
+        most = {"nofile": (resource.RLIMIT_NOFILE, MOST_FILES), "nproc": (resource.RLIMIT_NPROC, MOST_PROCESSES)}
+        found = {}
+        for name, (number, bound) in most.items():
+            hard = resource.getrlimit(number)[1]
+            found[name] = bound if hard == resource.RLIM_INFINITY else min(hard, bound)
+        return found | {name: limit_value(value) for name, value in self._pod["limits"].items()}

@@ -1,0 +1,143 @@
+"""The usual case of an acknowledgement in a large gang does what the whole step does, and leaves all else to it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from importlib.resources import files
+
+import pytest
+
+from nodeagent.model.base import RECORD_VERSION
+from nodeagent.model.timing import millis
+from nodeagent.model.world import Ack
+from nodeagent.store.keys import prefix
+from nodeagent.store.scripts import load
+from tests.contract.bench import FAST, HereBench, head
+from tests.inprocess.data import SortedSet, Stream, Value
+from tests.inprocess.lua import runtime
+from tests.inprocess.server import CLUSTER, Server
+
+GANG = tuple(f"n{i}" for i in range(110))
+READY = 66
+"""More than a reply brings changes of (``PART`` in ``_generation.lua``)."""
+KEY = prefix(CLUSTER)
+CLOCK = {"last", "served"}
+STEPS = 80
+PASSED_ON = "return { 2 }"
+
+
+class Hand:
+    """Random acknowledgements of a generation, on a server in this process."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.random, self.clock = dice, [1000.0]
+        self.server = Server(lambda: self.clock[0])
+        self.bench = HereBench(self.server, self.clock)
+
+    async def begin(self) -> None:
+        """A generation forms again after a fault: each member holds, and is silent. Many have acknowledged."""
+        await self.bench.up(*GANG)
+        await self.bench.active(await self.bench.submit(high=len(GANG)), *GANG)
+        await self.bench.report(await self.bench.job(), GANG[1])
+        self.job = await self.bench.propose(await self.bench.job(), *GANG[: self.random.choice((100, 110))])
+        self.base = {"rev": self.job.rev, "era": await self.bench.era()}
+        for node in GANG[-READY:]:
+            await self.bench.ack(self.job, node)
+
+    def happen(self) -> None:
+        """Nothing, most of the time; else something that the usual case must not overlook."""
+        node, dice, data = self.random.choice(GANG), self.random.random(), self.server.data
+        self.clock[0] += self.random.choice((0.0, 0.001, 0.01, 0.12))
+        job = f"{KEY}job:{self.job.uid}"
+        if dice < 0.03:
+            holder = head(self.job).holders[node].model_copy(update={"devices": ("cpu0", "cpu1", "cpu2")})
+            data.hset(job, f"holder:{node}", holder.to_json())
+            data.hset(f"{KEY}alloc:{node}", "cpu2", self.job.uid)
+        elif dice < 0.06:
+            data.hset(job, f"keeper:{node}", json.dumps(self.bench.lives[node].life))
+        elif dice < 0.09:
+            data.hset(f"{KEY}node:{node}", self.random.choice(("lost", "left")), "1")
+        elif dice < 0.11:
+            data.hset(job, f"silent:{node}", json.dumps(self.random.choice(("another", self.bench.lives[node].life))))
+        elif dice < 0.12:
+            data.hset(f"{KEY}counts:{self.job.uid}", "rev", "1")
+        elif dice < 0.13:
+            data.zadd(f"{KEY}marks:{self.job.uid}", "1", "rev")
+        elif dice < 0.14:
+            self.clock[0] += self.random.choice((-1.0, FAST.gap + 0.1))
+
+    def asked(self) -> dict[str, object]:
+        node = self.random.choice(GANG[: -READY - 1] if self.random.random() < 0.9 else GANG)
+        life, start = self.bench.lives[node].life, 1
+        token = head(self.job).token.model_dump()
+        ack = Ack(
+            life=life, ended=self._seldom(True, False), address=f"{node}:1", host=self.random.choice(("10.0.0.1", "")),
+            ports=self.random.choice(((), (29500, 29501))), signature=f"{self.random.getrandbits(256):064x}",
+            stopped=self.random.random(), ready=self.random.random(), lends=self._seldom(True, False),
+        )  # fmt: skip
+        about: dict[str, object] = {
+            "node": node, "life": self._seldom("another", life), "start": self._seldom(2, start), "uid": self.job.uid,
+            "token": self._seldom(token | {"number": 1}, token), "ack": ack.to_json(),
+            "base": self._seldom({"rev": self.base["rev"], "era": "another"}, self.base),
+        }  # fmt: skip
+        if self.random.random() < 0.05:
+            about["last"] = {"state": "left", "body": '{"reason":"it has left"}'}
+        if self.random.random() < 0.05:
+            del about["base"]
+        return about
+
+    def _seldom(self, odd: object, usual: object) -> object:
+        return odd if self.random.random() < 0.03 else usual
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_there_is_an_acknowledgement_does_what_the_whole_step_would(seed: int) -> None:
+    """But for the clock's own place, which it leaves where it was while that is near enough."""
+    hand = Hand(random.Random(seed))
+    await hand.begin()
+    usual = 0
+    for step in range(STEPS):
+        hand.happen()
+        about, before = hand.asked(), copy.deepcopy(hand.server.data.keys)
+        usual += ran(hand.server, part("_take_ack", "_usual_clock", "_usual_ack") + PASSED_ON, about) != ["2"]
+        hand.server.data.keys = copy.deepcopy(before)
+        reply, after = ran(hand.server, load("ack").source, about), hand.server.data.keys
+        hand.server.data.keys = before
+        whole = hand.server.run(part("_take_ack") + load("ack", bare=True).source, **about)
+        where = f"seed {seed}, step {step}: {about}"
+        assert reply == texts(whole), where
+        assert content(after) == content(hand.server.data.keys), where
+        lag = int(meta(hand.server.data.keys)["last"]) - int(meta(after)["last"])
+        assert 0 <= lag <= millis(FAST.credit) / 4, where
+        hand.server.data.keys = after
+    assert usual > 5
+
+
+def part(*names: str) -> str:
+    folder = files("nodeagent.store") / "scripts"
+    return "\n".join([*((folder / f"{name}.lua").read_text() for name in names), ""])
+
+
+def ran(server: Server, source: str, about: dict[str, object]) -> list[str]:
+    words = (server.run_id, str(RECORD_VERSION), json.dumps(about))
+    return texts(runtime().run(server.data, str(hash(source)), source, (KEY,), words))
+
+
+def texts(reply: list[object]) -> list[str]:
+    return [str(word) for word in reply]
+
+
+def meta(keys: dict[str, Value]) -> dict[str, str]:
+    found = keys[f"{KEY}meta"]
+    assert isinstance(found, dict)
+    return found
+
+
+def content(keys: dict[str, Value]) -> dict[str, object]:
+    """In a form that can be compared, without the clock's own place."""
+    kept: dict[str, object] = {
+        key: vars(value) if isinstance(value, SortedSet | Stream) else value for key, value in keys.items()
+    }
+    return kept | {f"{KEY}meta": {name: text for name, text in meta(keys).items() if name not in CLOCK}}

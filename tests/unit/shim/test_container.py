@@ -1,0 +1,114 @@
+"""The command lines of podman and Apptainer, and what a node says that cannot run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.shim.container import Containers, RuntimeMissingError, find_runtime
+
+BASE = {"PATH": "/usr/bin", "HOME": "/home/u", "LANG": "C.UTF-8", "USER": "u"}
+
+
+def pod(runtime: str = "podman", image: str = "torch:2", **more: Any) -> dict[str, Any]:
+    container = {"runtime": runtime, "image": image, "binds": ("/data:/data:ro",)}
+    return {
+        "container": container, "working_dir": "/w", "state": "/s", "checkpoint_dir": "ck", "limits": {"nofile": 1024},
+    } | more  # fmt: skip
+
+
+def words(given: dict[str, Any], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    made = Containers(given, Path("/run/p"), {"program": "/usr/bin/x", "init": "/usr/bin/catatonit"}, BASE)
+    return made.start(["python", "t.py"], BASE | env, 1)
+
+
+def test_podman(tmp_path: Path) -> None:
+    argv, env = words(pod(), {"RANK": "1", "SECRET": "s3"})
+    assert argv[-4:] == ["--entrypoint=", "torch:2", "python", "t.py"]
+    for option in (
+        "--pull=never",
+        "--network=host",
+        "--cgroups=disabled",
+        "--init",
+        "--workdir=/w",
+        "--ulimit=nofile=1024:1024",
+        "--volume=/w:/w",
+        "--volume=/run/p:/run/p",
+        "--volume=/s:/s",
+        "--volume=/w/ck:/w/ck",
+        "--volume=/data:/data:ro",
+        "--env=RANK",
+        "--env=SECRET",
+        "--env=LANG",
+    ):
+        assert option in argv  # fmt: skip
+    assert not [word for word in argv if "s3" in word or word in ("--env=PATH", "--env=HOME", "--privileged")]
+    assert env == BASE | {"RANK": "1", "SECRET": "s3"}
+    assert ("--userns=keep-id" in argv) == (os.getuid() != 0)
+
+
+def test_a_folder_is_podmans_root(tmp_path: Path) -> None:
+    argv, _ = words(pod(image="/images/root"), {})
+    assert argv[-4:] == ["--rootfs", "/images/root", "python", "t.py"]
+
+
+def test_a_jobs_own_bind_goes_before_ours() -> None:
+    given = pod()
+    given["container"]["binds"] = ("/elsewhere:/w",)
+    argv, _ = words(given, {})
+    assert "--volume=/elsewhere:/w" in argv
+    assert "--volume=/w:/w" not in argv
+
+
+def test_a_path_of_the_jobs_own_is_passed() -> None:
+    assert "--env=PATH" in words(pod(), {"PATH": "/opt/bin"})[0]
+
+
+@pytest.mark.parametrize(
+    ("env", "podman", "apptainer"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1"}, ["--device=nvidia.com/gpu=all"], ["--nv"]),
+        ({"HIP_VISIBLE_DEVICES": "0"}, ["--device=/dev/kfd", "--device=/dev/dri"], ["--rocm"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, [], []),
+        ({}, [], []),
+    ],
+)
+def test_gpus(env: dict[str, str], podman: list[str], apptainer: list[str]) -> None:
+    assert [w for w in words(pod(), env)[0] if w.startswith("--device")] == podman
+    argv, _ = words(pod("apptainer", "/t.sif"), env)
+    assert [w for w in argv if w in ("--nv", "--rocm")] == apptainer
+
+
+def test_apptainer() -> None:
+    argv, env = words(pod("apptainer", "/t.sif"), {"RANK": "1"})
+    assert argv[:4] == ["/usr/bin/x", "exec", "--cleanenv", "--pwd=/w"]
+    assert argv[-3:] == ["/t.sif", "python", "t.py"]
+    assert argv[argv.index("/data:/data:ro") - 1 :][:2] == ["--bind", "/data:/data:ro"]
+    assert env["APPTAINERENV_RANK"] == "1"
+    assert "APPTAINERENV_PATH" not in env
+
+
+@pytest.mark.parametrize(("status", "seen"), [(0, 0), (7 << 8, 7 << 8), (137 << 8, signal.SIGKILL), (9, 9),
+                                              (200 << 8, 200 << 8)])  # fmt: skip
+def test_a_signal_is_no_exit_code(status: int, seen: int) -> None:
+    assert Containers.status(status) == seen
+
+
+def test_what_a_node_says(tmp_path: Path) -> None:
+    def reason(runtime: str, image: str, *programs: str) -> str:
+        for name in programs:
+            (tmp_path / name).write_text("#!/bin/sh\n[ $1 = ps ] || { echo broken store >&2; exit 125; }\n")
+            (tmp_path / name).chmod(0o755)
+        with pytest.raises(RuntimeMissingError) as caught:
+            find_runtime({"runtime": runtime, "image": image}, {"PATH": str(tmp_path)}, str(tmp_path))
+        return str(caught.value)
+
+    assert reason("apptainer", "/t.sif").startswith("apptainer was not found in PATH")
+    assert reason("podman", "t").startswith("podman was not found in PATH")
+    assert reason("podman", "/nowhere", "podman", "catatonit").startswith("image /nowhere is not a folder on this node")
+    assert reason("podman", "t") == "podman failed with exit code 125: broken store"
+    assert reason("apptainer", "/t.sif", "singularity") == "image /t.sif is not on this node"

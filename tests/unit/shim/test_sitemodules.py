@@ -1,0 +1,44 @@
+"""What a login shell says of the site's modules, with a stand-in for the shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent.shim import sitemodules
+from nodeagent.shim.sitemodules import ModulesError, loaded
+
+
+def shell(folder: Path, body: str) -> dict[str, str]:
+    """An environment whose bash is this script."""
+    (folder / "bash").write_text(f"#!/bin/sh\n{body}\n")
+    (folder / "bash").chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def test_what_a_profile_prints_is_no_environment(tmp_path: Path) -> None:
+    base = shell(tmp_path, "echo WELCOME=1; printf '\\0nodeagent: the environment\\0A=1\\nx\\0SHLVL=2\\0B=\\0'")
+    assert loaded(["m"], base) == {"A": "1\nx", "B": ""}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("exit 90", "knows no command `module`"),
+        ("echo first >&2; echo why >&2; echo m/1 >&2; exit 91", r"m/1 cannot be loaded on this node: first why"),
+        ("echo m/1 >&2; exit 91", "m/1 cannot be loaded on this node: module load failed and gave no reason"),
+        ("echo broken >&2; exit 3", "ended with exit code 3: broken"),
+        ("exit 0", "ended with exit code 0: no word of it"),
+        ("printf '\\0nodeagent: the environment\\0'; head -c 2000000 /dev/zero", "ended with exit code 0"),
+    ],
+)
+def test_reasons(tmp_path: Path, body: str, says: str) -> None:
+    with pytest.raises(ModulesError, match=says):
+        loaded(["m/1"], shell(tmp_path, body))
+
+
+def test_a_shell_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sitemodules, "LOAD_BOUND", 0.2)
+    with pytest.raises(ModulesError, match=r"did not load m within 0\.2 s"):
+        loaded(["m"], shell(tmp_path, "exec sleep 60"))
