@@ -15,9 +15,8 @@ from textwrap import fill
 from typing import get_args
 
 from docs.packages import lines, near, picture
-from nodeagent.agent.devicetime import MAX_SERIES
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES, PLACE_STATES, REPAIRING
-from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.metrics import MAX_SERIES, Metrics
 from nodeagent.ctl.torchline import FLAGS
 from nodeagent.hardware.judging.judge import rules
 from nodeagent.model.health import Kind, Severity

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.rest import measure
 from benchmarks.scale.report import DOCUMENT, between
-from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.terminal import CtlError
 from nodeagent.local import control
 from tests.e2e import stepper
 from tests.e2e.support import Cluster, home

@@ -15,8 +15,7 @@ import structlog
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.lease.lending import KeeperAddress, LoanRow
-from nodeagent.lease.statefiles import Bridged
-from nodeagent.lease.table import MOST_MEMBERS
+from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Token

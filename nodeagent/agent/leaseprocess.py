@@ -31,13 +31,14 @@ from nodeagent.lease.statefiles import (
     bridged_reader,
     find_holder,
     lease_folder,
+    promises_reader,
     pulse_file,
     read_pulse,
     read_status,
     unannounced_reader,
     wake_socket,
+    write_table,
 )
-from nodeagent.lease.table import promises_reader, write_table
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import boot_id, boottime, power_mark, socket_path

@@ -27,8 +27,7 @@ from nodeagent.agent.published import Advert, Publisher, agent_health
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.rounds import EndedJobs, OwnPods, Rounds, Turns
-from nodeagent.agent.savedview import Disk, Writing
-from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
+from nodeagent.agent.savedview import Acknowledged, Acknowledger, Disk, Saver, Writing
 from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.view import AgentHealth

@@ -18,7 +18,7 @@ import structlog
 from nodeagent.model.node import Notice
 from nodeagent.osutil.commands import Checks, SiteCheck
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside
-from nodeagent.spec.noticeconfig import NoticeConfig
+from nodeagent.spec.agentconfig import NoticeConfig
 
 UNDATED = 120.0
 """Seconds from the first sight of a notice that names no time: the shortest that most clouds give."""

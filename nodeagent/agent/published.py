@@ -18,7 +18,7 @@ from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.saver import Saver
+from nodeagent.agent.savedview import Saver
 from nodeagent.agent.shared import Shared
 from nodeagent.agent.view import AgentHealth
 from nodeagent.model.facts import MachineUsage, PodUsage

@@ -20,7 +20,7 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from nodeagent import __version__, hardware_missing
-from nodeagent.agent import shutdown
+from nodeagent.agent import systemd
 from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
@@ -165,11 +165,11 @@ async def _until_ended(
         if not await comes_back(unit):
             patience = agent.config.drain + agent.config.timing.stuck + agent.config.timing.kill + LEAVE_MARGIN
             notifier.stopping(patience)
-            await shutdown.drain(agent, clock)
+            await systemd.drain(agent, clock)
             leave.set()
             return
         notifier.stopping(agent.config.without_agent + LEAVE_MARGIN)
-        await shutdown.restart(agent, clock)
+        await systemd.restart(agent, clock)
         stop.set()
 
     async with asyncio.TaskGroup() as tasks:
@@ -179,7 +179,7 @@ async def _until_ended(
             tasks.create_task(_log_joined(agent, notifier)),
             tasks.create_task(_serve_api(agent, metrics, address, notifier.ready)),
             tasks.create_task(_watch_health(agent)),
-            tasks.create_task(shutdown.come_back(agent)),
+            tasks.create_task(systemd.come_back(agent)),
             tasks.create_task(_watch_notice(agent, clock)),
             tasks.create_task(_retention(agent, clock).run()),
         ]

@@ -17,7 +17,7 @@ from nodeagent.trust.seal import Seal
 if TYPE_CHECKING:
     from nodeagent.agent.diagnosis import Diagnosis
     from nodeagent.agent.health import NodeHealth
-    from nodeagent.agent.saver import Acknowledged
+    from nodeagent.agent.savedview import Acknowledged
 
 
 @dataclass(frozen=True, slots=True)

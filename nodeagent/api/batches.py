@@ -21,15 +21,13 @@ from aiohttp import web
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.requests import find_any_job
-from nodeagent.api.writes import saved
-from nodeagent.model.batch import MOST_JOBS, MOST_MEMBERS, After, Array, Need, Submission
+from nodeagent.api.requests import find_any_job, saved
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.jobspec import MOST_JOBS, MOST_MEMBERS, After, Array, JobSpec, Need, Submission
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.queueing.dependencies import is_awaited
 from nodeagent.plan.queueing.room import never
-from nodeagent.spec import batchvalues
+from nodeagent.spec import jobvalues
 from nodeagent.spec.errors import CheckError
 from nodeagent.store.messages import NewJob, QuotaClaims
 
@@ -48,7 +46,7 @@ class _Job:
 
     spec: JobSpec
     after: Mapping[str, Need]
-    indices: batchvalues.Indices | None
+    indices: jobvalues.Indices | None
     uids: Sequence[str]
     """The job's own uid, or the members' uids."""
     met: list[str] = field(default_factory=list)
@@ -64,7 +62,7 @@ class _Job:
         """Names of the job, or of its members. Raises ``CheckError`` if one is no valid name of a job."""
         if self.indices is None:
             return [self.spec.name]
-        return [batchvalues.member_name(self.spec.name, i) for i in self.indices.numbers]
+        return [jobvalues.member_name(self.spec.name, i) for i in self.indices.numbers]
 
 
 def uids(base: str, count: int) -> list[str]:
@@ -84,7 +82,7 @@ def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> li
             raise ApiError("usage", "a job has no spec", "send {jobs: [{spec: {...}}]}")
         spec = read_spec({"submitter": submitter, **job["spec"]})
         try:
-            after, array = batchvalues.after(job.get("after")), batchvalues.array(job.get("array"))
+            after, array = jobvalues.after(job.get("after")), jobvalues.array(job.get("array"))
         except CheckError as error:
             raise ApiError("spec", f"job {spec.name!r} cannot run: {error}", "nothing was submitted") from None
         found.append(Submission(spec, after, array or ""))
@@ -98,7 +96,7 @@ def laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
     names: set[str] = set()
     made, count = uids(base, MOST_MEMBERS), 0
     for job in jobs:
-        indices = batchvalues.indices(job.array) if job.array else None
+        indices = jobvalues.indices(job.array) if job.array else None
         members = 1 if indices is None else len(indices.numbers)
         one = _Job(job.spec, job.after, indices, made[count : count + members])
         try:
@@ -320,5 +318,5 @@ def _member(job: _Job, i: int) -> JobSpec:
         name=job.spec.name, id=job.known_as, index=numbers[i], count=len(numbers), first=numbers[0], last=numbers[-1],
         at_once=job.indices.at_once,
     )  # fmt: skip
-    name = batchvalues.member_name(job.spec.name, numbers[i])
+    name = jobvalues.member_name(job.spec.name, numbers[i])
     return job.spec.model_copy(update={"name": name, "array": array})

@@ -14,9 +14,8 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError
 from nodeagent.api.published import cuts_of
-from nodeagent.api.requests import find_node
+from nodeagent.api.requests import find_node, saved
 from nodeagent.api.shapes import items, node_json, work_on
-from nodeagent.api.writes import saved
 from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.nodes.availability import BY as WINDOW

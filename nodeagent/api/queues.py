@@ -16,8 +16,8 @@ from nodeagent.api import auth, requests
 from nodeagent.api.admission import live_jobs
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.requests import saved, write_again
 from nodeagent.api.shapes import Json, items
-from nodeagent.api.writes import saved, write_again
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
@@ -26,8 +26,7 @@ from nodeagent.plan.fairshare.resources import NOTHING, used
 from nodeagent.plan.queueing.elastic import making_room
 from nodeagent.plan.queueing.queue import places
 from nodeagent.spec.errors import SpecError
-from nodeagent.spec.queuecheck import tree_mistakes, whole_tree, with_queue, without_queue
-from nodeagent.spec.queuefile import changed_queue
+from nodeagent.spec.queuefile import changed_queue, tree_mistakes, whole_tree, with_queue, without_queue
 from nodeagent.store.base import StoreUnavailableError
 
 _UNCHANGED = "nothing was changed"

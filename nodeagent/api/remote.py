@@ -30,8 +30,7 @@ from nodeagent.api.loopback import FILES
 from nodeagent.api.requests import MAX_BODY
 from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.spec.errors import Problem, SpecError
-from nodeagent.spec.sections import ApiConfig
-from nodeagent.spec.tokens import TokenEntry, parse_tokens
+from nodeagent.spec.sections import ApiConfig, TokenEntry, parse_tokens
 from nodeagent.trust.certificate import CertificateError, configured, trust
 from nodeagent.trust.ticket import SCHEME, Gate, TicketError, subject
 

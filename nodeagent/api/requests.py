@@ -10,17 +10,18 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.shapes import Json
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
-from nodeagent.store.base import StoreUnavailableError
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
 MAX_BODY = 1024 * 1024
 """Bytes of the largest request body."""
@@ -169,3 +170,39 @@ async def send(request: web.Request, lines: AsyncIterator[dict[str, object]]) ->
     except (ConnectionError, TimeoutError):
         return response
     return response
+
+
+Done = TypeVar("Done")
+
+WRITE_TRIES = 4
+"""The most attempts of one write, if others write in between."""
+
+
+async def write_again(view: AgentView, attempt: Callable[[], Awaitable[Done]]) -> Done:
+    """Decides by the view and writes; if the store refuses as ``stale``, reads and does both again. So of two
+    simultaneous changes the second is made on top of the first. Raises ``StoreError``, and the errors of
+    ``attempt``."""
+    for number in range(WRITE_TRIES):
+        if number:
+            await view.refresh()
+        try:
+            return await attempt()
+        except StoreRefusedError as refused:
+            if refused.code != "stale" or number == WRITE_TRIES - 1:
+                raise
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+async def saved(view: AgentView, rev: int, era: str) -> Json:
+    """Waits, within a bound, until the write with this revision is on enough disks. ``era``: era of the view before the
+    write."""
+    done = await view.acknowledged(rev, era)
+    text = ""
+    if not done.safe:
+        have = f"{len(done.nodes)} of {done.wanted} nodes"
+        names = f" ({', '.join(done.nodes)})" if done.nodes else ""
+        text = (
+            f"it is accepted and will be carried out, but only {have}{names} had it on disk after "
+            f"{done.waited:.1f} s: if Redis lost its data now, it could be forgotten"
+        )
+    return {"saved": {"nodes": list(done.nodes), "wanted": done.wanted, "text": text}}

@@ -6,9 +6,8 @@ from collections import Counter
 from typing import Any
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import ENDED
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
 
 Json = dict[str, Any]

@@ -9,7 +9,6 @@ import click
 
 from nodeagent.ctl.arrays import end_all
 from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.errors import CtlError, Exit, WaitTimedOutError
 from nodeagent.ctl.options import (
     ENDED,
     agent_option,
@@ -21,7 +20,7 @@ from nodeagent.ctl.options import (
     wait_options,
     which_job,
 )
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
 from nodeagent.ctl.waiting import PATIENCE, demand_saved, job_line, mention_unsaved, wait
 
 Json = dict[str, Any]

@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from nodeagent.ctl.client import Client, job_path, node_path
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.jobtext import field, folded, job_lines
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option, which_job
 from nodeagent.ctl.output import Column, coloured, dump, notice, paint, span, table_lines, terminal_width
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, Exit, echo
 
 Json = dict[str, Any]
 

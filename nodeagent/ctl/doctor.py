@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from nodeagent.ctl.errors import Exit, NoAgentError
 from nodeagent.ctl.jobtext import limits_text
 from nodeagent.ctl.options import agent_option, connect, output_option
 from nodeagent.ctl.output import Column, coloured, dump, fold, show, terminal_width
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import Exit, NoAgentError, echo
 from nodeagent.ctl.where import Where
 
 Json = dict[str, Any]
@@ -63,8 +62,8 @@ def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
 def _alone(why: str, peers: bool) -> Json:
     import asyncio
 
-    from nodeagent.doctor.alone import config_file, without_agent
     from nodeagent.doctor.cluster import report
+    from nodeagent.doctor.machine import config_file, without_agent
 
     found = asyncio.run(without_agent(why, config_file(os.environ), os.environ, peers))
     return report(found) | {"node": None, "limits": None, "peers": None}

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from nodeagent.ctl.errors import NoAgentError
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option
 from nodeagent.ctl.output import dump
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import NoAgentError, echo
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]

@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from nodeagent.ctl.client import Client, node_path
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import Duration, agent_option, connect, node_argument, output_option, request_id_option
 from nodeagent.ctl.output import Column, dump, show
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import wait
 
 Json = dict[str, Any]

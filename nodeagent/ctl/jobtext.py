@@ -524,7 +524,9 @@ def _ends_outliving(job: Json, left: list[Json]) -> str:
         return f"nothing yet: {who}; without progress it is a hang. Look: {look}"
     if spec["finish"] is None:
         return f"see what holds it: {who}, and with finish: off it may stay for ever: {look}"
-    return f"nothing yet: {who}; whoever then does nothing for {span(spec['finish'])} hangs (finish). Look: {look}"
+    return (
+        f"nothing yet: {who}; a worker that then does nothing for {span(spec['finish'])} hangs (finish). Look: {look}"
+    )
 
 
 def _next(job: Json) -> list[str]:

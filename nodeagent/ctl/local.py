@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.options import Duration, output_option
 from nodeagent.ctl.output import Column, dump, show
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, echo
 
 if TYPE_CHECKING:
     from nodeagent.local.registry import LocalCluster

@@ -14,10 +14,9 @@ import click
 from nodeagent.api.marks import Marks, Source, source_of
 from nodeagent.ctl.arrays import members
 from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.errors import CtlError, Exit, NoAgentError
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
 from nodeagent.ctl.outputs import Outputs, ended
-from nodeagent.ctl.terminal import echo, worker_text
+from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError, echo, worker_text
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]

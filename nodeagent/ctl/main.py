@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit, echo
 from nodeagent.ctl.where import where_options
 
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from nodeagent.ctl.client import Client, node_path
-from nodeagent.ctl.errors import WaitTimedOutError
 from nodeagent.ctl.options import (
     FORMATS,
     agent_option,
@@ -18,7 +17,7 @@ from nodeagent.ctl.options import (
     wait_options,
 )
 from nodeagent.ctl.output import Column, show, span
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import WaitTimedOutError, echo
 from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ import click
 
 from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.terminal import CtlError, Exit
 from nodeagent.ctl.where import where_options
 
 F = TypeVar("F", bound=Callable[..., Any])

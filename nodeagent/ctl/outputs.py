@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.errors import CtlError
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, echo
 
 Json = dict[str, Any]
 

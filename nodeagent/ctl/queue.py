@@ -9,10 +9,9 @@ from urllib.parse import quote
 import click
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, output_option, request_id_option
 from nodeagent.ctl.output import Column, show, span, table_lines, terminal_width
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import demand_saved
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from urllib.parse import quote
 
 import click
 
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, output_option, request_id_option
 from nodeagent.ctl.output import Column, show, span
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import demand_saved
 
 Json = dict[str, Any]
@@ -87,8 +86,8 @@ def delete(ctx: click.Context, window: str, request_id: str | None) -> None:
 
 def parse(words: tuple[str, ...]) -> tuple[tuple[str, ...], float, float]:
     """The nodes' names, when the window begins (Unix time), and for how many seconds it lasts. Raises ``CtlError``."""
-    from nodeagent.spec.batchvalues import moment
     from nodeagent.spec.errors import CheckError
+    from nodeagent.spec.jobvalues import moment
     from nodeagent.spec.units import duration
 
     if len(words) < 5 or (words[-4], words[-2]) != ("from", "for"):

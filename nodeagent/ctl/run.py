@@ -17,14 +17,13 @@ import click
 from nodeagent import hardware_missing
 from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit, NoAgentError
 from nodeagent.ctl.logs import PlainPrinter, Printer
 from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Streams, local_ranks, log_base, words_of
 from nodeagent.ctl.preloads import guess_preload, module_of, script_of
 from nodeagent.ctl.session import STOP_ON, Session
 from nodeagent.ctl.submit import send
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit, NoAgentError, echo
 from nodeagent.ctl.torchline import TorchLine, command_of, torch_options, unneeded_line, workers
 from nodeagent.ctl.waiting import mention_unsaved
 from nodeagent.ctl.where import Where

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, request_id_option
 from nodeagent.ctl.output import dump
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import demand_saved
 
 if TYPE_CHECKING:
-    from nodeagent.model.batch import Submission
-    from nodeagent.model.jobspec import JobSpec
+    from nodeagent.model.jobspec import JobSpec, Submission
 
 Json = dict[str, Any]
 
@@ -34,9 +32,9 @@ STOPPING_POLL = 0.2
 
 def read_jobs(file: str) -> list[Submission]:
     """The jobs in a file (``-``: stdin). Raises ``CtlError`` with every mistake."""
-    from nodeagent.spec.batchfile import parse_jobs
     from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobargs import capture_submitter
+    from nodeagent.spec.jobfile import parse_jobs
     from nodeagent.spec.yamlfile import MAX_BYTES
 
     name = "<stdin>" if file == "-" else file
@@ -101,16 +99,16 @@ def _with_options(jobs: list[Submission], after: tuple[str, ...], array: str | N
     """The jobs of a file, with the additions of the command line. Raises ``CtlError``."""
     from dataclasses import replace
 
-    from nodeagent.spec import batchvalues
+    from nodeagent.spec import jobvalues
     from nodeagent.spec.errors import CheckError
 
     if array is not None and len(jobs) > 1:
         raise CtlError(f"--array is for one job, the file holds {len(jobs)}", Exit.USAGE, "write array: into the file")
     try:
-        more = dict(batchvalues.after_option(text) for text in after)
+        more = dict(jobvalues.after_option(text) for text in after)
         if array is not None:
-            for index in batchvalues.indices(array).numbers:
-                batchvalues.member_name(jobs[0].spec.name, index)
+            for index in jobvalues.indices(array).numbers:
+                jobvalues.member_name(jobs[0].spec.name, index)
     except CheckError as error:
         raise CtlError(f"{'--after' if array is None else '--after or --array'}: {error}", Exit.USAGE) from None
     return [replace(job, after={**job.after, **more}, array=array or job.array) for job in jobs]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.terminal import CtlError, Exit
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from nodeagent.ctl.errors import WaitTimedOutError
 from nodeagent.ctl.output import span
-from nodeagent.ctl.terminal import echo, status_line
+from nodeagent.ctl.terminal import WaitTimedOutError, echo, status_line
 
 Json = dict[str, Any]
 T = TypeVar("T")

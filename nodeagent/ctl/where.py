@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import click
 
-from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.terminal import CtlError, Exit
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -52,7 +52,7 @@ def make_order(config: AgentConfig, gpus: Sequence[str], busy: str, peers: Seque
 def peer_figures(run_folder: Path) -> tuple[Figure, ...]:
     """Figures that other nodes measured, from this node's agent; none if no agent answers."""
     from nodeagent.ctl.client import Client
-    from nodeagent.ctl.errors import CtlError
+    from nodeagent.ctl.terminal import CtlError
 
     try:
         nodes = Client([str(run_folder / "api.sock")]).get("/v1/nodes")["items"]

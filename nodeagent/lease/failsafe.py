@@ -1,8 +1,8 @@
 """Time that the keepers of a generation lend while the store is away: this node's questions, its answers, its promises.
 A state machine without I/O, clock or randomness, beside ``core``; ``main`` and the simulation drive it.
 
-It knows the jobs by the table that the agent has written (``table.py``), whatever has become of the agent. Must never
-extend anything unless every keeper said yes after the question was sent, nor say yes before that is written down.
+It knows the jobs by the table that the agent has written (``statefiles.py``), whatever has become of the agent. Must
+never extend anything unless every keeper said yes after the question was sent, nor say yes before that is written down.
 """
 
 from __future__ import annotations

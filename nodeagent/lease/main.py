@@ -16,10 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import __version__
-from nodeagent.lease.answers import read_obeyed
 from nodeagent.lease.core import Call, Core
 from nodeagent.lease.failsafe import Failsafe
-from nodeagent.lease.grants import Grant, grant_keys, grants_folder, read_grant_of, write_grant
+from nodeagent.lease.grants import (
+    OBEYED,
+    OBEYED_FORM,
+    Grant,
+    grant_keys,
+    grants_folder,
+    read_grant_of,
+    read_twice,
+    write_grant,
+)
 from nodeagent.lease.lending import Ask, LoanAnswer, Promises
 from nodeagent.lease.order import LeaseOrder, Server, order_file, read_order
 from nodeagent.lease.peers import PeerPort
@@ -33,20 +41,24 @@ from nodeagent.lease.statefiles import (
     PulseWriter,
     address_reader,
     lease_folder,
+    promises_reader,
     pulse_file,
     read_departure,
     read_pulse,
+    table_file,
+    table_reader,
     take_lock,
     unannounced,
     wake_socket,
     write_address,
     write_bridged,
     write_departure,
+    write_promises,
     write_status,
     write_unannounced,
 )
-from nodeagent.lease.table import promises_reader, table_file, table_reader, write_promises
 from nodeagent.osutil.linux import bind_private, boot_id, boottime, lossy_stderr
+from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 
 IDLE_EXIT = 5.0
 """Seconds without an order and without a word of an agent until the process ends."""
@@ -455,3 +467,14 @@ def _ready(files: dict[int, int], seconds: float) -> set[int]:
     for fd, events in files.items():
         poll.register(fd, events)
     return {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
+
+
+def read_obeyed(folder: Path, key: str) -> float:
+    """No workers run in this pod that were started before this time; 0 if its shim has not said. The record is the
+    job's user's, in a folder that is not: what lies in it may be any number, and concerns that user's pod only."""
+    try:
+        with UntrustedFolder(folder) as answers, answers.open(key + OBEYED, anyones=True) as file:
+            found = read_twice(file.fileno(), OBEYED_FORM)
+    except UntrustedError:
+        return 0.0
+    return found[0] if found is not None else 0.0

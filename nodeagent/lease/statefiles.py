@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
+from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
 from nodeagent.osutil.linux import ReplacedFile, write_atomic
 
 _PULSE = struct.Struct("=dddd")
@@ -232,3 +233,64 @@ def find_holder(folder: Path) -> tuple[int, str] | None:
     finally:
         os.close(fd)
     return pid, version if status == str(pid) else ""
+
+
+MOST_BYTES = 4 << 20
+"""Of one of these files."""
+MOST_MEMBERS = 20_000
+"""Members of all jobs in a table: with more, jobs are left out, and get no failsafe time."""
+
+
+def table_file(folder: Path) -> Path:
+    return folder / "table.json"
+
+
+def promises_file(folder: Path) -> Path:
+    return folder / "promises.json"
+
+
+def write_table(folder: Path, table: Table) -> None:
+    """Raises OSError."""
+    jobs = {
+        uid: row._asdict() | {"places": {node: place._asdict() for node, place in row.places.items()}}
+        for uid, row in table.jobs.items()
+    }
+    write_atomic(table_file(folder), json.dumps(table._asdict() | {"jobs": jobs}), durable=False)
+
+
+def table_reader(folder: Path, boot: str) -> ReplacedFile[Table | None]:
+    """The lease process's side. None if there is none, or it is from before the last boot. Its ``check`` raises
+    OSError, ValueError, KeyError, TypeError and AttributeError: then no agent of this version wrote it."""
+
+    def parse(text: bytes) -> Table | None:
+        data = json.loads(text)
+        if data["boot"] != boot:
+            return None
+        jobs = {uid: _row(**row) for uid, row in data.pop("jobs").items()}
+        return Table(**data, jobs=jobs)
+
+    return ReplacedFile(table_file(folder), parse, None, MOST_BYTES)
+
+
+def write_promises(folder: Path, promises: Promises) -> None:
+    """Raises OSError."""
+    write_atomic(promises_file(folder), json.dumps(promises._asdict()), durable=False)
+
+
+def promises_reader(folder: Path, boot: str) -> ReplacedFile[Promises | None]:
+    """The agent's side, and the next lease process's. None if none were written down since the boot, or none that can
+    be read: then there may be any."""
+
+    def parse(text: bytes) -> Promises | None:
+        found = Promises(**json.loads(text))
+        until = {uid: float(end) for uid, end in found.until.items()}
+        return found._replace(began=float(found.began), until=until) if found.boot == boot else None
+
+    return ReplacedFile(promises_file(folder), parse, None, MOST_BYTES)
+
+
+def _row(token: list[Any], places: dict[str, dict[str, str]], **rest: Any) -> LoanRow:
+    number, name = token
+    return LoanRow(
+        token=(int(number), str(name)), places={node: KeeperAddress(**p) for node, p in places.items()}, **rest
+    )

@@ -1,7 +1,7 @@
 """Queues: how several teams share one cluster. All queues are one record, so an operator changes the whole tree or
 nothing, and every agent reads the same tree.
 
-Owns the meaning of each field. ``spec/queuecheck.py`` checks whether a tree is valid; ``plan/`` decides by it.
+Owns the meaning of each field. ``spec/queuefile.py`` checks whether a tree is valid; ``plan/`` decides by it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -27,9 +27,41 @@ from nodeagent.model.timing import Timing
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
 from nodeagent.spec.healthconfig import HealthConfig, health_or_off, or_off
-from nodeagent.spec.noticeconfig import NoticeConfig
-from nodeagent.spec.sections import ApiConfig, File, Folder, LimitsConfig, Section
+from nodeagent.spec.sections import ApiConfig, File, Folder, LimitsConfig, OptionalFile, Section
 from nodeagent.spec.storeconfig import RedisConfig
+
+_WORDS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+
+
+def _command(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
+        raise CheckError(f"{units.show(value)} is not a command", "write its words as a list: [/usr/local/sbin/notice]")
+    return tuple(value)
+
+
+class NoticeConfig(Section):
+    """How this machine's owner says that it takes the machine away: a file, a command, or either of them."""
+
+    file: OptionalFile = None
+    """The notice is there as soon as this file is."""
+    command: Annotated[tuple[str, ...] | None, BeforeValidator(_command), WithJsonSchema(_WORDS)] = None
+    """Its words. It is run again and again, for 5 seconds at most; the notice is there when its exit code is 0."""
+    every: Annotated[
+        float,
+        BeforeValidator(units.duration),
+        WithJsonSchema({"type": ["string", "number"], "examples": ["5s"]}),
+        Field(ge=0.5, le=60),
+    ] = 5.0
+    """From one look to the next."""
+
+    @model_validator(mode="after")
+    def _from_somewhere(self) -> Self:
+        if self.file is None and self.command is None:
+            raise_all([CheckError("nothing says where a notice comes from", "write file or command")])
+        return self
+
 
 MIN_RENDEZVOUS_PORTS = 64
 """Fewest rendezvous ports: one per forming generation on this machine, and none is used twice in a row."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from nodeagent.model.jobspec import Container, JobSpec
 from nodeagent.spec import jobvalues, units
+from nodeagent.spec.consistency import Mistake
 from nodeagent.spec.errors import CheckError, did_you_mean, raise_all
-from nodeagent.spec.rolecheck import Mistake
 
 MOST_MODULES = 32
 MOST_BINDS = 64

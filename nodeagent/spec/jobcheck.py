@@ -9,11 +9,10 @@ from typing import Any
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.spec import containerfile, jobvalues, units
 from nodeagent.spec.check import dotted
+from nodeagent.spec.consistency import policy_mistakes, spec_mistakes
 from nodeagent.spec.containerfile import container_mistakes
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.placementfile import placement_mistakes
-from nodeagent.spec.policycheck import policy_mistakes
-from nodeagent.spec.rolecheck import spec_mistakes
 
 MAX_BYTES = 256 * 1024
 """Most bytes of a job as JSON: every agent keeps every job."""

@@ -1,4 +1,5 @@
-"""The job file as people write it, and its way to a ``JobSpec`` with every default filled in.
+"""The job file as people write it, one job or several with lines of ``---`` between them, and its way to a ``JobSpec``
+with every default filled in.
 
 Owns the keys, their defaults and what belongs where; what each value may be is ``jobvalues``'. Must never do I/O.
 """
@@ -6,7 +7,7 @@ Owns the keys, their defaults and what belongs where; what each value may be is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -20,10 +21,11 @@ from pydantic import (
     model_validator,
 )
 
-from nodeagent.model.batch import Need, Submission
 from nodeagent.model.jobspec import (
     DEFAULT_FINISH,
     DEFAULT_ROLE,
+    MOST_JOBS,
+    MOST_MEMBERS,
     MOST_RESTARTS,
     MOST_TIMEOUT,
     ActionName,
@@ -32,23 +34,31 @@ from nodeagent.model.jobspec import (
     Hang,
     Hooks,
     JobSpec,
+    Need,
     Nodes,
     NumaBinding,
     Policy,
     Ready,
     RestartLimits,
     Role,
+    Submission,
     Submitter,
 )
-from nodeagent.spec import batchvalues, containerfile, jobvalues, units
+from nodeagent.spec import containerfile, jobvalues, units
 from nodeagent.spec.check import dotted, validate
+from nodeagent.spec.consistency import (
+    Mistake,
+    scheduler_mistakes,
+    scheduler_of,
+    written_mistakes,
+    written_policy_mistakes,
+)
 from nodeagent.spec.containerfile import written_container_mistakes
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
+from nodeagent.spec.jobvalues import indices, member_name
 from nodeagent.spec.placementfile import PlacementFile, RolePlacementFile, constraints, together, uneven_segments
-from nodeagent.spec.policycheck import written_policy_mistakes
-from nodeagent.spec.rolecheck import Mistake, scheduler_mistakes, scheduler_of, written_mistakes
-from nodeagent.spec.yamlfile import Document
+from nodeagent.spec.yamlfile import Document, load_all
 
 _DURATION: dict[str, Any] = {"type": ["string", "number"], "examples": ["30s", "10m", "1h30m"]}
 _NODE_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_NODES}
@@ -350,15 +360,15 @@ class JobFile(_RoleKeys):
     """How long the job may have its nodes, counted from its first start, before it is stopped; default: never."""
     begin: Annotated[
         float | None,
-        BeforeValidator(batchvalues.begin),
+        BeforeValidator(jobvalues.begin),
         WithJsonSchema({"type": "string", "examples": ["+2h", "2030-01-31T22:00"]}),
     ] = None
     """It is not started before: a time (local unless it says otherwise), or +DURATION after it is submitted."""
-    ttl: Annotated[float | None, BeforeValidator(batchvalues.ttl), WithJsonSchema(_DURATION)] = None
+    ttl: Annotated[float | None, BeforeValidator(jobvalues.ttl), WithJsonSchema(_DURATION)] = None
     """How long after its end its record is kept; default: as long as the site keeps others."""
     after: Annotated[
         dict[str, Need],
-        BeforeValidator(batchvalues.after),
+        BeforeValidator(jobvalues.after),
         WithJsonSchema(
             {
                 "anyOf": [
@@ -373,7 +383,7 @@ class JobFile(_RoleKeys):
     they have to succeed."""
     array: Annotated[
         str | None,
-        BeforeValidator(batchvalues.array),
+        BeforeValidator(jobvalues.array),
         WithJsonSchema({"type": ["string", "integer"], "examples": ["0-99%8"]}),
     ] = None
     """Submits it once for each index, as NAME-INDEX: 0-99, 0-99:10 or 1,3,5-7; %N behind it: N at once at most."""
@@ -524,3 +534,65 @@ def _policies(written: Sequence[PolicyFile]) -> tuple[Policy, ...]:
 
 def _ready(written: ReadyFile | None) -> Ready | None:
     return None if written is None else Ready(port=bool(written.port), command=written.command or ())
+
+
+def parse_jobs(text: str, filename: str, submitter: Submitter, now: float) -> list[Submission]:
+    """The jobs that ``text`` describes, in its order, submitted at this Unix time. Raises ``SpecError``."""
+    documents = load_all(text, filename)
+    if len(documents) > MOST_JOBS:
+        raise SpecError([documents[MOST_JOBS].problem((), f"more than {MOST_JOBS} jobs", "write several files")])
+    problems: list[Problem] = []
+    found: list[tuple[Document, Submission]] = []
+    for document in documents:
+        try:
+            found.append((document, read_job(document, submitter, now)))
+        except SpecError as error:
+            problems += error.problems
+    problems += _together(found)
+    if problems:
+        raise SpecError(problems)
+    return [submission for _, submission in found]
+
+
+def _together(found: Sequence[tuple[Document, Submission]]) -> Iterator[Problem]:
+    """What is wrong with jobs that are right each by itself."""
+    names: dict[str, Document] = {}
+    for document, job in found:
+        try:
+            own = [job.spec.name, *(member_name(job.spec.name, i) for i in _indices(job))]
+        except CheckError as error:
+            yield document.problem(("array",), error.what, error.right, key=True)
+            continue
+        for name in own:
+            if name in names:
+                first = names[name].place(("name",))
+                yield document.problem(
+                    ("name",), f"a job named {name} is in this file already (line {first.line})", "give each its own"
+                )
+                break
+        names.update(dict.fromkeys(own, document))
+    if sum(len(_indices(job)) or 1 for _, job in found) > MOST_MEMBERS:
+        yield found[0][0].problem((), f"more than {MOST_MEMBERS} jobs, with those of arrays", "write several files")
+    after = {job.spec.name: list(job.after) for _, job in found}
+    for document, job in found:
+        if circle := _circle(after, job.spec.name):
+            text = " -> ".join(circle)
+            yield document.problem(("after",), f"these jobs wait for each other: {text}", "break the circle", key=True)
+
+
+def _indices(job: Submission) -> tuple[int, ...]:
+    return indices(job.array).numbers if job.array else ()
+
+
+def _circle(after: dict[str, list[str]], name: str) -> list[str]:
+    """The way from a job back to itself; empty if there is none."""
+    ways, seen = [[name]], set[str]()
+    while ways:
+        way = ways.pop()
+        for other in after.get(way[-1], ()):
+            if other == name:
+                return [*way, other]
+            if other not in seen:
+                seen.add(other)
+                ways.append([*way, other])
+    return []

@@ -22,8 +22,8 @@ from nodeagent.model.constraints import (
 )
 from nodeagent.model.jobspec import MOST_NODES, JobSpec, Nodes, Role, Together
 from nodeagent.spec import units
+from nodeagent.spec.consistency import Mistake
 from nodeagent.spec.errors import CheckError, raise_all
-from nodeagent.spec.rolecheck import Mistake
 
 _RIGHT = "write for instance {gpu: h100}, {gpu: [h100, h200]}, {node: 'n[1-8]'} or [nvlink]"
 _VALUE: dict[str, Any] = {

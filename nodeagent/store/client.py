@@ -11,6 +11,7 @@ import json
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota, first_control
@@ -26,7 +27,7 @@ from nodeagent.store import codec, keys
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.decoder import Base, Decoder
-from nodeagent.store.link import Links
+from nodeagent.store.link import Links, StoreLink
 from nodeagent.store.messages import (
     Answer,
     Beat,
@@ -45,7 +46,6 @@ from nodeagent.store.messages import (
     Unread,
     Woken,
 )
-from nodeagent.store.nodes import FoundNodes, read_nodes
 from nodeagent.store.scripts import (
     always,
     beat_brings_jobs,
@@ -57,7 +57,7 @@ from nodeagent.store.scripts import (
     who,
 )
 from nodeagent.store.trouble import strict
-from nodeagent.store.wire import Reached, readable
+from nodeagent.store.wire import Reached, ReplyError, readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
@@ -606,3 +606,61 @@ def _shown(text: str) -> str:
 def _plain(error: ValueError) -> str:
     """The error's text in one printable line."""
     return _shown(" ".join(str(error).split())[:300])
+
+
+FIELDS = ("id", "life", "start", "lost", "left", "joined", "rev", "facts", "readiness")
+"""Fields of a record, in the order of its text's lines (``_records.lua``)."""
+PLACE = "node:"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNodes:
+    """The nodes; each record is at least as new as ``rev`` of ``era``."""
+
+    era: str
+    rev: int
+    nodes: tuple[NodeRecord, ...]
+    unread: Mapping[str, ValueError]
+    """Records (keys) that cannot be decoded."""
+
+
+async def read_nodes(
+    link: StoreLink, prefix: str, decode: Callable[[Sequence[str], str], NodeRecord], era: str
+) -> FoundNodes | None:
+    """All nodes; None if the store's era is another one before or after the reads. ``decode`` gets the fields and
+    values, and the cordon. Raises ReplyError and ConnectionError."""
+    before, rev = await link.ask("HMGET", f"{prefix}meta", "era", "rev")
+    listed = await link.ask("ZRANGE", f"{prefix}changes", 0, -1, "WITHSCORES")
+    texts: dict[str, str] = {}
+    with suppress(ReplyError):  # a key of another type counts as empty
+        flat = await link.ask("HGETALL", f"{prefix}nodes")
+        texts = dict(zip(flat[::2], flat[1::2], strict=True))
+    flat = await link.ask("HGETALL", f"{prefix}cordons")
+    cordons = dict(zip(flat[::2], flat[1::2], strict=True))
+    nodes, unread = [], {}
+    for key, newest in zip(listed[::2], listed[1::2], strict=True):
+        if not key.startswith(PLACE):
+            continue
+        name = key.removeprefix(PLACE)
+        try:
+            if key != key.encode(errors="backslashreplace").decode():
+                raise ValueError("its name is not UTF-8")
+            fields = _fields(texts.get(name, ""), int(newest)) or await link.ask("HGETALL", prefix + key)
+            if fields:  # else a step removed the node; the next beat reports it
+                nodes.append(decode(fields, cordons.get(name, "")))
+        except ValueError as error:
+            unread[key] = error
+    if before != era or await link.ask("HGET", f"{prefix}meta", "era") != era:
+        return None
+    return FoundNodes(era, int(rev), tuple(nodes), unread)
+
+
+def _fields(text: str, newest: int) -> list[str] | None:
+    """The fields of this text; None if it is older than ``newest``."""
+    values = text.split("\n")
+    if len(values) != len(FIELDS):
+        return None
+    fields = dict(zip(FIELDS, values, strict=True))
+    if not fields["rev"].isdecimal() or int(fields["rev"]) < newest:
+        return None
+    return [word for field in fields.items() for word in field]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.batch import Array
 from nodeagent.model.job import Control, JobRecord, Quota
+from nodeagent.model.jobspec import Array
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import NewJob
 from tests.contract.bench import Bench, head, refused, spec

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.submit import read_jobs, send
+from nodeagent.ctl.terminal import CtlError
 from tests.e2e.bare import NO_LOSS, Bare, bare, stepper_job
 from tests.e2e.conftest import FAILED
 from tests.e2e.netns import Net, both, why_not

@@ -121,7 +121,10 @@ def test_a_rank_that_outlives_the_others_success_is_named_and_does_not_stay_for_
     empty.until(lambda: list(empty.workers("outlives")) == [3], 60, "the others have ended")
     said = empty.ctl("describe", "outlives").stdout
     assert "nothing is wrong" not in said
-    assert "rank 3 on " in said and "still runs, others have exited 0; whoever then does nothing for 8s hangs" in said
+    assert (
+        "rank 3 on " in said
+        and "still runs, others have exited 0; a worker that then does nothing for 8s hangs" in said
+    )
     job = empty.until_phase("outlives", "succeeded", 90)
     end = job["generations"][0]["ended_by"]
     assert (end["kind"], end["rank"], job["generation"], job["budget"]["used"]) == ("hang", 3, 2, 1)

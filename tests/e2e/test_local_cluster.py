@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl.client import find
-from nodeagent.ctl.errors import NoAgentError
+from nodeagent.ctl.terminal import NoAgentError
 from nodeagent.local import control, power, registry, session
 from nodeagent.local.layout import LocalFolders
 from tests.e2e.support import listening_ports, open_ports

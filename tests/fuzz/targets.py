@@ -41,14 +41,13 @@ from nodeagent.shim.link import WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
 from nodeagent.shim.record import Farewell, exit_record, record_text
-from nodeagent.spec.batchfile import parse_jobs
 from nodeagent.spec.configfile import parse_config
 from nodeagent.spec.errors import CheckError, SpecError
 from nodeagent.spec.jobcheck import check_spec
-from nodeagent.spec.queuecheck import tree_mistakes
-from nodeagent.spec.queuefile import parse_queues
+from nodeagent.spec.jobfile import parse_jobs
+from nodeagent.spec.queuefile import parse_queues, tree_mistakes
+from nodeagent.spec.sections import parse_tokens
 from nodeagent.spec.storeconfig import parse as parse_url
-from nodeagent.spec.tokens import parse_tokens
 from nodeagent.store import codec
 from nodeagent.store.codec import decode_job, encode_job
 from tests.fuzz.api import Api, check

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.lease.answers import read_obeyed
 from nodeagent.lease.grants import grant_keys
+from nodeagent.lease.main import read_obeyed
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from nodeagent.lease.answers import read_obeyed
 from nodeagent.lease.grants import Grant, grant_keys, grants_folder, write_grant
+from nodeagent.lease.main import read_obeyed
 from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Role, Submitter
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Token

@@ -20,8 +20,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.main import cli
+from nodeagent.ctl.terminal import CtlError
 from nodeagent.local.config import choose_ports
 from nodeagent.osutil.tether import tethered
 from nodeagent.store.server import PrivateRedis

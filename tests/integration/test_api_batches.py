@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from nodeagent.ctl import submit as tool
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.main import cli
+from nodeagent.ctl.terminal import CtlError
 from nodeagent.model.job import Outcome, Phase
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 

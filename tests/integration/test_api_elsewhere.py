@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.terminal import CtlError, Exit
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
 from nodeagent.trust.ticket import Ticket, subject

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.main import cli
+from nodeagent.ctl.terminal import CtlError, Exit
 from nodeagent.pods.folder import log_folder
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.terminal import CtlError
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 CONTRACT_JOB = {

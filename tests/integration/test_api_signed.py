@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.terminal import CtlError
 from nodeagent.model.job import JobRecord
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey

@@ -14,8 +14,15 @@ import pytest
 from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
 from nodeagent.lease.order import LeasePort, Server
 from nodeagent.lease.peers import open_port
-from nodeagent.lease.statefiles import Bridged, address_reader, bridged_reader
-from nodeagent.lease.table import promises_file, promises_reader, table_file, write_table
+from nodeagent.lease.statefiles import (
+    Bridged,
+    address_reader,
+    bridged_reader,
+    promises_file,
+    promises_reader,
+    table_file,
+    write_table,
+)
 from nodeagent.osutil.linux import boot_id, boottime
 from tests.integration.lease_support import POD, SECRET, Node, order
 from tests.integration.test_lease_process import Watcher

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.agent import shutdown
+from nodeagent.agent import systemd
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent, OnDisk, Trust
 from nodeagent.agent.machine import OwnMachine
@@ -136,7 +136,7 @@ class Node:
             await asyncio.wait([self._ending])
 
     async def _end_as_planned(self, agent: Agent) -> None:
-        await shutdown.restart(agent, self.clock)
+        await systemd.restart(agent, self.clock)
         self._ending = None
         await self.kill_agent()
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import structlog
 
-from nodeagent.agent import saver
+from nodeagent.agent import savedview
 from nodeagent.agent.guard import TrustGuard, _Judged
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.pace import WakePace
-from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
+from nodeagent.agent.savedview import Acknowledged, Acknowledger, Saver
 from nodeagent.lease import lending
 from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.failsafe import Failsafe as Lender
@@ -387,7 +387,7 @@ def acknowledged_unsaved(patch: pytest.MonkeyPatch) -> None:
 
 def one_disk_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A command is answered when its own agent alone has it on disk."""
-    patch.setattr(saver, "COPIES", 1)
+    patch.setattr(savedview, "COPIES", 1)
 
 
 def said_before_it_was_written(patch: pytest.MonkeyPatch) -> None:

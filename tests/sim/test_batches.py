@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from nodeagent.model.batch import After, Array
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, first_control
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.jobspec import After, Array, JobSpec
 from nodeagent.plan.failure.timeouts import TIME_IS_OVER
 from nodeagent.store.messages import NewJob
 from tests.inprocess.server import HereStore

@@ -13,7 +13,7 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Policy, Role
 from nodeagent.plan.failure.policies import ENDS, answer
 from nodeagent.plan.failure.timeouts import next_due
-from nodeagent.spec.policycheck import policy_mistakes
+from nodeagent.spec.consistency import policy_mistakes
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.roles import SLOTS, end, restart_alone, role, storm
 from tests.sim.schedule import heal

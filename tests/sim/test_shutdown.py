@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.agent import shutdown
+from nodeagent.agent import systemd
 from nodeagent.agent.loop import Agent
 from nodeagent.model.node import Cordon
 from nodeagent.spec.agentconfig import AgentConfig
@@ -30,7 +30,7 @@ async def _job_on(c: SimCluster, size: int, minimum: int) -> None:
 async def _drained(c: SimCluster, name: str) -> float:
     """Seconds that it took."""
     began = c.nodes[name].clock.now()
-    await shutdown.drain(_agent(c, name), c.nodes[name].clock)
+    await systemd.drain(_agent(c, name), c.nodes[name].clock)
     return c.nodes[name].clock.now() - began
 
 
@@ -41,9 +41,9 @@ def test_the_job_goes_on_without_it_before_it_leaves() -> None:
         assert took < LIMIT / 2
         assert _agent(c, "n1").needed_by() == ""
         mark = c.server.state.nodes["n1"].cordon
-        assert mark is not None and (mark.by, mark.drain) == (shutdown.BY, True)
+        assert mark is not None and (mark.by, mark.drain) == (systemd.BY, True)
         await running(c, 2)
-        await shutdown.come_back(_agent(c, "n1"))
+        await systemd.come_back(_agent(c, "n1"))
         assert c.server.state.nodes["n1"].cordon is None
         await running(c, 3, limit=90)
 
@@ -65,7 +65,7 @@ def test_a_persons_words_stay() -> None:
         await c.cordon("n1", Cordon(reason="bad fan", by="root", at=0.0))
         await asyncio.sleep(2)
         await _drained(c, "n1")
-        await shutdown.come_back(_agent(c, "n1"))
+        await systemd.come_back(_agent(c, "n1"))
         mark = c.server.state.nodes["n1"].cordon
         assert mark is not None and (mark.reason, mark.by, mark.drain) == ("bad fan", "root", True)
 

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.queue import Queues
-from nodeagent.spec.queuecheck import tree_mistakes
+from nodeagent.spec.queuefile import tree_mistakes
 from tests.sim import teams
 from tests.sim.test_random import REPLAY
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 
-from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.terminal import CtlError
 from tests.e2e.support import ENDED, Cluster
 
 ENDS = {"finish": "succeeded", "fail": "failed", "stop": "stopped", "flood": "succeeded"}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.terminal import CtlError
 from nodeagent.local import control
 from tests.e2e.clocks import WallClock
 from tests.e2e.support import Cluster, bounded

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.terminal import CtlError
 from tests.e2e.support import ENDED, check_complete, check_steps, digits_job, read_steps, reference_losses
 from tests.e2e.test_exact import STEPS_OF_PASS, bit_exact, check_images, learned, recording
 from tests.soak.churn import Churn

@@ -129,7 +129,6 @@ def test_without_the_hardware_package_every_program_loads() -> None:
         "agent.serve",
         "api.https",
         "ctl.run",
-        "doctor.alone",
         "doctor.machine",
         "local.supervisor",
     )

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.model.batch import After
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, Outcome
+from nodeagent.model.jobspec import After
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.nodes.members import holding_nodes
 from nodeagent.plan.steps import Decision, End, Settle

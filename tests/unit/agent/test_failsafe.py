@@ -10,8 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises
-from nodeagent.lease.statefiles import Bridged
-from nodeagent.lease.table import MOST_MEMBERS
+from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Token
 from nodeagent.plan.pods.pod import Keep

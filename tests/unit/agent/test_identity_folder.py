@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.agent.identity import Identity, IdentityError, NotOurFolderError, check, own
 from nodeagent.ctl import client
-from nodeagent.ctl.errors import NoAgentError
+from nodeagent.ctl.terminal import NoAgentError
 
 STRANGER = 4711
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a stranger")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from nodeagent.agent.notice import UNDATED, NoticeWatch, read_notice
 from nodeagent.model.node import Notice
-from nodeagent.spec.noticeconfig import NoticeConfig
+from nodeagent.spec.agentconfig import NoticeConfig
 
 NOW = 1_900_000_000.0
 TIME = "2030-03-17T17:48:20Z"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.saver import Acknowledged
+from nodeagent.agent.savedview import Acknowledged
 from nodeagent.agent.view import AgentHealth
 from nodeagent.api.server import ApiServer
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome, Phase, Spend

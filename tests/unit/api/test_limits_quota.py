@@ -17,7 +17,7 @@ from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.limits import Usage, limits_json, owner_json
-from nodeagent.api.writes import WRITE_TRIES
+from nodeagent.api.requests import WRITE_TRIES
 from nodeagent.model.job import JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec, Submitter
 from nodeagent.model.queue import Queue, Queues, UserQuota

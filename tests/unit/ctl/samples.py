@@ -8,11 +8,10 @@ from typing import Any
 from nodeagent.api.jobdetail import alone_json, generations, policies_due, start_json, way_out
 from nodeagent.api.queues import queue_json
 from nodeagent.api.shapes import job_json, node_json
-from nodeagent.model.batch import After, Array
 from nodeagent.model.constraints import Constraints
 from nodeagent.model.health import Action, Claim, RepairState, Severity, Verdict
 from nodeagent.model.job import Control, JobEvent, JobRecord, Outcome, Phase, Spend
-from nodeagent.model.jobspec import Nodes, Role, Together
+from nodeagent.model.jobspec import After, Array, Nodes, Role, Together
 from nodeagent.model.node import Cordon, Gpu, HttpsAddress, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import Amount, Queue, Queues

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from nodeagent.ctl import client
-from nodeagent.ctl.errors import CtlError, NoAgentError
+from nodeagent.ctl.terminal import CtlError, NoAgentError
 from nodeagent.ctl.where import ENV, Where
 
 

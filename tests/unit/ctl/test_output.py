@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.ctl.errors import WaitTimedOutError
 from nodeagent.ctl.options import Duration
 from nodeagent.ctl.output import Column, Json, fold, show, span, table_lines
+from nodeagent.ctl.terminal import WaitTimedOutError
 from nodeagent.ctl.waiting import wait
 
 SPANS = [

@@ -9,8 +9,8 @@ import pytest
 
 from nodeagent.ctl.preloads import MOST_SOURCE, guess_preload, module_of, script_of
 from nodeagent.ctl.submit import _guessed
-from nodeagent.spec.batchfile import parse_jobs
 from nodeagent.spec.jobargs import capture_submitter
+from nodeagent.spec.jobfile import parse_jobs
 
 SCRIPTS = [
     (("python", "train.py", "--lr", "1"), "train.py"),

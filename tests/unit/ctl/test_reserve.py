@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.reserve import COLUMNS, parse
+from nodeagent.ctl.terminal import CtlError, Exit
 
 
 def test_the_words_of_a_command() -> None:

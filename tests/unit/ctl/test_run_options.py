@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.run import _check_local, default_name
+from nodeagent.ctl.terminal import CtlError
 from tests.sim.parts import sim_spec
 
 

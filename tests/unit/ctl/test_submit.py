@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import pytest
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.submit import send
+from nodeagent.ctl.terminal import CtlError, Exit
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.spec.batchfile import parse_jobs
 from nodeagent.spec.jobargs import capture_submitter
+from nodeagent.spec.jobfile import parse_jobs
 
 Answer = tuple[int, dict[str, Any]]
 HELD = "the job named train (uid u1, stopped) still stops its workers on node n2"

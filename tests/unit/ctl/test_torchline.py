@@ -10,8 +10,8 @@ from typing import Any
 import click
 import pytest
 
-from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.run import _local, _restarts, _rules, _signals, as_torchrun, default_name
+from nodeagent.ctl.terminal import CtlError
 from nodeagent.ctl.torchline import command_of, interpreter, unneeded_line, workers
 
 

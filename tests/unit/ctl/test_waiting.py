@@ -10,9 +10,8 @@ import pytest
 from nodeagent.api.jobdetail import start_json, way_out
 from nodeagent.api.shapes import job_json
 from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer, job_lines
-from nodeagent.model.batch import After
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Policy
+from nodeagent.model.jobspec import After, Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
@@ -109,7 +108,7 @@ def test_a_job_whose_queue_may_use_no_more() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({}, "whoever then does nothing for 5m hangs (finish)"),
+        ({}, "a worker that then does nothing for 5m hangs (finish)"),
         ({"finish": None}, "with finish: off it may stay for ever"),
         ({"hang": {"progress": None, "phases": 7200.0}}, "without progress it is a hang"),
     ],

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.lease.answers import read_obeyed
 from nodeagent.lease.grants import (
     NOTHING,
     Grant,
@@ -21,6 +20,7 @@ from nodeagent.lease.grants import (
     remove_grant,
     write_grant,
 )
+from nodeagent.lease.main import read_obeyed
 
 KEY = "0123456789"
 

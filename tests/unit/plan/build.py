@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from hypothesis import settings
 
-from nodeagent.model.batch import After, Array
 from nodeagent.model.constraints import Constraints
 from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
-from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter, Together
+from nodeagent.model.jobspec import After, Array, JobSpec, Nodes, Policy, RestartLimits, Role, Submitter, Together
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Notice, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, CauseKind, Head, HeadState, Member, PodReport, Token, WorkerExit

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model.batch import Array
 from nodeagent.model.job import Checkpoint, Control, JobRecord
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.jobspec import Array, JobSpec
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Head, Member, Place
 from nodeagent.pods.environment import roles_file, split_address, worker_environments

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from nodeagent.model.batch import Submission
-from nodeagent.model.jobspec import JobSpec, Submitter
-from nodeagent.spec.batchfile import parse_jobs
+from nodeagent.model.jobspec import JobSpec, Submission, Submitter
 from nodeagent.spec.errors import Problem, SpecError
+from nodeagent.spec.jobfile import parse_jobs
 
 TRAIN = Submitter(user="train1", uid=1000, gid=1000, host="login1", cwd="/shared/me")
 NOW = 1_900_000_000.0

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.spec.configfile import parse_config
-from nodeagent.spec.sections import ApiConfig, ApiTlsConfig
-from nodeagent.spec.tokens import parse_tokens
+from nodeagent.spec.sections import ApiConfig, ApiTlsConfig, parse_tokens
 from tests.unit.spec.helpers import check_marked
 
 A, B = "a" * 64, "b" * 64

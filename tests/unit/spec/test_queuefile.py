@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.queue import DEFAULT_QUEUE, MOST_QUEUES, Amount, JobLimits, Queue, Queues, UserQuota
 from nodeagent.spec.errors import SpecError
-from nodeagent.spec.queuecheck import tree_mistakes, with_queue, without_queue
-from nodeagent.spec.queuefile import changed_queue, parse_queues
+from nodeagent.spec.queuefile import changed_queue, parse_queues, tree_mistakes, with_queue, without_queue
 
 
 def tree(*queues: Queue) -> Queues:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from nodeagent.model.batch import Array
 from nodeagent.model.job import Spend
+from nodeagent.model.jobspec import Array
 from nodeagent.model.node import NodeFacts, Readiness
 from nodeagent.model.usage import Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import PodReport, Token

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model.batch import After, Array
 from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import Control, JobRecord, Scale
-from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits, Together
+from nodeagent.model.jobspec import After, Array, Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits, Together
 from nodeagent.model.world import Ack, Head
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal

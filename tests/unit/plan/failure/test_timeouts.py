@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.batch import After
 from nodeagent.model.job import JobRecord, Phase
-from nodeagent.model.jobspec import ActionName, EventName, Policy
+from nodeagent.model.jobspec import ActionName, After, EventName, Policy
 from nodeagent.model.world import HeadState
 from nodeagent.plan.failure.timeouts import next_due
 from nodeagent.plan.job.gang import decide

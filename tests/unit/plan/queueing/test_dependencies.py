@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.batch import After, Array, Need
 from nodeagent.model.job import USES_TIME, Desired, JobRecord, Outcome, Phase
+from nodeagent.model.jobspec import After, Array, Need
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.waiting import explain

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Counter
 
-from nodeagent.agent.devicetime import MAX_SERIES, DeviceTime
+from nodeagent.agent.metrics import MAX_SERIES, DeviceTime
 from nodeagent.model.job import JobRecord
 from nodeagent.model.usage import Held, UsedTime
 from nodeagent.plan.cluster import Cluster

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.model.batch import MOST_JOBS
-from nodeagent.spec import batchvalues
+from nodeagent.model.jobspec import MOST_JOBS
+from nodeagent.spec import jobvalues
 from nodeagent.spec.errors import CheckError
 from tests.unit.spec.helpers import NOW, check_marked, job, jobs, problems
 
@@ -52,7 +52,7 @@ def test_after_stands_beside_roles_and_within_them() -> None:
     [("0-3", (0, 1, 2, 3), 0), ("0-9:4%2", (0, 4, 8), 2), ("7,1,3-4", (1, 3, 4, 7), 0), ("5", (5,), 0)],
 )
 def test_indices(text: str, numbers: tuple[int, ...], at_once: int) -> None:
-    found = batchvalues.indices(text)
+    found = jobvalues.indices(text)
     assert (found.numbers, found.at_once) == (numbers, at_once)
     assert jobs(LEAST + f"array: {text}")[0].array == text
 
@@ -62,7 +62,7 @@ def test_indices(text: str, numbers: tuple[int, ...], at_once: int) -> None:
 )
 def test_what_is_no_array(text: str) -> None:
     with pytest.raises(CheckError):
-        batchvalues.indices(text)
+        jobvalues.indices(text)
 
 
 @pytest.mark.parametrize(

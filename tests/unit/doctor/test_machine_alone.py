@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from nodeagent.doctor.alone import how_to_start, without_agent
 from nodeagent.doctor.cluster import report
+from nodeagent.doctor.machine import how_to_start, without_agent
 from nodeagent.plan.findings.cluster import Placed
 from nodeagent.trust.key import make
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent import saver as saver_module
+from nodeagent.agent import savedview
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.savedview import Writing
-from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
+from nodeagent.agent.savedview import Acknowledged, Acknowledger, Saver, Writing
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.timing import Timing
@@ -110,7 +109,7 @@ async def test_the_first_view_is_written_at_once_and_read_again_by_the_next_star
 
 
 async def test_what_nobody_waits_for_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver_module, "SETTLE", 1.0)
+    monkeypatch.setattr(savedview, "SETTLE", 1.0)
     scene = Scene()
     async with running(scene.saver):
         scene.read(3)
@@ -130,7 +129,7 @@ async def test_what_nobody_waits_for_is_gathered(monkeypatch: pytest.MonkeyPatch
 async def test_what_somebody_waits_for_is_written_at_once(
     monkeypatch: pytest.MonkeyPatch, news: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(saver_module, "SETTLE", 60.0)
+    monkeypatch.setattr(savedview, "SETTLE", 60.0)
     scene = Scene()
     async with running(scene.saver):
         scene.read(3, jobs=(job("a"),))
@@ -158,7 +157,7 @@ async def test_a_view_that_is_not_the_stores_replaces_nothing() -> None:
 
 
 async def test_a_disk_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver_module, "RETRY", 0.01)
+    monkeypatch.setattr(savedview, "RETRY", 0.01)
     scene = Scene()
     scene.disk.error = OSError("no space left on device")
     async with running(scene.saver):
@@ -175,8 +174,8 @@ async def test_a_disk_that_fails_is_told_and_tried_again(monkeypatch: pytest.Mon
 
 
 async def test_what_changed_is_added_and_after_a_failure_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver_module, "SETTLE", 0.0)
-    monkeypatch.setattr(saver_module, "RETRY", 0.01)
+    monkeypatch.setattr(savedview, "SETTLE", 0.0)
+    monkeypatch.setattr(savedview, "RETRY", 0.01)
     scene = Scene()
     async with running(scene.saver):
         scene.read(3, jobs=(job("a"), job("b")))

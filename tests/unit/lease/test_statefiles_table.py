@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lease.lending import Promises
-from nodeagent.lease.table import (
+from nodeagent.lease.statefiles import (
     MOST_BYTES,
     promises_file,
     promises_reader,
