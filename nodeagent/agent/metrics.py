@@ -65,18 +65,22 @@ class DeviceTime:
         self._seconds, self._wasted = seconds, (lost, overhead)
         self._served: int | None = None
         self._seen: Cluster | None = None
-        """The view of the last look that counted."""
+        """The view as of which time was last counted."""
         self._held: Mapping[tuple[str, str], _Share] = {}
         """By job (uid) and kind of device, as of then."""
         self._known: set[Whose] = set()
 
     def look(self, cluster: Cluster, node: str) -> None:
-        """What was held at the last look was held until now. Of what a fault cost a job, and of its overhead, each of
-        its nodes bears the part that it has of the job's devices."""
+        """Count if something has changed, or ``EVERY`` has passed. Else what is held stays so, and this time is counted
+        with the next."""
         last = self._seen
         same = last is not None and cluster.jobs is last.jobs and cluster.nodes is last.nodes
-        if same and last is not None and cluster.served < last.served + EVERY:
-            return  # what is held stays so: this time is counted with the next
+        if last is None or not same or cluster.served >= last.served + EVERY:
+            self.count(cluster, node)
+
+    def count(self, cluster: Cluster, node: str) -> None:
+        """What was held when this was last counted was held until now. Of what a fault cost a job, and of its overhead,
+        each of its nodes bears the part that it has of the job's devices."""
         if self._served is not None and cluster.served > self._served:
             class_ = "spot" if node in cluster.nodes and cluster.nodes[node].facts.spot else "regular"
             for (uid, kind), share in self._held.items():
@@ -245,7 +249,7 @@ class Metrics:
     def page(self, view: AgentView) -> bytes:
         """The page that Prometheus reads, as of now."""
         cluster = view.cluster()
-        self.devices.look(cluster, view.node)
+        self.devices.count(cluster, view.node)
         self._gauges.read(view, cluster)
         for job in live_jobs(cluster):
             if job.uid in view.pods():

@@ -49,7 +49,7 @@ def scheduler_of(workers: Role) -> Role:
         name=SCHEDULER,
         command=workers.command,
         nodes=Nodes(min=1, max=1, target=1),
-        replicas=1,
+        replicas=Nodes(min=1, max=1, target=1),
         env=workers.env,
         workers_per_node=1,
         gpus_per_worker=0,

@@ -178,7 +178,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("followed")
     for part in PARTS:
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in (*ROOT.glob("*.*"), *(ROOT / "tests").glob("*.py")):
+    (copy / "benchmarks").mkdir()
+    for file in (*ROOT.glob("*.*"), *(ROOT / "tests").glob("*.py"), ROOT / "benchmarks" / "frameworks.json"):
         if file.is_file():
             shutil.copy(file, copy / file.relative_to(ROOT))
     for change in (change for changes in CHANGES.values() for change in changes):

@@ -293,7 +293,12 @@ def test_no_address_yet(address: str) -> None:
 
 ONE = {"min": 1, "max": 1, "target": 1}
 ROLES = (
-    {"name": "pserver", "command": ("python", "s.py"), "nodes": {"min": 1, "max": 2, "target": 2}, "replicas": 2},
+    {
+        "name": "pserver",
+        "command": ("python", "s.py"),
+        "nodes": {"min": 1, "max": 2, "target": 2},
+        "replicas": {"min": 2, "max": 2, "target": 2},
+    },
     {"name": "big-trainer", "command": ("python", "t.py"), "nodes": ONE, "env": {"A": "role's", "B": "2"}},
 )
 

@@ -546,7 +546,10 @@ def test_mindspores_scheduler_is_added_as_a_role() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("command: x\nnodes: >>2:8\nscheduler: mindspore", "2:8 is elastic, which a role beside others cannot be yet"),
+        (
+            "command: x\nnodes: >>auto\nscheduler: mindspore",
+            "auto borrows idle nodes, which a role beside others cannot",
+        ),
         ("command: x\nnodes: 2\nscheduler: >>mpi", "mindspore"),
         ("scheduler: >>mindspore\nroles: {scheduler: {command: x, nodes: 1}}", "there is a role of this name already"),
     ],

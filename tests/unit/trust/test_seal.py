@@ -8,7 +8,19 @@ import pytest
 
 from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import Control, JobRecord, Scale
-from nodeagent.model.jobspec import After, Array, Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits, Together
+from nodeagent.model.jobspec import (
+    After,
+    Array,
+    Container,
+    Hang,
+    Hooks,
+    JobSpec,
+    Nodes,
+    Policy,
+    Ready,
+    RestartLimits,
+    Together,
+)
 from nodeagent.model.world import Ack, Head
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
@@ -55,11 +67,11 @@ SPECS = {
     "hold_timeout": 1.0, "time_limit": 1.0, "begin": 1.0, "ttl": 1.0, "queue": "q", "spot": True,
     "after": (After(uid="u", name="x"),),
     "array": Array(name="x", id="a", index=0, count=1, first=0, last=0), "hang": Hang(progress=1.0), "completes": "r",
-    "placement": Together(within="rack"),
+    "placement": Together(within="rack"), "container": Container(image="evil"), "modules": ("evil",),
 }  # fmt: skip
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
-    "after": ("w",), "ready": Ready(port=True), "replicas": 2, "env": {"A": "1"},
+    "after": ("w",), "ready": Ready(port=True), "replicas": Nodes(min=2, max=2, target=2), "env": {"A": "1"},
     "gpus_per_worker": 0, "uneven": True, "virtual_local_rank": True, "numa_binding": "node", "restart": "alone",
     "grace": 1.0,
     "policies": (Policy(on=("*",), do="FailJob"),),
