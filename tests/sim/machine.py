@@ -289,6 +289,11 @@ class SimMachine:
             if not pod.hung or pod.fenced:
                 self._end_tree(pod)
 
+    def _drop_held(self, pod: SimPod) -> None:
+        pod.drop_held()
+        if not pod.live and (not pod.hung or pod.fenced):
+            self._end_tree(pod)
+
     def leave_group(self, uid: str, local: int) -> None:
         """A worker starts a process that leaves its group and session."""
         pod = self.pods.get(uid)
@@ -474,7 +479,7 @@ class SimMachine:
         """SIGKILL to all workers of these pods in one go."""
         for pod in pods:
             pod.killing = bool(pod.alive)
-            pod.drop_held()
+            self._drop_held(pod)
             for local in sorted(pod.alive):
                 self._record(pod, local, None, 9)
         self.touch()
@@ -601,7 +606,7 @@ class SimMachine:
         if pod is None or not pod.live:
             return
         pod.phase, pod.killing, pod.doomed = "stopping", True, pod.doomed or grace is None
-        pod.drop_held()
+        self._drop_held(pod)
         if not pod.alive:
             self.touch()
             return

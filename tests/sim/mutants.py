@@ -124,8 +124,7 @@ def holders_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def freed_and_still_counted(patch: pytest.MonkeyPatch) -> None:
     """Devices that a node lets go with its acknowledgement count for the job on and on."""
-    booked = "book(A.node, job.uid, devices)"
-    change(patch, (f"count_changes(job, {{ [A.node] = {booked} }})", booked))
+    change(patch, ("count_devices(job, { [A.node] = had }, { [A.node] = devices })", ""))
 
 
 def asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
