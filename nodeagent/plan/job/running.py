@@ -19,14 +19,13 @@ from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure import faults
 from nodeagent.plan.failure.hang import watching
 from nodeagent.plan.failure.policies import ENDS, answer, ending, roles_on, sentence, task_completed
-from nodeagent.plan.fairshare.reclaim import stops_at
 from nodeagent.plan.job.proposal import awaited, place, propose, propose_or_hold, up_to
 from nodeagent.plan.nodes.availability import grace_left
 from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.nodes.health import Sick, drained, remarkable, sick_members
 from nodeagent.plan.nodes.members import gone_nodes
 from nodeagent.plan.placing.placement import Placement
-from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, sharing
+from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, sharing, stopped_with
 from nodeagent.plan.steps import Decision, End, Judge, Settle
 
 
@@ -294,9 +293,9 @@ def _make_room(cluster: Cluster, job: JobRecord, other: JobRecord, wall: float) 
     """The job is stopped as planned, saves, and waits in line again; not before it has run for a while, lest one that
     has just come back is stopped once more (``min_runtime``)."""
     text = f"job {other.name} of queue {queue_of(other.spec.queue)} is entitled to its nodes"
-    at, least = stops_at(cluster, job)
-    if cluster.served < at:
-        return Decision(None, (f"{text}: makes room when it has run for {least:g} s",), at)
+    at, until = stopped_with(cluster, job)
+    if until:
+        return Decision(None, (f"{text}: makes room when {until}",), at)
     cause = Cause(kind="share", text=text, room_for=(other.uid,))
     step = End("holding", f"made room: {text}", spend=_note(cluster, job, cause, wall), planned=True)
     return Decision(step, (text,))

@@ -142,9 +142,21 @@ def making_room(cluster: Cluster, job: JobRecord) -> str:
     return cluster.once(f"noroom:{name}:{needs}", lambda _before: _nobody(cluster, name, needs))
 
 
+def stopped_with(cluster: Cluster, donor: JobRecord) -> tuple[int, str]:
+    """The served time (ms) from which a job is stopped for the one that is entitled to its nodes, and what is waited
+    for until then; empty if nothing is. All that are stopped for a job are stopped together: it starts with all of
+    their nodes or not at all, and who was stopped before the others may be would only start again."""
+    stops = sharing(cluster).stops
+    others = [cluster.jobs[uid] for uid, to in stops.items() if to == stops[donor.uid]]
+    last = max(others, key=lambda job: (stops_at(cluster, job)[0], job is donor))
+    at, least = stops_at(cluster, last)
+    name = "it" if last is donor else f"job {last.name}"
+    return at, f"{name} has run for {least:g} s" if cluster.served < at else ""
+
+
 def _stops(cluster: Cluster, donor: JobRecord) -> str:
-    at, least = stops_at(cluster, donor)
-    return f"job {donor.name} makes room for it" + f" when it has run for {least:g} s" * (cluster.served < at)
+    _, until = stopped_with(cluster, donor)
+    return f"job {donor.name} makes room for it" + (f" when {until}" if until else "")
 
 
 def _nobody(cluster: Cluster, name: str, needs: Resources) -> str:

@@ -193,6 +193,20 @@ def test_for_how_long_is_its_queues_to_say(queues: list[Queue], seconds: int) ->
     assert isinstance(decide(replace(view, served=NOW + 1000 * seconds), one, WALL).step, End)
 
 
+def test_all_that_are_stopped_for_a_job_are_stopped_together() -> None:
+    """It starts with all of their nodes or not at all: who was stopped before the others may be only started again."""
+    early = formed(job("a1", 3, range(1, 4)), NOW - 50_000)
+    late = formed(job("a2", 3, range(4, 7), order=1), NOW - 1000)
+    view = cluster(6, [A, Queue(name="b", weight=4.0)], early, late, job("b1", 4))
+    assert set(sharing(view).stops.values()) == {"u-b1"} and len(sharing(view).stops) == 2
+    own, both = (one + millis(MIN_RUNTIME) for one in (NOW - 50_000, NOW - 1000))
+    for one, until in ((early, "job a2 has run for 60 s"), (late, "it has run for 60 s")):
+        waits = decide(replace(view, served=own), one, WALL)
+        assert (waits.step, waits.at) == (None, both)
+        assert waits.why[0].endswith(f"makes room when {until}")
+        assert isinstance(decide(replace(view, served=both), one, WALL).step, End)
+
+
 def test_a_resize_begins_no_new_while() -> None:
     since = NOW - millis(MIN_RUNTIME)
     resized = formed(job("a1", 6, range(1, 7)), NOW - 1000)
