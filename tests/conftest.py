@@ -17,6 +17,9 @@ settings.load_profile("nodeagent")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited from a script's & by the tools under test, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if os.getsid(0) == 0:  # begun from outside this PID namespace: a shim knows its workers by their sessions
+    os.setsid()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sort_out(items)

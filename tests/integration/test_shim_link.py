@@ -151,7 +151,7 @@ def test_refusals_say_why(desk: Desk) -> None:
     desk.worker.ended = True
     with pytest.raises(LinkError, match="only workers of the present generation"):
         link.ask("echo", text="")
-    desk.worker.ended, desk.worker.pid = False, 1
+    desk.worker.ended, desk.worker.pid = False, os.getsid(0) + 1
     with pytest.raises(LinkError, match="only workers of the present generation"):
         link.ask("echo", text="")
 
