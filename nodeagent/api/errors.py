@@ -28,6 +28,7 @@ STATUS = {
     "other_node": 409,
     "limit": 429,
     "store_away": 503,
+    "unknown_outcome": 503,
     "node_away": 503,
     "not_joined": 503,
     "recovering": 503,
@@ -36,8 +37,8 @@ STATUS = {
 
 
 class ApiError(Exception):
-    """A refusal: nothing was changed. Only with ``code`` ``store_away`` a change may have been made; the text says
-    so."""
+    """A refusal: nothing was changed. Only with ``code`` ``unknown_outcome`` (the store stopped answering in the middle
+    of the change) or ``node_away`` a change may have been made; the text says so."""
 
     def __init__(self, code: str, message: str, next_step: str = "", *, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -87,9 +88,10 @@ def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -
         if change == "unknown"
         else f"see that Redis runs and that node {view.node} reaches it (nodeagentctl doctor); then ask again"
     )
+    code = "unknown_outcome" if change == "unknown" else "store_away"
     if unusable := view.health().store_unusable:
-        return ApiError("store_away", f"node {view.node} cannot use the store{when}{ago}: {unusable}; {done}", step)
-    return ApiError("store_away", f"the store has not answered node {view.node}{when}{ago}; {done}", step)
+        return ApiError(code, f"node {view.node} cannot use the store{when}{ago}: {unusable}; {done}", step)
+    return ApiError(code, f"the store has not answered node {view.node}{when}{ago}; {done}", step)
 
 
 _REFUSED = {

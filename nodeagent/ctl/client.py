@@ -138,6 +138,12 @@ def find(where: Where | str | None = None) -> Client:
 
 SAME_REQUEST = "the same request id"
 """The words with which agents report that a change may or may not have been done."""
+UNKNOWN_OUTCOME = "unknown_outcome"
+"""The store stopped answering in the middle of a change; sent again with the same request id, it happens once."""
+ASK_AGAIN_FOR = 10.0
+"""Seconds to send such a change again before a person is asked to: a store that is restarted is back by then."""
+ASK_AGAIN_EVERY = 0.5
+"""Seconds between two attempts."""
 
 
 def new_request_id() -> str:
@@ -172,14 +178,24 @@ class Client:
         return self._call("GET", path + _query(query), None)
 
     def change(self, method: str, path: str, request_id: str | None = None, **body: object) -> Json:
-        """Sends a change, which is done at most once however often it is sent. If it is unknown whether the change was
-        done, the error names the request id for another attempt."""
+        """Sends a change, which is done at most once however often it is sent: again for ``ASK_AGAIN_FOR`` seconds
+        while it is unknown whether it was done. If it still is, the error names the request id for another attempt."""
         asked = request_id or new_request_id()
-        try:
-            return self._call(method, path, {"request_id": asked, **body})
-        except CtlError as error:
-            error.next_step = error.next_step.replace(SAME_REQUEST, f"{SAME_REQUEST} (--request-id {asked})")
-            raise
+        unknown: CtlError | None = None
+        give_up = time.monotonic() + ASK_AGAIN_FOR
+        while True:
+            try:
+                return self._call(method, path, {"request_id": asked, **body})
+            except CtlError as error:
+                error.next_step = error.next_step.replace(SAME_REQUEST, f"{SAME_REQUEST} (--request-id {asked})")
+                if error.kind == UNKNOWN_OUTCOME:
+                    unknown = error
+                if unknown is None or error.code != Exit.UNREACHABLE:
+                    raise
+            # The later refusals say that *they* changed nothing, which is no word about the first attempt.
+            if time.monotonic() >= give_up:
+                raise unknown
+            time.sleep(ASK_AGAIN_EVERY)
 
     def _call(self, method: str, path: str, body: Json | None) -> Json:
         response = self._open(method, path, body)

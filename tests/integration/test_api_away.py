@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from nodeagent.ctl import client
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
 from nodeagent.ctl.terminal import CtlError
@@ -236,11 +238,22 @@ def test_what_forget_refuses(still: LiveAgent, words: tuple[str, ...], code: int
     assert (refused.exit_code, says in refused.stderr) == (code, True), refused.stderr
 
 
-def test_a_write_whose_answer_is_lost_is_not_known(still: LiveAgent) -> None:
+def test_a_write_whose_answer_is_lost_is_not_known(still: LiveAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store stops answering in the middle: nobody could know before."""
+    monkeypatch.setattr(client, "ASK_AGAIN_FOR", 0.0)
     still.submit(spec())
     still.view.store.away = True
     with pytest.raises(CtlError) as raised:
         Client([still.socket]).change("POST", "/v1/jobs/digits/stop")
-    assert raised.value.code == 5
+    assert (raised.value.code, raised.value.kind) == (5, "unknown_outcome")
     assert "it is not known whether the change was written" in raised.value.message
+
+
+def test_a_store_that_answers_again_soon_is_no_error_of_a_change(still: LiveAgent) -> None:
+    still.submit(spec())
+    still.view.store.away = True
+    back = threading.Timer(2 * client.ASK_AGAIN_EVERY, setattr, (still.view.store, "away", False))
+    back.start()
+    stopped = Client([still.socket]).change("POST", "/v1/jobs/digits/stop")
+    back.join()
+    assert stopped["name"] == "digits"

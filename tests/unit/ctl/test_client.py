@@ -95,14 +95,16 @@ def test_a_dead_socket_is_passed_over(nowhere: Path, listeners: ExitStack) -> No
 
 
 class Away(BaseHTTPRequestHandler):
-    """An agent that loses the store in the middle of each change."""
+    """An agent that loses the store in the middle of a change, and then answers as ``answers`` say, one by one."""
 
     asked: ClassVar[list[str]] = []
+    answers: ClassVar[list[str]] = []
 
     def do_POST(self) -> None:
         self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request_id"])
-        error = {"code": "store_away", "message": "away", "next": "ask again with the same request id: it happens once"}
-        self.send_response(503)
+        kind = self.answers.pop(0)
+        error = {"code": kind, "message": kind, "next": "ask again with the same request id: it happens once"}
+        self.send_response(200 if kind == "done" else 409 if kind == "state" else 503)
         self.end_headers()
         self.wfile.write(json.dumps({"error": error}).encode())
 
@@ -110,17 +112,66 @@ class Away(BaseHTTPRequestHandler):
         """Nobody reads it."""
 
 
-def test_the_request_id_is_named_where_it_is_not_known_whether_a_change_was_done(nowhere: Path) -> None:
+@pytest.fixture
+def away(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Client]:
+    monkeypatch.setattr(client, "ASK_AGAIN_EVERY", 0.0)
+    monkeypatch.setattr(Away, "asked", [])
     path = str(nowhere / "api.sock")
-    with UnixStreamServer(path, Away) as server, pytest.raises(CtlError) as refusal:
-        agent = threading.Thread(target=server.handle_request)
+    with UnixStreamServer(path, Away) as server:
+        agent = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         agent.start()
         try:
-            client.Client([path]).change("POST", "/v1/jobs/a/stop")
+            yield client.Client([path])
         finally:
+            server.shutdown()
             agent.join()
-    (own,) = Away.asked
+
+
+@pytest.mark.parametrize("later", [["done"], ["unknown_outcome", "store_away", "not_joined", "done"]])
+def test_a_change_of_unknown_outcome_is_sent_again_under_its_id(
+    away: client.Client, monkeypatch: pytest.MonkeyPatch, later: list[str]
+) -> None:
+    monkeypatch.setattr(Away, "answers", ["unknown_outcome", *later])
+    assert away.change("POST", "/v1/jobs/a/stop")["error"]["code"] == "done"
+    assert len(Away.asked) == 1 + len(later)
+    assert len(set(Away.asked)) == 1
+
+
+class Clock:
+    """Every sleep lasts as long as changes are sent again."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now += client.ASK_AGAIN_FOR
+
+
+@pytest.mark.parametrize("last", ["unknown_outcome", "store_away"])
+def test_the_request_id_is_named_while_the_outcome_stays_unknown(
+    away: client.Client, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """The last refusal says that nothing was changed by it; the first attempt may have changed something."""
+    monkeypatch.setattr(Away, "answers", ["unknown_outcome", last])
+    monkeypatch.setattr(client, "time", Clock())
+    with pytest.raises(CtlError) as refusal:
+        away.change("POST", "/v1/jobs/a/stop")
+    (own,) = set(Away.asked)
+    assert refusal.value.kind == "unknown_outcome"
     assert refusal.value.next_step == f"ask again with the same request id (--request-id {own}): it happens once"
+    assert Away.answers == []
+
+
+@pytest.mark.parametrize("answers", [["store_away"], ["unknown_outcome", "state"]])
+def test_what_is_known_is_reported_at_once(
+    away: client.Client, monkeypatch: pytest.MonkeyPatch, answers: list[str]
+) -> None:
+    monkeypatch.setattr(Away, "answers", [*answers, "done"])
+    with pytest.raises(CtlError, match=answers[-1]):
+        away.change("POST", "/v1/jobs/a/stop")
+    assert Away.answers == ["done"]
 
 
 def test_other_machines(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
