@@ -82,7 +82,8 @@ async def test_only_ended_jobs_without_holders_are_removed(bench: Bench) -> None
     assert (await bench.kinds())[-1] == "JobDeleted"
     await bench.beat("n2")
     await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")
-    await refused("not_found", bench.submit("u3", request="submit-u1"))  # the request was answered with u1
+    gone = await refused("not_found", bench.submit("u3", request="submit-u1"))  # the request was answered with u1
+    assert "submit it anew, with another request id" in gone
 
 
 async def test_control_is_replaced_under_its_revision(bench: Bench) -> None:

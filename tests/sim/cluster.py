@@ -223,6 +223,7 @@ class SimCluster:
         self.topology: tuple[str, ...] = ()
         self.shared = Shared()
         self.checker = Checker(self.server, {})
+        self._requests = 0
         self.damaged, self._era = False, ""
         """Keys were removed by hand, in whatever era."""
         for i in range(size):
@@ -291,12 +292,13 @@ class SimCluster:
     async def submit(
         self, name: str, minimum: int, maximum: int, target: int, *, admitted: float = 0.0, **spec: object
     ) -> JobRecord:
-        """Through an agent, ``admitted`` seconds ago."""
+        """Through an agent, ``admitted`` seconds ago. Each call is a request of its own."""
+        self._requests += 1
         job = sim_spec(name, minimum, maximum, target, **spec)
         uid, now = f"uid-{name}", SimClock().wall() - admitted
         done = await HereStore(self.server).submit(
-            uid, job, 0, 0.0, "test", f"submit-{name}", control=SEAL.control(uid, first_control(job, "test", None)),
-            admission=SEAL.admit(uid, 0, job, now, "n1"),
+            uid, job, 0, 0.0, "test", f"submit-{name}-{self._requests}",
+            control=SEAL.control(uid, first_control(job, "test", None)), admission=SEAL.admit(uid, 0, job, now, "n1"),
         )  # fmt: skip
         self.checker.submitted.add(done.uid)
         return done

@@ -496,13 +496,14 @@ class SimMachine:
         """The machine goes on. Its shim's guard acts before its workers step: assumption A2 of the protocol."""
         self.frozen.open()
         now = self.clock.now()
+        for uid, pod in self.pods.items():
+            pod.outside = pod.outside and now < self.granted(uid)
         doomed = [pod for pod in self.pods.values() if pod.live and now >= self.granted(pod.uid)]
         for pod in doomed:
             pod.fenced = True
         if doomed:
             self._kill(doomed)
-        for uid, pod in self.pods.items():
-            pod.outside = pod.outside and now < self.granted(uid)
+        for pod in self.pods.values():
             if pod.phase == "stopping" and not pod.live and not pod.outside:
                 pod.end()
         self.observe(self.name)

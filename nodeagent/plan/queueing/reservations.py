@@ -257,14 +257,17 @@ def _may_grow_first(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
 
 def _reservations(cluster: Cluster) -> Iterable[Reservation]:
     """One reservation for the first job that lacks nodes. Before it, one for each of the first few jobs whose nodes are
-    free by now and are still getting ready: without it other jobs would take these nodes first."""
+    free by now and are still getting ready: without it other jobs would take these nodes first. None for one that is
+    waited for (``earlier``), unless room was made for it: only jobs that wait would leave it its nodes, and not one
+    that grows."""
     taken, before = NO_NODES, list[str]()
     ready = passed = 0
     first = True
     for waiting in queue(cluster):
         job = waiting.job
         early = cluster.served < job.not_before
-        if early or waiting.starts(cluster.served, patience(job)) or _barred(cluster, waiting):
+        starts = waiting.starts(cluster.served, patience(job)) and not is_favoured(cluster, job)
+        if early or starts or _barred(cluster, waiting):
             first = False
             continue
         found = _reservation(cluster, waiting, taken, before)

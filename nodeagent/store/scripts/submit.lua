@@ -14,7 +14,8 @@ if job or past then
   return job and job_reply(job) or { 1, flat(past), 'whole', meta.era or '' }
 end
 if seen then
-  return no_job(first)
+  return refuse('not_found', 'the job that this request submitted is not there any more: submit it anew, with another '
+    .. 'request id')
 end
 -- A job in an emptied store makes it another cluster's: agents that know other jobs could not restore these any more.
 if A.era ~= '' and A.era ~= meta.era and A.era ~= meta.parent then

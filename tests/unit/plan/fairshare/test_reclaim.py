@@ -146,6 +146,21 @@ def test_who_room_was_made_for_is_first_in_line() -> None:
         assert " ".join(w.job.name for w in queue(view)) == names, "only if it waited already then"
 
 
+@pytest.mark.parametrize(("made_for", "grows"), [(("u-b1",), False), ((), True)])
+def test_nobody_grows_into_what_was_given_up_for_one_that_gets_ready(made_for: tuple[str, ...], grows: bool) -> None:
+    """a1 is ready on n2, which a2 has left; b1, for which it did, is not ready there yet."""
+    donor = formed(stopped(job("a2", 1, [3], order=1), NOW - 500, *made_for), NOW - 500)
+    waits = job("b1", 2, order=5).model_copy(update={"since": NOW - 20_000})
+    tree = [A, Queue(name="b", guarantee=Amount(nodes=2))]
+    view = cluster(3, tree, formed(job("a1", 1, [1], most=2), 0), donor, waits)
+    ready = {"u-a1": READY, "u-a2": READY, "u-b1": PREPARING}
+    view = replace(view, nodes={n: make_node(n, slots=1, ready=ready) for n in view.nodes}, notes=Notes())
+    decision = decide(view, view.jobs["u-a1"], WALL)
+    assert isinstance(decision.step, Propose) == grows, decision
+    if not grows:
+        assert "kept for job b1" in decision.why[0]
+
+
 def test_who_gives_nodes_says_for_whom() -> None:
     whole = cluster(6, [A, B], job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1), job("b1", 2, order=2))
     elastic = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
