@@ -33,6 +33,8 @@ from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Member, PodReport
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.failure.faults import find_fault
+from nodeagent.plan.fairshare.reclaim import Reclaim
+from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.job import gang, running
 from nodeagent.plan.job.running import judge_before
 from nodeagent.plan.placing import placement, places
@@ -510,6 +512,23 @@ def only_groups_are_killed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimPod, "end", end)
 
 
+def what_is_not_reclaimable_comes_back(patch: pytest.MonkeyPatch) -> None:
+    """What a job has borrowed comes back for another queue only if its own is ``reclaimable``."""
+
+    def spares(reclaim: Reclaim, name: str, use: Resources) -> bool:
+        left = reclaim._had(name).less(use)
+        return all(getattr(left, resource) >= amount for resource, amount in reclaim._owned(name).items())
+
+    patch.setattr(Reclaim, "_spares", spares)
+
+
+def what_is_guaranteed_comes_back(patch: pytest.MonkeyPatch) -> None:
+    """What a job has borrowed comes back for another queue only as far as its own has more than its guarantee."""
+    patch.setattr(
+        Reclaim, "_spares", lambda reclaim, name, _use: reclaim._cluster.queues.by_name[name].reclaimable
+    )  # fmt: skip
+
+
 MUTANTS = (
     Mutant(only_groups_are_killed, provocations.a_process_outside_its_group),
     Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
@@ -559,6 +578,8 @@ MUTANTS = (
     Mutant(the_first_view_wins, provocations.an_old_view_comes_first),
     Mutant(the_first_to_be_heard_is_enough, provocations.an_old_view_comes_first),
     Mutant(asked_again_at_once, provocations.overloaded),
+    Mutant(what_is_not_reclaimable_comes_back, provocations.nodes_that_others_may_not_take_back),
+    Mutant(what_is_guaranteed_comes_back, provocations.nodes_that_others_may_not_take_back),
     Mutant(those_who_come_are_enough, provocations.the_store_goes_back_and_one_alone_comes),
 )
 

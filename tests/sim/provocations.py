@@ -7,10 +7,13 @@ import asyncio
 
 from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.node import Cordon
+from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.machine import HIDDEN
 from tests.sim.roles import end, role
+from tests.sim.teams import Returns
 from tests.sim.test_failsafe import cut, members, pids, started
+from tests.sim.test_shares import share
 from tests.sim.test_signatures import forged, write
 
 
@@ -570,3 +573,24 @@ async def loses_one_node_and_then_another(cluster: SimCluster) -> None:
     await cluster.until(lambda: runs_with(3), 90, "three again")
     cluster.nodes[second].power_on()
     await cluster.until(lambda: runs_with(4), 90, "it has grown again")
+
+
+async def nodes_that_others_may_not_take_back(cluster: SimCluster) -> None:
+    """Two jobs have borrowed a node each: one is of a queue that is not reclaimable, the other's has no more than its
+    guarantee. A third queue needs a node, and goes without. Half of each node is another job's."""
+    kept, own = Queue(name="kept", reclaimable=False), Queue(name="own", guarantee=Amount(nodes=2))
+    queues = kept, own, Queue(name="needy"), kept.model_copy(update={"name": "half"})
+    Returns(cluster, Queues(queues=queues))
+    await share(cluster, *queues)
+    await cluster.submit("h", 4, 4, 4, queue="half")
+    await cluster.until(lambda: cluster.whole("h"), 90, "half of all nodes is in use")
+    for name, queue in (("a", "kept"), ("b", "own")):
+        await cluster.submit(name, 1, 2, 1, auto=True, queue=queue)
+
+    def borrow() -> bool:
+        heads = [cluster.job(name).head for name in "ab"]
+        return all(head is not None and len(head.members) == 2 for head in heads)
+
+    await cluster.until(borrow, 90, "each has two nodes")
+    await cluster.submit("c", 1, 1, 1, queue="needy")
+    await asyncio.sleep(2 * MIN_RUNTIME)
