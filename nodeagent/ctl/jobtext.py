@@ -491,8 +491,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return "nothing: it starts as soon as it is its turn"
     if way["fit"] + way["pending"] >= way["needs"]:
         return "nothing yet: nodes get ready for it"
-    if way["unmet"]:
-        return "start nodes that will do, or stop it and submit it with another placement"
+    if way["unmet"] and way["live"] >= way["needs"]:
+        return "start nodes that will do, or stop it and submit it anew so that it needs less"
     if way["cordoned"]:
         return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
     if way["live"] < way["needs"]:

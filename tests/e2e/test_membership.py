@@ -24,7 +24,7 @@ def on(job: dict[str, Any]) -> list[str]:
 def test_a_job_that_wants_more_nodes_than_there_are(calm: Cluster, reference: dict[int, float]) -> None:
     size = len(calm.nodes())
     calm.submit(digits_job(calm.work, "many", nodes=str(size + 1), steps=40, workers=1))
-    missing = f"needs {size + 1} nodes, 0 fit"  # none gets ready for a job that has no room
+    missing = f"needs {size + 1} nodes, and only {size} are known"
     calm.until(lambda: missing in " ".join(calm.job("many")["why"]), 60, f"it says {missing!r}")
     assert calm.job("many")["phase"] == "queued"
     described = calm.ctl("describe", "many").stdout

@@ -90,10 +90,10 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
         return ()
     if (kept := reservations.held(cluster, job)) is not None:
         return (reservations.why_held(cluster, kept, wall),)
+    if never_fits := never(cluster, job.sized_before):
+        return never_fits, placement.missing  # whoever holds nodes now is not to blame
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]
-    if never_fits := never(cluster, job.sized_before):
-        text.insert(0, never_fits)
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")

@@ -314,16 +314,22 @@ def _space(cluster: Cluster, spec: JobSpec) -> _Space:
 
 
 def never(cluster: Cluster, spec: JobSpec) -> str:
-    """Why a job could not run if all known nodes were free and sound, as far as its placement goes; empty if it
-    could."""
+    """Why a job could not run if all known nodes were free and sound: by what they have, and by its placement; empty if
+    it could."""
     known = len(cluster.nodes)
     for role in spec.roles:
         least = role.nodes.min if role.replicas is None else 1
+        of = f"role {role.name} needs" if spec.several else "needs"
+        needed = f"{of} {least} node{'s' * (least > 1)}"
         if role.placement is not None and role.placement.hard:
             such = len(tree(cluster).allowed(role.placement))
             if such < least:
-                of = f"role {role.name} needs" if spec.several else "needs"
-                return f"{of} {least} node{'s' * (least > 1)} {role.placement.words}: {_few(such, known)}"
+                return f"{needed} {role.placement.words}: {_few(such, known)}"
+        able = sum(count for (gpus, slots), count in _installed(cluster).items() if fitting(role, gpus, gpus, slots))
+        if able < least:
+            if able == known:
+                return f"{needed}, and only {known} {'is' if known == 1 else 'are'} known"
+            return f"{needed} {_wide(role)}: {_few(able, known)}"
     if spec.placement is None or spec.several:
         return ""
     ever = _space(cluster, spec).ever
@@ -333,6 +339,32 @@ def never(cluster: Cluster, spec: JobSpec) -> str:
         return "needs a topology in the agents' config to have segments"
     where = f" in one {spec.within}" * bool(spec.within) + f" in segments of {spec.segments}" * bool(spec.segments)
     return f"needs {spec.nodes.min} nodes{where}: of the {known} known nodes {ever} are"
+
+
+def _installed(cluster: Cluster) -> Mapping[tuple[int, int], int]:
+    """How many GPUs and CPU slots known nodes have, whatever is free or sound, and how many nodes have so many."""
+
+    def look(_before: object) -> Mapping[tuple[int, int], int]:
+        return Counter((len(node.facts.gpus), node.facts.cpu_slots) for node in cluster.nodes.values())
+
+    return cluster.notes.once("installed", (cluster.nodes,), look)
+
+
+def _wide(role: Role) -> str:
+    """What one node has to have for a pod of the role."""
+    if role.workers_per_node == "gpu":
+        each = role.gpus_per_worker or 1
+        return f"with {each} GPU{'s' * (each > 1)}"
+    workers = role.workers_per_node
+    if role.gpus_per_worker:
+        gpus = workers * role.gpus_per_worker
+        return f"with {gpus} GPU{'s' * (gpus > 1)}"
+    many = "s" * (workers > 1)
+    return (
+        f"with {workers} worker slot{many}"
+        if role.gpus_per_worker == 0
+        else f"with {workers} GPU{many} or worker slot{many}"
+    )
 
 
 def _few(such: int, known: int) -> str:

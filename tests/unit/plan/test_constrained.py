@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ from nodeagent.plan.placing.placement import arrange, may_move
 from nodeagent.plan.placing.topology import gang_of, most
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.queueing.queue import ASSEMBLE
-from nodeagent.plan.queueing.room import room_for
+from nodeagent.plan.queueing.room import never, room_for
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import (
     NOW,
@@ -165,6 +166,38 @@ def test_who_runs_is_not_moved_to_a_node_that_is_preferred() -> None:
 def test_a_job_that_could_never_run_says_so_at_once(nodes: list[NodeRecord], why: str) -> None:
     job = make_job(spec=make_spec(size=(2, 2), placement=H100))
     assert text(make_cluster(nodes, job), job) == why
+
+
+SLOTS = [make_node(f"n{i}", slots=2 * i) for i in (1, 2)]
+GPUS = [make_node(f"g{i}", gpus=2 * i) for i in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "asks", "why"),
+    [
+        (SLOTS, 3, {}, "needs 3 nodes, and only 2 are known"),
+        (SLOTS[:1], 2, {}, "needs 2 nodes, and only 1 is known"),
+        (SLOTS, 2, {"workers": 3}, "needs 2 nodes with 3 GPUs or worker slots: only 1 of the 2 known nodes is"),
+        (SLOTS, 1, {"workers": 5, "gpus": 0}, "needs 1 node with 5 worker slots: none of the 2"),
+        (SLOTS, 1, {"workers": "gpu", "gpus": 1}, "needs 1 node with 1 GPU: none of the 2 known nodes is such"),
+        (GPUS, 2, {"workers": "gpu", "gpus": 3}, "needs 2 nodes with 3 GPUs: only 1 of the 2 known nodes is"),
+        (GPUS, 1, {"workers": 3, "gpus": 2}, "needs 1 node with 6 GPUs: none of the 2 known"),
+        (GPUS, 1, {"workers": 2, "gpus": 2}, ""),
+        (GPUS, 2, {"workers": "gpu"}, ""),
+        (SLOTS, 2, {"workers": "gpu"}, ""),
+    ],
+)
+def test_so_does_one_that_asks_for_more_than_nodes_have(
+    nodes: list[NodeRecord], size: int, asks: dict[str, Any], why: str
+) -> None:
+    """Whatever is free: that another job has all of a node is not the reason."""
+    spec = make_spec(size=(size, size), **asks)
+    busy = make_job("running", make_head([nodes[0].id]), spec=make_spec(name="other"), uid="u-other")
+    cluster = make_cluster(nodes, busy, job := make_job(spec=spec))
+    assert never(cluster, spec).startswith(why) and bool(never(cluster, spec)) == bool(why)
+    if why:
+        assert explain(cluster, job, WALL)[0].startswith(why)
+        assert not any("other" in line for line in explain(cluster, job, WALL))
 
 
 def test_nodes_get_ready_only_if_they_will_do() -> None:

@@ -147,8 +147,9 @@ def test_a_gang_of_roles_is_proposed_whole() -> None:
 def test_a_job_of_roles_waits_and_says_which_place_has_no_node() -> None:
     job = make_job(spec=roles_spec(*TWO))
     found = decide(make_cluster(["n1"], job), job, WALL)
-    assert found.step is None
-    assert found.why == ("no node has room for trainer.1 (1 worker)",)
+    assert (found.step, found.why) == (None, ("role trainer needs 2 nodes, and only 1 is known",))
+    found = decide(make_cluster(["n1", make_node("n2", cordon=True)], job), job, WALL)
+    assert (found.step, found.why) == (None, ("no node has room for trainer.1 (1 worker): n2 is cordoned (disk)",))
 
 
 def test_it_waits_for_the_node_that_its_places_would_be_spread_to() -> None:

@@ -128,8 +128,8 @@ def test_it_starts_with_fewer_and_waits_for_who_gets_ready() -> None:
     assert decide(make_cluster(nodes, job), job, WALL).why == ("waits for n3 to get ready",)
     late = make_job(spec=job.spec)
     assert trainers(decide(make_cluster(nodes, late), late, WALL)) == 2
-    one = decide(make_cluster(["n1"], late), late, WALL)
-    assert (one.step, one.why) == (None, ("no node has room for trainer.1 (1 worker)",))
+    one = decide(make_cluster(["n1", make_node("n2", cordon=True)], late), late, WALL)
+    assert (one.step, one.why) == (None, ("no node has room for trainer.1 (1 worker): n2 is cordoned (disk)",))
 
 
 def test_it_shrinks_when_a_node_is_lost_and_none_is_free() -> None:
