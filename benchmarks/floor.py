@@ -79,8 +79,8 @@ def host_store() -> tuple[int, int]:
         while True:
             signal.pause()
     os.close(write)
-    with os.fdopen(read) as told:
-        return int(told.read()), pid
+    with os.fdopen(read) as reported:
+        return int(reported.read()), pid
 
 
 def become_worker(folder: Path, rank: int, port: int) -> None:

@@ -26,8 +26,8 @@ def errors(cluster: Cluster, code: int) -> dict[str, str]:
 
 def test_what_uses_the_cluster_where_a_job_trains_and_what_is_wrong(calm: Cluster) -> None:
     assert errors(calm, 0) == {}
-    said = calm.ctl("doctor", "--peers")
-    assert "1 of its 1 peers can be reached" in said.stderr
+    output = calm.ctl("doctor", "--peers")
+    assert "1 of its 1 peers can be reached" in output.stderr
 
     spec = {
         "name": "burns", "command": [sys.executable, "-c", BURNS], "nodes": 2, "workers_per_node": 1, "standby": "off",

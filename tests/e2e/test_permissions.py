@@ -55,8 +55,8 @@ def submit(world: Cluster, name: str, at: str, check: int = 0, **more: object) -
 
 
 def test_a_job_of_root_runs_only_where_the_nodes_config_allows_it(world: Cluster) -> None:
-    said = submit(world, "roots", "n2", check=6, nodes=1)
-    assert "allow_root" in said
+    refusal = submit(world, "roots", "n2", check=6, nodes=1)
+    assert "allow_root" in refusal
     submit(world, "roots", "n1", nodes="1:2")
     world.until_running("roots", 1)
     world.until(lambda: "n2 runs no jobs of root" in world.ctl("describe", "roots").stdout, 30, "n2 says why not")

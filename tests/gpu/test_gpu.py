@@ -91,9 +91,9 @@ class Looks:
         until = time.monotonic() + BOUND
         while time.monotonic() < until:
             assert select.select([self.process.stdout], [], [], BOUND)[0], "the driver does not answer"
-            told: dict[str, Any] = json.loads(self.process.stdout.readline())
-            assert "problem" not in told, told
-            for fields in told.get("gpus", ()):
+            reported: dict[str, Any] = json.loads(self.process.stdout.readline())
+            assert "problem" not in reported, reported
+            for fields in reported.get("gpus", ()):
                 if fields["uuid"] == self._uuid:
                     return _gpu(fields)
         raise AssertionError("the GPU is not among those that the probe lists")

@@ -158,7 +158,7 @@ async def test_preloaded_modules_are_there_and_random_differs(tmp_path: Path) ->
         assert bench.output(1, 0) != bench.output(1, 1)
 
 
-async def test_a_missing_preload_is_told_and_harms_nothing(tmp_path: Path) -> None:
+async def test_a_missing_preload_is_reported_and_harms_nothing(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text("print('ran')\n")
     async with open_bench(tmp_path) as bench:
         status = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, preload=("no_such_module",)))

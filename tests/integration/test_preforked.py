@@ -45,7 +45,7 @@ async def test_the_next_start_takes_them_and_they_are_replaced(tmp_path: Path) -
         assert not set(before) & set(after)
 
 
-class Told(asyncio.Event):
+class Reported(asyncio.Event):
     """Keeps what each status of a pod that is ready said, however soon the next one followed."""
 
     def __init__(self, bench: Bench) -> None:
@@ -64,17 +64,17 @@ class Told(asyncio.Event):
 async def test_it_tells_that_it_warms_up_until_the_first_ones_wait(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(SLEEP)
     async with open_bench(tmp_path) as bench:
-        told = bench.host.changed = Told(bench)
+        reported = bench.host.changed = Reported(bench)
         bench.grant()
         bench.host.prepare(UID, make_spec((PYTHON, "t.py"), tmp_path, workers=1))
         status = await bench.until(lambda s: s.parked)
         assert not status.warming
-        assert set(told.ready) == {(True, 0), (False, 1)}
-        told.ready.clear()
+        assert set(reported.ready) == {(True, 0), (False, 1)}
+        reported.ready.clear()
         for pid in status.parked:
             os.kill(pid, signal.SIGKILL)
         await bench.until(lambda s: s.parked and not set(s.parked) & set(status.parked))
-        assert (True, 0) in told.ready
+        assert (True, 0) in reported.ready
         status = await bench.running(1, ({}, {}))
         assert not status.warming, "who trains is not waited for"
 
@@ -114,14 +114,14 @@ async def test_too_many_deaths_end_the_parking_until_the_next_start(tmp_path: Pa
         await stopped(bench)
         for pid in status.parked:
             os.kill(pid, signal.SIGKILL)
-        said = "no workers are pre-forked until the next start"  # forks may have died before those that we killed
-        await bench.until(lambda s: said in s.reason and not s.parked)
+        message = "no workers are pre-forked until the next start"  # forks may have died before those that we killed
+        await bench.until(lambda s: message in s.reason and not s.parked)
         (tmp_path / "deadly").unlink()
         await bench.running(2, ({}, {}))
         await parked(bench)
 
 
-async def test_a_thread_in_the_fork_is_told_and_the_worker_is_not_used(tmp_path: Path) -> None:
+async def test_a_thread_in_the_fork_is_reported_and_the_worker_is_not_used(tmp_path: Path) -> None:
     """What cannot be forked again must not wait; starts on demand go on."""
     (tmp_path / "busy.py").write_text(
         "import os, threading, time\n"
@@ -157,7 +157,7 @@ async def test_a_cuda_context_in_the_standby_means_plain_starts(tmp_path: Path) 
         assert not bench.state().parked
 
 
-async def test_a_framework_that_fails_to_warm_up_is_told_and_parked_all_the_same(tmp_path: Path) -> None:
+async def test_a_framework_that_fails_to_warm_up_is_reported_and_parked_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
         "import sys, types\ntorch = sys.modules['torch'] = types.ModuleType('torch')\n"
         "torch.cuda = types.SimpleNamespace(is_initialized=lambda: False)\n"

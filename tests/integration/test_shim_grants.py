@@ -104,7 +104,7 @@ async def test_a_shim_that_finds_no_record_starts_nothing(tmp_path: Path) -> Non
         assert "nobody has granted this pod time" in refused.refused
 
 
-async def test_workers_that_are_to_stop_save_first_and_then_it_is_said(tmp_path: Path) -> None:
+async def test_workers_that_are_to_stop_save_first_and_then_it_is_reported(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await running(bench, SAVES)
         asked = bench.stop_in_order()
@@ -136,7 +136,9 @@ async def test_workers_that_are_to_stop_have_no_more_than_their_grace(tmp_path: 
         await wait_for(lambda: bench.obeyed() == asked)
 
 
-async def test_where_nothing_runs_it_is_said_at_once_and_also_after_a_start_that_was_stopped(tmp_path: Path) -> None:
+async def test_where_nothing_runs_that_is_reported_at_once_and_also_after_a_start_that_was_stopped(
+    tmp_path: Path,
+) -> None:
     hooks = Hooks(pre_start=("sleep", "600"))
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(("sleep", "600"), tmp_path, standby=False, hooks=hooks))

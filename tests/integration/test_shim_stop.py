@@ -265,19 +265,19 @@ async def test_hooks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "timeout", "said"),
+    ("hook", "timeout", "message"),
     [
         (("sh", "-c", "echo broken >&2; exit 3"), 30, "hook pre_start failed with exit code 3: broken"),
         (("sleep", "600"), 0.3, "hook pre_start was not done after 0.3 s"),
         (("no-such-tool",), 30, "hook pre_start failed with exit code 127: nodeagent: cannot run no-such-tool"),
     ],
 )
-async def test_a_failing_pre_start_refuses(tmp_path: Path, hook: tuple[str, ...], timeout: float, said: str) -> None:
+async def test_a_failing_pre_start_refuses(tmp_path: Path, hook: tuple[str, ...], timeout: float, message: str) -> None:
     hooks = Hooks(pre_start=hook, timeout=timeout)
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, "print('ran')"), tmp_path, hooks=hooks))
         status = await bench.run()
-        assert said in status.refused
+        assert message in status.refused
         assert status.exits == ()
         assert bench.output() == []
 

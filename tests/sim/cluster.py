@@ -346,14 +346,14 @@ class SimCluster:
             if job is None:
                 return  # the store was emptied a moment ago
             try:
-                wish = choose_size(asked, job, self.server.state.served)
+                wanted = choose_size(asked, job, self.server.state.served)
             except ApiError:
                 taken = False
                 return
             more = {"by": "test", "rev": job.control.rev + 1}
             new = None
-            if wish is not None:
-                new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wish.change | more)))
+            if wanted is not None:
+                new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wanted.change | more)))
             done = asked.done(job, new or job.control)
             await self._write(job, new, request, "JobScaled", str(body), done.text)
 

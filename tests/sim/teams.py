@@ -357,7 +357,7 @@ class Play:
                             machine.worker_ends(job.uid, local, code=0)
                 elif self._done[work.name] % 5 == 0:
                     first = job.head.ordered()[0].node
-                    self.cluster.nodes[first].machine.wish(job.uid, self._done[work.name])
+                    self.cluster.nodes[first].machine.commit_request(job.uid, self._done[work.name])
 
     def _room_made(self) -> int:
         """How often a job was stopped for one of another queue, none of which is on its account."""

@@ -53,7 +53,7 @@ class Place:
     """That Redis has; None: the machine's."""
     training: str = ""
     elastic: bool = True
-    said: Callable[[str], None] = print
+    report: Callable[[str], None] = print
     redis_pids: set[int] = field(default_factory=set)
     """Of every Redis that was seen."""
     chance: random.Random = field(init=False)

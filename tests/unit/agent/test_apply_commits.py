@@ -20,7 +20,7 @@ from nodeagent.trust.seal import Seal
 from tests.unit.ctl.samples import job
 
 TOKEN = Token(number=3, id="g3")
-WISH = CommitRequest(token=TOKEN, name="c1", step=10, order=1)
+REQUEST = CommitRequest(token=TOKEN, name="c1", step=10, order=1)
 ME = Incarnation(life="a", start=2)
 
 
@@ -28,19 +28,19 @@ class Host:
     """One pod that wishes for a commit until it is answered."""
 
     def __init__(self, uid: str) -> None:
-        self.uid, self.wish = uid, cast("CommitRequest | None", WISH)
+        self.uid, self.request = uid, cast("CommitRequest | None", REQUEST)
         self.answers: list[str] = []
 
     def status(self) -> dict[str, PodStatus]:
         return {
-            self.uid: PodStatus(uid=self.uid, phase="running", commit=self.wish),
+            self.uid: PodStatus(uid=self.uid, phase="running", commit=self.request),
             "other": PodStatus(uid="other", phase="ready"),
         }
 
-    def committed(self, uid: str, wish: CommitRequest, refused: str) -> None:
-        assert (uid, wish) == (self.uid, self.wish)
+    def committed(self, uid: str, request: CommitRequest, refused: str) -> None:
+        assert (uid, request) == (self.uid, self.request)
         self.answers.append(refused)
-        self.wish = None
+        self.request = None
 
 
 class Shelf:
@@ -103,7 +103,7 @@ async def test_it_waits_while_the_store_is_away_or_recovers() -> None:
     assert scene.host.answers == [""]
 
 
-async def test_a_refusal_is_told_in_the_stores_words() -> None:
+async def test_a_refusal_is_reported_in_the_stores_words() -> None:
     scene = Scene()
     scene.store.error = StoreRefusedError("stale", "generation 3 may commit nothing any more")
     await scene.commits.carry()

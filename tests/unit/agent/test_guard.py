@@ -68,8 +68,8 @@ class Bench:
 
 def signed(job: JobRecord | None = None, *, at: float = NOW, **control: Any) -> JobRecord:
     job = job or make_job()
-    wish = SEAL.control(job.uid, job.control.model_copy(update=control))
-    return job.model_copy(update={"control": wish, "admission": SEAL.admit(job.uid, job.owner, job.spec, at, "n7")})
+    request = SEAL.control(job.uid, job.control.model_copy(update=control))
+    return job.model_copy(update={"control": request, "admission": SEAL.admit(job.uid, job.owner, job.spec, at, "n7")})
 
 
 def changed(job: JobRecord, **fields: Any) -> JobRecord:
@@ -84,7 +84,7 @@ def test_what_was_signed_may_run() -> None:
     assert Bench().look(signed()) == {}
 
 
-def test_a_refusal_is_told_and_counted_once_and_again_when_it_comes_back() -> None:
+def test_a_refusal_is_reported_and_counted_once_and_again_when_it_comes_back() -> None:
     bench, job = Bench(), make_job()
     with capture_logs() as logs:
         for rev in range(3):
@@ -294,7 +294,7 @@ def test_what_an_operator_wants_of_a_forged_job_is_known() -> None:
     assert (found.kind, found.controlled) == ("unsigned", True)
 
 
-def test_what_is_to_be_saved_is_told() -> None:
+def test_what_is_to_be_saved_is_reported() -> None:
     bench, job = Bench(), signed()
     bench.look(make_job())
     assert not bench.guard.dirty.is_set(), "nothing is kept of what nobody signed"

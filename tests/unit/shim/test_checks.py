@@ -79,8 +79,8 @@ def test_unfit(tmp_path: Path, changes: dict[str, Any], code: int, text: str) ->
         check(a_pod(tmp_path, **changes))
     assert text in str(caught.value)
     assert caught.value.code == code
-    said = json.loads(verdict(check, a_pod(tmp_path, **changes)))
-    assert (said["reason"], said["code"]) == (str(caught.value), code)
+    shown = json.loads(verdict(check, a_pod(tmp_path, **changes)))
+    assert (shown["reason"], shown["code"]) == (str(caught.value), code)
 
 
 def test_the_jobs_own_path_counts(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_marker_that_is_just_being_written_is_waited_for(tmp_path: Path) -> No
     writer.join()
 
 
-def told_by_a_child(look: Callable[[], str], prepare: Callable[[], None]) -> str:
+def reported_by_a_child(look: Callable[[], str], prepare: Callable[[], None]) -> str:
     """What a process says that has given up some of its rights first."""
     read, write = os.pipe()
     pid = os.fork()
@@ -182,13 +182,15 @@ def told_by_a_child(look: Callable[[], str], prepare: Callable[[], None]) -> str
             os._exit(0)
     os.close(write)
     os.waitpid(pid, 0)
-    with os.fdopen(read) as said:
-        return said.read()
+    with os.fdopen(read) as shown:
+        return shown.read()
 
 
 def test_a_folder_that_takes_no_marker(tmp_path: Path) -> None:
     pod = a_pod(tmp_path, checkpoint_dir="ckpt")
-    full = told_by_a_child(lambda: verdict(see_folder, pod), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+    full = reported_by_a_child(
+        lambda: verdict(see_folder, pod), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    )
     begin = f"checkpoint_dir {tmp_path}/ckpt: {MARKER} in it cannot be written or read: "
     assert json.loads(full)["reason"].startswith(begin + "File too large (as user ")
     assert list((tmp_path / "ckpt").iterdir()) == [], "no empty marker is left to keep all others out"
@@ -207,7 +209,7 @@ def test_a_marker_that_the_user_may_not_read(tmp_path: Path) -> None:
         os.fchdir(inside)
         os.setuid(65534)
 
-    said = told_by_a_child(lambda: verdict(lambda _: {"folder": folder_id(Path())}, {}), become_nobody)
+    shown = reported_by_a_child(lambda: verdict(lambda _: {"folder": folder_id(Path())}, {}), become_nobody)
     os.close(inside)
     reason = f"checkpoint_dir .: {MARKER} in it cannot be written or read: Permission denied (as user nobody)"
-    assert json.loads(said)["reason"] == reason
+    assert json.loads(shown)["reason"] == reason

@@ -123,8 +123,8 @@ def _role(**changes: Any) -> JobSpec:
     ],
 )
 def test_a_hand_made_job_is_refused(spec: JobSpec, words: str) -> None:
-    (told,) = check_spec(spec)
-    assert words in told
+    (reported,) = check_spec(spec)
+    assert words in reported
 
 
 def test_a_hand_made_job_gets_every_reason() -> None:

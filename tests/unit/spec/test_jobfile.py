@@ -297,7 +297,7 @@ def test_mistakes_of_the_whole(marked: str, words: str) -> None:
     check_marked(marked, job, words)
 
 
-def test_a_submitter_without_a_folder_is_told() -> None:
+def test_a_submitter_without_a_folder_is_reported() -> None:
     (found,) = problems(lambda: job(LEAST + "working_dir: /x", TRAIN.model_copy(update={"cwd": "nowhere"})))
     assert "submitter.cwd: 'nowhere' is not an absolute path" in str(found)
 
@@ -392,7 +392,7 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("name: a\ncompletes: >>w\nroles: {w: {command: x, nodes: 1}}", "completes is for jobs of several roles"),
         ("name: a\nroles: {w: {command: x, replicas: >>2}}", "replicas is for jobs of several roles"),
@@ -407,8 +407,8 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
         ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
     ],
 )
-def test_a_mistake_of_a_role(text: str, told: str) -> None:
-    check_marked(text, job, told)
+def test_a_mistake_of_a_role(text: str, reported: str) -> None:
+    check_marked(text, job, reported)
 
 
 POLICY_MISTAKES = """\

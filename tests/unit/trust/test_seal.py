@@ -32,8 +32,8 @@ NOW = 1_700_000_000.7
 
 def signed(spec: JobSpec | None = None, **control: Any) -> JobRecord:
     job = make_job(spec=spec or make_spec())
-    wish = SEAL.control(job.uid, job.control.model_copy(update=control))
-    return job.model_copy(update={"control": wish, "admission": SEAL.admit(job.uid, job.owner, job.spec, NOW, "n1")})
+    wanted = SEAL.control(job.uid, job.control.model_copy(update=control))
+    return job.model_copy(update={"control": wanted, "admission": SEAL.admit(job.uid, job.owner, job.spec, NOW, "n1")})
 
 
 def changed(job: JobRecord, **fields: Any) -> JobRecord:
@@ -128,8 +128,8 @@ def test_a_renewed_admission_is_the_same_job_for_longer() -> None:
 
 def gang() -> JobRecord:
     head = make_head(["n1", "n2"])
-    said = {"n1": Ack(life="life-n1", address="10.0.0.1:29400", host="10.0.0.1"), "n2": Ack(life="life-n2", host="b")}
-    sums = [sum(column) for column in zip(*(parts(head, node, ack) for node, ack in said.items()), strict=True)]
+    acks = {"n1": Ack(life="life-n1", address="10.0.0.1:29400", host="10.0.0.1"), "n2": Ack(life="life-n2", host="b")}
+    sums = [sum(column) for column in zip(*(parts(head, node, ack) for node, ack in acks.items()), strict=True)]
     about = {"address": "10.0.0.1:29400", "hosts": {"n1": "10.0.0.1", "n2": "b"}, "seal": " ".join(map(str, sums))}
     return make_job("running", head.model_copy(update=about))
 

@@ -81,7 +81,7 @@ def test_who_makes_room() -> None:
     assert why(four) == "job a8 makes room for it, job a7 makes room for it, job a6 makes room for it and 1 more"
 
 
-def test_nothing_is_said_where_there_is_nothing_to_say() -> None:
+def test_there_is_no_sentence_where_there_is_nothing_to_report() -> None:
     assert why(cluster(8, [A, B], ALL, job("b1", 2))) == "", "there is room"
     alone = cluster(6, [], ALL, job("b1", 2))
     assert making_room(alone, alone.jobs["u-b1"]) == "", "one queue"

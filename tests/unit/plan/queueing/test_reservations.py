@@ -576,9 +576,7 @@ def all_started(cluster: Cluster) -> Cluster:
 
 @REPEATABLE
 @given(crowds(), st.integers(0, 60))
-def test_whoever_comes_later_pushes_nobody_back(
-    drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int
-) -> None:
+def test_who_comes_later_pushes_nobody_back(drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int) -> None:
     """The start of the first in line is no later once those behind it have started."""
     count, running, waiting = drawn
     cluster = at(cluster_of(count, *running, *waiting), NOW + minute * MINUTE)
