@@ -120,7 +120,7 @@ class Applier:
         return {n: node.facts.peer for n in peers if (node := self._snapshot.node(n)) is not None}
 
     def _news(self, uid: str, what: object) -> bool:
-        """Whether this was not said already: what is sent again while the store is away is logged once."""
+        """Whether this was not logged before: what is sent again while the store is away is logged once."""
         news = self._logged.get(uid) != what
         self._logged[uid] = what
         return news
@@ -154,7 +154,7 @@ class Applier:
 
     async def give_back(self, recovery: Recovery) -> bool:
         """Have a finished recovery, or a first start, in the audit log. One that another report came before is not
-        told there."""
+        written there."""
         job, node = self._snapshot.job(recovery.uid), self._lease.node
         if job is None or job.head is None:
             return False
@@ -292,7 +292,7 @@ class CommitRequests:
         self._log = structlog.get_logger("commits").bind(node=lease.node)
 
     async def carry(self) -> None:
-        """All that is wished for now. Raises StoreUnavailableError: the wishes stay for another time."""
+        """Carry out all requests of now. Raises StoreUnavailableError: the requests stay for another time."""
         for uid, status in self._host.status().items():
             wanted = status.commit
             if wanted is None:
@@ -311,7 +311,7 @@ class CommitRequests:
                 )
             except StoreRefusedError as refusal:
                 if refusal.code == "recovering":
-                    continue  # it is decided when every agent has said what it knows
+                    continue  # it is decided when every agent has sent what it knows
                 log.warning("not committed", code=refusal.code, why=str(refusal))
                 self._host.committed(uid, wanted, str(refusal))
             else:

@@ -2,7 +2,7 @@
 live.
 
 Owns the verdict of each record and what has to be remembered for it: jobs seen while their admission was good count as
-known for as long as they live, however old it gets; jobs that have ended never count again, whoever writes them back.
+known for as long as they live, however old it gets; jobs that have ended never count again, even if written back.
 Tells a refusal once, in log and metric. Must never touch the store, and a verdict never stops what runs: it keeps from
 starting (``plan/``, ``apply.py``).
 """

@@ -76,7 +76,8 @@ class Lease:
         """When (our clock) the next lease of another node runs out, as far as known."""
         self.newest_event = "0-0"
         self.usage: Mapping[str, PodUsage] = {}
-        """What the pods use, by job uid: goes along whenever their states are told, and is no reason to tell them."""
+        """What the pods use, by job uid: goes along when their states are published, and is no reason to publish
+        them."""
         self.kept: Known | None = None
         """What was on the disk at the start, until the store has been read: it is given back if the store lost it."""
         self.regroup = 0.0
@@ -109,7 +110,7 @@ class Lease:
         await self._join(announced=False)
 
     async def _join(self, *, announced: bool) -> None:
-        """``announced``: the store has just been given what is known here. Who joins counts as heard."""
+        """``announced``: the store has just been given what is known here. A node that joins counts as having come."""
         self.next_lapse = None
         facts = self.facts
         try:
@@ -185,7 +186,7 @@ class Lease:
             if queued and self.away_since is not None:
                 raise StoreUnavailableError("the beat before was not answered: this one would not be either")
             more, offers = True, 0
-            self.next_lapse = None  # old news unless it is answered: whoever waited for it would ask without a pause
+            self.next_lapse = None  # old news until it is answered: waiting for it would ask without a pause
             while more:
                 try:
                     more = (await self._beat()).more

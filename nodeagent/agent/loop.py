@@ -82,7 +82,7 @@ class OnDisk:
 
 
 class Agent:
-    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again."""
+    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what trying again cannot repair."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Agent:
             cluster=self.cluster,
         )  # fmt: skip
         self._wake, self._pace = self._host.changed, WakePace(self._node, self._timing)
-        """Whoever calls for a round sets it, as the host does with each change of a pod."""
+        """Set to ask for a round, as the host does with each change of a pod."""
         self._beat_period, self._watched = BeatPeriod(self._node, self._timing), False
         self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(self._node)

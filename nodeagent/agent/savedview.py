@@ -314,7 +314,7 @@ class Writing:
 SETTLE = 1.0
 """Seconds from a change that nobody waits for to its write: at most one in as long."""
 GAP = 0.02
-"""Seconds between two writes at least, whoever waits."""
+"""Seconds between two writes at least, even if a command waits."""
 RETRY = 5.0
 """Seconds after a write that failed."""
 
@@ -464,7 +464,7 @@ class Acknowledger:
         return self._look(write, started)
 
     async def _notify(self, write: Saved) -> None:
-        """Until other nodes have told of enough saves that cover the write."""
+        """Until other nodes have reported enough saves that cover the write."""
         if self._look(write, 0.0).wanted < COPIES:
             await self._saver.reached(write)
         at = ""

@@ -137,7 +137,7 @@ MEANING: dict[PhaseStep, str] = {
     "pause": "an operator or a policy paused it; workers take their grace",
     "paused": "the last worker of a paused job is gone",
     "succeed": "every worker of the generation exited 0, or a policy completed it",
-    "fail": "failed at its start, spent its budget, or a policy said so",
+    "fail": "failed at its start, spent its budget, or by a policy",
     "stop": "an operator or a policy stopped it",
 }
 

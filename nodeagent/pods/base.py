@@ -50,7 +50,7 @@ class GivenUp(Record):
 
 
 class PodStatus(Record):
-    """What the host last heard from one shim."""
+    """The last status of one shim that the host received."""
 
     uid: str
     phase: PodPhase
@@ -94,7 +94,7 @@ class PodStatus(Record):
     """Names of the places of ``generation`` here that are ready, in a job whose roles start one after another."""
     commit: CommitRequest | None = None
     stepped: float | None = None
-    """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
+    """When (CLOCK_BOOTTIME) the last worker of ``generation`` reported its first step; None: not all have."""
     watched: bool | None = None
     """The shim watches whether the workers of ``generation`` get on; None: an older shim, which does not tell."""
     stall: Stall | None = None
@@ -185,7 +185,7 @@ class PodHost(Protocol):
         ...
 
     def committed(self, uid: str, request: CommitRequest, refused: str) -> None:
-        """Answer a wish to commit: it is committed, or ``refused`` says why not."""
+        """Answer a request to commit: it is committed, or ``refused`` says why not."""
         ...
 
     def granted(self, uid: str) -> float:

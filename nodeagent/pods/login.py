@@ -97,7 +97,7 @@ class Logins:
             found: Login | Exception
             try:
                 found = self._look(key[0], self._node, key[1])
-            except Exception as error:  # noqa: BLE001 - of whoever waits for it
+            except Exception as error:  # noqa: BLE001 - of the one that waits for it
                 found = error
             with suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(self._take, key, found)

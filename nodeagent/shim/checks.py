@@ -2,8 +2,8 @@
 folder its checkpoint_dir is; and what the node itself adds to a worker's environment: the user's login, the recorded
 shell, the job's env_file.
 
-Standard library only. The checks run in a forked child of the shim, because a dead file server blocks whoever looks.
-Decides nothing about phases: it answers with a verdict.
+Standard library only. The checks run in a forked child of the shim, because a dead file server blocks the process that
+looks. Decides nothing about phases: it answers with a verdict.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def see_folder(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folder_id(folder: Path, patience: float = MARKER_BOUND) -> str:
-    """The id in the folder's marker; whoever comes first makes it. Raises UnfitError."""
+    """The id in the folder's marker; the first that comes makes it. Raises UnfitError."""
     marker = folder / MARKER
     end = time.monotonic() + patience
     while True:

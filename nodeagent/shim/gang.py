@@ -69,13 +69,13 @@ class Worker:
     """It was killed since another worker of its place failed: it is started again with that one."""
     step: int | None = None
     doing: str = ""
-    """What it told of its progress, as last shown."""
+    """Its progress as last reported."""
     stepped: float | None = None
-    """When (CLOCK_BOOTTIME) it told its first step."""
+    """When (CLOCK_BOOTTIME) it reported its first step."""
 
 
 STUCK_AFTER = 10.0
-"""Seconds after SIGKILL until what has not gone is told as stuck."""
+"""Seconds after SIGKILL until what has not gone is reported as stuck."""
 EARLY = 0.5
 """Of the grace: then snapshots of workers that still live begin to be written out, if the pod is given up."""
 LATE = 0.8
@@ -86,7 +86,7 @@ NOBODY: Mapping[str, float] = MappingProxyType({})
 GANG, WORKER = "gang", "worker"
 """What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
-"""Ends of workers that were started again alone that are told: the newest (``model.world.MOST_ALONE``)."""
+"""Ends of workers that were started again alone that are reported: the newest (``model.world.MOST_ALONE``)."""
 REAP_BOUND = 5.0
 """Seconds until a standby that does not reap is killed, so that the shim can."""
 
@@ -550,7 +550,7 @@ class RunningGang:
         name = f"g{self.token['number']}-r{w.rank}.json"
         try:
             write_atomic(self.parts.state / "exits" / name, record_text(record), durable=False)
-        except OSError as error:  # a full disk: the record has been told, and the others must live
+        except OSError as error:  # a full disk: the record has been sent, and the others must live
             print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
         self.settle()
 

@@ -2,7 +2,7 @@
 this node can complete.
 
 Standard library only. Must never look at the job's folders in the shim's own process: a dead file server blocks
-whoever looks.
+the process that looks.
 """
 
 from __future__ import annotations

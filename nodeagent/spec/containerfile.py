@@ -1,7 +1,7 @@
 """What a job file says of the container and of the site's environment modules: their values, and what does not go
 together with a container. Pure.
 
-Each name goes into a command line of the job's user on every node, so what it may be made of is said here.
+Each name goes into a command line of the job's user on every node, so this module says what it may be made of.
 """
 
 from __future__ import annotations

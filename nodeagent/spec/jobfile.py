@@ -428,7 +428,7 @@ def read_job(document: Document, submitter: Submitter, now: float) -> Submission
 
 
 def _layout(document: Document) -> list[Problem]:
-    """What stands at the wrong level, told whatever else is wrong."""
+    """What stands at the wrong level; reported whatever else is wrong."""
     tree = document.value
     if not isinstance(tree, dict):
         return []
@@ -508,7 +508,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
 def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Role:
     replicas = role.replicas if isinstance(role, RoleFile) else None
     nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas.max, target=replicas.target)
-    assert role.command is not None and nodes is not None  # _layout has told otherwise
+    assert role.command is not None and nodes is not None  # else _layout has reported it
     return Role(
         name=name,
         command=role.command,

@@ -1,10 +1,10 @@
 """What went wrong in a generation, and what it costs: the cause, the policy's word, the budget's entry and how long
 the job waits before it starts again.
 
-A fault is *judged* when every other member has answered after it, or is known to be lost: whoever fell silent first was
-the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would end the
-job waits. What workers wrote decides nothing but the words, and whether a gang that failed right after its first start
-is re-formed while it waits for the verdict. This module reads the reports and lapses; what the gang
+A fault is *judged* when every other member has answered after it, or is known to be lost: the member that fell silent
+first was the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would
+end the job waits. What workers wrote decides nothing but the words, and whether a gang that failed right after its
+first start is re-formed while it waits for the verdict. This module reads the reports and lapses; what the gang
 does next is decided in ``job/running.py`` (``after_fault``).
 """
 
@@ -101,7 +101,7 @@ class Fault:
 def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     """The fault of an active generation, None if all is well. ``wall`` is Unix time, for people.
 
-    A member that is gone, and has not told of a fault of its own, is the cause of all that others tell.
+    A member that is gone, and has reported no fault of its own, is the cause of all that others report.
     """
     head = job.head
     if head is None:
@@ -159,7 +159,7 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     down, or is a verdict that was waited for; None if there is nothing to do about it.
 
     A member that is gone and has not answered since was the cause, and costs nothing. Else it may be another worker's
-    fault than the one that was told of first. What would end the job does so once everybody has answered.
+    fault than the one that was reported first. What would end the job does so once everybody has answered.
     """
     entry = job.budget.get(str(job.last_number)) if job.budget else None
     if job.head is None or entry is None or not entry.counts or entry.kind not in COUNTS:
@@ -191,7 +191,7 @@ def judged_cause(job: JobRecord) -> Cause | None:
 
 
 def _again(cluster: Cluster, job: JobRecord, entry: Spend, awaits: tuple[str, ...]) -> Fault:
-    """The fault as all that has been told since makes it."""
+    """The fault as all later reports make it."""
     number = job.last_number
     case = _Case(cluster, job, number, entry.at, entry.wall, awaits)
     found = _reported(case, job.last_reports) if entry.kind != "hang" else None

@@ -411,7 +411,7 @@ def _propose_or_stay(
     without: Collection[str] = (),
     grace: float | None = None,
 ) -> Decision:
-    """A wish, not a need: healthy training goes on where it cannot be met (a member is cordoned or its GPU sick)."""
+    """Wanted, not needed: healthy training goes on where it cannot be met (a member is cordoned or its GPU sick)."""
     placement = place(cluster, job, without)
     if not placement.fits:
         return Decision(None, (f"not yet {cause.text}: {placement.missing}",))

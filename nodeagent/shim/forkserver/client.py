@@ -25,8 +25,8 @@ from nodeagent.shim.processes import start_program
 WARM_BOUND = 120.0
 """Seconds until a standby that does not come up is given up."""
 MOST_REPORTED = 128 << 10
-"""Bytes of command and environment that a standby is told; with more a worker starts cold. A message that does not fit
-into a socket's buffer (200 KiB) is not sent at all."""
+"""The most bytes of command and environment that a standby gets; with more a worker starts cold. A message that does
+not fit into a socket's buffer (200 KiB) is not sent at all."""
 NOTES, NOTE_CHARS = 20, 500
 """Of what a standby says went wrong: so many notes, each so long."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -96,7 +96,7 @@ class Standby:
         fds: Sequence[int],
         forked: Forked,
     ) -> None:
-        """A worker, a parked one if there is one; ``forked`` is told its pid, which stays valid until ``reap``. A
+        """A worker, a parked one if there is one; ``forked`` gets its pid, which stays valid until ``reap``. A
         parked one runs when ``forked`` has returned."""
         command = {"op": "fork", "argv": list(argv), "env": dict(env), "cwd": cwd, "limits": list(limits)}
         parked = self.pool.take()
@@ -114,7 +114,7 @@ class Standby:
         self._ask({"op": "store", "host": host, "port": port}, (listening, answer), forked)
 
     def reap(self, pid: int, reaped: Callable[[int], None]) -> None:
-        """Have an ended fork reaped; ``reaped`` is told its wait status, or -1 if it has no answer."""
+        """Have an ended fork reaped; ``reaped`` gets its wait status, or -1 if it has no answer."""
         if self._link is None:
             reaped(-1)
             return
@@ -181,7 +181,7 @@ class Standby:
             try:
                 self._receive(json.loads(data))
             except (LookupError, TypeError, ValueError, RecursionError) as error:  # the job's modules can write here
-                self._notes.append(f"the standby said what is no message ({type(error).__name__}): it was ended")
+                self._notes.append(f"the standby sent what is no message ({type(error).__name__}): it was ended")
                 self._unlink()
                 self.kill()
 

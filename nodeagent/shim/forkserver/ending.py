@@ -77,7 +77,7 @@ def finish(script: types.ModuleType, code: int) -> int:
         _thread.start_new_thread(give_up, (code,))
     drop_names(script)
     close_files()
-    if code != NOT_WRITTEN and not flush_standard():  # what was said meanwhile
+    if code != NOT_WRITTEN and not flush_standard():  # what was printed meanwhile
         code = NOT_WRITTEN
     _libc.fflush(None)  # of C libraries
     return code

@@ -147,7 +147,7 @@ class Pool:
         try:
             self._stated(child, json.loads(data))
         except (LookupError, TypeError, ValueError, RecursionError):  # what it warmed up with can write here
-            self._note("a pre-forked worker said what is no message: it was ended")
+            self._note("a pre-forked worker sent what is no message: it was ended")
             child.spoilt = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)

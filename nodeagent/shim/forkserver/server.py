@@ -1,9 +1,9 @@
 """The standby: an interpreter that has imported what the job preloads and forks the workers, so that a restart costs
-no import. It forks some ahead: a pre-forked worker warms up (``warming.py``) and waits to be told what to run.
+no import. It forks some ahead: a pre-forked worker warms up (``warming.py``) and waits for what to run.
 
 Runs by file path in the JOB's Python (3.8 or later), which need not have nodeagent: standard library only, plus the
-modules it is told to preload. Must stay single-threaded and without a CUDA context, or it refuses to fork. It reaps
-only when told to, so that the shim's pidfds always name the process they were opened for.
+modules that it is to preload. Must stay single-threaded and without a CUDA context, or it refuses to fork. It reaps
+only when asked to, so that the shim's pidfds always name the process they were opened for.
 
 A forked worker behaves as if executed, but for: ``sys.orig_argv`` and ``/proc/self/cmdline`` (the standby's),
 ``sys.flags.unbuffered``, one hash seed for all forks, BLAS libraries that fixed one thread at import (torch's
@@ -33,7 +33,7 @@ TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils
 REHEARSAL_BOUND = 10
 """Seconds for a step of a small network; the kernel ends one that hangs."""
 NOTES, NOTE_CHARS = 20, 500
-"""Told to the shim of what went wrong: so many notes, each so long."""
+"""What goes to the shim of what went wrong: so many notes, each so long."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _compiled: dict[tuple[str, bytes], types.CodeType] = {}
 """The script, by its path and text: compiled while this worker was parked."""
@@ -233,7 +233,7 @@ def helper(name: str) -> str:
     try:
         load("warming.py", warm)
         getattr(warm, name)()
-    except Exception as error:  # noqa: BLE001 (whatever a framework raises is told, not fatal)
+    except Exception as error:  # noqa: BLE001 (whatever a framework raises is reported, not fatal)
         return f"{type(error).__name__}: {error}"[:NOTE_CHARS]
     return ""
 

@@ -51,7 +51,7 @@ Kinds = tuple[object, ...]
 
 def suspicious(ranks: Sequence[Facts]) -> bool:
     """This pod sees no progress. Where a worker tells its progress that alone counts; else they must all be silent, and
-    either all next to idle, or one held by the kernel: whoever computes may be about to get on."""
+    either all next to idle, or one held by the kernel: a worker that computes may be about to get on."""
     reported = [f for f in ranks if f["overdue"] is not None]
     if reported:
         return all(f["overdue"] != "no" for f in reported)
@@ -61,7 +61,7 @@ def suspicious(ranks: Sequence[Facts]) -> bool:
 
 
 def kinds(ranks: Sequence[Facts]) -> Kinds:
-    """What is told anew when it changes: each of these takes a limit's time to become true again."""
+    """What is reported anew when it changes: each of these takes a limit's time to become true again."""
     return tuple((f["rank"], f["overdue"], f["silent"], f["quiet"], f["frozen"]) for f in ranks)
 
 
@@ -88,7 +88,7 @@ class HangWatch:
         self._show_at = 0.0
         self._asked = False
         self._reported: Kinds | None = None
-        """The kinds that were told, or for which stacks are being taken."""
+        """The kinds that were reported, or for which stacks are being taken."""
         self._helper = 0
         self._pipe = -1
         self._lines = b""
@@ -99,7 +99,7 @@ class HangWatch:
         self._native = False
         """The last reading was one of native stacks too."""
         self._early = False
-        """What this reading has told so far was enough, and has been told on."""
+        """What this reading has brought so far was enough, and has been passed on."""
         self.stall: Facts | None = None
         """As model.pod.Stall; None: nothing to tell."""
 
@@ -186,7 +186,7 @@ class HangWatch:
         return [track.facts() for _, track in sorted(self._tracks.items())]
 
     def _judge(self) -> None:
-        """Tell, when what is to be told has changed in kind: with stacks, taken anew where the last are old."""
+        """Report, when what is to be reported has changed in kind: with stacks, taken anew where the last are old."""
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
         if gang is None or gang.phase != "running" or not ranks or not (suspects or self._asked):
@@ -302,7 +302,7 @@ class HangWatch:
             self._report(ranks, suspects)
 
     def _read(self) -> bool:
-        """What the helper has said since; False when there is no more now."""
+        """What the helper has printed since; False when there is no more now."""
         try:
             data = os.read(self._pipe, 1 << 16)
         except BlockingIOError:
