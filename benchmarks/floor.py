@@ -108,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import torch._dynamo
     import torch.distributed
-    import torch.optim  # noqa: F401 (as the standby does: what the script may import is there)
+    import torch.optim  # noqa: F401 (as the fork server does: what the script may import is there)
 
     from benchmarks import train  # noqa: F401
 

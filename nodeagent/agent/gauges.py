@@ -282,8 +282,8 @@ class Gauges:
             gauge.clear()
         for job in live_jobs(cluster):
             if (pod := pods.get(job.uid)) is not None:
-                self.preforked.labels(job=job.name).set(len(pod.parked))
-                self.preforked_bytes.labels(job=job.name).set(sum(pod.parked.values()))
+                self.preforked.labels(job=job.name).set(len(pod.preforked))
+                self.preforked_bytes.labels(job=job.name).set(sum(pod.preforked.values()))
                 self.snapshot_bytes.labels(job=job.name).set(pod.snapshot_bytes)
                 self.unreachable.labels(job=job.name).set(len(unreachable.get(job.uid, {})))
                 if steps := [worker.step for worker in pod.workers if worker.step is not None]:

@@ -90,9 +90,9 @@ def pod_states(
                 reason=status.reason or status.refused,
                 generation=status.generation.number if status.generation is not None else 0,
                 shim_pid=status.shim_pid,
-                standby_pid=status.standby_pid,
-                parked=len(status.parked),
-                parked_memory=sum(status.parked.values()),
+                fork_server_pid=status.fork_server_pid,
+                preforked=len(status.preforked),
+                preforked_memory=sum(status.preforked.values()),
                 workers=status.workers,
                 snapshot_bytes=status.snapshot_bytes,
                 unreachable=dict(unreachable.get(uid, {})),
@@ -266,7 +266,7 @@ def spent(start: int, ticks: int, before: tuple[int, int] | None, since: float) 
 def roots_of(status: PodStatus) -> list[int]:
     """The processes of a pod that its shim tells of."""
     workers = [w.pid for w in status.workers if w.state != "exited"]
-    return [pid for pid in (status.shim_pid, status.standby_pid, *workers) if pid]
+    return [pid for pid in (status.shim_pid, status.fork_server_pid, *workers) if pid]
 
 
 def machine_usage() -> MachineUsage:

@@ -100,10 +100,10 @@ def _pod(
             "reason": state.reason,
             "generation": state.generation,
             "shim_pid": state.shim_pid,
-            "standby_pid": state.standby_pid,
+            "fork_server_pid": state.fork_server_pid,
             "snapshot_bytes": state.snapshot_bytes,
-            "parked": state.parked,
-            "parked_memory": state.parked_memory,
+            "preforked": state.preforked,
+            "preforked_memory": state.preforked_memory,
             "workers": [_worker(w, member if fresh else None) for w in state.workers],
         }
     if over or (report is not None and report.state != "running"):
@@ -117,10 +117,10 @@ def _pod(
         "reason": reason,
         "generation": 0 if head is None else head.number,
         "shim_pid": None,
-        "standby_pid": None,
+        "fork_server_pid": None,
         "snapshot_bytes": 0,
-        "parked": 0,
-        "parked_memory": 0,
+        "preforked": 0,
+        "preforked_memory": 0,
         "workers": [] if member is None else _reported_workers(member, report, over),
     }
 

@@ -199,8 +199,8 @@ class PodHandle:
             else:
                 why = self._why_killed or "the shim died"
                 self._set(
-                    phase="gone", reason=why, folder="", standby_pid=None, standby_warm=False,
-                    parked={}, warming=False, rendezvous=None,
+                    phase="gone", reason=why, folder="", fork_server_pid=None, fork_server_warm=False,
+                    preforked={}, warming=False, rendezvous=None,
                 )  # fmt: skip
             return
         if self._loop.time() - self._sweeping_since > STUCK_AFTER:

@@ -25,7 +25,7 @@ from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_at
 from nodeagent.shim.again import PlaceRestarts, is_reaped
 from nodeagent.shim.container import Containers
 from nodeagent.shim.forkserver.binding import bind
-from nodeagent.shim.forkserver.client import Standby
+from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
@@ -48,7 +48,7 @@ class Worker:
     captures: tuple[Capture, Capture]
     pid: int = 0
     pidfd: int = -1
-    by_standby: bool = False
+    by_fork_server: bool = False
     place: str = ""
     """``trainer.0``; empty in a job of one role."""
     held: bool = False
@@ -88,14 +88,14 @@ GANG, WORKER = "gang", "worker"
 RESTARTED_KEPT = 64
 """Ends of workers that were started again alone that are reported: the newest (``model.world.MOST_ALONE``)."""
 REAP_BOUND = 5.0
-"""Seconds until a standby that does not reap is killed, so that the shim can."""
+"""Seconds until a fork server that does not reap is killed, so that the shim can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts(Supervision):
     """What every generation of one pod shares."""
 
-    standby: Standby
+    fork_server: ForkServer
     containers: Containers | None
     """None: the workers see the node's own file system."""
     pod: Mapping[str, Any]
@@ -443,9 +443,9 @@ class RunningGang:
         if self.parts.containers is not None:
             command, env = self.parts.containers.start(command, env, w.local_rank)
             limits = self.parts.containers.limits(limits)
-        elif self.parts.standby.takes(command, env):
-            w.by_standby = True
-            self.parts.standby.fork(
+        elif self.parts.fork_server.takes(command, env):
+            w.by_fork_server = True
+            self.parts.fork_server.fork(
                 command,
                 env,
                 cwd,
@@ -503,14 +503,14 @@ class RunningGang:
             kill_session(w.pid)
         if self.parts.guard.release(w.pid):
             w.stopped = w.fenced = self.fenced = True
-        if w.by_standby:
-            self.parts.standby.reap(w.pid, lambda status: self._on_reaped(w, status))
-            self.parts.loop.after(REAP_BOUND, lambda: None if is_reaped(w) else self.parts.standby.kill())
+        if w.by_fork_server:
+            self.parts.fork_server.reap(w.pid, lambda status: self._on_reaped(w, status))
+            self.parts.loop.after(REAP_BOUND, lambda: None if is_reaped(w) else self.parts.fork_server.kill())
         else:
             self._on_reaped(w, reap(w.pid))
 
     def _on_own_zombie(self, w: Worker) -> None:
-        """It is a zombie child of the shim itself: started cold, or its standby died."""
+        """It is a zombie child of the shim itself: started cold, or its fork server died."""
         self._on_end(w)
         if not is_reaped(w):
             self._on_reaped(w, reap(w.pid))

@@ -136,9 +136,9 @@ class Shim:
         return self.gang is None or self.gang.settled
 
     def _end(self) -> None:
-        """Remove the runtime files and go; the standby goes with us."""
+        """Remove the runtime files and go; the fork server goes with us."""
         self.holder.release()
-        self.preparation.standby.kill()
+        self.preparation.fork_server.kill()
         self.peers.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.loop.stop()
@@ -187,7 +187,7 @@ class Shim:
             if self.holder.token != token or self.holder.failed:
                 self.holder.release()
                 if command["rendezvous"]:
-                    self.holder.hold(token, self.preparation.standby)
+                    self.holder.hold(token, self.preparation.fork_server)
 
     def _do_start(self, command: Command) -> None:
         token = command["token"]
@@ -224,7 +224,7 @@ class Shim:
             write_atomic(path, command["roles_file"], durable=False)
             environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
         parts = Parts(
-            self.loop, self.guard, self.children, self.preparation.standby,
+            self.loop, self.guard, self.children, self.preparation.fork_server,
             self.preparation.containers() if fit else None, self.pod, self.state, self.logs, self._gang_changed,
             self.link.launched, self._file, self._write_out, self._unready,
         )  # fmt: skip
@@ -342,7 +342,7 @@ class Shim:
 
     def status(self) -> dict[str, Any]:
         """As base.PodStatus."""
-        gang, standby = self.gang, self.preparation.standby
+        gang, fork_server = self.gang, self.preparation.fork_server
         phase, reason, code = self.preparation.phase()
         if gang is not None:
             phase, code = gang.phase, 0
@@ -356,10 +356,10 @@ class Shim:
             "code": code,
             "folder": self.preparation.folder,
             "shim_pid": os.getpid(),
-            "standby_pid": standby.pid,
-            "standby_warm": standby.warm,
-            "parked": {child.pid: child.private for child in standby.pool.waiting},
-            "warming": gang is None and standby.warm and standby.pool.filling,
+            "fork_server_pid": fork_server.pid,
+            "fork_server_warm": fork_server.warm,
+            "preforked": {child.pid: child.private for child in fork_server.pool.waiting},
+            "warming": gang is None and fork_server.warm and fork_server.pool.filling,
             "highest": self.highest,
             "generation": gang.token if gang else None,
             "workers": gang.states() if gang else [],

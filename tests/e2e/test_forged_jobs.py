@@ -104,7 +104,7 @@ def until_ran(world: Cluster, file: Path, times: int) -> None:
 
 
 def submit(world: Cluster, name: str, command: list[str], **more: Any) -> dict[str, Any]:
-    spec = {"name": name, "command": command, "nodes": 1, "workers_per_node": 1, "standby": "off", "grace": "1s"}
+    spec = {"name": name, "command": command, "nodes": 1, "workers_per_node": 1, "fork_server": "off", "grace": "1s"}
     world.submit(json.dumps(spec | more))
     return world.job(name)
 

@@ -136,25 +136,26 @@ while step < bound:
 
 
 def slow_job(
-    calm: Cluster, name: str, slow: float, grace: str, standby: str = "on", sleepers: tuple[int, ...] = (1,)
+    calm: Cluster, name: str, slow: float, grace: str, fork_server: str = "on", sleepers: tuple[int, ...] = (1,)
 ) -> Path:
     folder, script = calm.work / name, calm.work / f"{name}.py"
     folder.mkdir()
     script.write_text(SLOW.format(folder=str(folder), slow=slow, sleepers=sleepers))
     calm.submit(
         f"name: {name}\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: 2\nworkers_per_node: 1\n"
-        f"preload: [torch, torch.distributed]\ngrace: {grace}\nstandby: {standby}\n"
+        f"preload: [torch, torch.distributed]\ngrace: {grace}\nfork_server: {fork_server}\n"
     )
     calm.until_running(name, 2)
     calm.until(lambda: len(list(folder.glob("slow.*"))) == 2, 30, "the slow ones are at it")
     return folder
 
 
-@pytest.mark.parametrize("standby", ["on", "off"])
-def test_ranks_in_a_collective_and_in_a_slow_step_leave_after_it(calm: Cluster, standby: str) -> None:
-    """Without a standby rank 0 hosts the store in which they agree, and must not leave before the others have saved."""
-    name = f"slow-{standby}"
-    folder = slow_job(calm, name, slow=5, grace="30s", standby=standby)
+@pytest.mark.parametrize("fork_server", ["on", "off"])
+def test_ranks_in_a_collective_and_in_a_slow_step_leave_after_it(calm: Cluster, fork_server: str) -> None:
+    """Without a fork server rank 0 hosts the store in which they agree, and must not leave before the others have
+    saved."""
+    name = f"slow-{fork_server}"
+    folder = slow_job(calm, name, slow=5, grace="30s", fork_server=fork_server)
     calm.ctl("pause", name, "--timeout", "60s")
     assert [(folder / f"saved.{rank}").read_text() for rank in (0, 1)] == ["5", "5"]
     assert "checkpoint at step 5 in" in calm.ctl("describe", name).stdout

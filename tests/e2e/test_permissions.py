@@ -48,7 +48,7 @@ def socket(world: Cluster, node: str) -> str:
 def submit(world: Cluster, name: str, at: str, check: int = 0, **more: object) -> str:
     """As root, through one node's agent; what the tool said."""
     spec = {"name": name, "command": [SYSTEM_PYTHON, "-c", "import time; time.sleep(600)"], "workers_per_node": 1,
-            "standby": "off", "grace": "1s", "working_dir": "/"}  # fmt: skip
+            "fork_server": "off", "grace": "1s", "working_dir": "/"}  # fmt: skip
     file = world.work / f"{name}.yaml"
     file.write_text(json.dumps(spec | more))
     return world.ctl("--agent", socket(world, at), "submit", str(file), check=check).stderr

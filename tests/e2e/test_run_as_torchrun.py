@@ -174,7 +174,7 @@ def test_without_a_budget_the_first_failure_ends_it(shell: Cluster) -> None:
     assert (shell.work / "once").read_text() == "x"
 
 
-@pytest.mark.parametrize("words", [(), ("--no-standby",)], ids=["standby", "plain"])
+@pytest.mark.parametrize("words", [(), ("--no-fork-server",)], ids=["fork_server", "plain"])
 def test_a_worker_that_cannot_be_bound_to_cores_says_so_and_runs(shell: Cluster, words: tuple[str, ...]) -> None:
     done = give(shell, OURS, "--numa-binding", "node", *words, "talk.py")
     assert "nodeagent: this worker is not bound to cores (node): it has no GPU\n" in done.stderr

@@ -191,7 +191,7 @@ print("forked")
 
 
 def test_children_of_a_parent_that_imported_torch_and_has_no_context_use_cuda(cuda: str) -> None:
-    """As the standby forks its workers."""
+    """As the fork server forks its workers."""
     assert run(cuda, "-c", _FORKS, limit=120) == "forked\n"
 
 

@@ -112,7 +112,7 @@ def real() -> Iterator[RealAgent]:
         agent = RealAgent(Path(folder), redis)
         try:
             agent.client.get("/v1/nodes")
-            words = ("run", "--name", "sleeper", "--nproc-per-node", "1", "--no-standby", "--detach", "--")
+            words = ("run", "--name", "sleeper", "--nproc-per-node", "1", "--no-fork-server", "--detach", "--")
             done = ctl(agent.socket, *words, "sleep", "600")
             assert done.exit_code == 0, done.stderr
             agent.until(lambda: agent.job()["phase"] == "running" and bool(pids(agent.job())), "the job runs")

@@ -36,7 +36,7 @@ def contained(command: tuple[str, ...], folder: Path, path: str, **more: Any) ->
     work = folder / "work"
     work.mkdir(exist_ok=True)
     environ = {"PATH": path, "SECRET_OF_THE_SHELL": "x"}
-    spec = make_spec(command, work, environ=environ, standby=False, **more)
+    spec = make_spec(command, work, environ=environ, fork_server=False, **more)
     return spec.model_copy(update={"container": container})
 
 

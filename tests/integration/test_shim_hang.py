@@ -26,12 +26,12 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         yield one
 
 
-def script(bench: Bench, code: str, *, hang: Hang | None = SHORT, standby: bool = True) -> JobSpec:
+def script(bench: Bench, code: str, *, hang: Hang | None = SHORT, fork_server: bool = True) -> JobSpec:
     file = bench.root / "w.py"
     file.write_text("import os, sys, time\nrank = int(sys.argv[1]) if len(sys.argv) > 1 else 0\n" + code)
     path = str(Path(__file__).parents[2])
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": path}
-    return make_spec((sys.executable, str(file)), bench.root, hang=hang, standby=standby, environ=environ)
+    return make_spec((sys.executable, str(file)), bench.root, hang=hang, fork_server=fork_server, environ=environ)
 
 
 def stall(status: PodStatus) -> Stall:
@@ -55,11 +55,11 @@ while True:
 """
 
 
-@pytest.mark.parametrize("standby", [True, False], ids=["forked", "started cold"])
+@pytest.mark.parametrize("fork_server", [True, False], ids=["forked", "started cold"])
 async def test_a_worker_that_gets_no_further_is_reported_with_its_stacks_until_it_does(
-    bench: Bench, standby: bool
+    bench: Bench, fork_server: bool
 ) -> None:
-    await bench.ready(script(bench, STOPS, standby=standby))
+    await bench.ready(script(bench, STOPS, fork_server=fork_server))
     await bench.running()
     seen = stall(await bench.until(lambda s: s.stall))
     assert (seen.suspects, seen.limit) == (True, 1.0)

@@ -241,14 +241,14 @@ async def test_a_commit_goes_to_the_agent_with_the_generations_token_and_comes_b
 
 
 async def test_a_worker_that_speaks_before_the_shim_knows_its_pid_is_answered_then(tmp_path: Path) -> None:
-    """It runs as soon as it is forked, and the standby's word of it may come later than its own."""
+    """It runs as soon as it is forked, and the fork server's word of it may come later than its own."""
     (tmp_path / "w.py").write_text(SAY.format(root=str(ROOT)))
     change = (
-        "fork = client.Standby.fork\n"
+        "fork = client.ForkServer.fork\n"
         "def late(self, argv, env, cwd, limits, fds, forked):\n"
         "    later = lambda pid, error: self._loop.after(0.5, lambda: forked(pid, error))\n"
         "    fork(self, argv, env, cwd, limits, fds, later)\n"
-        "client.Standby.fork = late"
+        "client.ForkServer.fork = late"
     )
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         await bench.ready(make_spec((sys.executable, str(tmp_path / "w.py"), "child"), tmp_path))
@@ -257,15 +257,15 @@ async def test_a_worker_that_speaks_before_the_shim_knows_its_pid_is_answered_th
             await bench.output_line(UNKNOWN, rank=rank)
 
 
-@pytest.mark.parametrize("standby", [True, False])
-async def test_a_worker_and_its_children_may_speak_and_nobody_else(tmp_path: Path, standby: bool) -> None:
+@pytest.mark.parametrize("fork_server", [True, False])
+async def test_a_worker_and_its_children_may_speak_and_nobody_else(tmp_path: Path, fork_server: bool) -> None:
     (tmp_path / "w.py").write_text(SAY.format(root=str(ROOT)))
     again = f"{sys.executable} {tmp_path}/w.py; exec {sys.executable} {tmp_path}/w.py child"
-    command = (sys.executable, str(tmp_path / "w.py"), "child") if standby else ("sh", "-c", again)
+    command = (sys.executable, str(tmp_path / "w.py"), "child") if fork_server else ("sh", "-c", again)
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(command, tmp_path, standby=standby))
+        await bench.ready(make_spec(command, tmp_path, fork_server=fork_server))
         status = await bench.running(1)
-        await wait_for(lambda: bench.output().count(UNKNOWN) == (1 if standby else 2))
+        await wait_for(lambda: bench.output().count(UNKNOWN) == (1 if fork_server else 2))
         socket_file = next((tmp_path / "run" / "pods").glob("*/s"))
         environ = os.environ | {"NODEAGENT_SOCKET": str(socket_file)}
         stranger = [sys.executable, str(tmp_path / "w.py")]

@@ -39,7 +39,7 @@ async def test_a_shim_that_is_started_as_a_unit_works_as_any_other(
     bench = Bench(tmp_path)
     bench.host = bench.new_host(how=ShimStart(unit=UNIT))
     bench.grant()
-    bench.host.prepare(UID, make_spec(("true",), tmp_path, standby=False))
+    bench.host.prepare(UID, make_spec(("true",), tmp_path, fork_server=False))
     status = await bench.until(lambda s: s.phase == "ready")
     assert status.shim_pid is not None and os.getsid(status.shim_pid) == status.shim_pid
     bench.host.retire(UID)
@@ -61,7 +61,7 @@ async def test_one_that_does_not_start_makes_the_pod_unfit(
     systemd_run(tmp_path, monkeypatch, script)
     bench = Bench(tmp_path)
     bench.host = bench.new_host(how=ShimStart(unit=UNIT))
-    bench.host.prepare(UID, make_spec(("true",), tmp_path, standby=False))
+    bench.host.prepare(UID, make_spec(("true",), tmp_path, fork_server=False))
     status = await bench.until(lambda s: s.phase == "unfit")
     assert status.reason.startswith(f"the shim could not start: {message}; more in: journalctl -u nodeagent-pod-")
     assert not bench.host.connected(UID)

@@ -17,7 +17,7 @@ from tests.sim.virtual import SimClock
 GRACE = 5.0
 """Seconds that a job gives its workers to end in order."""
 WARM_UP = 0.3
-"""Seconds until the first workers of a pod that is ready are parked."""
+"""Seconds until the first workers of a pod that is ready are pre-forked."""
 
 
 HIDDEN: tuple[tuple[int | None, int | None, str], ...] = (
@@ -150,7 +150,7 @@ class SimPod:
         )  # fmt: skip
         return PodStatus(
             uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
-            standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
+            fork_server_warm=True, highest=self.highest, generation=self.generation, workers=workers,
             exits=tuple(self.exits), restarted=tuple(self.restarted), fenced=self.fenced, refused=self.refused,
             rendezvous=self.rendezvous,
             ports=self.ports,
@@ -521,10 +521,10 @@ class SimMachine:
         def warm() -> None:
             if self._acts(uid) is pod and pod.phase == "preparing" and uid not in self.never_ready:
                 pod.phase, pod.folder, pod.warming = "ready", self.folder, True
-                self.later(WARM_UP, parked)
+                self.later(WARM_UP, preforked)
                 self.touch()
 
-        def parked() -> None:
+        def preforked() -> None:
             pod.warming = False
             self.touch()
 

@@ -168,9 +168,9 @@ def test_the_helper_of_worker_scripts_needs_nothing_but_torch() -> None:
     assert not offenders((f for f in FILES if "train" in f.parts), rule)
 
 
-def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
+def test_shim_and_fork_server_need_nothing_but_the_standard_library() -> None:
     """The shim may use its own parts, what wraps system calls, and the waits of restarts. These, and each file of the
-    standby, stand alone: the job's Python need not have nodeagent."""
+    fork server, stand alone: the job's Python need not have nodeagent."""
     server = PACKAGE / "shim" / "forkserver"
     alone = [
         PACKAGE / "osutil" / "linux.py",

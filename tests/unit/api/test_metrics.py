@@ -65,7 +65,7 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     await view.refresh()
     stall = Stall(limit=60.0, suspects=True, ranks=())
     view.own_pods["u1"] = PodStatus(
-        uid="u1", phase="running", parked={11: 1000, 12: 500}, snapshot_bytes=4096, stall=stall,
+        uid="u1", phase="running", preforked={11: 1000, 12: 500}, snapshot_bytes=4096, stall=stall,
         workers=tuple(WorkerState(rank=i, local_rank=i, pid=7 + i, state="running", step=40 + i) for i in range(2)),
     )  # fmt: skip
     sick = view.facts("n1").model_copy(update={"gpus": (Gpu(uuid="GPU-a", index=0),)})

@@ -1,4 +1,4 @@
-"""What makes a node unfit for a pod, which folder its checkpoint_dir is, which commands a standby can stand in
+"""What makes a node unfit for a pod, which folder its checkpoint_dir is, which commands a fork server can stand in
 for."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def a_pod(folder: Path, **changes: Any) -> dict[str, Any]:
         "modules": (),
         "checkpoint_dir": None,
         "limits": {},
-        "standby": True,
+        "fork_server": True,
         "state": str(folder),
     }
     return pod | changes
@@ -54,7 +54,7 @@ def test_fit(tmp_path: Path) -> None:
     marker = tmp_path / "new/ckpt" / MARKER
     here = str(tmp_path.resolve())
     assert found.pop("base")["PATH"] == "/usr/bin:/bin"
-    rest = {"standby": True, "path0": here, "folder": marker.read_text(), "container": None}
+    rest = {"fork_server": True, "path0": here, "folder": marker.read_text(), "container": None}
     assert found == rest | {"env_file": {"TOKEN": "x"}}
     assert check(a_pod(tmp_path))["folder"] == ""
 
@@ -110,7 +110,7 @@ def test_the_jobs_own_path_counts(tmp_path: Path) -> None:
         ("pythonx a.py", None),
     ],
 )
-def test_commands_a_standby_can_run(tmp_path: Path, command: str, program: str | None) -> None:
+def test_commands_a_fork_server_can_run(tmp_path: Path, command: str, program: str | None) -> None:
     (tmp_path / "folder").mkdir()
     assert python_program(command.split(), str(tmp_path)) == program
 

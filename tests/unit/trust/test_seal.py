@@ -62,7 +62,7 @@ def test_without_a_signature() -> None:
 SPECS = {
     "name": "b", "env": {"LD_PRELOAD": "/evil.so"}, "env_file": "/etc/shadow", "working_dir": "/", "user": "root",
     "checkpoint_dir": "/x", "limits": {"core": 1}, "priority": 9, "preload": ("evil",),
-    "guessed": ("evil",), "finish": 1.0, "standby": False, "grace": 1.0,
+    "guessed": ("evil",), "finish": 1.0, "fork_server": False, "grace": 1.0,
     "restarts": RestartLimits(max=1), "policies": (Policy(on=("*",), do="FailJob"),), "hooks": Hooks(pre_start=("sh",)),
     "hold_timeout": 1.0, "time_limit": 1.0, "begin": 1.0, "ttl": 1.0, "queue": "q", "spot": True,
     "after": (After(uid="u", name="x"),),
