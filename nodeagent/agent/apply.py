@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Sequence
 
 import structlog
 
-from nodeagent.agent.guard import TrustGuard
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.context import AgentContext
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
+from nodeagent.agent.verifier import AdmissionVerifier
 from nodeagent.model.job import Checkpoint, JobRecord, Spend
 from nodeagent.model.world import PodReport
 from nodeagent.plan import steps
@@ -27,14 +27,21 @@ from nodeagent.trust.seal import Seal
 
 
 class Applier:
-    """The hands of one agent."""
+    """Carries out the decisions of one agent."""
 
     def __init__(
-        self, shared: Shared, lease: Lease, *, seal: Seal, guard: TrustGuard, stopwatch: Stopwatch, reach: Reach
+        self,
+        context: AgentContext,
+        lease: Membership,
+        *,
+        seal: Seal,
+        verifier: AdmissionVerifier,
+        stopwatch: Stopwatch,
+        reach: Reach,
     ) -> None:
-        self._lease, self._store, self._host = lease, shared.store, shared.host
-        self._clock, self._snapshot, self._random_id = shared.clock, shared.snapshot, shared.random_id
-        self._seal, self._guard, self._stopwatch, self._reach = seal, guard, stopwatch, reach
+        self._lease, self._store, self._host = lease, context.store, context.host
+        self._clock, self._snapshot, self._random_id = context.clock, context.snapshot, context.random_id
+        self._seal, self._verifier, self._stopwatch, self._reach = seal, verifier, stopwatch, reach
         self._logged: dict[str, object] = {}
         self._log = structlog.get_logger("apply").bind(node=lease.node)
 
@@ -100,7 +107,7 @@ class Applier:
 
     def _allowed(self, job: JobRecord) -> bool:
         """Asked of the very record that something is about to be started from: it may be newer than the decision."""
-        return self._guard.refusal(job, self._clock.wall()) is None
+        return self._verifier.refusal(job, self._clock.wall()) is None
 
     async def shelve(self, jobs: Sequence[JobRecord], before: float, most: int) -> bool:
         """Move ended jobs into the history, and what is too old out of it; true if there may be more to remove. Raises
@@ -286,7 +293,7 @@ def _counted(job: JobRecord, spend: Spend | None) -> Spend | None:
 class CommitRequests:
     """Those of one node."""
 
-    def __init__(self, lease: Lease, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal) -> None:
+    def __init__(self, lease: Membership, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal) -> None:
         self._seal = seal
         self._lease, self._store, self._host, self._snapshot = lease, store, host, snapshot
         self._log = structlog.get_logger("commits").bind(node=lease.node)

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
-from nodeagent.agent.lease import Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
+from nodeagent.agent.membership import Membership
 from nodeagent.lease.lending import KeeperAddress, LoanRow
 from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
@@ -40,7 +40,7 @@ class FailsafeWatch:
         self,
         timing: Timing,
         *,
-        lease: Lease,
+        lease: Membership,
         host: PodHost,
         clock: Clock,
         process: LeaseProcess,

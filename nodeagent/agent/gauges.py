@@ -22,7 +22,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
-from nodeagent.plan.failure.faults import spent
+from nodeagent.plan.failure.faults import restarts_spent
 from nodeagent.plan.fairshare.usage import add, goodput, of_job
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.health import claimed
@@ -197,7 +197,7 @@ class Gauges:
         for job in live_jobs(cluster):
             self._read_roles(job)
             self.phase.labels(job=job.name, phase=job.phase).set(max(0, cluster.served - job.since) / 1000)
-            self.spent.labels(job=job.name).set(spent(job, cluster.served))
+            self.spent.labels(job=job.name).set(restarts_spent(job, cluster.served))
             self.limit.labels(job=job.name).set(job.spec.restarts.max)
             self.restarts.labels(job=job.name).set(job.restarts)
             use = add(line.use for line in of_job(job, cluster.served, int(time.time() * 1000)))

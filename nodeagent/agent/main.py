@@ -138,7 +138,7 @@ def _load(file: Path | None) -> AgentConfig:
 def _hopeless() -> tuple[type[Exception], ...]:
     """What starting again cannot repair; each says what to do."""
     from nodeagent.agent.identity import IdentityError
-    from nodeagent.agent.lease import IdTakenError
+    from nodeagent.agent.membership import IdTakenError
     from nodeagent.api.server import ListenError
     from nodeagent.spec.errors import CheckError
     from nodeagent.store.base import StoreRefusedError

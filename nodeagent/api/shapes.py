@@ -18,7 +18,7 @@ from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure.faults import judged_cause, judged_when, spent
+from nodeagent.plan.failure.faults import judged_cause, judged_when, restarts_spent
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.queueing.elastic import borrowed
 from nodeagent.plan.queueing.queue import places
@@ -302,7 +302,7 @@ def _gpus(head: Head | None) -> int:
 
 def budget_json(job: JobRecord, cluster: Cluster) -> Json:
     """The rest of the restart budget within its window."""
-    used = spent(job, cluster.served)
+    used = restarts_spent(job, cluster.served)
     limits = job.spec.restarts
     return {"max": limits.max, "window": limits.window, "used": used, "left": max(0, limits.max - used)}
 

@@ -111,7 +111,7 @@ class Parts(Supervision):
     """A worker of this place is started again: the place is not ready before it is looked at again."""
 
 
-class RunningGang:
+class LocalGang:
     """One generation, from its order to its end. ``places``: of a job of several roles the name of each worker's."""
 
     def __init__(

@@ -22,7 +22,7 @@ from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import MAX_FDS, VERSION, Peer
 
 if TYPE_CHECKING:
-    from nodeagent.shim.gang import RunningGang, Worker
+    from nodeagent.shim.gang import LocalGang, Worker
 
 OPS = "worker."
 """How the names of a worker's messages begin."""
@@ -76,7 +76,7 @@ what failed."""
 class WorkerLink:
     """The names that workers may use. ``gang`` is asked for the present generation."""
 
-    def __init__(self, gang: Callable[[], RunningGang | None]) -> None:
+    def __init__(self, gang: Callable[[], LocalGang | None]) -> None:
         self._gang = gang
         self._handlers: dict[str, Handler] = {}
         self._early: list[tuple[Peer, dict[str, Any], list[int], int]] = []
@@ -225,7 +225,7 @@ class FirstSteps:
     """
 
     def __init__(
-        self, link: WorkerLink, loop: Loop, gang: Callable[[], RunningGang | None], changed: Callable[[], None]
+        self, link: WorkerLink, loop: Loop, gang: Callable[[], LocalGang | None], changed: Callable[[], None]
     ) -> None:
         self._loop, self._gang, self._changed = loop, gang, changed
         link.add("stepped", self._stepped)
@@ -256,7 +256,7 @@ class LeavingWorkers:
     did not ask, so they have all of their grace. Must never lengthen the grace.
     """
 
-    def __init__(self, link: WorkerLink, gang: Callable[[], RunningGang | None]) -> None:
+    def __init__(self, link: WorkerLink, gang: Callable[[], LocalGang | None]) -> None:
         self._gang = gang
         link.add("leave.wait", self._wait)
         link.add("leave.saving", self._saving)

@@ -22,7 +22,7 @@ from typing import Any
 from nodeagent.lease.grants import OBEYED, GrantAnswer
 from nodeagent.osutil.linux import become_subreaper, boottime, lossy_stderr, write_atomic
 from nodeagent.shim.fence import ProcessGuard
-from nodeagent.shim.gang import Parts, RunningGang, note
+from nodeagent.shim.gang import LocalGang, Parts, note
 from nodeagent.shim.hang.watch import HangWatch
 from nodeagent.shim.hook import Supervision
 from nodeagent.shim.link import OPS, FirstSteps, LeavingWorkers, PendingCommits, WorkerLink
@@ -67,7 +67,7 @@ class Shim:
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.place_ports = PlacePorts(self.pod["address"], ports)
-        self.gang: RunningGang | None = None
+        self.gang: LocalGang | None = None
         self.readiness: PlaceReadiness | None = None
         self.hang: HangWatch | None = None
         self.link = WorkerLink(lambda: self.gang)
@@ -231,7 +231,7 @@ class Shim:
         if self.readiness is not None:
             self.readiness.close()
         self.readiness = None
-        self.gang = gang = RunningGang(parts, token, environments, command["ranks"], command["places"])
+        self.gang = gang = LocalGang(parts, token, environments, command["ranks"], command["places"])
         grant = self.guard.look()
         self._heeded = grant.stop_before
         if boottime() > command["not_after"]:

@@ -19,7 +19,7 @@ import pytest
 
 from nodeagent.pods.base import CommitRequest
 from nodeagent.shim import peers
-from nodeagent.shim.gang import RunningGang, Worker
+from nodeagent.shim.gang import LocalGang, Worker
 from nodeagent.shim.link import OPS, Call, WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
@@ -58,7 +58,7 @@ class Desk:
         self.path, self.calls = path, list[Call]()
         self.worker = Worker.__new__(Worker)
         self.worker.rank, self.worker.local_rank, self.worker.pid, self.worker.ended = 5, 1, os.getsid(0), False
-        gang = RunningGang.__new__(RunningGang)
+        gang = LocalGang.__new__(LocalGang)
         gang.token, gang.workers, gang._forking = {"number": 7, "id": "x"}, [self.worker], 0
         gang.parts = cast("Any", SimpleNamespace(containers=None))
         self.link = WorkerLink(lambda: gang)

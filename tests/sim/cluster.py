@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.agent import systemd
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent, OnDisk, Trust
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.shared import Shared as AgentShared
 from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Verb, read_scale
 from nodeagent.api.intents import scale as choose_size
@@ -104,7 +104,7 @@ class Node:
         )
         config = AgentConfig(timing=self.cluster.timing)
         self._identity.take()
-        parts = AgentShared(
+        parts = AgentContext(
             self.name, config.timing, store, self._host, self.clock, process=self._process, metrics=Metrics(),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
             snapshot=SharedSnapshot(config.timing, shared),

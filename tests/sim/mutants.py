@@ -17,10 +17,10 @@ import pytest
 import structlog
 
 from nodeagent.agent import savedview
-from nodeagent.agent.guard import TrustGuard, _Judged
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.pace import WakePace
 from nodeagent.agent.savedview import Acknowledged, Acknowledger, Saver
+from nodeagent.agent.verifier import AdmissionVerifier, _Judged
 from nodeagent.lease import lending
 from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.failsafe import Failsafe as Lender
@@ -323,21 +323,21 @@ def signatures_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     """An agent runs what the store says, whoever signed it."""
     patch.setattr(Seal, "admits", lambda seal, job: True)
     patch.setattr(Seal, "controls", lambda seal, job: True)
-    real = TrustGuard._verdict
+    real = AdmissionVerifier._verdict
     signed = Admission(by="n1", issued=0, expires=1 << 40, signature="")
 
     def verdict(
-        self: TrustGuard, known: _Judged, entry: LedgerEntry | None, now: float
+        self: AdmissionVerifier, known: _Judged, entry: LedgerEntry | None, now: float
     ) -> tuple[RefusalKind | None, str]:
         job = known.job.model_copy(update={"admission": known.job.admission or signed})
         return real(self, replace(known, job=job), entry, now)
 
-    patch.setattr(TrustGuard, "_verdict", verdict)
+    patch.setattr(AdmissionVerifier, "_verdict", verdict)
 
 
 def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
     """An agent runs again what has ended, as long as its signature is good."""
-    patch.setattr(TrustGuard, "_ends", lambda guard, uid, now: None)
+    patch.setattr(AdmissionVerifier, "_ends", lambda guard, uid, now: None)
 
 
 def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
@@ -417,7 +417,7 @@ def promises_not_offered(patch: pytest.MonkeyPatch) -> None:
 def the_first_view_wins(patch: pytest.MonkeyPatch) -> None:
     """A store that was restored from one view does not wait for those that may know better: what had ended is back, and
     what was replaced is formed again beside its successor."""
-    patch.setattr(Lease, "regroup", property(lambda lease: 0.0, lambda lease, value: None), raising=False)
+    patch.setattr(Membership, "regroup", property(lambda lease: 0.0, lambda lease, value: None), raising=False)
 
 
 def the_first_view_is_enough(patch: pytest.MonkeyPatch) -> None:

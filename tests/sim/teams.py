@@ -19,7 +19,7 @@ from nodeagent.model.jobspec import Role
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.world import Cause, Token
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.plan.queueing.reservations import line
 from nodeagent.store.base import StoreRefusedError
@@ -520,7 +520,7 @@ def _decided(view: Cluster, order: int) -> tuple[object, ...]:
     own = replace(
         view, nodes={n: view.nodes[n] for n in nodes}, jobs={uid: view.jobs[uid] for uid in jobs}, notes=Notes()
     )  # fmt: skip
-    shared = sharing(own)
+    shared = transfers(own)
     return shared.takes, shared.gives, shared.stops, [waiting.job.uid for waiting in line(own)]
 
 

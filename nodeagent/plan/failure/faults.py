@@ -42,12 +42,12 @@ class BudgetVerdict:
 
     allowed: bool
     delay_ms: int
-    spent: int
+    restarts_spent: int
     """Spent in the window, this one included."""
     why: str
 
 
-def spent(job: JobRecord, served: int) -> int:
+def restarts_spent(job: JobRecord, served: int) -> int:
     """Restarts that count, no older than the window (served time): of the gang, and of workers alone."""
     since = served - millis(job.spec.restarts.window)
     times = [entry.at for entry in job.budget.values() if entry.counts]
@@ -64,10 +64,10 @@ def alone_times(head: Head | None) -> tuple[int, ...]:
     return tuple(sorted(one.at for report in head.reports.values() for one in report.alone))[-MOST_ALONE:]
 
 
-def judge(job: JobRecord, served: int) -> BudgetVerdict:
+def check_budget(job: JobRecord, served: int) -> BudgetVerdict:
     """Judge one more fault that counts."""
     limits = job.spec.restarts
-    count = spent(job, served) + 1
+    count = restarts_spent(job, served) + 1
     window = f"{limits.window:g} s"
     if count > limits.max:
         return BudgetVerdict(False, 0, count, f"restart budget spent: {limits.max} restarts within {window}")
@@ -318,7 +318,7 @@ def _alone_fault(case: _Case, head: Head) -> Fault | None:
             action = answer(case.job.spec, _role(head, node, one.rank), "WorkerFailed", one.exit)
             if action is not None and action in ENDS:
                 fail, ends = sentence(action, "WorkerFailed", ended), ENDS[action]
-            elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
+            elif one is report.alone[-1] and restarts_spent(case.job, case.at) > limits.max:
                 window = f"{limits.window:g} s"
                 fail = f"restart budget spent: {limits.max} restarts within {window}; last: {ended}"
             if fail:
@@ -372,7 +372,7 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None,
     fail, ends = "", ENDS["FailJob"]
     if event is not None and action is not None and action in ENDS:
         fail, ends = sentence(action, event, cause.text), ENDS[action]
-    elif spend.counts and not (verdict := judge(without(case.job, case.number), case.at)).allowed:
+    elif spend.counts and not (verdict := check_budget(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"
     return Fault(cause, spend, outcome, fail, ends)
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from nodeagent.agent.apply import CommitRequests
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
@@ -70,7 +70,7 @@ class Scene:
         self.uid = record.uid
         self.host, self.store, self.snapshot = Host(self.uid), Shelf(record), Snapshot(Timing())
         self.commits = CommitRequests(
-            cast(Lease, Me()),
+            cast(Membership, Me()),
             store=cast(Store, self.store),
             host=cast(PodHost, self.host),
             snapshot=self.snapshot,

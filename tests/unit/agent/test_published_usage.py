@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.agent.published import SLACK, Meter, machine_usage, roots_of, spent
+from nodeagent.agent.published import SLACK, Meter, cpu_spent, machine_usage, roots_of
 from nodeagent.model.pod import WorkerState
 from nodeagent.osutil.linux import family
 from nodeagent.pods.base import PodStatus
@@ -90,7 +90,7 @@ def test_a_process_that_is_gone_counts_for_nothing() -> None:
 )
 def test_cpu_since_the_last_look(start: int, before: tuple[int, int] | None, shown: int) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
-    assert spent(start, 50, before, (100_000 - SLACK) / ticks) == shown
+    assert cpu_spent(start, 50, before, (100_000 - SLACK) / ticks) == shown
 
 
 def test_the_machine() -> None:

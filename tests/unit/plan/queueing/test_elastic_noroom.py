@@ -10,8 +10,8 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Amount, Queue
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.waiting import explain
-from nodeagent.plan.queueing.elastic import making_room, sharing
-from nodeagent.plan.queueing.ledger import Sharing
+from nodeagent.plan.queueing.elastic import making_room, transfers
+from nodeagent.plan.queueing.transfers import Transfers
 from tests.unit.plan.build import NOW, WALL
 from tests.unit.plan.fairshare.test_reclaim import A, B, C, auto, cluster, formed, job, ones
 
@@ -43,7 +43,7 @@ def why(view: Cluster, name: str = "b1") -> str:
 )
 def test_why_nobody_makes_room(queues: list[Queue], needs: int, text: str) -> None:
     view = cluster(6, queues, ALL, job("b1", needs))
-    assert sharing(view) == Sharing()
+    assert transfers(view) == Transfers()
     assert why(view) == f"nobody makes room for it: {text}"
 
 

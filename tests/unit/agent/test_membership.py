@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.lease import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Lease
+from nodeagent.agent.membership import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.lease.statefiles import Pulse
 from nodeagent.model.facts import MachineUsage, PodUsage
@@ -69,14 +69,14 @@ def usage(memory: int) -> PodUsage:
 def make_lease(
     folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None,
     start: int = 1,
-) -> Lease:  # fmt: skip
+) -> Membership:  # fmt: skip
     identity = Identity(folder, "b")
     identity.incarnation = Incarnation(life=life, start=start)
-    shared = Shared(
+    context = AgentContext(
         "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
         snapshot=Snapshot(TIMING), metrics=metrics or Metrics(),
     )  # fmt: skip
-    return Lease(shared, identity, node("n1").facts)
+    return Membership(context, identity, node("n1").facts)
 
 
 class Away(HereStore):

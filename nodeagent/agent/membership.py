@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.recovery import Known, offer
-from nodeagent.agent.shared import Shared
 from nodeagent.model.facts import PodUsage
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
@@ -47,21 +47,21 @@ class IdTakenError(Exception):
     """Another agent holds this node's id; the text names both addresses."""
 
 
-class Lease:
+class Membership:
     """This node's standing in the cluster."""
 
     def __init__(
         self,
-        shared: Shared,
+        context: AgentContext,
         identity: Identity,
         facts: NodeFacts,
         saved: Callable[[], Saved | None] = lambda: None,
     ) -> None:
         """``identity``: taken. ``saved``: what is on the disk by now."""
-        self.node, self.facts, self._timing = shared.node, facts, shared.timing
-        self._store, self._host, self._clock = shared.store, shared.host, shared.clock
-        self._identity, self._snapshot, self._metrics = identity, shared.snapshot, shared.metrics
-        self._process = shared.process
+        self.node, self.facts, self._timing = context.node, facts, context.timing
+        self._store, self._host, self._clock = context.store, context.host, context.clock
+        self._identity, self._snapshot, self._metrics = identity, context.snapshot, context.metrics
+        self._process = context.process
         self.joined = False
         self.lost = False
         """This life was declared lost, or its id is another's: nothing may run here until there is a new life."""
