@@ -393,16 +393,17 @@ class Saver:
                 await self._disk.write(self._writing.pack(known))
             else:
                 await self._disk.append(news)
-        except BaseException as error:
+        except OSError as error:
             self._writing.doubt()
-            if not isinstance(error, OSError):
-                raise
             self._metrics.save_errors.inc()
             if str(error) != self.trouble:
                 self._log.error("jobs cannot be kept on this disk; trying again", why=str(error))
             self.trouble = str(error)
             self._snapshot.touched.set()
             return
+        except BaseException:  # a part of it may be written
+            self._writing.doubt()
+            raise
         if self.trouble:
             self._log.info("jobs are kept on this disk again")
         self.trouble, self._pointers = "", pointers

@@ -274,13 +274,11 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
     roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
     outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
-    fault = _fault(case, cause, outcome, who.code, roles)
     if kind == "reform":
-        return fault
-    action, text = _asked(case.job, who, reports)
-    if action is not None and action in ENDS:
-        return replace(fault, fail=text, ends=ENDS[action])
-    if fault.fail or action is not None or not _early(case, reports):
+        return _fault(case, cause, outcome, who.code, roles)
+    answered = _asked(case.job, who, reports)
+    fault = _fault(case, cause, outcome, who.code, roles, answered)
+    if fault.fail or answered.action is not None or not _early(case, reports):
         return fault
     if who.victim and case.awaits:
         return fault  # a lost node, or a killed worker, is what they speak of most often: see ADR 39
@@ -290,41 +288,33 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     return replace(fault, fail=f"{text}; {advice} and submit it again")
 
 
-def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> tuple[ActionName | None, str]:
+def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> _PolicyAnswer:
     """What the policies say of the workers that may be the cause, each asked with its own code and role, and why: what
     they say of the first one of which they say something, but ``FailJob`` if they say so of any. The reports of a gang
     have few different codes, so few are asked."""
     cases: dict[tuple[str, int], tuple[str, WorkerExit]] = {}
     for node, exited in may_be_cause(reports, who):
         cases.setdefault((Place.role_of(exited.place), shell_code(exited)), (node, exited))
-    found: ActionName | None = None
-    text = ""
+    found = _PolicyAnswer()
     for (role, code), (node, exited) in cases.items():
         action = answer(job.spec, (role,) if role else (), "WorkerFailed", code)
-        if action is not None and (found is None or action == "FailJob"):
+        if action is not None and (found.action is None or action == "FailJob"):
             other = "" if exited is who.worker else f"; rank {exited.rank} on {node} ended with {describe(exited)}"
-            found, text = action, sentence(action, "WorkerFailed", f"{who.text}{other}")
-    return found, text
+            found = _PolicyAnswer(action, sentence(action, "WorkerFailed", f"{who.text}{other}"))
+    return found
 
 
 def _alone_fault(case: _Case, head: Head) -> Fault | None:
     """Workers that were started again alone end the job where a policy says so of one of them, or they have spent the
     budget together; None: all is well."""
-    limits = case.job.spec.restarts
     for node, report in head.reports.items():
         for one in report.alone:
-            ended = f"{one.text} on {node}"
-            fail, ends = "", ENDS["FailJob"]
-            action = answer(case.job.spec, _role(head, node, one.rank), "WorkerFailed", one.exit)
-            if action is not None and action in ENDS:
-                fail, ends = sentence(action, "WorkerFailed", ended), ENDS[action]
-            elif one is report.alone[-1] and restarts_spent(case.job, case.at) > limits.max:
-                window = f"{limits.window:g} s"
-                fail = f"restart budget spent: {limits.max} restarts within {window}; last: {ended}"
-            if fail:
-                cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
-                found = _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)
-                return replace(found, fail=fail, ends=ends)
+            cause = Cause(kind="worker_failed", text=f"{one.text} on {node}", node=node, rank=one.rank)
+            answered = _answered(case, cause, one.exit, _role(head, node, one.rank))
+            over = one is report.alone[-1] and restarts_spent(case.job, case.at) > case.job.spec.restarts.max
+            if over or answered.action in ENDS:
+                outcome = Outcome(code=one.exit, text=cause.text, error=one.error)
+                return _fault(case, cause, outcome, one.exit, answered=answered)
     return None
 
 
@@ -352,8 +342,36 @@ def _role(head: Head | None, node: str, rank: int | None) -> tuple[str, ...]:
     return (place.role,) if place is not None else ()
 
 
-def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, roles: tuple[str, ...] = ()) -> Fault:
-    """``roles``: whose places it concerns, and whose own policies are asked."""
+@dataclass(frozen=True, slots=True)
+class _PolicyAnswer:
+    """What the policies say of a fault, and the sentence that says why; None: nothing."""
+
+    action: ActionName | None = None
+    text: str = ""
+
+
+def _answered(case: _Case, cause: Cause, code: int | None, roles: tuple[str, ...]) -> _PolicyAnswer:
+    """The policies asked for what this cause means to them, with its own code."""
+    event = EVENTS.get(cause.kind)
+    action = answer(case.job.spec, roles, event, code) if event is not None else None
+    return (
+        _PolicyAnswer()
+        if event is None or action is None
+        else _PolicyAnswer(action, sentence(action, event, cause.text))
+    )
+
+
+def _fault(
+    case: _Case,
+    cause: Cause,
+    outcome: Outcome,
+    code: int | None = None,
+    roles: tuple[str, ...] = (),
+    answered: _PolicyAnswer | None = None,
+) -> Fault:
+    """``roles``: whose places it concerns, and whose own policies are asked. ``answered``: by the policies, if they
+    have been asked already."""
+    answered = _answered(case, cause, code, roles) if answered is None else answered
     spend = Spend(
         at=case.at,
         wall=case.wall,
@@ -367,11 +385,9 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None,
         alone=_alone(case),
         roles=roles,
     )
-    event = EVENTS.get(cause.kind)
-    action = answer(case.job.spec, roles, event, code) if event is not None else None
     fail, ends = "", ENDS["FailJob"]
-    if event is not None and action is not None and action in ENDS:
-        fail, ends = sentence(action, event, cause.text), ENDS[action]
+    if answered.action is not None and answered.action in ENDS:
+        fail, ends = answered.text, ENDS[answered.action]
     elif spend.counts and not (verdict := check_budget(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"
     return Fault(cause, spend, outcome, fail, ends)
