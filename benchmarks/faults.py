@@ -52,7 +52,7 @@ def kill_worker(training: Launcher, world: int) -> Trial:
 
 def kill_worker_again(training: Launcher, world: int) -> Trial:
     """kill -9 of a worker that has only just started: the second of two kills, so soon after the first that nothing
-    can have been parked in between. Those that came too late are tried again."""
+    can have been pre-forked in between. Those that came too late are tried again."""
     for _ in range(TRIES):
         settle()
         old = training.log.newest()

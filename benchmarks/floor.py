@@ -79,8 +79,8 @@ def host_store() -> tuple[int, int]:
         while True:
             signal.pause()
     os.close(write)
-    with os.fdopen(read) as told:
-        return int(told.read()), pid
+    with os.fdopen(read) as reported:
+        return int(reported.read()), pid
 
 
 def become_worker(folder: Path, rank: int, port: int) -> None:
@@ -108,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import torch._dynamo
     import torch.distributed
-    import torch.optim  # noqa: F401 (as the standby does: what the script may import is there)
+    import torch.optim  # noqa: F401 (as the fork server does: what the script may import is there)
 
     from benchmarks import train  # noqa: F401
 

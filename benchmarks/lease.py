@@ -79,7 +79,7 @@ class Study:
     def __enter__(self) -> Study:
         self._ours.__enter__()
         try:
-            job = {"name": JOB, "command": IDLE, "nodes": NODES, "workers_per_node": 1, "standby": "off"}
+            job = {"name": JOB, "command": IDLE, "nodes": NODES, "workers_per_node": 1, "fork_server": "off"}
             file = self._ours.folder / "job.yaml"
             file.write_text(json.dumps(job))
             self._ours.ctl("submit", str(file))

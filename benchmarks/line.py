@@ -22,7 +22,7 @@ from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.world import Cause, Head, Member
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.reservations import line
 
 QUEUES, USERS, GANG = 20, 50, 7
@@ -77,7 +77,7 @@ def _costs(cluster: Cluster) -> tuple[float, ...]:
     at = [time.process_time()]
     line(cluster)
     at.append(time.process_time())
-    sharing(cluster)
+    transfers(cluster)
     at.append(time.process_time())
     for job in cluster.jobs.values():
         decide(cluster, job, 0.0)

@@ -29,6 +29,6 @@ def describe() -> dict[str, str]:
 
 
 def _redis() -> str:
-    told = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
-    name, version = told.split()[0], re.search(r"v=(\S+)", told)
+    output = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    name, version = output.split()[0], re.search(r"v=(\S+)", output)
     return f"{name} {version[1] if version else '?'}"

@@ -168,11 +168,11 @@ class Ours:
 
     def evidence(self) -> str:
         nodes = self.cluster()
-        told = "\n".join(f"{node}:\n{tail(nodes.layout.node(node).agent_log)}" for node in nodes.nodes())
+        reported = "\n".join(f"{node}:\n{tail(nodes.layout.node(node).agent_log)}" for node in nodes.nodes())
         try:
-            return f"{self.ctl('describe', JOB)}\n{told}"
+            return f"{self.ctl('describe', JOB)}\n{reported}"
         except LaunchError as error:
-            return f"{error}\n{told}"
+            return f"{error}\n{reported}"
 
     def killable(self) -> list[str]:
         return [node["name"] for node in self.status()["nodes"] if node["power"] == "on"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import faults, wishes
+from benchmarks import faults, operations
 from benchmarks.faults import EndedError, Trial
 from benchmarks.launcher import Launcher, LaunchError, Shape
 from benchmarks.ours import Ours
@@ -72,7 +72,7 @@ ROWS = {
     "worker_hung": Row(
         f"worker SIGSTOP → first step, limit {HANGING.hang:g} s",
         HANGING,
-        lambda t: wishes.hang_worker(t, HANGING.world),
+        lambda t: operations.hang_worker(t, HANGING.world),
         5,
         instead=NOT_HERE,
     ),
@@ -87,7 +87,7 @@ ROWS = {
     "first_node_killed": Row(
         "node of rank 0 and of the rendezvous killed → the same",
         SHRINKING,
-        lambda t: wishes.lose_first_node(t, FULL, LEFT),
+        lambda t: operations.lose_first_node(t, FULL, LEFT),
         5,
         lambda t: faults.kill_hosting_node(t, "n1", LEFT),
         1,
@@ -95,7 +95,7 @@ ROWS = {
     "agent_killed": Row(
         "agent `kill -9`, started again: training stands still",
         FULL_GANG,
-        wishes.kill_agent,
+        operations.kill_agent,
         5,
         instead=NOT_HERE,
     ),
@@ -110,7 +110,7 @@ ROWS = {
     "drain": Row(
         "node drained: training stands still",
         LEAVING,
-        lambda t: wishes.drain(t, FULL, LEFT),
+        lambda t: operations.drain(t, FULL, LEFT),
         5,
         lambda t: faults.leave_in_order(t, "n2", t.leave_node, FULL, LEFT),
         2,
@@ -118,49 +118,49 @@ ROWS = {
     "scale_down": Row(
         "scaled from 2 nodes to 1: training stands still",
         LEAVING,
-        lambda t: wishes.scale_down(t, FULL, LEFT),
+        lambda t: operations.scale_down(t, FULL, LEFT),
         5,
         instead=HAS_NONE,
     ),
     "scale_up": Row(
         "scaled from 1 node to 3: training stands still",
         SCALING,
-        lambda t: wishes.scale_up(t, SCALING.least * SCALING.workers, SCALING.world),
+        lambda t: operations.scale_up(t, SCALING.least * SCALING.workers, SCALING.world),
         5,
         instead=HAS_NONE,
     ),
     "give_back": Row(
         "borrowed node given back to a job that comes: training stands still",
         BORROWING,
-        lambda t: wishes.give_back(t, BORROWING.world, BORROWING.world - BORROWING.workers),
+        lambda t: operations.give_back(t, BORROWING.world, BORROWING.world - BORROWING.workers),
         5,
         instead=HAS_NONE,
     ),
     "shrink": Row(
         "node above its minimum given up to another queue's job: training stands still",
         TAKING_TURNS,
-        lambda t: wishes.shrink(t, TAKING_TURNS.world, TAKING_TURNS.world - TAKING_TURNS.workers),
+        lambda t: operations.shrink(t, TAKING_TURNS.world, TAKING_TURNS.world - TAKING_TURNS.workers),
         5,
         instead=HAS_NONE,
     ),
     "preempt": Row(
         "another queue's job submitted → it runs, the whole training stopped for it",
         MAKING_ROOM,
-        lambda t: wishes.preempt(t, MAKING_ROOM.world),
+        lambda t: operations.preempt(t, MAKING_ROOM.world),
         3,
         instead=HAS_NONE,
     ),
     "gpu_evicted": Row(
         f"Xid 79 on one of {WITH_GPUS.world} GPUs → first step of the gang without it",
         WITH_GPUS,
-        lambda t: wishes.evict_gpu(t, WITH_GPUS.world),
+        lambda t: operations.evict_gpu(t, WITH_GPUS.world),
         5,
         instead=HAS_NONE,
     ),
     "resume": Row(
         "paused job resumed → first step",
         LEAVING,
-        lambda t: wishes.resume(t, FULL),
+        lambda t: operations.resume(t, FULL),
         5,
         instead=HAS_NONE,
     ),

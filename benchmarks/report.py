@@ -161,8 +161,8 @@ def tables(results: Results, picture: str = "") -> str:
         )
     if "torchrun_default" in results:
         default = results["torchrun_default"]
-        told = default.get("default_instead") or f"{default['default'][0]:.1f} s"
-        parts.append(f"torchrun at its defaults (`--max-restarts` given), worker killed, once: {told}.\n")
+        reported = default.get("default_instead") or f"{default['default'][0]:.1f} s"
+        parts.append(f"torchrun at its defaults (`--max-restarts` given), worker killed, once: {reported}.\n")
     if "steps_per_second" in results:
         rates = results["steps_per_second"]
         compared = ratios(rates["nodeagent"], rates["torchrun"])

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nodeagent.train import snapshot
 
-Told = dict[str, dict[str, list[float]]]
+Reported = dict[str, dict[str, list[float]]]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(args: argparse.Namespace) -> Iterator[Told]:
+def measure(args: argparse.Namespace) -> Iterator[Reported]:
     """One number for each block so far, after each pair: its seconds, the CPU seconds of all ranks, the seconds in the
     call, the CPU seconds in the calls."""
     model = torch.nn.Sequential(
@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> Iterator[Told]:
         block(True)
     lots = random.Random(0)  # the same on all ranks
     kinds = ("seconds", "cpu", "call", "call_cpu")
-    told: Told = {"with": {k: [] for k in kinds}, "without": {k: [] for k in kinds}}
+    reported: Reported = {"with": {k: [] for k in kinds}, "without": {k: [] for k in kinds}}
     for _ in range(args.pairs):
         for take in lots.sample((True, False), 2):
             took = torch.tensor(block(take), dtype=torch.float64)
@@ -76,8 +76,8 @@ def measure(args: argparse.Namespace) -> Iterator[Told]:
             ranks = dist.get_world_size()
             whole = {"seconds": took[0] / ranks, "cpu": took[1], "call": took[2] / ranks, "call_cpu": took[3]}
             for kind, value in whole.items():
-                told["with" if take else "without"][kind].append(round(float(value), 6))
-        yield told
+                reported["with" if take else "without"][kind].append(round(float(value), 6))
+        yield reported
 
 
 def main() -> None:
@@ -87,9 +87,9 @@ def main() -> None:
     load = os.getloadavg()[0]
     busy = f"at a load of {load:.0f} on {os.cpu_count()} cores"
     facts = {"load": busy, "state_mb": round(size / 1e6, 1), "ranks": dist.get_world_size(), "every": args.every}
-    for told in measure(args):  # what there is counts, also if it is stopped
+    for reported in measure(args):  # what there is counts, also if it is stopped
         if dist.get_rank() == 0:
-            args.out.write_text(json.dumps(facts | told))
+            args.out.write_text(json.dumps(facts | reported))
     if dist.get_rank() == 0:
         print(f"written: {args.out}; python -m benchmarks.paired {args.out} sums it up")
     dist.destroy_process_group()

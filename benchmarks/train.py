@@ -62,9 +62,9 @@ def main() -> None:
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         step = state["step"]
-    told = torch.tensor([time.time_ns(), step])
-    dist.broadcast(told, 0)
-    gang, first = int(told[0]), int(told[1])
+    reported = torch.tensor([time.time_ns(), step])
+    dist.broadcast(reported, 0)
+    gang, first = int(reported[0]), int(reported[1])
     if step != first:
         raise SystemExit(f"rank {rank} resumes at step {step}, rank 0 at step {first}")
 

@@ -20,20 +20,12 @@ from nodeagent.agent.metrics import MAX_SERIES, Metrics
 from nodeagent.ctl.torchline import FLAGS
 from nodeagent.hardware.judging.judge import rules
 from nodeagent.model.health import Kind, Severity
-from nodeagent.model.job import Phase
+from nodeagent.model.job import TERMINAL, Phase
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.timing import RELEASE, Timing
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind
-from nodeagent.plan.steps import (
-    GENERATION_MEANING,
-    MEANING,
-    POD_MEANING,
-    TRANSITIONS,
-    diagram,
-    generation_diagram,
-    pod_diagram,
-)
+from nodeagent.plan.steps import GENERATION, GENERATION_MEANING, MEANING, POD, POD_MEANING, TRANSITIONS, diagram
 
 ARCHITECTURE = Path(__file__).with_name("architecture.md")
 PROTOCOL = Path(__file__).with_name("protocol.md")
@@ -53,14 +45,23 @@ def phases() -> str:
     for step, meaning in MEANING.items():
         before = ", ".join(phase for phase, taken in TRANSITIONS if taken == step)
         rows.append(f"| {step} | {meaning} | {before} |")
-    return "\n".join(["```mermaid", diagram(), "```", "", *rows])
+    return "\n".join(["```mermaid", diagram(TRANSITIONS, "queued", sorted(TERMINAL)), "```", "", *rows])
 
 
 def lifecycles() -> str:
     """A generation and a pod as Mermaid diagrams, with what each step means."""
-    lines = ["A generation:", "", "```mermaid", generation_diagram(), "```", "", "| step | taken when |", "|---|---|"]
+    lines = [
+        "A generation:",
+        "",
+        "```mermaid",
+        diagram(GENERATION, "forming", ["ended"]),
+        "```",
+        "",
+        "| step | taken when |",
+        "|---|---|",
+    ]
     lines += [f"| {step} | {meaning} |" for step, meaning in GENERATION_MEANING.items()]
-    lines += ["", "A node's pod of a job:", "", "```mermaid", pod_diagram(), "```", ""]
+    lines += ["", "A node's pod of a job:", "", "```mermaid", diagram(POD, "empty"), "```", ""]
     lines += [
         "| step | taken when |",
         "|---|---|",

@@ -33,7 +33,7 @@ ARROWS: Graph = {
     "pods": ("model", "osutil", "spec", "lease", "shim"),
     "plan": ("model", "pods"),
     "diag": ("model", "osutil", "hardware", "spec"),
-    "doctor": ("model", "spec", "trust", "store", "shim", "plan"),
+    "doctor": ("model", "osutil", "spec", "trust", "store", "shim", "plan"),
     "agent": ("model", "osutil", "hardware", "spec", "trust", "store", "lease", "pods", "plan"),
     "api": ("model", "spec", "trust", "store", "pods", "plan", "agent"),
     "ctl": ("api",),

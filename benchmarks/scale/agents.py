@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.scale import records
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.context import AgentContext
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
@@ -58,11 +58,11 @@ class Agent:
         }
         identity: Any = SimpleNamespace(incarnation=records.life(node))  # it keeps its life
         self._era = ""
-        shared = Shared(
+        context = AgentContext(
             node, timing, self.store, clock=SystemClock(), random_id=lambda: "r", snapshot=self.snapshot,
             metrics=Metrics(), **stubs,
         )  # fmt: skip
-        self._lease = Lease(shared, identity, records.facts(node))
+        self._lease = Membership(context, identity, records.facts(node))
 
     async def join(self) -> None:
         await self._lease.join()

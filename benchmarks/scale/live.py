@@ -135,7 +135,8 @@ class Site:
         self.lives = self.lives_now()
         job = {
             "name": JOB, "command": [sys.executable, "-sSE", stepper.__file__, str(self.one.work / "steps")],
-            "nodes": f"{max(1, self.nodes // 2)}:{self.nodes}", "workers_per_node": 1, "standby": "off", "grace": "1s",
+            "nodes": f"{max(1, self.nodes // 2)}:{self.nodes}", "workers_per_node": 1,
+            "fork_server": "off", "grace": "1s",
             "restarts": {"max": 60, "window": "1m", "backoff": "0s..0s"},
         }  # fmt: skip
         self.one.submit(json.dumps(job))

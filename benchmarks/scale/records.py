@@ -56,7 +56,8 @@ def pod(uid: str, node: str, rank: int) -> PodState:
     """As a member's agent publishes it while its workers train."""
     machine = MachineUsage(load=9.5, cpus=192, memory_used=2 * 10**11, memory_total=2 * 10**12)
     return PodState(
-        uid=uid, job="train", role="worker", node=node, phase="running", generation=1, shim_pid=5000, standby_pid=5001,
+        uid=uid, job="train", role="worker", node=node, phase="running", generation=1, shim_pid=5000,
+        fork_server_pid=5001,
         workers=tuple(
             WorkerState(rank=GPUS * rank + i, local_rank=i, pid=6000 + i, state="running", step=1234, doing="train")
             for i in range(GPUS)

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from benchmarks.scale.records import FREE, crowd, names
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.published import Publisher
-from nodeagent.agent.rounds import EndedJobs, OwnPods, Rounds, Turns
-from nodeagent.agent.shared import Shared
+from nodeagent.agent.rounds import EndedJobs, OwnPods, ProposalTurns, Rounds
 from nodeagent.model.node import Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.plan.cluster import Cluster, Notes
@@ -61,7 +61,7 @@ class _Measured:
         me = next(iter(cluster.nodes.values()))
         nothing: Callable[..., Awaitable[bool]] = _no
         unread: Any = None
-        shared = Shared(
+        context = AgentContext(
             me.id, Timing(), store=unread, process=unread, metrics=unread, random_id=lambda: "r",
             host=cast("Any", SimpleNamespace(status=lambda: self._pods)),
             clock=cast("Any", SimpleNamespace(now=time.monotonic, wall=time.time)),
@@ -78,11 +78,11 @@ class _Measured:
             "pace": SimpleNamespace(left=lambda _now: 0.0),
         }
         reach: Any = SimpleNamespace(unreachable={})
-        turns = Turns(shared, applier)
+        turns = ProposalTurns(context, applier)
         self.rounds = Rounds(
-            shared, lambda: self.cluster, own=OwnPods(shared, lease, applier, standbys=lambda: 2, **stubs),
-            publisher=Publisher(shared, lease, OwnMachine(), reach), turns=turns,
-            ended=EndedJobs(shared, applier, turns, RetentionConfig), restarts=unread,
+            context, lambda: self.cluster, own=OwnPods(context, lease, applier, standbys=lambda: 2, **stubs),
+            publisher=Publisher(context, lease, OwnMachine(), reach), turns=turns,
+            ended=EndedJobs(context, applier, turns, RetentionConfig), restarts=unread,
         )  # fmt: skip
 
     async def _pod(self, action: PodAction) -> bool:

@@ -101,10 +101,10 @@ async def _formed(crew: Crew, job: JobRecord) -> tuple[JobRecord, Cost]:
     await crew.read()
     proposed, job = await crew.meter.of(crew.propose(job))
     members = len(crew.gang)
-    told = await crew.news(crew.members)
+    reported = await crew.news(crew.members)
     ack, ends = await crew.acks(job)
     active = await crew.woken(crew.members)
-    cost = proposed + (told + active) * members + ack * (members - 2) + ends
+    cost = proposed + (reported + active) * members + ack * (members - 2) + ends
     return crew.members[0].cluster().jobs[crew.uid], cost
 
 
@@ -112,9 +112,9 @@ class _Fault(NamedTuple):
     """A worker has failed, and all train again. What that cost all members together, in the order in which it goes."""
 
     job: JobRecord
-    heard: Cost
+    received: Cost
     """The report, and that all read it."""
-    told: Cost
+    reported: Cost
     """The proposal, and that all read it."""
     acks: Cost
     active: Cost
@@ -126,7 +126,7 @@ class _Fault(NamedTuple):
 
     @property
     def gang(self) -> Cost:
-        return self.heard + self.told + self.acks + self.active
+        return self.received + self.reported + self.acks + self.active
 
 
 async def _fault(crew: Crew, job: JobRecord) -> _Fault:
@@ -134,17 +134,17 @@ async def _fault(crew: Crew, job: JobRecord) -> _Fault:
     blamed, *others = crew.members
     members = len(crew.gang)
     report, _ = await crew.meter.of(blamed.report(job, FAILED))
-    heard = await crew.woken(others)
+    received = await crew.woken(others)
     job = others[0].cluster().jobs[crew.uid]
     decided = _decided(others[0], crew.uid)
     proposed, job = await crew.meter.of(crew.propose(job))
-    told = await crew.woken(crew.members)
+    reported = await crew.woken(crew.members)
     ack, ends = await crew.acks(job)
     active = await crew.woken(crew.members)
     return _Fault(
-        blamed.cluster().jobs[crew.uid], report + heard * (members - 1), proposed + told * members,
+        blamed.cluster().jobs[crew.uid], report + received * (members - 1), proposed + reported * members,
         ack * (members - 2) + ends, active * members, ack,
-        heard.here + told.here + ack.here + active.here + decided,
+        received.here + reported.here + ack.here + active.here + decided,
     )  # fmt: skip
 
 
@@ -204,11 +204,11 @@ async def _emptied(crew: Crew) -> Figures:
 async def _answers(crew: Crew, when: str) -> Figures:
     figures: Figures = {}
     for name, ask in answers.QUESTIONS.items():
-        told = [await crew.meter.of(ask(crew.members[0])) for _ in range(ASKED)]
-        figures[f"{name}{when}, ms"] = statistics.median(one.cpu for _, one in told)
-        figures[f"{name}{when}, on the loop, ms"] = statistics.median(one.loop for _, one in told)
-        figures[f"{name}{when}, Redis ms"] = statistics.median(cost.redis for cost, _ in told) / 1000
-        figures[f"{name}{when}, bytes"] = told[0][1].size
+        reported = [await crew.meter.of(ask(crew.members[0])) for _ in range(ASKED)]
+        figures[f"{name}{when}, ms"] = statistics.median(one.cpu for _, one in reported)
+        figures[f"{name}{when}, on the loop, ms"] = statistics.median(one.loop for _, one in reported)
+        figures[f"{name}{when}, Redis ms"] = statistics.median(cost.redis for cost, _ in reported) / 1000
+        figures[f"{name}{when}, bytes"] = reported[0][1].size
     return figures
 
 

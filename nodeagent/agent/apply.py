@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Sequence
 
 import structlog
 
-from nodeagent.agent.guard import TrustGuard
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.context import AgentContext
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
+from nodeagent.agent.verifier import AdmissionVerifier
 from nodeagent.model.job import Checkpoint, JobRecord, Spend
 from nodeagent.model.world import PodReport
 from nodeagent.plan import steps
@@ -27,14 +27,21 @@ from nodeagent.trust.seal import Seal
 
 
 class Applier:
-    """The hands of one agent."""
+    """Carries out the decisions of one agent."""
 
     def __init__(
-        self, shared: Shared, lease: Lease, *, seal: Seal, guard: TrustGuard, stopwatch: Stopwatch, reach: Reach
+        self,
+        context: AgentContext,
+        lease: Membership,
+        *,
+        seal: Seal,
+        verifier: AdmissionVerifier,
+        stopwatch: Stopwatch,
+        reach: Reach,
     ) -> None:
-        self._lease, self._store, self._host = lease, shared.store, shared.host
-        self._clock, self._snapshot, self._random_id = shared.clock, shared.snapshot, shared.random_id
-        self._seal, self._guard, self._stopwatch, self._reach = seal, guard, stopwatch, reach
+        self._lease, self._store, self._host = lease, context.store, context.host
+        self._clock, self._snapshot, self._random_id = context.clock, context.snapshot, context.random_id
+        self._seal, self._verifier, self._stopwatch, self._reach = seal, verifier, stopwatch, reach
         self._logged: dict[str, object] = {}
         self._log = structlog.get_logger("apply").bind(node=lease.node)
 
@@ -100,7 +107,7 @@ class Applier:
 
     def _allowed(self, job: JobRecord) -> bool:
         """Asked of the very record that something is about to be started from: it may be newer than the decision."""
-        return self._guard.refusal(job, self._clock.wall()) is None
+        return self._verifier.refusal(job, self._clock.wall()) is None
 
     async def shelve(self, jobs: Sequence[JobRecord], before: float, most: int) -> bool:
         """Move ended jobs into the history, and what is too old out of it; true if there may be more to remove. Raises
@@ -120,7 +127,7 @@ class Applier:
         return {n: node.facts.peer for n in peers if (node := self._snapshot.node(n)) is not None}
 
     def _news(self, uid: str, what: object) -> bool:
-        """Whether this was not said already: what is sent again while the store is away is logged once."""
+        """Whether this was not logged before: what is sent again while the store is away is logged once."""
         news = self._logged.get(uid) != what
         self._logged[uid] = what
         return news
@@ -154,7 +161,7 @@ class Applier:
 
     async def give_back(self, recovery: Recovery) -> bool:
         """Have a finished recovery, or a first start, in the audit log. One that another report came before is not
-        told there."""
+        written there."""
         job, node = self._snapshot.job(recovery.uid), self._lease.node
         if job is None or job.head is None:
             return False
@@ -286,13 +293,13 @@ def _counted(job: JobRecord, spend: Spend | None) -> Spend | None:
 class CommitRequests:
     """Those of one node."""
 
-    def __init__(self, lease: Lease, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal) -> None:
+    def __init__(self, lease: Membership, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal) -> None:
         self._seal = seal
         self._lease, self._store, self._host, self._snapshot = lease, store, host, snapshot
         self._log = structlog.get_logger("commits").bind(node=lease.node)
 
     async def carry(self) -> None:
-        """All that is wished for now. Raises StoreUnavailableError: the wishes stay for another time."""
+        """Carry out all requests of now. Raises StoreUnavailableError: the requests stay for another time."""
         for uid, status in self._host.status().items():
             wanted = status.commit
             if wanted is None:
@@ -311,7 +318,7 @@ class CommitRequests:
                 )
             except StoreRefusedError as refusal:
                 if refusal.code == "recovering":
-                    continue  # it is decided when every agent has said what it knows
+                    continue  # it is decided when every agent has sent what it knows
                 log.warning("not committed", code=refusal.code, why=str(refusal))
                 self._host.committed(uid, wanted, str(refusal))
             else:

@@ -155,7 +155,7 @@ AGAIN = 300.0
 
 
 class Preflight:
-    """One node's. A run that passed counts for every job, whoever asked for it."""
+    """One node's. A run that passed counts for every job and every user."""
 
     def __init__(self, config: PreflightConfig, node: str, diagnosis: Diagnosis, clock: Clock) -> None:
         self._config, self._node, self._diagnosis, self._clock = config, node, diagnosis, clock

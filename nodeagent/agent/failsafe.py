@@ -2,7 +2,7 @@
 
 The lease process asks and answers (``lease/failsafe.py``); this tells it what it has to know of this node's jobs, and
 knows what it has promised. Who the keepers are is ``plan/nodes/failsafe.py``'s. Must never let go of a job before the
-lease process has been told, and its promises were read after that.
+lease process has the order, and its promises were read after that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
-from nodeagent.agent.lease import Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
+from nodeagent.agent.membership import Membership
 from nodeagent.lease.lending import KeeperAddress, LoanRow
 from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
@@ -40,7 +40,7 @@ class FailsafeWatch:
         self,
         timing: Timing,
         *,
-        lease: Lease,
+        lease: Membership,
         host: PodHost,
         clock: Clock,
         process: LeaseProcess,
@@ -73,7 +73,7 @@ class FailsafeWatch:
         return changed
 
     async def let_promises_end(self) -> bool:
-        """Promise nothing more, and wait until what was promised is over. False if the lease process could not be told:
+        """Promise nothing more, and wait until what was promised is over. False if the order could not be written:
         then it may promise on."""
         self.leaving = True
         if not self._write(self._cluster()):
@@ -84,7 +84,7 @@ class FailsafeWatch:
 
     def promised(self, cluster: Cluster) -> Mapping[str, float]:
         """The jobs that this node may still lend to, so that it may not let go of them yet, and until when (our clock).
-        What the lease process must not lend to any more, as this view has it, it is told first: what it promises after
+        What the lease process must not lend to any more, as this view has it, is written first: what it promises after
         that it does not say."""
         now, me = self._clock.now(), self._lease.node
         written = self._write(cluster)

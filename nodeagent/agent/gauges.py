@@ -22,7 +22,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
-from nodeagent.plan.failure.faults import spent
+from nodeagent.plan.failure.faults import restarts_spent
 from nodeagent.plan.fairshare.usage import add, goodput, of_job
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.health import claimed
@@ -197,7 +197,7 @@ class Gauges:
         for job in live_jobs(cluster):
             self._read_roles(job)
             self.phase.labels(job=job.name, phase=job.phase).set(max(0, cluster.served - job.since) / 1000)
-            self.spent.labels(job=job.name).set(spent(job, cluster.served))
+            self.spent.labels(job=job.name).set(restarts_spent(job, cluster.served))
             self.limit.labels(job=job.name).set(job.spec.restarts.max)
             self.restarts.labels(job=job.name).set(job.restarts)
             use = add(line.use for line in of_job(job, cluster.served, int(time.time() * 1000)))
@@ -282,8 +282,8 @@ class Gauges:
             gauge.clear()
         for job in live_jobs(cluster):
             if (pod := pods.get(job.uid)) is not None:
-                self.preforked.labels(job=job.name).set(len(pod.parked))
-                self.preforked_bytes.labels(job=job.name).set(sum(pod.parked.values()))
+                self.preforked.labels(job=job.name).set(len(pod.preforked))
+                self.preforked_bytes.labels(job=job.name).set(sum(pod.preforked.values()))
                 self.snapshot_bytes.labels(job=job.name).set(pod.snapshot_bytes)
                 self.unreachable.labels(job=job.name).set(len(unreachable.get(job.uid, {})))
                 if steps := [worker.step for worker in pod.workers if worker.step is not None]:

@@ -30,7 +30,7 @@ from nodeagent.spec.healthconfig import HealthConfig
 HOST_PIDS = 0xEFFFFFFC
 """Inode of the machine's own pid namespace: there the driver and /proc speak of the same pids."""
 MOST_PROCESSES = 4096
-"""Processes of this node's pods that are told from others' on a GPU."""
+"""The most processes of this node's pods that are distinguished from others' on a GPU."""
 
 
 class Facts(TypedDict):

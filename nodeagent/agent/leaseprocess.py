@@ -78,8 +78,8 @@ class LeaseProcess(Protocol):
         """The agent is there."""
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
-        """By this it asks for failsafe time, and lends it, from now on. False if that cannot be said: then it may go by
-        what it knew before."""
+        """By this it asks for failsafe time, and lends it, from now on. False if the order cannot be written: then it
+        may go by what it knew before."""
 
     def promises(self) -> Promises | None:
         """What it has promised others; None if nobody can know that yet."""
@@ -97,7 +97,7 @@ class LeaseProcess(Protocol):
         """What it last granted, and when; None if it has not turned yet."""
 
     def unannounced(self) -> int:
-        """The newest revision in the store that woke nobody, as of its last renewal; 0: it has not said any."""
+        """The newest revision in the store that woke nobody, as of its last renewal; 0: it has written none."""
 
     def status(self) -> tuple[State, str]:
         """What it is at, and why."""
@@ -130,7 +130,7 @@ class LocalLeaseProcess:
         self._tended = False
         """The order is this agent's."""
         self._known: Table | None = None
-        """What it was told last of the jobs."""
+        """What was written last of the jobs."""
         self._written: Table | None = None
         """The same with numeric addresses, as it is written down."""
         self._names = Names(self._write_table)
@@ -150,7 +150,7 @@ class LocalLeaseProcess:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_order(self._folder, order)
         except OSError as error:
-            self._complain(f"the lease process cannot be told what to do: {error}")
+            self._complain(f"the lease process's order cannot be written: {error}")
             return
         self._order, self._tended, self._ended, self._trouble = order, True, False, ""
         self._changed.set()
@@ -181,7 +181,7 @@ class LocalLeaseProcess:
         try:
             order_file(self._folder).unlink(missing_ok=True)
         except OSError as error:
-            self._complain(f"the lease process cannot be told that the lease was given back: {error}")
+            self._complain(f"the order that gives the lease back cannot be written: {error}")
         self._changed.set()
         self.wake()
 
@@ -216,7 +216,7 @@ class LocalLeaseProcess:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_table(self._folder, table)
         except OSError as error:
-            self._complain(f"the lease process cannot be told of the jobs: {error}")
+            self._complain(f"the jobs cannot be written for the lease process: {error}")
             return
         self._written = table
 

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent.agent.apply import Applier, CommitRequests
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.failsafe import FailsafeWatch
-from nodeagent.agent.guard import TrustGuard, Upkeep
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.machine import OwnMachine
+from nodeagent.agent.membership import HOPELESS, PODS_REFRESH, Membership
 from nodeagent.agent.metrics import RestartCounter
 from nodeagent.agent.pace import BeatPeriod, WakePace
 from nodeagent.agent.published import Advert, Publisher, agent_health
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.rounds import EndedJobs, OwnPods, Rounds, Turns
+from nodeagent.agent.rounds import EndedJobs, OwnPods, ProposalTurns, Rounds
 from nodeagent.agent.savedview import Acknowledged, Acknowledger, Disk, Saver, Writing
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch
+from nodeagent.agent.verifier import AdmissionVerifier, Upkeep
 from nodeagent.agent.view import AgentHealth
 from nodeagent.model.health import RepairState
 from nodeagent.model.node import NodeFacts, NodeRecord
@@ -82,12 +82,12 @@ class OnDisk:
 
 
 class Agent:
-    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again."""
+    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what trying again cannot repair."""
 
     def __init__(
         self,
         config: AgentConfig,
-        shared: Shared,
+        context: AgentContext,
         identity: Identity,
         facts: NodeFacts,
         *,
@@ -97,17 +97,17 @@ class Agent:
         machine: OwnMachine,
     ) -> None:
         """``identity``: taken. ``facts``: as of this start."""
-        self._config, self._node, self._timing = config, shared.node, shared.timing
-        self._store, self._host, self._clock = shared.store, shared.host, shared.clock
-        self._snapshot, self._process, self._metrics = shared.snapshot, shared.process, shared.metrics
+        self._config, self._node, self._timing = config, context.node, context.timing
+        self._store, self._host, self._clock = context.store, context.host, context.clock
+        self._snapshot, self._process, self._metrics = context.snapshot, context.process, context.metrics
         self._trust, self._machine = trust, machine
-        self._guard = TrustGuard(self._node, trust.seal, disk.ledger, self._metrics)
+        self._verifier = AdmissionVerifier(self._node, trust.seal, disk.ledger, self._metrics)
         self._beat_now = asyncio.Event()
         self.saver = Saver(
             self._node, disk.view, trust.writing, snapshot=self._snapshot, clock=self._clock, metrics=self._metrics,
             notify=self._beat_now.set,
         )  # fmt: skip
-        self._lease = Lease(shared, identity, facts, lambda: self.saver.saved)
+        self._lease = Membership(context, identity, facts, lambda: self.saver.saved)
         self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
         self._acknowledge = Acknowledger(
             self._node, self.saver, store=self._store, clock=self._clock, cluster=self.cluster,
@@ -118,25 +118,26 @@ class Agent:
             cluster=self.cluster,
         )  # fmt: skip
         self._wake, self._pace = self._host.changed, WakePace(self._node, self._timing)
-        """Whoever calls for a round sets it, as the host does with each change of a pod."""
+        """Set to ask for a round, as the host does with each change of a pod."""
         self._beat_period, self._watched = BeatPeriod(self._node, self._timing), False
         self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(self._node)
         applier = Applier(
-            shared, self._lease, seal=trust.seal, guard=self._guard, stopwatch=stopwatch, reach=self._reach
+            context, self._lease, seal=trust.seal, verifier=self._verifier, stopwatch=stopwatch, reach=self._reach
         )
         self.advert = Advert(self._node, config.cluster, trust.key, self._lease)
         commits = CommitRequests(
             self._lease, store=self._store, host=self._host, snapshot=self._snapshot, seal=trust.seal
         )
         own = OwnPods(
-            shared, self._lease, applier, failsafe=self._failsafe, commits=commits, stopwatch=stopwatch,
+            context, self._lease, applier, failsafe=self._failsafe, commits=commits, stopwatch=stopwatch,
             pace=self._pace, standbys=lambda: self._config.jobs.standbys,
         )  # fmt: skip
-        turns = Turns(shared, applier)
+        turns = ProposalTurns(context, applier)
         self._round = Rounds(
-            shared, self.cluster, own=own, publisher=Publisher(shared, self._lease, machine, self._reach), turns=turns,
-            ended=EndedJobs(shared, applier, turns, lambda: self._config.jobs.retention),
+            context, self.cluster, own=own, turns=turns,
+            publisher=Publisher(context, self._lease, machine, self._reach),
+            ended=EndedJobs(context, applier, turns, lambda: self._config.jobs.retention),
             restarts=RestartCounter(self._node, self._metrics, disk.restarts),
         )  # fmt: skip
         self._lag = self._meter_at = 0.0
@@ -156,7 +157,7 @@ class Agent:
         agent does not disturb them."""
         await self._host.adopt()
         upkeep = Upkeep(
-            self._guard,
+            self._verifier,
             self._trust.seal,
             lease=self._lease,
             store=self._store,
@@ -452,12 +453,12 @@ class Agent:
 
     def cluster(self) -> Cluster:
         snapshot = self._snapshot
-        refused = self._guard.look(
+        refused = self._verifier.look(
             snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.complete and not snapshot.recovering,
             seasoned=self._lease.seasoned, unread=snapshot.unread,
         )  # fmt: skip
         return snapshot.cluster(
-            self._clock.now(), refused, self._guard.tree(snapshot.queues), self._guard.windows(snapshot.windows)
+            self._clock.now(), refused, self._verifier.tree(snapshot.queues), self._verifier.windows(snapshot.windows)
         )
 
     def me(self) -> NodeRecord | None:

@@ -1,7 +1,7 @@
 """``nodeagent``: the daemon's command line. Reads the config, at the start and on SIGHUP, and says what is wrong
 with it; what a running agent is made of is ``serve.py``'s.
 
-Owns which keys a running agent can take over. Must never start anything anew: what needs that is told, and a restart
+Owns which keys a running agent can take over. Must never start anything anew: what needs that is logged, and a restart
 costs training nothing.
 """
 
@@ -136,9 +136,9 @@ def _load(file: Path | None) -> AgentConfig:
 
 
 def _hopeless() -> tuple[type[Exception], ...]:
-    """What starting again cannot mend; each says what to do."""
+    """What starting again cannot repair; each says what to do."""
     from nodeagent.agent.identity import IdentityError
-    from nodeagent.agent.lease import IdTakenError
+    from nodeagent.agent.membership import IdTakenError
     from nodeagent.api.server import ListenError
     from nodeagent.spec.errors import CheckError
     from nodeagent.store.base import StoreRefusedError

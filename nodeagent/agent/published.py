@@ -14,12 +14,12 @@ from types import MappingProxyType
 
 import psutil
 
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.failsafe import FailsafeWatch
-from nodeagent.agent.lease import Lease
 from nodeagent.agent.machine import OwnMachine
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.savedview import Saver
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.view import AgentHealth
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Notice, Readiness
@@ -90,9 +90,9 @@ def pod_states(
                 reason=status.reason or status.refused,
                 generation=status.generation.number if status.generation is not None else 0,
                 shim_pid=status.shim_pid,
-                standby_pid=status.standby_pid,
-                parked=len(status.parked),
-                parked_memory=sum(status.parked.values()),
+                fork_server_pid=status.fork_server_pid,
+                preforked=len(status.preforked),
+                preforked_memory=sum(status.preforked.values()),
                 workers=status.workers,
                 snapshot_bytes=status.snapshot_bytes,
                 unreachable=dict(unreachable.get(uid, {})),
@@ -102,7 +102,7 @@ def pod_states(
 
 
 def agent_health(
-    lease: Lease,
+    lease: Membership,
     failsafe: FailsafeWatch,
     saver: Saver,
     lag: float,
@@ -133,8 +133,8 @@ def agent_health(
 class Publisher:
     """Gives the lease what each beat carries of this node's pods, and sees when it is no more what was given last."""
 
-    def __init__(self, shared: Shared, lease: Lease, machine: OwnMachine, reach: Reach) -> None:
-        self._node, self._host = shared.node, shared.host
+    def __init__(self, context: AgentContext, lease: Membership, machine: OwnMachine, reach: Reach) -> None:
+        self._node, self._host = context.node, context.host
         self._lease, self._machine, self._reach = lease, machine, reach
         self._unreachable = reach.unreachable
         self._ready: dict[str, Readiness] = {}
@@ -167,7 +167,7 @@ MOST_NOTED = 64
 class Advert:
     """The agent's own addresses."""
 
-    def __init__(self, node: str, cluster: str, key: ClusterKey, lease: Lease) -> None:
+    def __init__(self, node: str, cluster: str, key: ClusterKey, lease: Membership) -> None:
         self._node, self._cluster, self._key, self._lease = node, cluster, key, lease
         self._https: tuple[str, str] | None = None
 
@@ -247,7 +247,7 @@ class Meter:
                     continue
                 ticks, start = int(fields[11]) + int(fields[12]), int(fields[19])
                 self._ticks[pid] = (start, ticks)
-                cpu += spent(start, ticks, before.get(pid), since)
+                cpu += cpu_spent(start, ticks, before.get(pid), since)
                 pages += int(fields[21])
                 count += 1
             cores = round(cpu / _TICKS / (now - since), 2) if 0 < since < now else None
@@ -255,7 +255,7 @@ class Meter:
         return found
 
 
-def spent(start: int, ticks: int, before: tuple[int, int] | None, since: float) -> int:
+def cpu_spent(start: int, ticks: int, before: tuple[int, int] | None, since: float) -> int:
     """CPU ticks of a process since the measurement at ``since``: of one that was not seen then, all if it started
     after it, else (it is another pod's, or it was beyond the bound) none."""
     if before is not None and before[0] == start:
@@ -266,7 +266,7 @@ def spent(start: int, ticks: int, before: tuple[int, int] | None, since: float) 
 def roots_of(status: PodStatus) -> list[int]:
     """The processes of a pod that its shim tells of."""
     workers = [w.pid for w in status.workers if w.state != "exited"]
-    return [pid for pid in (status.shim_pid, status.standby_pid, *workers) if pid]
+    return [pid for pid in (status.shim_pid, status.fork_server_pid, *workers) if pid]
 
 
 def machine_usage() -> MachineUsage:

@@ -72,7 +72,7 @@ class RepairBounds:
 
 
 class Repairer:
-    """Made with the agent: what was under way before its start is told from its first join on."""
+    """Made with the agent: what was under way before its start is published from its first join on."""
 
     def __init__(
         self, node: str, boot: str, bounds: RepairBounds, ward: Ward, log: RepairLog, runner: CommandRunner,
@@ -156,7 +156,7 @@ class Repairer:
                 await self._side.round_over()  # it may be about to start something there
 
     def _announced(self, claim: Claim) -> bool:
-        """The store has the claim as it is here, so whoever begins from now on sees it."""
+        """The store has the claim as it is here, so everyone who begins from now on sees it."""
         me = self._side.cluster().nodes.get(self._node)
         return me is not None and me.facts.repair_state is not None and me.facts.repair_state.claim == claim
 

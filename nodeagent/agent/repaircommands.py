@@ -34,7 +34,7 @@ MOST_OUTPUTS = 20
 TAIL = 1 << 16
 """Bytes of an output that are looked at."""
 SHOWN = 300
-"""Characters of it that people are told."""
+"""Characters of it that people see."""
 LOOK = 0.5
 """Seconds between two looks at a command that an earlier start of the agent left."""
 
@@ -59,7 +59,7 @@ class CommandRunner(Protocol):
     """What repairs this machine."""
 
     async def repair(self, attempt: Attempt, started: Started) -> Ended:
-        """Run its command; ``started`` is told pid and start time before anything else is waited for."""
+        """Run its command; ``started`` gets pid and start time before anything else is waited for."""
         ...
 
     async def verify(self, devices: Sequence[str]) -> Ended:
@@ -267,7 +267,7 @@ class Verifier:
         self._tries = {device: tries for device, tries in self._tries.items() if device in waiting}
 
     async def verify(self, devices: Collection[str], whole: bool, note: Callable[[str, str], None]) -> Tries | None:
-        """Have them (``whole``: the node) verified; what is to be said if that could not be done, or not yet again."""
+        """Have them (``whole``: the node) verified; a sentence if that could not be done, or not yet again."""
         key, now = min(devices), self._clock.wall()
         before = self._tries.get(key)
         if before is not None and (before.over or now < before.again):

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from operator import is_
 
 from nodeagent.agent.apply import Applier, CommitRequests
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.failsafe import FailsafeWatch
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import RestartCounter
 from nodeagent.agent.pace import WakePace
 from nodeagent.agent.published import Publisher
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
@@ -48,17 +48,17 @@ class Rounds:
 
     def __init__(
         self,
-        shared: Shared,
+        context: AgentContext,
         cluster: Callable[[], Cluster],
         *,
         own: OwnPods,
         publisher: Publisher,
-        turns: Turns,
+        turns: ProposalTurns,
         ended: EndedJobs,
         restarts: RestartCounter,
     ) -> None:
-        self._node, self._clock, self._snapshot = shared.node, shared.clock, shared.snapshot
-        self._metrics, self._cluster = shared.metrics, cluster
+        self._node, self._clock, self._snapshot = context.node, context.clock, context.snapshot
+        self._metrics, self._cluster = context.metrics, cluster
         self._own, self._publisher, self._turns = own, publisher, turns
         self._ended, self._restarts = ended, restarts
         self._rested: int | None = None
@@ -134,8 +134,8 @@ class OwnPods:
 
     def __init__(
         self,
-        shared: Shared,
-        lease: Lease,
+        context: AgentContext,
+        lease: Membership,
         applier: Applier,
         *,
         failsafe: FailsafeWatch,
@@ -144,10 +144,10 @@ class OwnPods:
         pace: WakePace,
         standbys: Callable[[], int],
     ) -> None:
-        self._host, self._clock, self._metrics = shared.host, shared.clock, shared.metrics
+        self._host, self._clock, self._metrics = context.host, context.clock, context.metrics
         self._lease, self._applier, self._failsafe, self._commits = lease, applier, failsafe, commits
         self._stopwatch, self._pace, self._standbys = stopwatch, pace, standbys
-        self._plan = PodPlan(shared.node)
+        self._plan = PodPlan(context.node)
         self._actions: tuple[PodAction, ...] = ()
         self._promised: Mapping[str, float] = {}
 
@@ -236,9 +236,9 @@ class EndedJobs:
     """Keeps the records of ended jobs: for as long as all nodes keep them, then in the history."""
 
     def __init__(
-        self, shared: Shared, applier: Applier, turns: Turns, retention: Callable[[], RetentionConfig]
+        self, context: AgentContext, applier: Applier, turns: ProposalTurns, retention: Callable[[], RetentionConfig]
     ) -> None:
-        self._node, self._clock = shared.node, shared.clock
+        self._node, self._clock = context.node, context.clock
         self._applier, self._turns, self._retention = applier, turns, retention
         self._remove_at = self._shelve_at = 0.0
         """When (our clock) to look again which of them have been kept long enough, and which go to the history."""
@@ -274,12 +274,12 @@ class EndedJobs:
                 self._shelve_at = now + MORE_AFTER
 
 
-class Turns:
+class ProposalTurns:
     """Takes jobs' steps, when it is this agent's turn: decisions seen in the last look at all jobs, and when each was
     seen first."""
 
-    def __init__(self, shared: Shared, applier: Applier) -> None:
-        self._node, self._clock, self._patience = shared.node, shared.clock, shared.timing.turn
+    def __init__(self, context: AgentContext, applier: Applier) -> None:
+        self._node, self._clock, self._patience = context.node, context.clock, context.timing.turn
         self._applier = applier
         self._before: dict[tuple[object, ...], float] = {}
         self._seen: dict[tuple[object, ...], float] = {}

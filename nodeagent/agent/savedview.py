@@ -314,7 +314,7 @@ class Writing:
 SETTLE = 1.0
 """Seconds from a change that nobody waits for to its write: at most one in as long."""
 GAP = 0.02
-"""Seconds between two writes at least, whoever waits."""
+"""Seconds between two writes at least, even if a command waits."""
 RETRY = 5.0
 """Seconds after a write that failed."""
 
@@ -393,16 +393,17 @@ class Saver:
                 await self._disk.write(self._writing.pack(known))
             else:
                 await self._disk.append(news)
-        except BaseException as error:
+        except OSError as error:
             self._writing.doubt()
-            if not isinstance(error, OSError):
-                raise
             self._metrics.save_errors.inc()
             if str(error) != self.trouble:
                 self._log.error("jobs cannot be kept on this disk; trying again", why=str(error))
             self.trouble = str(error)
             self._snapshot.touched.set()
             return
+        except BaseException:  # a part of it may be written
+            self._writing.doubt()
+            raise
         if self.trouble:
             self._log.info("jobs are kept on this disk again")
         self.trouble, self._pointers = "", pointers
@@ -464,7 +465,7 @@ class Acknowledger:
         return self._look(write, started)
 
     async def _notify(self, write: Saved) -> None:
-        """Until other nodes have told of enough saves that cover the write."""
+        """Until other nodes have reported enough saves that cover the write."""
         if self._look(write, 0.0).wanted < COPIES:
             await self._saver.reached(write)
         at = ""

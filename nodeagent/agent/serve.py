@@ -21,6 +21,7 @@ from structlog.typing import EventDict, WrappedLogger
 
 from nodeagent import __version__, hardware_missing
 from nodeagent.agent import systemd
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
@@ -33,7 +34,6 @@ from nodeagent.agent.published import Meter
 from nodeagent.agent.questions import UdpPeers
 from nodeagent.agent.retention import Retention
 from nodeagent.agent.savedview import FileDisk, Writing
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.systemd import Notifier, comes_back, this_unit
 from nodeagent.lease.order import LeasePort
@@ -103,7 +103,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
                 config, node, facts, os.environ, clock, PodWork(host.status), changed=changed, counted=metrics.repaired
             )
             facts = facts.model_copy(update=node_health.facts())
-        shared = Shared(
+        context = AgentContext(
             node, config.timing, store, host, clock, random_id=lambda: secrets.token_hex(8), process=process,
             snapshot=Snapshot(config.timing), metrics=metrics,
         )  # fmt: skip
@@ -112,7 +112,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         disk = OnDisk(FileDisk(state / "jobs.kept"), FileLedger(state / "trust.json"), state / "restarts.json")
         checks = preflight(config, node, diagnosis, clock)
         machine = AttendedMachine(notifier, Meter(), diagnosis, checks, node_health)
-        agent = Agent(config, shared, identity, facts, trust=trust, disk=disk, peers=peers, machine=machine)
+        agent = Agent(config, context, identity, facts, trust=trust, disk=disk, peers=peers, machine=machine)
         _watch_reloads(agent, host, process, notifier, again)
         await _until_ended(agent, process, clock, notifier, metrics, address, unit)
     structlog.get_logger("agent").bind(node=node).info("ended")

@@ -67,7 +67,7 @@ class Snapshot:
         """The last one given out."""
         self._notes = Notes()
         self.touched = asyncio.Event()
-        """Set at each change; whoever keeps copies clears it."""
+        """Set at each change; cleared when a copy is made."""
         self.wanted = 0
         """The newest revision that somebody waits for until it is on disks."""
         self.unread: dict[str, str] = {}

@@ -1,5 +1,5 @@
-"""How long each phase of a recovery takes, as this node sees it: from a fault, or the wish for another gang, until the
-workers run again; and of a job's first start until its workers have made their first step, if they report it.
+"""How long each phase of a recovery takes, as this node sees it: from a fault, or the request for another gang, until
+the workers run again; and of a job's first start until its workers have made their first step, if they report it.
 
 Owns the measuring. The agent of group rank 0 tells of the whole gang; what only others can know (how long their workers
 took to die) comes with their acknowledgements. Must never decide anything: a restart of the agent forgets it all.
@@ -18,7 +18,8 @@ STEPPED = "stepped"
 """The phase from the start to the first step, of workers that tell their steps."""
 
 REPORT_AFTER = 1.0
-"""Seconds from the start of the workers until it is told: writing to the store must not disturb their first steps."""
+"""Seconds from the start of the workers until it is reported: writing to the store must not disturb their first
+steps."""
 STEP_BOUND = 600.0
 """Seconds for which the first step is waited for, of a job that tells it."""
 
@@ -72,7 +73,7 @@ class Stopwatch:
         """Job to (generation at fault, when it was known here, seconds from the worker's death to its report)."""
         self._watches: dict[str, _Watch] = {}
         self._telling: set[str] = set()
-        """Jobs whose workers here have told a first step."""
+        """Jobs whose workers here have reported a first step."""
 
     def look(self, jobs: Mapping[str, JobRecord], statuses: Mapping[str, PodStatus], now: float) -> None:
         """Note what has changed since the last look."""
@@ -116,7 +117,7 @@ class Stopwatch:
 
     @property
     def running(self) -> bool:
-        """Some recovery is not told yet, and time alone may change that."""
+        """Some recovery is not reported yet, and time alone may change that."""
         return not all(watch.only_awaits_a_step for watch in self._watches.values())
 
     def stamp(self, uid: str, token: Token, ack: Ack, now: float) -> Ack:

@@ -141,7 +141,7 @@ async def restart(agent: Agent, clock: Clock) -> None:
     began = clock.now()
     while not await agent.reports_restart():  # what this agent alone knows, a store that comes back may have lost
         if clock.now() - began > limit:
-            log.warning("the store is still away: the others cannot be told", waited=limit)
+            log.warning("the store is still away: this cannot be published", waited=limit)
             break
         await asyncio.sleep(agent.config.timing.heartbeat / 2)
     log.info("ends, and is to be back soon", because=why, at_most=limit)
@@ -177,7 +177,7 @@ async def drain(agent: Agent, clock: Clock) -> None:
 
 
 async def come_back(agent: Agent) -> None:
-    """Take new work again, if it was this that said otherwise."""
+    """Take new work again, if this stopped it."""
     await agent.joined.wait()
     while True:
         me = agent.me()

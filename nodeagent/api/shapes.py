@@ -18,7 +18,7 @@ from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure.faults import judged_cause, judged_when, spent
+from nodeagent.plan.failure.faults import judged_cause, judged_when, restarts_spent
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.queueing.elastic import borrowed
 from nodeagent.plan.queueing.queue import places
@@ -100,10 +100,10 @@ def _pod(
             "reason": state.reason,
             "generation": state.generation,
             "shim_pid": state.shim_pid,
-            "standby_pid": state.standby_pid,
+            "fork_server_pid": state.fork_server_pid,
             "snapshot_bytes": state.snapshot_bytes,
-            "parked": state.parked,
-            "parked_memory": state.parked_memory,
+            "preforked": state.preforked,
+            "preforked_memory": state.preforked_memory,
             "workers": [_worker(w, member if fresh else None) for w in state.workers],
         }
     if over or (report is not None and report.state != "running"):
@@ -117,10 +117,10 @@ def _pod(
         "reason": reason,
         "generation": 0 if head is None else head.number,
         "shim_pid": None,
-        "standby_pid": None,
+        "fork_server_pid": None,
         "snapshot_bytes": 0,
-        "parked": 0,
-        "parked_memory": 0,
+        "preforked": 0,
+        "preforked_memory": 0,
         "workers": [] if member is None else _reported_workers(member, report, over),
     }
 
@@ -302,7 +302,7 @@ def _gpus(head: Head | None) -> int:
 
 def budget_json(job: JobRecord, cluster: Cluster) -> Json:
     """The rest of the restart budget within its window."""
-    used = spent(job, cluster.served)
+    used = restarts_spent(job, cluster.served)
     limits = job.spec.restarts
     return {"max": limits.max, "window": limits.window, "used": used, "left": max(0, limits.max - used)}
 

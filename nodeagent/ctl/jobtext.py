@@ -358,9 +358,9 @@ def _workers(job: Json, width: int | None) -> list[str]:
             lines.append(f"  and {more} more: nodeagentctl get {job['name']} -o json")
     odd = [p for p in job["pods"] if p["reason"] or not p["workers"]]
     lines += [f"  {p['node']}: {p['phase']}{': ' + p['reason'] if p['reason'] else ''}" for p in odd]
-    parked = [p for p in [*job["pods"], *job["spares"]] if p["parked"]]
-    if parked:
-        each = ", ".join(f"{p['parked']} on {p['node']} ({p['parked_memory'] / 1e6:.0f} MB)" for p in parked)
+    preforked = [p for p in [*job["pods"], *job["spares"]] if p["preforked"]]
+    if preforked:
+        each = ", ".join(f"{p['preforked']} on {p['node']} ({p['preforked_memory'] / 1e6:.0f} MB)" for p in preforked)
         lines.append(f"  pre-forked for the next start: {each}")
     if job["spares"]:
         spares = ", ".join(

@@ -1,4 +1,5 @@
-"""What a job's script imports and takes long to, found by reading it: preloaded where nobody said what to preload.
+"""What a job's script imports and takes long to, found by reading it: preloaded where the job does not say what to
+preload.
 
 A guess: a package that is not there is left out, and so is one with which forking is unsafe. Never runs the script.
 """

@@ -63,7 +63,7 @@ def _options(command: F) -> F:
                 "--preload", multiple=True, metavar="MOD", help="A module to import ahead of time; may be repeated."
             ),
             click.option(
-                "--no-standby", is_flag=True, help="Keep no interpreter ready; each worker starts from nothing."
+                "--no-fork-server", is_flag=True, help="Keep no interpreter ready; each worker starts from nothing."
             ),
             click.option("--detach", is_flag=True, help="Submit and return; print the job's name."),
             request_id_option,
@@ -328,7 +328,7 @@ def _spec(
     from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobargs import capture_submitter, job_from_args
 
-    no_standby = asked["no_standby"]
+    no_fork_server = asked["no_fork_server"]
     try:
         spec = job_from_args(
             name=asked["name"] or default_name(command),
@@ -339,7 +339,7 @@ def _spec(
             max_restarts=_restarts(manner.max_restarts if asked["max_restarts"] is None else asked["max_restarts"]),
             env=asked["env"],
             preload=asked["preload"],
-            guessed=() if no_standby or asked["preload"] else guess_preload(command),
+            guessed=() if no_fork_server or asked["preload"] else guess_preload(command),
             checkpoint_dir=asked["checkpoint_dir"],
             role=asked["role"] or manner.role,
             grace=asked["shutdown_timeout"],
@@ -356,7 +356,7 @@ def _spec(
         ) from None
     if manner.early:
         spec = spec.model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="RestartJob"),)})
-    return spec.model_copy(update={"standby": False}) if no_standby else spec
+    return spec.model_copy(update={"fork_server": False}) if no_fork_server else spec
 
 
 def _restarts(asked: int | None) -> int | None:

@@ -18,7 +18,6 @@ import ssl
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -28,6 +27,7 @@ from typing import Literal
 from nodeagent import hardware_missing
 from nodeagent.doctor.cluster import store_findings
 from nodeagent.model.facts import Finding, FolderFacts, HostFacts
+from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.findings.cluster import Placed
 from nodeagent.plan.findings.host import judge_host
 from nodeagent.shim.container import INITS
@@ -59,7 +59,7 @@ class Looker:
         """``address`` and ``gpus`` (the number offered) come from the running agent; without one they are "" and
         None."""
         if self._under_way is None or self._under_way.done():
-            self._under_way = _in_thread(lambda: self._look(config, node, address, gpus))
+            self._under_way = in_daemon(lambda: self._look(config, node, address, gpus), "doctor")
         try:
             async with asyncio.timeout(self._bound):
                 return await asyncio.shield(self._under_way)
@@ -67,31 +67,6 @@ class Looker:
             dirs = ", ".join(str(path) for path in (config.dirs.run, config.dirs.state, config.dirs.logs))
             what = f"this machine could not be inspected within {self._bound:g} s: does a disk hang ({dirs})?"
             return HostFacts(node=node, root=os.geteuid() == 0, unknown=(what,))
-
-
-def _in_thread(look: Callable[[], HostFacts]) -> asyncio.Future[HostFacts]:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[HostFacts] = loop.create_future()
-
-    def report(facts: HostFacts | None, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if facts is not None:
-            future.set_result(facts)
-        elif error is not None:
-            future.set_exception(error)
-
-    def work() -> None:
-        result: tuple[HostFacts | None, Exception | None]
-        try:
-            result = look(), None
-        except Exception as error:  # noqa: BLE001  # passed on to the waiting caller
-            result = None, error
-        with suppress(RuntimeError):  # the loop has ended: no caller waits
-            loop.call_soon_threadsafe(report, *result)
-
-    threading.Thread(target=work, daemon=True, name="doctor").start()
-    return future
 
 
 def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> HostFacts:

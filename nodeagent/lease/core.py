@@ -8,9 +8,9 @@ it.
 | giving up (nothing is granted) | - | - | - | lost | - |
 | lost (nothing is granted) | a new life: holding | - | - | - | - |
 
-Stopping and giving up end with the lease given back, once no worker can run (the shims have said so, or their time and
-``kill`` are over), and once what this node has promised others (``failsafe.py``) is over. Every deadline counts from
-*before* a renewal was sent.
+Stopping and giving up end with the lease given back, once no worker can run (the shims have reported it, or their time
+and ``kill`` are over), and once what this node has promised others (``failsafe.py``) is over. Every deadline counts
+from *before* a renewal was sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_PROMISES = Promises("", float("-inf"), True, {})
 
 
 class Departure(NamedTuple):
-    """That a life goes, and why: written down before anybody is told, so that no restart takes it back."""
+    """The end of a life, and why: written down before it is reported, so that no restart takes it back."""
 
     life: str
     start: int
@@ -46,8 +46,8 @@ class Departure(NamedTuple):
 
 class Core:
     """One lease process. ``now`` is CLOCK_BOOTTIME in seconds. ``departure``: what an earlier one had decided;
-    ``granted``: what the pods' records said when this one started; ``renewed``: when the node's last good renewal was
-    sent, as far as an earlier one has said."""
+    ``granted``: the pods' records when this one started; ``renewed``: when the node's last good renewal was
+    sent, as far as an earlier one has written it."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class Core:
         self.last = now if renewed is None or renewed > now else renewed
         """When the last good one was, of whichever life or process; the start, if nobody knows."""
         self.unannounced = 0
-        """The newest revision in the store that woke nobody, as far as a renewal has said."""
+        """The newest revision in the store that woke nobody, as of the last renewal."""
         self.promises = NO_PROMISES
         """What this node has promised others, as it is written down."""
         self._estranged = False
-        """The store answered last in another era than the agent was heard in."""
+        """The store's last answer is of another era than the agent's last order."""
         self._agent_seen = now
         self._until = 0.0
         self._own: dict[str, float] = dict(granted or {})
@@ -101,7 +101,7 @@ class Core:
         if self.departure is not None and self.departure[:3] != (order.life, order.start, order.era):
             self.departure = None
         if old is None or (old.life, old.start, old.era) != (order.life, order.start, order.era):
-            self._lost = self._left = self._estranged = False  # an agent has joined since, or has been heard
+            self._lost = self._left = self._estranged = False  # an agent has joined since, or has sent an order
         if old is None or old.life != order.life:
             self._until, self.renewed, self.away = 0.0, 0.0, ""
         if old != order:

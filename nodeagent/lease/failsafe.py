@@ -2,7 +2,7 @@
 A state machine without I/O, clock or randomness, beside ``core``; ``main`` and the simulation drive it.
 
 It knows the jobs by the table that the agent has written (``statefiles.py``), whatever has become of the agent. Must
-never extend anything unless every keeper said yes after the question was sent, nor say yes before that is written down.
+never extend anything unless every keeper agreed after the question was sent, nor agree before that is written down.
 """
 
 from __future__ import annotations

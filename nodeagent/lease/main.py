@@ -1,8 +1,8 @@
 """The lease process: hears the agent's words, asks the store, writes the grants; what to do next, ``core`` says. Asks
 other nodes and answers them; what, ``failsafe`` says.
 
-One turn after the other, and each is short: while the store is asked, the agent and other nodes are heard all the same.
-Standard library only. Must never wait for anybody without a bound, nor look up a name.
+One turn after the other, and each is short: while the store is asked, messages of the agent and of other nodes are
+read as well. Standard library only. Must never wait for anybody without a bound, nor look up a name.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ SLICE = 0.25
 """Seconds between two beats of the pulse while the store is waited for."""
 LONGEST_WORD = 512
 MOST_TROUBLES = 100
-"""Kinds of trouble that are told of; each once."""
+"""Kinds of trouble that are reported, each once."""
 MOST_WORDS = 64
-"""Words that are heard in one go."""
+"""The most words that are read in one go."""
 
 
 def main() -> None:
@@ -251,7 +251,7 @@ class Process:
                 peers.send(sender, nonce, self._answer(message))
 
     def _answer(self, ask: Ask) -> LoanAnswer:
-        """What is promised is written down, and what the agent knows is looked at again, before a yes is said."""
+        """Before this node agrees, it writes the promise down and reads again what the agent knows."""
         steps = self._failsafe.answer(ask, boottime())
         try:
             promises = next(steps)
@@ -314,7 +314,7 @@ class Process:
             self._talk.close()
 
     def _show(self) -> None:
-        """Whatever others read. That a life goes is written down before anybody is told."""
+        """Writes what others read. The end of a life is written down before it is reported."""
         core = self._core
         if core.departure != self._saved:
             try:
@@ -358,7 +358,7 @@ class Process:
         write_status(self._folder, status)
 
     def _publish_unannounced(self) -> None:
-        """Before a renewal has said it, what an earlier process wrote stands."""
+        """Until a renewal brings it, what an earlier process wrote stands."""
         newest = self._core.unannounced
         if newest != self._unannounced:
             self._unannounced = newest
@@ -470,7 +470,7 @@ def _ready(files: dict[int, int], seconds: float) -> set[int]:
 
 
 def read_obeyed(folder: Path, key: str) -> float:
-    """No workers run in this pod that were started before this time; 0 if its shim has not said. The record is the
+    """No workers run in this pod that were started before this time; 0 if its shim has not reported. The record is the
     job's user's, in a folder that is not: what lies in it may be any number, and concerns that user's pod only."""
     try:
         with UntrustedFolder(folder) as answers, answers.open(key + OBEYED, anyones=True) as file:

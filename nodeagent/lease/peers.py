@@ -151,8 +151,8 @@ def split(address: str) -> tuple[str, int]:
 
 
 class PeerPort:
-    """This node's port. ``before``: the address that an earlier process had, which others know; ``trouble`` is told
-    what people should know."""
+    """This node's port. ``before``: the address that an earlier process had, which others know; ``trouble`` is
+    called with what people should know."""
 
     def __init__(self, door: LeasePort, before: str, trouble: Callable[[str], None]) -> None:
         first, last = door.ports

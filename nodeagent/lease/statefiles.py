@@ -103,7 +103,7 @@ def write_status(folder: Path, status: LeaseStatus) -> None:
 
 
 def read_status(folder: Path) -> LeaseStatus | None:
-    """None if it has not said anything that can be read."""
+    """None if it has written nothing that can be read."""
     data = _read(folder / "status.json")
     if data is None or data.keys() != set(LeaseStatus._fields) or data["state"] not in STATES:
         return None
@@ -156,7 +156,7 @@ def write_unannounced(folder: Path, newest: int) -> None:
 
 
 def unannounced_reader(folder: Path) -> ReplacedFile[int]:
-    """0 if it has not said any."""
+    """0 if it has written none."""
     return ReplacedFile(folder / "unannounced", lambda text: int(text) if text.isdigit() else 0, 0)
 
 

@@ -2,8 +2,8 @@
 power cut: all processes of the node stop at one moment, and none continues. Must never touch a process without the mark
 or a marked ancestor.
 
-The supervisor puts the mark into each agent's environment; shims, standbys and workers inherit it. Workers are found by
-their initial environment, which the kernel keeps even if they change it.
+The supervisor puts the mark into each agent's environment; shims, fork servers and workers inherit it. Workers are
+found by their initial environment, which the kernel keeps even if they change it.
 """
 
 from __future__ import annotations

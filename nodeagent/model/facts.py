@@ -166,7 +166,7 @@ class MachineUsage(Record):
 
 
 class PodUsage(Record):
-    """The processes of one pod: the shim, the standby, the workers, and the children of their main threads."""
+    """The processes of one pod: the shim, the fork server, the workers, and the children of their main threads."""
 
     cpu: float | None = Field(default=None, ge=0)
     """Cores used since the previous measurement; None at the first."""

@@ -300,10 +300,10 @@ class JobSpec(Record):
     placement: Together | None = None
     """How close together the gang's nodes must be; None: no rule. Each role says which nodes it may use."""
     preload: tuple[str, ...] = ()
-    """Modules imported ahead of time in the standby interpreter."""
+    """Modules imported ahead of time in the fork server."""
     guessed: tuple[str, ...] = Field(default=(), max_length=16)
     """Modules that the script was seen to import: imported likewise, if they are there and leave forking safe."""
-    standby: bool = True
+    fork_server: bool = True
     grace: float = Field(default=DEFAULT_GRACE, ge=0, le=MOST_GRACE)
     restarts: RestartLimits = RestartLimits()
     policies: tuple[Policy, ...] = ()

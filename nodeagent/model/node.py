@@ -126,8 +126,8 @@ ReadyState = Literal["preparing", "ready", "unfit"]
 
 
 class Readiness(Record):
-    """Whether a node could start a pod of one job at once: its folders were checked as the job's user, its standby is
-    warm."""
+    """Whether a node could start a pod of one job at once: its folders were checked as the job's user, its fork server
+    is warm."""
 
     state: ReadyState
     reason: str = ""

@@ -63,7 +63,8 @@ PodPhase = Literal[
     "unknown", "preparing", "ready", "unfit", "starting", "running", "stopping", "stuck", "exited", "gone"
 ]
 """``unknown``: its shim lives, but the agent, which has just started, does not yet know what the shim runs. ``ready``:
-standby warm, nothing started. ``exited``: every worker of its newest generation has ended. ``gone``: the shim died."""
+fork server warm, nothing started. ``exited``: every worker of its newest generation has ended. ``gone``: the shim
+died."""
 
 
 class WorkerState(Record):
@@ -93,11 +94,11 @@ class PodState(Record):
     reason: str = ""
     generation: int = 0
     shim_pid: int | None = None
-    standby_pid: int | None = None
-    parked: int = 0
+    fork_server_pid: int | None = None
+    preforked: int = 0
     """Workers forked ahead, waiting for the next start."""
-    parked_memory: int = 0
-    """Bytes that the parked workers do not share with others."""
+    preforked_memory: int = 0
+    """Bytes that the pre-forked workers do not share with others."""
     workers: tuple[WorkerState, ...] = ()
     snapshot_bytes: int = 0
     """Bytes of memory that its shim keeps for snapshots."""

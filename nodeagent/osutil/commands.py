@@ -78,13 +78,14 @@ class Checks:
                     *check.command, env=self._environ, cwd="/", stdin=asyncio.subprocess.DEVNULL, stdout=writer,
                     stderr=asyncio.subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
-            except BaseException as error:
+            except OSError as error:
                 pipe.close()
-                if not isinstance(error, OSError):
-                    raise
                 why = f"{check.command[0]} cannot be started: {error.strerror}"
                 self._take(CheckReading(check.name, None, why))
                 return None
+            except BaseException:
+                pipe.close()
+                raise
         finally:
             os.close(writer)
         try:

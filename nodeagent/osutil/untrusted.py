@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
-    import threading
 
 T = TypeVar("T")
 
@@ -326,44 +325,23 @@ def _remove_entry(top: int, name: str) -> None:
         os.rmdir(name, dir_fd=top)
 
 
-_aside: set[threading.Thread] = set()
+_aside: set[asyncio.Future[Any]] = set()
 
 
 async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
     """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises UntrustedError if it
     does not end within ``seconds``, or if too many earlier calls have not ended."""
     import asyncio
-    import threading
 
-    _aside.difference_update([thread for thread in _aside if not thread.is_alive()])
+    from nodeagent.osutil.threads import in_daemon
+
+    _aside.difference_update([one for one in _aside if one.done() or one.get_loop().is_closed()])
     if len(_aside) >= ASIDE_MAX:
         raise UntrustedError(f"{ASIDE_MAX} looks at users' files have not come back")
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: Exception | None) -> None:
-        _aside.discard(thread)  # its result is here, though the thread may take a moment to end
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(value)  # type: ignore[arg-type]
-
-    def run() -> None:
-        value, error = None, None
-        try:
-            value = work()
-        except Exception as problem:  # noqa: BLE001 - the caller handles it
-            error = problem
-        with suppress(RuntimeError):  # the loop was closed in the meantime
-            loop.call_soon_threadsafe(settle, value, error)
-
-    thread = threading.Thread(target=run, name="untrusted", daemon=True)
-    thread.start()
-    _aside.add(thread)
+    done = in_daemon(work, "untrusted")
+    _aside.add(done)
     try:
         async with asyncio.timeout(seconds):
-            return await done
+            return await asyncio.shield(done)
     except TimeoutError:
         raise UntrustedError(f"it did not come back within {seconds:g} s") from None

@@ -96,7 +96,7 @@ RefusalKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why this agent does not run a job's record as it is in the store (``agent/guard.py``)."""
+    """Why this agent does not run a job's record as it is in the store (``agent/verifier.py``)."""
 
     kind: RefusalKind
     text: str

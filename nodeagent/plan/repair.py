@@ -23,7 +23,7 @@ AWAY = 3600.0
 PATIENCE = 600.0
 """Seconds that hardware is set aside while something still uses it; then it is the next one's turn."""
 _HEAVY: tuple[Kind, ...] = ("reboot", "reset_gpu")
-"""The heavier first: a reboot mends what a reset would."""
+"""The heavier first: a reboot repairs what a reset would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def obstacle(
     cluster: Cluster, node: str, claim: Claim, verdicts: Iterable[Verdict], means: Means, past: Iterable[Attempt],
     use: HardwareUse, wall: float,
 ) -> str:  # fmt: skip
-    """Why the repair is not to be gone for at all, whoever else repairs; empty if it is."""
+    """Why this repair must not begin at all, apart from others' repairs; empty if it may."""
     me = cluster.nodes.get(node)
     if me is None or not cluster.live(node):
         return "this node has not joined"

@@ -7,11 +7,11 @@ Chooses no step; which one is taken, and when, is decided in ``job/gang.py`` and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
-from nodeagent.model.job import TERMINAL, Control, Outcome, Phase, Spend
+from nodeagent.model.job import Control, Outcome, Phase, Spend
 from nodeagent.model.world import Cause, HeadState, Member, Token
 from nodeagent.pods.base import PodStatus
 
@@ -94,6 +94,9 @@ class Decision:
     """It holds for as long as the view stays the same: until ``at``, or for ever if that is 0."""
 
 
+_State = TypeVar("_State", bound=str)
+_Step = TypeVar("_Step", bound=str)
+
 PhaseStep = Literal["propose", "activate", "hold", "pause", "paused", "succeed", "fail", "stop"]
 
 TRANSITIONS: dict[tuple[Phase, PhaseStep], Phase] = {
@@ -137,18 +140,9 @@ MEANING: dict[PhaseStep, str] = {
     "pause": "an operator or a policy paused it; workers take their grace",
     "paused": "the last worker of a paused job is gone",
     "succeed": "every worker of the generation exited 0, or a policy completed it",
-    "fail": "failed at its start, spent its budget, or a policy said so",
+    "fail": "failed at its start, spent its budget, or by a policy",
     "stop": "an operator or a policy stopped it",
 }
-
-
-def allowed(before: Phase, after: Phase) -> bool:
-    """Whether some single step leads from ``before`` to ``after`` (staying is always allowed; ``pausing`` may be too
-    short to be seen)."""
-    if before == after:
-        return True
-    reach = {to for (phase, _), to in TRANSITIONS.items() if phase == before}
-    return after in reach or (after == "paused" and "pausing" in reach)
 
 
 GenerationStep = Literal["acknowledged", "end"]
@@ -205,32 +199,18 @@ def pod_state(status: PodStatus | None) -> PodState:
     return "empty" if status.generation is None else "stopped"
 
 
-def pod_may_become(before: PodState, after: PodState) -> bool:
-    """Whether some single step of a pod leads from ``before`` to ``after``; staying is always allowed."""
-    return before == after or after in {to for (state, _), to in POD.items() if state == before}
+def may_become(table: Mapping[tuple[_State, _Step], _State], before: _State, after: _State) -> bool:
+    """Whether some single step of this table leads from ``before`` to ``after``; staying is always allowed."""
+    return before == after or after in {to for (state, _), to in table.items() if state == before}
 
 
-def generation_may_become(before: HeadState, after: HeadState) -> bool:
-    """The same of one generation."""
-    return before == after or after in {to for (state, _), to in GENERATION.items() if state == before}
+def phase_may_become(before: Phase, after: Phase) -> bool:
+    """The same of a job's phase; ``pausing`` may be too short to be seen."""
+    return may_become(TRANSITIONS, before, after) or (after == "paused" and may_become(TRANSITIONS, before, "pausing"))
 
 
-def _drawn(table: Mapping[tuple[str, str], str], begins: str, ends: list[str]) -> str:
+def diagram(table: Mapping[tuple[_State, _Step], _State], begins: _State, ends: Collection[_State] = ()) -> str:
+    """A Mermaid state diagram of a table, for the documents."""
     lines = ["stateDiagram-v2", f"    [*] --> {begins}"]
     lines += [f"    {before} --> {after}: {step}" for (before, step), after in table.items()]
     return "\n".join([*lines, *(f"    {state} --> [*]" for state in ends)])
-
-
-def diagram() -> str:
-    """A Mermaid state diagram of a job's phases, for the documents."""
-    return _drawn({(a, b): c for (a, b), c in TRANSITIONS.items()}, "queued", sorted(TERMINAL))
-
-
-def generation_diagram() -> str:
-    """The same of a generation."""
-    return _drawn({(a, b): c for (a, b), c in GENERATION.items()}, "forming", ["ended"])
-
-
-def pod_diagram() -> str:
-    """The same of a pod."""
-    return _drawn({(a, b): c for (a, b), c in POD.items()}, "empty", [])

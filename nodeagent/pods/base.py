@@ -50,7 +50,7 @@ class GivenUp(Record):
 
 
 class PodStatus(Record):
-    """What the host last heard from one shim."""
+    """The last status of one shim that the host received."""
 
     uid: str
     phase: PodPhase
@@ -61,9 +61,9 @@ class PodStatus(Record):
     folder: str = ""
     """The id of the job's checkpoint folder, as in Readiness."""
     shim_pid: int | None = None
-    standby_pid: int | None = None
-    standby_warm: bool = False
-    parked: dict[int, int] = {}
+    fork_server_pid: int | None = None
+    fork_server_warm: bool = False
+    preforked: dict[int, int] = {}
     """Workers forked ahead, waiting for work: pid to bytes of memory that are its alone."""
     warming: bool = False
     """More are on their way, and nothing has been started here yet."""
@@ -94,7 +94,7 @@ class PodStatus(Record):
     """Names of the places of ``generation`` here that are ready, in a job whose roles start one after another."""
     commit: CommitRequest | None = None
     stepped: float | None = None
-    """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
+    """When (CLOCK_BOOTTIME) the last worker of ``generation`` reported its first step; None: not all have."""
     watched: bool | None = None
     """The shim watches whether the workers of ``generation`` get on; None: an older shim, which does not tell."""
     stall: Stall | None = None
@@ -107,7 +107,7 @@ class PodStatus(Record):
 
 
 class StartOrder(Record):
-    """Start the workers of one generation: one environment per local rank, complete but for the standby's own."""
+    """Start the workers of one generation: one environment per local rank, complete but for the fork server's own."""
 
     token: Token
     environments: tuple[dict[str, str], ...]
@@ -141,7 +141,7 @@ class PodHost(Protocol):
         ...
 
     def prepare(self, uid: str, spec: JobSpec) -> None:
-        """Have a shim with its checks done and its standby warm. A ``gone`` pod is swept (every process of it
+        """Have a shim with its checks done and its fork server warm. A ``gone`` pod is swept (every process of it
         killed) and prepared anew."""
         ...
 
@@ -185,7 +185,7 @@ class PodHost(Protocol):
         ...
 
     def committed(self, uid: str, request: CommitRequest, refused: str) -> None:
-        """Answer a wish to commit: it is committed, or ``refused`` says why not."""
+        """Answer a request to commit: it is committed, or ``refused`` says why not."""
         ...
 
     def granted(self, uid: str) -> float:

@@ -145,7 +145,7 @@ def _of_world(
 
 
 def _of_gang(worlds: Mapping[str, _World]) -> dict[str, str]:
-    """What every worker of a job of several roles is told of all roles."""
+    """What every worker of a job of several roles knows of all roles."""
     env = {}
     for name, world in worlds.items():
         firsts = [world.endpoints[member.first_rank] for member in world.members]
@@ -184,7 +184,7 @@ def _of_trainers(job: JobRecord, worlds: Mapping[str, _World]) -> dict[str, str]
 
 
 def _of_place(worlds: Mapping[str, _World], place: Place, local: int) -> dict[str, str]:
-    """What one worker is told of its place. ``local``: its number there."""
+    """What one worker knows of its place. ``local``: its number there."""
     world = worlds[place.role]
     rank = world.members[place.index].first_rank + local
     cluster = {name: other.endpoints for name, other in worlds.items()}

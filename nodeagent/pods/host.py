@@ -55,7 +55,7 @@ PID_MAX = 1 << 22
 LISTEN_LIMIT = 10.0
 """Seconds from a shim's start to its socket."""
 ADOPT_LIMIT = 0.5
-"""Seconds for a look at one pod's folder when an agent starts: the other pods wait to be heard."""
+"""Seconds for a look at one pod's folder when an agent starts: the other pods wait meanwhile."""
 CLEAR_LIMIT = 60.0
 """Seconds for the removal of a run folder."""
 CLOSE_LIMIT = 1.0

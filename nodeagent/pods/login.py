@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+
+from nodeagent.osutil.threads import in_daemon
 
 LIMIT = 5.0
 """Seconds that a pod waits for its user."""
@@ -88,31 +88,16 @@ class Logins:
     def _ask(self, key: Key) -> asyncio.Future[Login]:
         if len(self._asked) >= MOST:
             raise UserError(f"{MOST} questions to the user database of {self._node} are not answered; see that `id` is")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Login] = loop.create_future()
-        future.add_done_callback(lambda done: done.exception())  # by then perhaps nobody waits for it
+        future = in_daemon(lambda: self._look(key[0], self._node, key[1]), "login")
+        future.add_done_callback(lambda found: self._take(key, found))
         self._asked[key] = future
-
-        def run() -> None:
-            found: Login | Exception
-            try:
-                found = self._look(key[0], self._node, key[1])
-            except Exception as error:  # noqa: BLE001 - of whoever waits for it
-                found = error
-            with suppress(RuntimeError):  # the loop has been closed meanwhile
-                loop.call_soon_threadsafe(self._take, key, found)
-
-        # A daemon: a look-up that hangs must not hold up the agent's end.
-        threading.Thread(target=run, name="login", daemon=True).start()
         return future
 
-    def _take(self, key: Key, found: Login | Exception) -> None:
-        future = self._asked.pop(key)
-        if isinstance(found, Exception):
-            future.set_exception(found)
+    def _take(self, key: Key, found: asyncio.Future[Login]) -> None:
+        del self._asked[key]
+        if found.cancelled() or found.exception() is not None:
             return
         self._known.pop(key, None)
         while len(self._known) >= KEPT:
             del self._known[next(iter(self._known))]
-        self._known[key] = found, self._clock() + FRESH
-        future.set_result(found)
+        self._known[key] = found.result(), self._clock() + FRESH

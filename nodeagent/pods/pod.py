@@ -52,7 +52,7 @@ SILENT_AT_FIRST = 10.0
 LATE = 0.5
 """A look at a silent shim that comes later than this is put off once: it was this process that did not run."""
 STUCK_AFTER = 10.0
-"""Seconds until what a dead shim left behind is told as stuck."""
+"""Seconds until what a dead shim left behind is reported as stuck."""
 SHIM_LOG = "shim.log"
 """In the pod's log folder: what the shim itself writes."""
 LAST_LINE_MAX = 1000
@@ -80,7 +80,7 @@ class NotStartedError(Exception):
 class PodHandle:
     """One shim. ``changed`` is called at each change of ``status``; ``swept`` when it is dead and nothing it ran is
     left; ``ended``, after that, if the pod was retired. Whether a shim is new or outlived an earlier agent, which may
-    have workers, ``phase`` says until it is heard.
+    have workers, ``phase`` says until its status comes.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class PodHandle:
             else:
                 why = self._why_killed or "the shim died"
                 self._set(
-                    phase="gone", reason=why, folder="", standby_pid=None, standby_warm=False,
-                    parked={}, warming=False, rendezvous=None,
+                    phase="gone", reason=why, folder="", fork_server_pid=None, fork_server_warm=False,
+                    preforked={}, warming=False, rendezvous=None,
                 )  # fmt: skip
             return
         if self._loop.time() - self._sweeping_since > STUCK_AFTER:
@@ -258,7 +258,7 @@ class PodHandle:
                 self._receive(line)
 
     def _lost(self) -> None:
-        """The shim's death is told by its pidfd; a shim that only dropped us is connected to again."""
+        """The pidfd reports the shim's death; a shim that only dropped us is connected to again."""
         self._detach()
         if not self.gone:
             self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
@@ -279,8 +279,8 @@ class PodHandle:
         self.command("start", **order)
 
     def stop(self, **arguments: Any) -> None:
-        """Asked again and again while workers die. Their shim is told once, and again where they are others or shall
-        be stopped otherwise: hearing it costs time that the next workers wait for."""
+        """Asked again and again while workers die. Their shim gets the order once, and again where they are others or
+        shall be stopped otherwise: hearing it costs time that the next workers wait for."""
         if self._link is None or self._asked != arguments:
             self._asked = arguments
             self.command("stop", **arguments)
@@ -368,7 +368,7 @@ class PodHandle:
         self._changed()
 
     def give_up(self, why: str) -> None:
-        """A shim that is of no use is killed: then its pod is gone, and said to be."""
+        """A shim that is of no use is killed: then its pod is gone, and is reported so."""
         logger.error("shim of %s is killed: %s", self.uid, why)
         self._why_killed = why
         self._detach()
@@ -420,4 +420,4 @@ def last_line(file: Path, owner: int) -> str:
     except UntrustedError as error:
         return str(error)
     lines_left = [line for line in lines if line.strip()]
-    return lines_left[-1] if lines_left else "it said nothing"
+    return lines_left[-1] if lines_left else "it printed nothing"

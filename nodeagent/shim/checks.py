@@ -2,8 +2,8 @@
 folder its checkpoint_dir is; and what the node itself adds to a worker's environment: the user's login, the recorded
 shell, the job's env_file.
 
-Standard library only. The checks run in a forked child of the shim, because a dead file server blocks whoever looks.
-Decides nothing about phases: it answers with a verdict.
+Standard library only. The checks run in a forked child of the shim, because a dead file server blocks the process that
+looks. Decides nothing about phases: it answers with a verdict.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class UnfitError(Exception):
 
 def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     """What the shim needs to know of the job's folders: ``base`` (the environment before the job's own, with the site's
-    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``standby`` (whether the
-    command is one it can stand in for), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder`` tells.
-    Raises UnfitError for the first thing that is wrong."""
+    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``fork_server`` (whether
+    the command is one it can stand in for), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder``
+    tells. Raises UnfitError for the first thing that is wrong."""
     cwd, command = pod["working_dir"], pod["command"]
     _check_room(Path(pod["state"]))
     _check_folder(cwd)
@@ -64,10 +64,10 @@ def check(pod: Mapping[str, Any]) -> dict[str, Any]:
             resolve(words[0], cwd, env["PATH"])
     folder = see_folder(pod)
     check_limits(pod["limits"])
-    program = python_program(command, cwd) if pod["standby"] else None
+    program = python_program(command, cwd) if pod["fork_server"] else None
     path0 = "" if program is None else cwd if program == "-m" else str(Path(cwd, program).resolve().parent)
     found = {"base": base, "env_file": from_file, "container": container}
-    return found | {"standby": program is not None, "path0": path0} | folder
+    return found | {"fork_server": program is not None, "path0": path0} | folder
 
 
 def _load(names: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
@@ -94,7 +94,7 @@ def see_folder(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folder_id(folder: Path, patience: float = MARKER_BOUND) -> str:
-    """The id in the folder's marker; whoever comes first makes it. Raises UnfitError."""
+    """The id in the folder's marker; the first that comes makes it. Raises UnfitError."""
     marker = folder / MARKER
     end = time.monotonic() + patience
     while True:
@@ -140,7 +140,8 @@ def program_words(command: Sequence[str]) -> list[str]:
 
 
 def python_program(command: Sequence[str], cwd: str) -> str | None:
-    """The script, or "-m", of a command that a standby can stand in for: python [-u] script|-m module [argument...]."""
+    """The script, or "-m", of a command that a fork server can stand in for: python [-u] script|-m module
+    [argument...]."""
     if not re.fullmatch(r"python(3(\.\d+)?)?", Path(command[0]).name):
         return None
     rest = program_words(command)

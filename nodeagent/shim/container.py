@@ -74,8 +74,8 @@ def _find_in_store(program: str, image: str, env: Mapping[str, str], cwd: str) -
 
 
 def _remove_left(program: str, env: Mapping[str, str], cwd: str) -> None:
-    """What podman still knows of containers whose pods are gone: whoever was killed with all that belonged to it left
-    a record there, and a layer of what it wrote."""
+    """What podman still knows of containers whose pods are gone: a pod that was killed with all that belonged to it
+    left a record there, and a layer of what it wrote."""
     shown = f'{{{{.Names}}}} {{{{index .Labels "{LABEL}"}}}}'
     listed = _ask([program, "ps", "--all", f"--filter=label={LABEL}", f"--format={shown}"], env, cwd)
     rows = [line.partition(" ") for line in listed.stdout.splitlines()]

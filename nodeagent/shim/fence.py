@@ -181,7 +181,7 @@ class Watchdog:
         self._send(_SPARE if expected else _NO_LONGER, pid)
 
     def _collect(self) -> None:
-        """What it has killed: told before each kill, so that it is known before the death is."""
+        """What it has killed: written before each kill, so that it is known before the death is."""
         while self._link is not None:
             try:
                 data = self._link.recv(64)
@@ -194,7 +194,7 @@ class Watchdog:
             self._killed.add(_COMMAND.unpack(data)[1])
 
     def _send(self, what: bytes, pid: int, pidfd: int = -1) -> None:
-        """One that does not take what it is told, being stopped itself, is started anew with all it must know."""
+        """One that does not take its orders, being stopped itself, is started anew with all it must know."""
         if self._link is None:
             return
         try:

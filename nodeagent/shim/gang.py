@@ -25,7 +25,7 @@ from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_at
 from nodeagent.shim.again import PlaceRestarts, is_reaped
 from nodeagent.shim.container import Containers
 from nodeagent.shim.forkserver.binding import bind
-from nodeagent.shim.forkserver.client import Standby
+from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
@@ -48,7 +48,7 @@ class Worker:
     captures: tuple[Capture, Capture]
     pid: int = 0
     pidfd: int = -1
-    by_standby: bool = False
+    by_fork_server: bool = False
     place: str = ""
     """``trainer.0``; empty in a job of one role."""
     held: bool = False
@@ -69,13 +69,13 @@ class Worker:
     """It was killed since another worker of its place failed: it is started again with that one."""
     step: int | None = None
     doing: str = ""
-    """What it told of its progress, as last shown."""
+    """Its progress as last reported."""
     stepped: float | None = None
-    """When (CLOCK_BOOTTIME) it told its first step."""
+    """When (CLOCK_BOOTTIME) it reported its first step."""
 
 
 STUCK_AFTER = 10.0
-"""Seconds after SIGKILL until what has not gone is told as stuck."""
+"""Seconds after SIGKILL until what has not gone is reported as stuck."""
 EARLY = 0.5
 """Of the grace: then snapshots of workers that still live begin to be written out, if the pod is given up."""
 LATE = 0.8
@@ -86,16 +86,16 @@ NOBODY: Mapping[str, float] = MappingProxyType({})
 GANG, WORKER = "gang", "worker"
 """What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
-"""Ends of workers that were started again alone that are told: the newest (``model.world.MOST_ALONE``)."""
+"""Ends of workers that were started again alone that are reported: the newest (``model.world.MOST_ALONE``)."""
 REAP_BOUND = 5.0
-"""Seconds until a standby that does not reap is killed, so that the shim can."""
+"""Seconds until a fork server that does not reap is killed, so that the shim can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts(Supervision):
     """What every generation of one pod shares."""
 
-    standby: Standby
+    fork_server: ForkServer
     containers: Containers | None
     """None: the workers see the node's own file system."""
     pod: Mapping[str, Any]
@@ -111,7 +111,7 @@ class Parts(Supervision):
     """A worker of this place is started again: the place is not ready before it is looked at again."""
 
 
-class RunningGang:
+class LocalGang:
     """One generation, from its order to its end. ``places``: of a job of several roles the name of each worker's."""
 
     def __init__(
@@ -443,9 +443,9 @@ class RunningGang:
         if self.parts.containers is not None:
             command, env = self.parts.containers.start(command, env, w.local_rank)
             limits = self.parts.containers.limits(limits)
-        elif self.parts.standby.takes(command, env):
-            w.by_standby = True
-            self.parts.standby.fork(
+        elif self.parts.fork_server.takes(command, env):
+            w.by_fork_server = True
+            self.parts.fork_server.fork(
                 command,
                 env,
                 cwd,
@@ -503,14 +503,14 @@ class RunningGang:
             kill_session(w.pid)
         if self.parts.guard.release(w.pid):
             w.stopped = w.fenced = self.fenced = True
-        if w.by_standby:
-            self.parts.standby.reap(w.pid, lambda status: self._on_reaped(w, status))
-            self.parts.loop.after(REAP_BOUND, lambda: None if is_reaped(w) else self.parts.standby.kill())
+        if w.by_fork_server:
+            self.parts.fork_server.reap(w.pid, lambda status: self._on_reaped(w, status))
+            self.parts.loop.after(REAP_BOUND, lambda: None if is_reaped(w) else self.parts.fork_server.kill())
         else:
             self._on_reaped(w, reap(w.pid))
 
     def _on_own_zombie(self, w: Worker) -> None:
-        """It is a zombie child of the shim itself: started cold, or its standby died."""
+        """It is a zombie child of the shim itself: started cold, or its fork server died."""
         self._on_end(w)
         if not is_reaped(w):
             self._on_reaped(w, reap(w.pid))
@@ -550,7 +550,7 @@ class RunningGang:
         name = f"g{self.token['number']}-r{w.rank}.json"
         try:
             write_atomic(self.parts.state / "exits" / name, record_text(record), durable=False)
-        except OSError as error:  # a full disk: the record has been told, and the others must live
+        except OSError as error:  # a full disk: the record has been sent, and the others must live
             print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
         self.settle()
 

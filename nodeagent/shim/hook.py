@@ -41,7 +41,7 @@ class Program:
 
 
 class Hook:
-    """Runs at once; ``done`` is told "" or what went wrong, exactly once."""
+    """Runs at once; ``done`` gets "" or what went wrong, exactly once."""
 
     def __init__(
         self,

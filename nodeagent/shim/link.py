@@ -1,11 +1,11 @@
-"""What workers may say to their shim, and which part of the shim answers: a wish to commit a checkpoint, the first
+"""What workers may say to their shim, and which part of the shim answers: a request to commit a checkpoint, the first
 step, leaving at a planned stop.
 
 A worker says ``{"op": "worker.NAME", ...}``; parts of the shim ``add`` their names. Who speaks is the kernel's word: a
 process in the session of a living worker of the present generation. Anything else is refused, so what an older
-generation left behind is never heard. A worker that was just forked may speak before the shim has learned its pid:
-while pids are missing, strangers are heard later. Standard library only; must never trust a message's form, nor command
-anything.
+generation left behind is never answered. A worker that was just forked may speak before the shim has learned its pid:
+while pids are missing, strangers are answered later. Standard library only; must never trust a message's form, nor
+command anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import MAX_FDS, VERSION, Peer
 
 if TYPE_CHECKING:
-    from nodeagent.shim.gang import RunningGang, Worker
+    from nodeagent.shim.gang import LocalGang, Worker
 
 OPS = "worker."
 """How the names of a worker's messages begin."""
@@ -39,7 +39,7 @@ class Call:
     """The generation it is of."""
     message: dict[str, Any]
     fds: list[int]
-    """Came with it. Whoever keeps one takes it out of the list: the rest is closed."""
+    """Came with it. A handler that keeps one takes it out of the list: the rest is closed."""
     peer: Peer
 
     @property
@@ -51,7 +51,7 @@ class Call:
         return self.worker.local_rank
 
     def answer(self, fds: tuple[int, ...] = (), **fields: Any) -> None:
-        """To a question; what was only told gets none. ``fds`` go with it and stay the caller's to close."""
+        """To a question; a mere report gets none. ``fds`` go with it and stay the caller's to close."""
         self._reply({"answer": fields, "fds": len(fds)}, fds)
 
     def refuse(self, text: str) -> None:
@@ -76,13 +76,13 @@ what failed."""
 class WorkerLink:
     """The names that workers may use. ``gang`` is asked for the present generation."""
 
-    def __init__(self, gang: Callable[[], RunningGang | None]) -> None:
+    def __init__(self, gang: Callable[[], LocalGang | None]) -> None:
         self._gang = gang
         self._handlers: dict[str, Handler] = {}
         self._early: list[tuple[Peer, dict[str, Any], list[int], int]] = []
 
     def add(self, name: str, handler: Handler) -> None:
-        """Have ``worker.NAME`` heard. It must return at once: the shim has one thread."""
+        """Have ``worker.NAME`` handled. It must return at once: the shim has one thread."""
         self._handlers[OPS + name] = handler
 
     def receive(self, peer: Peer, message: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class WorkerLink:
         self._receive(peer, message, peer.take_fds(count), count)
 
     def launched(self) -> None:
-        """A pid has become known, or is not waited for any more: whoever spoke too early may be a worker."""
+        """A pid has become known, or is not waited for any more: a process that spoke too early may be a worker."""
         early, self._early = self._early, []
         for one in early:
             self._receive(*one)
@@ -139,19 +139,19 @@ MOST = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who wishes."""
+    """The process that asks."""
 
     lives: Callable[[], bool]
     answer: Callable[[str], None]
-    """Told why it was refused; "" if it is committed."""
+    """Called with the reason of the refusal; "" if it is committed."""
 
 
 class PendingCommits:
-    """A wish to commit a checkpoint, on its way to the store: the agent sees it in the status and answers.
+    """A request to commit a checkpoint, on its way to the store: the agent sees it in the status and answers.
 
-    A worker's, or that of the shim's own helper (``snapshots.py``). One wish at a time, of the present generation, with
-    its token; what a process that has ended wished is forgotten. Must never answer by itself that something was
-    committed. ``changed`` is called when there is another wish.
+    A worker's, or that of the shim's own helper (``snapshots.py``). One request at a time, of the present generation,
+    with its token; the request of a process that has ended is forgotten. Must never answer by itself that something was
+    committed. ``changed`` is called when there is another request.
     """
 
     def __init__(self, link: WorkerLink, changed: Callable[[], None]) -> None:
@@ -181,7 +181,7 @@ class PendingCommits:
         self.request_commit(call.token, name, int(step), int(order), Asker(lambda: not call.worker.ended, answer))
 
     def request_commit(self, token: dict[str, Any], name: str, step: int, order: int, asker: Asker) -> None:
-        """Another wish."""
+        """Take another request."""
         if self._asker is not None:
             self._asker.answer("another commit was asked for meanwhile")
         self._asker = asker
@@ -225,7 +225,7 @@ class FirstSteps:
     """
 
     def __init__(
-        self, link: WorkerLink, loop: Loop, gang: Callable[[], RunningGang | None], changed: Callable[[], None]
+        self, link: WorkerLink, loop: Loop, gang: Callable[[], LocalGang | None], changed: Callable[[], None]
     ) -> None:
         self._loop, self._gang, self._changed = loop, gang, changed
         link.add("stepped", self._stepped)
@@ -256,7 +256,7 @@ class LeavingWorkers:
     did not ask, so they have all of their grace. Must never lengthen the grace.
     """
 
-    def __init__(self, link: WorkerLink, gang: Callable[[], RunningGang | None]) -> None:
+    def __init__(self, link: WorkerLink, gang: Callable[[], LocalGang | None]) -> None:
         self._gang = gang
         link.add("leave.wait", self._wait)
         link.add("leave.saving", self._saving)

@@ -22,7 +22,7 @@ from typing import Any
 from nodeagent.lease.grants import OBEYED, GrantAnswer
 from nodeagent.osutil.linux import become_subreaper, boottime, lossy_stderr, write_atomic
 from nodeagent.shim.fence import ProcessGuard
-from nodeagent.shim.gang import Parts, RunningGang, note
+from nodeagent.shim.gang import LocalGang, Parts, note
 from nodeagent.shim.hang.watch import HangWatch
 from nodeagent.shim.hook import Supervision
 from nodeagent.shim.link import OPS, FirstSteps, LeavingWorkers, PendingCommits, WorkerLink
@@ -67,7 +67,7 @@ class Shim:
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.place_ports = PlacePorts(self.pod["address"], ports)
-        self.gang: RunningGang | None = None
+        self.gang: LocalGang | None = None
         self.readiness: PlaceReadiness | None = None
         self.hang: HangWatch | None = None
         self.link = WorkerLink(lambda: self.gang)
@@ -117,7 +117,7 @@ class Shim:
         """Do what the grant says. The fence sees to its time."""
         grant, gang = self.guard.look(), self.gang
         if gang is None or gang.settled:
-            with contextlib.suppress(OSError):  # whoever waits for the answer waits no longer than the time lasts
+            with contextlib.suppress(OSError):  # the agent waits for the answer no longer than the time lasts
                 self._answer.obeyed(grant.stop_before)
         elif grant.stop_before > self._heeded:
             self._heeded = grant.stop_before
@@ -136,9 +136,9 @@ class Shim:
         return self.gang is None or self.gang.settled
 
     def _end(self) -> None:
-        """Remove the runtime files and go; the standby goes with us."""
+        """Remove the runtime files and go; the fork server goes with us."""
         self.holder.release()
-        self.preparation.standby.kill()
+        self.preparation.fork_server.kill()
         self.peers.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.loop.stop()
@@ -187,7 +187,7 @@ class Shim:
             if self.holder.token != token or self.holder.failed:
                 self.holder.release()
                 if command["rendezvous"]:
-                    self.holder.hold(token, self.preparation.standby)
+                    self.holder.hold(token, self.preparation.fork_server)
 
     def _do_start(self, command: Command) -> None:
         token = command["token"]
@@ -224,14 +224,14 @@ class Shim:
             write_atomic(path, command["roles_file"], durable=False)
             environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
         parts = Parts(
-            self.loop, self.guard, self.children, self.preparation.standby,
+            self.loop, self.guard, self.children, self.preparation.fork_server,
             self.preparation.containers() if fit else None, self.pod, self.state, self.logs, self._gang_changed,
             self.link.launched, self._file, self._write_out, self._unready,
         )  # fmt: skip
         if self.readiness is not None:
             self.readiness.close()
         self.readiness = None
-        self.gang = gang = RunningGang(parts, token, environments, command["ranks"], command["places"])
+        self.gang = gang = LocalGang(parts, token, environments, command["ranks"], command["places"])
         grant = self.guard.look()
         self._heeded = grant.stop_before
         if boottime() > command["not_after"]:
@@ -342,7 +342,7 @@ class Shim:
 
     def status(self) -> dict[str, Any]:
         """As base.PodStatus."""
-        gang, standby = self.gang, self.preparation.standby
+        gang, fork_server = self.gang, self.preparation.fork_server
         phase, reason, code = self.preparation.phase()
         if gang is not None:
             phase, code = gang.phase, 0
@@ -356,10 +356,10 @@ class Shim:
             "code": code,
             "folder": self.preparation.folder,
             "shim_pid": os.getpid(),
-            "standby_pid": standby.pid,
-            "standby_warm": standby.warm,
-            "parked": {child.pid: child.private for child in standby.pool.waiting},
-            "warming": gang is None and standby.warm and standby.pool.filling,
+            "fork_server_pid": fork_server.pid,
+            "fork_server_warm": fork_server.warm,
+            "preforked": {child.pid: child.private for child in fork_server.pool.waiting},
+            "warming": gang is None and fork_server.warm and fork_server.pool.filling,
             "highest": self.highest,
             "generation": gang.token if gang else None,
             "workers": gang.states() if gang else [],

@@ -38,7 +38,7 @@ class RotatingFile:
         self._failed = False
 
     def write(self, data: bytes) -> None:
-        """Never raises for a bad disk: the failure is told once on standard error."""
+        """Never raises for a bad disk: the failure is reported once on standard error."""
         try:
             if self._fd >= 0 and self._size + len(data) > self._max:
                 self._rotate()
@@ -291,8 +291,8 @@ def _text(data: bytes) -> bytes:
 
 
 def log_to(path: Path) -> None:
-    """This process's own output from now on: what an agent gives a shim that it forks. The journal has what was said
-    before."""
+    """This process's own output from now on: what an agent gives a shim that it forks. The journal has what was
+    printed before."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
     for number in (1, 2):
         os.dup2(log, number)

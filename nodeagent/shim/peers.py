@@ -77,12 +77,12 @@ class Peer:
         self._flush()
 
     def take_fds(self, count: int) -> list[int]:
-        """The descriptors of the line that is being heard; the caller closes them."""
+        """The descriptors of the line that is being read; the caller closes them."""
         taken, self._fds = self._fds[:count], self._fds[count:]
         return taken
 
     def close(self) -> None:
-        """Drop the connection; ``closed`` is told once."""
+        """Drop the connection; ``closed`` is called once."""
         if self._fd < 0:
             return
         self._loop.forget(self._fd)
@@ -171,7 +171,7 @@ class ShimPeers:
         self._listener = self._listen()
 
     def connect(self, link: socket.socket) -> None:
-        """Let a connection in, if its user may be here and there is room; it is told the last status."""
+        """Let a connection in, if its user may be here and there is room; it gets the last status."""
         peer = Peer(self._loop, link, self._received, self._closed)
         if peer.uid not in (0, os.getuid(), self._agent_uid) or len(self._peers) >= PEERS_MAX:
             peer.close()

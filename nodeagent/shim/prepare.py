@@ -1,8 +1,8 @@
-"""Getting one pod ready on this node: the checks as the job's user, then the standby; and the environments that only
-this node can complete.
+"""Getting one pod ready on this node: the checks as the job's user, then the fork server; and the environments that
+only this node can complete.
 
 Standard library only. Must never look at the job's folders in the shim's own process: a dead file server blocks
-whoever looks.
+the process that looks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from nodeagent.osutil.linux import MARK, power_mark
 from nodeagent.shim.checks import check, compose, see_folder, verdict
 from nodeagent.shim.container import Containers
-from nodeagent.shim.forkserver.client import Standby
+from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import ShimChildren, reap, start_function
 
@@ -28,8 +28,8 @@ CHECK_AGAIN = 5.0
 FOLDER_AGAIN = 30.0
 """Seconds between two looks at which folder checkpoint_dir is, also while workers run: a mount may be put right, and a
 script may empty the folder, marker and all. Long, since thousands of nodes ask one file server."""
-STANDBY_STARTS = 3
-"""A standby that dies this often without a start of workers in between is not started again."""
+FORK_SERVER_STARTS = 3
+"""A fork server that dies this often without a start of workers in between is not started again."""
 
 
 Look = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -52,8 +52,8 @@ class Preparation:
         self._starts = 0
         self._folder_trouble = ""
         self._noted: set[str] = set()
-        self.standby = Standby(loop, self._standby_changed)
-        self.standby.pool.size = pod["parked"]
+        self.fork_server = ForkServer(loop, self._fork_server_changed)
+        self.fork_server.pool.size = pod["preforked"]
         self.checked: dict[str, Any] | None = None
         """What the checks found; None until they have ended."""
 
@@ -77,21 +77,21 @@ class Preparation:
             return "preparing", "", 0
         if not self.fit:
             return "unfit", self.checked["reason"], self.checked["code"]
-        warming = self.standby.pid is not None and not self.standby.warm
+        warming = self.fork_server.pid is not None and not self.fork_server.warm
         return "preparing" if warming else "ready", self.notes, 0
 
     @property
     def notes(self) -> str:
-        """What is wrong with the standby."""
-        return "; ".join(self.standby.notes)
+        """What is wrong with the fork server."""
+        return "; ".join(self.fork_server.notes)
 
     def used(self, workers: int) -> None:
-        """So many workers are being started: the standby's deaths count anew."""
+        """So many workers are being started: the fork server's deaths count anew."""
         self._starts = 0
-        self.standby.pool.size = workers
+        self.fork_server.pool.size = workers
 
     def check(self) -> None:
-        """Look at the job's folders in a child; then start the standby."""
+        """Look at the job's folders in a child; then start the fork server."""
         self._ask(check, self._checks_late, self._checked)
 
     def _ask(
@@ -137,8 +137,8 @@ class Preparation:
         else:
             if result["folder"]:
                 self._loop.after(FOLDER_AGAIN, self._look_at_folder)
-            if result["standby"]:
-                self._start_standby()
+            if result["fork_server"]:
+                self._start_fork_server()
         self._changed()
 
     def _look_at_folder(self) -> None:
@@ -159,35 +159,35 @@ class Preparation:
             self.checked["folder"] = result["folder"]
             self._changed()
 
-    def _start_standby(self) -> None:
+    def _start_fork_server(self) -> None:
         assert self.checked is not None
         self._starts += 1
         env = self.environment({})
         pod = self._pod
         guessed = [name for name in pod["guessed"] if self._starts == 1 or name == "torch"]  # another one may end it
-        self.standby.start(pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"], guessed)
-        pid = self.standby.pid
+        self.fork_server.start(pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"], guessed)
+        pid = self.fork_server.pid
         assert pid is not None
 
         def ended() -> None:
             self._children.forget(pid)
             reap(pid)
-            self.standby.gone()
+            self.fork_server.gone()
 
         self._children.expect(pid, ended)
 
-    def _standby_changed(self) -> None:
+    def _fork_server_changed(self) -> None:
         """Another one is started when it died, unless it cannot be used."""
-        if self.standby.pid is None and not self.standby.unusable and self._starts < STANDBY_STARTS:
-            self._start_standby()
-        for text in self.standby.notes:
+        if self.fork_server.pid is None and not self.fork_server.unusable and self._starts < FORK_SERVER_STARTS:
+            self._start_fork_server()
+        for text in self.fork_server.notes:
             if text not in self._noted:
                 self._noted.add(text)
-                self._note(f"standby: {text}")
+                self._note(f"fork server: {text}")
         self._changed()
 
     def environment(self, ours: dict[str, str]) -> dict[str, str]:
-        """A worker's, from what the agent ordered; the standby's from nothing. Only once fit."""
+        """A worker's, from what the agent ordered; the fork server's from nothing. Only once fit."""
         pod = self._pod
         assert self.checked is not None
         env = compose(self.checked["base"], self.checked["env_file"], pod["env"], ours or pod["env"])

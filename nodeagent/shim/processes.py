@@ -54,8 +54,8 @@ def start_program(
     first: Callable[[], None] = lambda: None,
 ) -> int:
     """Run a program, found as a shell in ``cwd`` with this environment would find it, in a new session with /dev/null
-    as input; returns its pid. What goes wrong after the fork is told on ``err`` with exit code 126 or 127, as a shell
-    does. ``keep``: descriptors it inherits under their numbers. ``limits``: as of ``own_limits``. ``first``: what
+    as input; returns its pid. What goes wrong after the fork is written to ``err`` with exit code 126 or 127, as a
+    shell does. ``keep``: descriptors it inherits under their numbers. ``limits``: as of ``own_limits``. ``first``: what
     the child does before it is the program."""
 
     def program() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeagent.shim.gang import Parts, RunningGang, Worker, note
+from nodeagent.shim.gang import LocalGang, Parts, Worker, note
 from nodeagent.shim.hook import Hook, Program
 from nodeagent.shim.processes import own_limits
 
@@ -24,7 +24,7 @@ LISTENS = "0A"
 class PlaceReadiness:
     """``changed`` is called when a place has become ready."""
 
-    def __init__(self, parts: Parts, gang: RunningGang, changed: Callable[[], None]) -> None:
+    def __init__(self, parts: Parts, gang: LocalGang, changed: Callable[[], None]) -> None:
         self._parts, self._gang, self._changed = parts, gang, changed
         self._asking: dict[str, Hook] = {}
         self._reported: set[str] = set()

@@ -28,7 +28,7 @@ class Farewell:
     overdue: float | None = None
     missed: bool = False
     saving: bool = False
-    """It has begun to save; not told to others."""
+    """It has begun to save; not sent to others."""
 
 
 def exit_record(

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from nodeagent.shim.forkserver.client import Standby
+from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Delay, Loop
 
 STORE_BOUND = 5.0
@@ -94,7 +94,7 @@ class Holder:
         """There was no address to have; asking again may find one."""
         return self.held is None and bool(self.problem)
 
-    def hold(self, token: dict[str, Any], standby: Standby) -> None:
+    def hold(self, token: dict[str, Any], fork_server: ForkServer) -> None:
         """Take a new address; ``held`` follows."""
         self.release()
         self.token = token
@@ -105,8 +105,8 @@ class Holder:
             self._changed()
             return
         self._socket, self._last = held, held.getsockname()[1]
-        if standby.warm and standby.has_torch:
-            self._host_store(held, standby)
+        if fork_server.warm and fork_server.has_torch:
+            self._host_store(held, fork_server)
         else:
             self._ready(store_hosted=False)
 
@@ -124,7 +124,7 @@ class Holder:
         self.starting()
         self._kill_store()
 
-    def _host_store(self, held: socket.socket, standby: Standby) -> None:
+    def _host_store(self, held: socket.socket, fork_server: ForkServer) -> None:
         self._answer, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._loop.watch(self._answer, self._answered)
         self._bound = self._loop.after(STORE_BOUND, lambda: self._without_store("the store process did not answer"))
@@ -132,14 +132,14 @@ class Holder:
 
         def forked(pid: int, error: str) -> None:
             if pid:
-                self._adopt_store(pid, standby)
+                self._adopt_store(pid, fork_server)
             if token is not self.token:
                 self._kill_store()
             elif not pid:
                 self._without_store(error)
 
         held.listen(1024)
-        standby.host_store(self._host, held.getsockname()[1], held.fileno(), theirs, forked)
+        fork_server.host_store(self._host, held.getsockname()[1], held.fileno(), theirs, forked)
         os.close(theirs)
 
     def _answered(self) -> None:
@@ -160,7 +160,7 @@ class Holder:
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._ready(store_hosted=False)
 
-    def _adopt_store(self, pid: int, standby: Standby) -> None:
+    def _adopt_store(self, pid: int, fork_server: ForkServer) -> None:
         """Have it reaped when it ends."""
         pidfd = self._store = os.pidfd_open(pid)
 
@@ -169,7 +169,7 @@ class Holder:
             if self._store == pidfd:
                 self._store = -1
             os.close(pidfd)
-            standby.reap(pid, lambda _status: None)
+            fork_server.reap(pid, lambda _status: None)
 
         self._loop.watch(pidfd, ended)
 

@@ -1,8 +1,8 @@
 """The site's environment modules: what loading them makes of an environment, seen once, before anything of the job
 runs on this node.
 
-A login shell of the job's user loads them, as on a terminal; the environment that comes of it goes to standby, workers
-and hooks alike, so no start of workers runs a shell. Standard library only.
+A login shell of the job's user loads them, as on a terminal; the environment that comes of it goes to fork server,
+workers and hooks alike, so no start of workers runs a shell. Standard library only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ out before the pod is given up.
 ``worker.snapshot.put`` brings a memory of a worker's own local rank (two each, 0 and 1, by turns), ``worker.snapshot
 .get`` hands out a local rank's. Freed when the shim ends, as it does when the job ends on this node. The helper that
 writes them out (``train/writeout.py``) is a program of its own, with the memory's descriptors, a line to the shim, and
-the rest of the grace; what it asks to commit goes the way that a worker's wish goes. Standard library only. Must never
+the rest of the grace; what it asks to commit goes the way of a worker's request. Standard library only. Must never
 read or map what it keeps, nor hold up the pod's end when the grace is over, also where the helper cannot even die.
 """
 
@@ -56,7 +56,7 @@ class KeptSnapshots:
             call.answer()
             return
         if os.fstat(call.fds[0]).st_size > size:
-            raise ValueError("the memory is larger than was said")
+            raise ValueError("the memory is larger than announced")
         self._kept[place] = call.fds.pop(0)
         if old is not None:
             os.close(old)
@@ -169,8 +169,8 @@ class WriteOut:
         return bool(given_up["stays"] and given_up["world"] != self._world)
 
     def kill(self, why: str) -> None:
-        """SIGKILL if it is under way, and wait for nothing: it can run no more code of its own. If it has said already
-        how it went, it went so."""
+        """SIGKILL if it is under way, and wait for nothing: it can run no more code of its own. If it has reported
+        its result already, that result counts."""
         if self._hook is not None and not self.over:
             self._hook.kill(why)
             self.over = True

@@ -349,7 +349,7 @@ class AgentConfig(Section):
         if silent >= waits:
             what = (
                 f"without_agent = {silent:g} s is not below saving.regroup = {waits:g} s: a Redis that lost writes "
-                f"would go on before an agent that was away while its node trained has told it what it knows"
+                f"would go on before an agent that was away while its node trained has sent it what it knows"
             )
             raise_all([CheckError(what, "lower without_agent or raise saving.regroup", at=("without_agent",))])
         return self

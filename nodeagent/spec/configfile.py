@@ -23,7 +23,7 @@ PREFIX = "NODEAGENT__"
 
 
 def apply(document: Document, model: type[BaseModel], environ: Mapping[str, str]) -> Document:
-    """The document with every override in it; a variable's mistakes will be told under its own name."""
+    """The document with every override in it; a variable's mistakes are reported under its own name."""
     names = sorted(name for name in environ if name.startswith(PREFIX))
     if not names or not isinstance(document.value, dict):
         return document
@@ -60,7 +60,7 @@ def _value(text: str, name: str, is_text: bool) -> object:
 
 def _put(tree: dict[str, object], path: tuple[str, ...], value: object) -> tuple[str, ...]:
     """The path of what is new: the value, or the outermost section made for it. Empty where the file has something
-    else than a mapping on the way: the file's mistake is told instead."""
+    else than a mapping on the way: the file's mistake is reported instead."""
     new = path
     for depth, part in enumerate(path[:-1], 1):
         if part not in tree:

@@ -107,7 +107,7 @@ def _size(path: Path, role: Mapping[str, Any], several: bool) -> Iterator[Mistak
     if several:
         try:
             size = jobvalues.nodes(nodes) if nodes is not None else None
-        except CheckError:  # told where values are checked
+        except CheckError:  # reported where values are checked
             size = None
         yield from _beside_others(path, size, role.get("uneven") is True)
 

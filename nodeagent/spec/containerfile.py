@@ -1,7 +1,7 @@
 """What a job file says of the container and of the site's environment modules: their values, and what does not go
 together with a container. Pure.
 
-Each name goes into a command line of the job's user on every node, so what it may be made of is said here.
+Each name goes into a command line of the job's user on every node, so this module says what it may be made of.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def written_container_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
     """Of a job file with a container: what stands beside it and would do nothing."""
     if tree.get("container") is None:
         return
-    if tree.get("standby") in (True, "on"):
-        what = "standby: on has no meaning in a container, whose workers start from nothing"
-        yield Mistake(("standby",), what, "remove it")
+    if tree.get("fork_server") in (True, "on"):
+        what = "fork_server: on has no meaning in a container, whose workers start from nothing"
+        yield Mistake(("fork_server",), what, "remove it")
     try:
         found = container(tree["container"])
     except CheckError:  # reported where values are checked
@@ -159,8 +159,8 @@ def container_mistakes(spec: JobSpec) -> Iterator[Mistake]:
     """Of a job that somebody may have written by hand."""
     if spec.container is None:
         return
-    if spec.standby:
-        yield Mistake(("standby",), "standby has no meaning in a container", "set it to false")
+    if spec.fork_server:
+        yield Mistake(("fork_server",), "fork server has no meaning in a container", "set it to false")
     for key, path in {"working_dir": spec.working_dir, "checkpoint_dir": spec.checkpoint_dir}.items():
         if path is not None and not (_PATH.fullmatch(path) and path.strip("/")):
             right = "use another folder, whose path has neither ':' nor ','"

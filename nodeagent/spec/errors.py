@@ -1,4 +1,4 @@
-"""What is wrong with something a person wrote, how it is told, and the known word that the person most likely
+"""What is wrong with something a person wrote, how it is shown, and the known word that the person most likely
 meant.
 """
 

@@ -1,4 +1,4 @@
-"""A job from the pieces of a command line, and the record of who submits it. The same checks as the job file's, told
+"""A job from the pieces of a command line, and the record of who submits it. The same checks as the job file's, shown
 with the option's name. Must never read the environment by itself: it comes in."""
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ class JobFile(_RoleKeys):
     ] = ()
     """Python modules imported ahead of time, so that a restart costs no import; [] for none. Default: what the script
     imports of the packages that take long, found by reading it."""
-    standby: Annotated[
+    fork_server: Annotated[
         bool, BeforeValidator(jobvalues.on_off), WithJsonSchema({"enum": [True, False, "on", "off"]})
     ] = True
     """off: no interpreter is kept warm; every start begins from nothing."""
@@ -423,12 +423,12 @@ def read_job(document: Document, submitter: Submitter, now: float) -> Submission
     spec = _complete(written, submitter)
     if wrong := check_spec(spec):  # of what the submitter brings along: the file itself has been checked
         raise SpecError(document.problem((), sentence) for sentence in wrong)
-    guess = "preload" not in written.model_fields_set and written.standby
+    guess = "preload" not in written.model_fields_set and written.fork_server
     return Submission(spec, written.after, written.array or "", guess)
 
 
 def _layout(document: Document) -> list[Problem]:
-    """What stands at the wrong level, told whatever else is wrong."""
+    """What stands at the wrong level; reported whatever else is wrong."""
     tree = document.value
     if not isinstance(tree, dict):
         return []
@@ -481,7 +481,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         queue=written.queue or "",
         placement=together(written.placement),
         preload=written.preload,
-        standby=written.standby and written.container is None,
+        fork_server=written.fork_server and written.container is None,
         grace=written.grace,
         restarts=RestartLimits(
             max=written.restarts.max,
@@ -508,7 +508,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
 def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Role:
     replicas = role.replicas if isinstance(role, RoleFile) else None
     nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas.max, target=replicas.target)
-    assert role.command is not None and nodes is not None  # _layout has told otherwise
+    assert role.command is not None and nodes is not None  # else _layout has reported it
     return Role(
         name=name,
         command=role.command,

@@ -165,7 +165,7 @@ def uneven_segments(size: int, nodes: Nodes | None, *, several: bool) -> tuple[s
 
 
 def placement_mistakes(spec: JobSpec) -> Iterator[Mistake]:
-    """What does not fit together in a whole job, whoever wrote it."""
+    """What does not fit together in a whole job, by file or by command."""
     if spec.segments and (mistake := uneven_segments(spec.segments, spec.nodes, several=spec.several)):
         yield Mistake(("placement", "segments"), *mistake)
     for role in spec.roles:

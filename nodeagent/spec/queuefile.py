@@ -98,8 +98,8 @@ class QueueKeys(_Written):
     limits: JobLimitsFile = JobLimitsFile()
     """What one job may ask for."""
     users: _Names = ()
-    """Users who may submit to it; "*" is everybody. Default, if groups is empty too: whoever may use its parent; at the
-    top everybody."""
+    """Users who may submit to it; "*" is everybody. Default, if groups is empty too: those who may use its parent; at
+    the top everybody."""
     groups: _Names = ()
     """Unix groups whose members may."""
     default: bool = False
@@ -282,7 +282,7 @@ def _one(tree: Queues, queue: Queue) -> Iterator[TreeMistake]:
 
 
 def amount_text(amount: Amount) -> str:
-    """For people: ``8 gpus, 2 nodes``; empty where nothing is said."""
+    """For people: ``8 gpus, 2 nodes``; empty without any limit."""
     return ", ".join(f"{value} {name}" for name, value in amount.stated.items())
 
 

@@ -47,8 +47,8 @@ async def test_an_older_generation_commits_nothing(bench: Bench) -> None:
     assert forming.checkpoint is not None and forming.checkpoint.name == "b", "in its grace, before the new one is"
     for node in ("n1", "n2"):
         job = await bench.ack(job, node)
-    said = await refused("stale", commit(bench, old, "n1", "c", order=3))
-    assert "may commit nothing any more" in said
+    refusal = await refused("stale", commit(bench, old, "n1", "c", order=3))
+    assert "may commit nothing any more" in refusal
     newer = await commit(bench, job, "n1", "d", order=1)
     assert newer.checkpoint == Checkpoint(name="d", step=10, number=head(job).number, order=1)
     await refused("stale", commit(bench, old, "n1", "e", order=9))

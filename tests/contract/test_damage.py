@@ -42,7 +42,7 @@ async def noticed(bench: Bench, view: View, limit: int = 20) -> str:
     return await refused("behind", again())
 
 
-async def told(beat: Awaitable[BeatReply]) -> str:
+async def reported(beat: Awaitable[BeatReply]) -> str:
     """Why it was refused; empty if it was not."""
     try:
         await beat
@@ -106,7 +106,7 @@ async def test_each_of_a_nodes_jobs_is_looked_at_in_its_turn(bench: Bench, name:
     async with bench.calls.link() as link:
         await link.ask("HDEL", bench.calls.prefix + "names", name)
     looks = [bench.beat("n1", rev=reply.rev, era=reply.era, runs=("u1", "u2")) for _ in range(3)]
-    refusals = [error for error in [await told(look) for look in looks] if error]
+    refusals = [error for error in [await reported(look) for look in looks] if error]
     assert "removed or damaged names" in refusals[0]
 
 

@@ -53,7 +53,7 @@ async def test_with_fewer_it_waits_and_then_goes_on(bench: Bench) -> None:
     await bench.submit()
 
 
-async def test_whoever_tries_to_join_is_heard(bench: Bench) -> None:
+async def test_who_tries_to_join_counts_as_having_come(bench: Bench) -> None:
     await up(bench, "n1", "n2", "n3", "n4")
     await bench.restart()
     await bench.beat("n1")

@@ -169,8 +169,8 @@ async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
     job = await bench.report(job, "n2", "fenced")
     job = await bench.report(job, "n1", "lost")
     job = await bench.report(job, "n3", "failed", "exit 3, with more lines")
-    said = {node: (r.state, r.seq, r.reason) for node, r in head(job).reports.items()}
-    assert said == {
+    reported = {node: (r.state, r.seq, r.reason) for node, r in head(job).reports.items()}
+    assert reported == {
         "n1": ("lost", 3, ""),
         "n2": ("fenced", 2, ""),
         "n3": ("failed", 1, "exit 3, with more lines"),
@@ -180,7 +180,7 @@ async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
     assert events[0].text == "exit 3"
 
 
-async def test_a_stall_is_told_and_taken_back_and_is_no_fault(bench: Bench) -> None:
+async def test_a_stall_is_reported_and_taken_back_and_is_no_fault(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
     facts = RankFacts(rank=0, state="stopped", step=41, age=12.5, overdue="long", waits=None, site="f (a.py:3)")
@@ -194,9 +194,9 @@ async def test_a_stall_is_told_and_taken_back_and_is_no_fault(bench: Bench) -> N
     assert await bench.kinds() == before
     job = await bench.report(job, "n1", "lost")
     assert head(job).reports["n1"].seq == 1, "the first fault"
-    told = spend().model_copy(update={"kind": "hang", "step": 41, "progressed": True, "stalled": 12.5})
-    job = await bench.propose(job, "n2", spend=told)
-    assert job.budget["1"] == told
+    reported = spend().model_copy(update={"kind": "hang", "step": 41, "progressed": True, "stalled": 12.5})
+    job = await bench.propose(job, "n2", spend=reported)
+    assert job.budget["1"] == reported
 
 
 async def test_the_first_report_that_a_pod_runs_is_an_event(bench: Bench) -> None:
@@ -204,8 +204,8 @@ async def test_the_first_report_that_a_pod_runs_is_an_event(bench: Bench) -> Non
     job = await bench.active(await bench.submit(), "n1", "n2")
     for node, state in (("n1", "running"), ("n1", "running"), ("n2", "failed"), ("n2", "running")):
         job = await bench.report(job, node, state, f"{state} on {node}")
-    told = [(e.kind, e.node, e.generation, e.text) for e in await bench.store.events("0-0", 100)][-2:]
-    assert told == [
+    reported = [(e.kind, e.node, e.generation, e.text) for e in await bench.store.events("0-0", 100)][-2:]
+    assert reported == [
         ("GenerationStarted", "n1", 1, "running on n1"),
         ("WorkerFailed", "n2", 1, "failed on n2"),
     ]
@@ -219,8 +219,8 @@ async def test_each_restart_of_a_worker_alone_is_an_event_and_no_start_of_the_ge
         report = PodReport(state="running", alone=tuple(restarts[:until]))
         job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
     assert head(job).reports["n1"].alone == tuple(restarts)
-    told = [(e.kind, e.text) for e in await bench.store.events("0-0", 100)][-3:]
-    assert sorted(told) == [
+    reported = [(e.kind, e.text) for e in await bench.store.events("0-0", 100)][-3:]
+    assert sorted(reported) == [
         ("WorkerRestarted", f"rank {r} failed: exit code 7 on n1; it is started again, and the gang goes on")
         for r in range(3)
     ]
@@ -380,7 +380,7 @@ async def test_an_ended_head_carries_its_holders_into_the_next(bench: Bench) -> 
     assert (job.last_number, job.last_reports["n1"].reason) == (1, "exit 1")
 
 
-async def test_how_workers_left_is_kept_and_told_once(bench: Bench) -> None:
+async def test_how_workers_left_is_kept_and_reported_once(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
     job = await bench.report(job, "n1", "running", reason="workers run again after 0.1 s")
@@ -389,8 +389,8 @@ async def test_how_workers_left_is_kept_and_told_once(bench: Bench) -> None:
     for _ in range(2):
         job = await bench.ack(job, "n1", last=left)
     assert job.last_reports["n1"] == left, "no fault: it takes no place in their order"
-    told = [e for e in await bench.store.events("0-0", 500) if e.kind == "WorkersLeft"]
-    assert [(e.node, e.generation, e.uid, e.text) for e in told] == [
+    reported = [e for e in await bench.store.events("0-0", 500) if e.kind == "WorkersLeft"]
+    assert [(e.node, e.generation, e.uid, e.text) for e in reported] == [
         ("n1", 1, job.uid, "n1: checkpoint at step 7 in 0.1 s")
     ]
 

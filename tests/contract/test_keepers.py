@@ -224,7 +224,7 @@ async def test_silence_of_all_keepers_for_the_limit_frees_the_name(bench: Bench)
     assert (await bench.submit("u2")).phase == "queued"
 
 
-async def test_one_keeper_that_is_heard_keeps_it(bench: Bench) -> None:
+async def test_one_keeper_that_answers_keeps_it(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.end(await kept(bench, ("n1",), ("n1", "n2")), "stopped")
     await let_go(bench, job, "n1", lends=True)

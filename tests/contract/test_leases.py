@@ -298,16 +298,16 @@ async def test_pods_are_published_by_node_and_expire(bench: Bench) -> None:
 
     await bench.beat("n2", pods=(pod("n2", "u1", "ready"), pod("n2", "u2", "stuck")))
     await bench.beat("n1", pods=(pod("n1", "u1", "running"),))
-    told = await bench.store.pods({"u1": ["n2", "n1", "n3"], "u2": ["n2"], "u9": ["n1"]})
-    assert told == {
+    reported = await bench.store.pods({"u1": ["n2", "n1", "n3"], "u2": ["n2"], "u9": ["n1"]})
+    assert reported == {
         "u1": (pod("n1", "u1", "running"), pod("n2", "u1", "ready")), "u2": (pod("n2", "u2", "stuck"),), "u9": (),
     }  # fmt: skip
     assert await bench.store.pods({"u1": ["n2"]}) == {"u1": (pod("n2", "u1", "ready"),)}, "only where it is asked for"
     assert await bench.store.pods({}) == {}
     await bench.beat("n2", pods=(pod("n2", "u1", "gone"),))
-    told = await bench.store.pods({"u1": ["n1", "n2"], "u2": ["n2"]})
-    assert [p.phase for p in told["u1"]] == ["running", "gone"]
-    assert told["u2"] == (pod("n2", "u2", "stuck"),)  # not named: left to expire
+    reported = await bench.store.pods({"u1": ["n1", "n2"], "u2": ["n2"]})
+    assert [p.phase for p in reported["u1"]] == ["running", "gone"]
+    assert reported["u2"] == (pod("n2", "u2", "stuck"),)  # not named: left to expire
     assert 29_000 <= await bench.pod_ttl("u1", "n1") <= 30_000
 
 

@@ -17,7 +17,7 @@ async def newcomer(bench: Bench) -> BeatReply:
     return await bench.beat("n1", rev=0)
 
 
-async def told(bench: Bench) -> dict[str, NodeRecord]:
+async def reported(bench: Bench) -> dict[str, NodeRecord]:
     return {node.id: node for node in (await newcomer(bench)).nodes}
 
 
@@ -40,15 +40,15 @@ async def ask(bench: Bench, *command: str) -> object:
         return await link.ask(name, bench.calls.prefix + key, *rest)
 
 
-async def test_a_newcomer_is_told_of_each_node_what_its_record_says(bench: Bench) -> None:
+async def test_a_newcomer_reads_what_each_nodes_record_says(bench: Bench) -> None:
     await bench.up(*NODES)
     await bench.beat("n2", readiness={"u": Readiness(state="ready", reason="it is")})
     await bench.store.cordon("n3", Cordon(reason="out", by="ann", at=1.0), "r1")
     await bench.store.leave("n3", bench.lives["n3"])
-    assert await told(bench) == await stored(bench)
-    assert (await told(bench))["n3"].cordon is not None
+    assert await reported(bench) == await stored(bench)
+    assert (await reported(bench))["n3"].cordon is not None
     await bench.join("n3")
-    assert await told(bench) == await stored(bench)
+    assert await reported(bench) == await stored(bench)
 
 
 @pytest.mark.parametrize("text", ["", "x", "n2\na\n1\n0\n0\n0\nx\n{}\n{}", "n2\na\n1\n0\n0\n0\n0\n{}\n{}"])
@@ -58,9 +58,9 @@ async def test_a_copy_that_is_missing_old_or_no_copy_is_not_used(bench: Bench, t
     await ask(bench, "HSET", "nodes", "n2", text)
     await ask(bench, "HDEL", "nodes", "n3")
     await ask(bench, "HSET", "nodes", "n9", text)
-    assert await told(bench) == before
+    assert await reported(bench) == before
     await ask(bench, "DEL", "nodes")
-    assert await told(bench) == before
+    assert await reported(bench) == before
 
 
 async def test_a_copy_of_another_type_costs_nobody_anything(bench: Bench) -> None:
@@ -68,7 +68,7 @@ async def test_a_copy_of_another_type_costs_nobody_anything(bench: Bench) -> Non
     before = await stored(bench)
     await ask(bench, "DEL", "nodes")
     await ask(bench, "SET", "nodes", "x")
-    assert await told(bench) == before
+    assert await reported(bench) == before
 
 
 async def test_jobs_come_with_it_and_what_changes_later_by_itself(bench: Bench) -> None:
@@ -96,5 +96,5 @@ async def test_a_node_that_was_removed_is_no_news(bench: Bench) -> None:
     await bench.up(*NODES)
     await bench.store.leave("n3", bench.lives["n3"])
     assert (await bench.store.forget("n3", "ann")).removed
-    assert set(await told(bench)) == {"n1", "n2"}
+    assert set(await reported(bench)) == {"n1", "n2"}
     assert await ask(bench, "HGET", "nodes", "n3") is None

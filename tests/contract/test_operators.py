@@ -124,7 +124,7 @@ async def test_what_was_signed_at_submit_is_kept_as_it_is(bench: Bench) -> None:
     assert (await bench.submit("u2", "other")).admission is None, "nobody signed it"
 
 
-async def test_an_admission_is_renewed_once_by_whoever_knows_it(bench: Bench) -> None:
+async def test_an_admission_is_renewed_once_by_one_that_knows_it(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.store.submit("u1", spec("train"), 1, 1.0, "ann", "", admission=_admission("a"))
     renewed = await bench.store.renew("u1", "a", _admission("b", 2000))

@@ -23,7 +23,7 @@ async def test_an_owner_has_so_many_live_jobs(bench: Bench) -> None:
     assert len([job for job in (await bench.beat("n1")).jobs if job.owner == 1000]) == 3
 
 
-async def test_whoever_has_no_quota_is_refused_nothing(bench: Bench) -> None:
+async def test_who_has_no_quota_is_refused_nothing(bench: Bench) -> None:
     await bench.up("n1")
     for number in range(4):
         await bench.submit(f"u{number}", f"job-{number}")

@@ -194,8 +194,8 @@ class Both:
         view = self.random.choice(self._views)
         if self.random.random() < 0.8:
             return lambda store: store.beat(beat)
-        told = {"rev": view.rev, "top": view.rev + self.random.choice((0, 0, 0, 1))}
-        return lambda store: store.beat(beat.model_copy(update=told | {"era": view.era[store]}))
+        reported = {"rev": view.rev, "top": view.rev + self.random.choice((0, 0, 0, 1))}
+        return lambda store: store.beat(beat.model_copy(update=reported | {"era": view.era[store]}))
 
     def restore(self) -> Step:
         view = self.random.choice(self._views[-4:])

@@ -165,15 +165,15 @@ async def test_whatever_there_is_a_renewal_does_what_the_whole_step_would(seed: 
         about, before = hand.asked(), hand.meta
         twin.data.keys = copy.deepcopy(hand.server.data.keys)
         twin._starts = hand.server._starts
-        said, whole = shipped(hand.server, about), behind_the_preludes(twin, about)
+        answer, whole = shipped(hand.server, about), behind_the_preludes(twin, about)
         where = f"seed {seed}, step {step}: {about}"
-        assert said == whole, where
+        assert answer == whole, where
         assert content(hand.server) == content(twin), where
         if hand.meta != meta_in(twin):
             assert hand.meta == before, where
             assert 0 <= int(meta_in(twin)["last"]) - int(before["last"]) <= CREDIT / 4, where
             left += 1
-        renewed += said[0] == "1"
+        renewed += answer[0] == "1"
     assert renewed > 100, "many are good ones"
     assert left > 10, "and some of them come soon after another"
 
@@ -181,19 +181,19 @@ async def test_whatever_there_is_a_renewal_does_what_the_whole_step_would(seed: 
 def shipped(server: Server, about: dict[str, object]) -> list[str]:
     script, words = load("renew_lease"), (server.run_id, str(RECORD_VERSION), json.dumps(about))
     try:
-        return said_of(runtime().run(server.data, script.sha, script.source, (prefix(CLUSTER),), words))
+        return reported_of(runtime().run(server.data, script.sha, script.source, (prefix(CLUSTER),), words))
     except CommandError as error:
         return ["error", str(error).partition(" script:")[0]]
 
 
 def behind_the_preludes(server: Server, about: dict[str, object]) -> list[str]:
     try:
-        return said_of(server.run(load("renew_lease", bare=True).source, **about))
+        return reported_of(server.run(load("renew_lease", bare=True).source, **about))
     except CommandError as error:
         return ["error", str(error).partition(" script:")[0]]
 
 
-def said_of(reply: list[object]) -> list[str]:
+def reported_of(reply: list[object]) -> list[str]:
     return [str(word) for word in reply]
 
 

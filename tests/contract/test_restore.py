@@ -222,7 +222,7 @@ async def test_a_lost_life_with_a_new_lease_is_outlasted(bench: Bench) -> None:
     assert (await bench.beat("n1")).served > later + 100
 
 
-async def test_the_newest_view_wins_whoever_comes_first(bench: Bench) -> None:
+async def test_the_newest_view_wins_in_any_order(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
     await bench.submit("u2", "gone")

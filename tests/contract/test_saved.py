@@ -13,7 +13,7 @@ from tests.contract.test_restore import View, read, read_after, rejoin
 LONG_WAIT = 60_000
 
 
-async def test_what_a_node_saved_is_told_and_raises_no_revision(bench: Bench) -> None:
+async def test_what_a_node_saved_is_reported_and_raises_no_revision(bench: Bench) -> None:
     await bench.up("n1", "n2")
     assert (await bench.store.saved("", 0.01)).nodes == {}
     before = await bench.beat("n1")
@@ -46,11 +46,11 @@ async def test_the_first_save_that_covers_what_was_asked_wakes(bench: Bench) -> 
     await asyncio.sleep(0.05)
     assert not waiting.done(), "an older one wakes nobody"
     await bench.beat("n1", saved=Saved(era="x", rev=job.rev))
-    told = await asyncio.wait_for(waiting, BOUND)
-    assert told.nodes == {"n1": Saved(era="x", rev=job.rev)}
-    assert told.at != at
+    reported = await asyncio.wait_for(waiting, BOUND)
+    assert reported.nodes == {"n1": Saved(era="x", rev=job.rev)}
+    assert reported.at != at
     await bench.beat("n1", saved=Saved(era="x", rev=job.rev + 5))
-    assert (await bench.store.saved(told.at, 0.05)).at == told.at, "nobody asked for that"
+    assert (await bench.store.saved(reported.at, 0.05)).at == reported.at, "nobody asked for that"
 
 
 async def test_promised_numbers_are_never_given_again(bench: Bench) -> None:
@@ -130,7 +130,7 @@ async def test_who_comes_after_the_usual_time_ends_the_wait_at_once_and_nobody_l
     assert (reply.recovering, reply.lapsed) == (False, ())
 
 
-async def test_who_is_never_heard_is_waited_for_within_the_bound(bench: Bench) -> None:
+async def test_a_silent_node_is_waited_for_within_the_bound(bench: Bench) -> None:
     await bench.up("n1", "n2")
     view = await read(bench)
     await lost(bench)
@@ -157,7 +157,7 @@ async def test_a_newer_view_says_who_is_waited_for(bench: Bench) -> None:
     assert set((await read_after(bench)).jobs) == {"u1"}
 
 
-async def test_who_brings_a_newer_view_is_heard_when_all_of_it_is_there(bench: Bench) -> None:
+async def test_a_newer_view_counts_when_all_of_it_is_there(bench: Bench) -> None:
     await bench.up("n1")
     old = await read(bench)
     await bench.submit()

@@ -123,7 +123,7 @@ async def test_a_clock_that_was_put_back_hinders_no_step(wakes: Wakes) -> None:
         assert 0 < await link.ask("PTTL", f"{wakes.prefix}wake:all") <= 60_000
 
 
-async def test_what_wakes_nobody_is_said_with_the_next_renewal_of_all(wakes: Wakes) -> None:
+async def test_what_wakes_nobody_comes_with_the_next_renewal_of_all(wakes: Wakes) -> None:
     """Of it follow steps that others may have to take: a node that is ready, or sick, or whose workers have ended."""
     bench = wakes.bench
     await bench.up(*NODES)

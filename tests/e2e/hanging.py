@@ -124,9 +124,9 @@ def make_hang(cluster: Cluster, name: str, how: str, rank: int, place: str) -> s
     if how == "stop":
         os.kill(pid, signal.SIGSTOP)
     else:
-        wish: dict[str, Any] = {"generation": job["generation"], "rank": rank, "how": how, "place": place}
+        request: dict[str, Any] = {"generation": job["generation"], "rank": rank, "how": how, "place": place}
         draft = cluster.work / "hang.new"
-        draft.write_text(json.dumps(wish))
+        draft.write_text(json.dumps(request))
         draft.replace(cluster.work / "hang.json")
     return str(node)
 

@@ -20,6 +20,6 @@ while True:
 def outlived(file: Path) -> float:
     """Seconds between a worker's SIGTERM and its last sign of life."""
     rows = [line.split() for line in file.read_text().splitlines()]
-    told = [float(at) for what, _, at in rows if what == "term"]
-    assert told, "it was asked to end first"
-    return float(rows[-1][2]) - told[0]
+    reported = [float(at) for what, _, at in rows if what == "term"]
+    assert reported, "it was asked to end first"
+    return float(rows[-1][2]) - reported[0]

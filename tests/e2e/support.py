@@ -115,7 +115,7 @@ class Cluster:
         mine = [e for e in events if e["kind"] == kind and about in (e["job"], e["node"])]
         return [int(e["id"].partition("-")[0]) / 1000 for e in mine]
 
-    def said(self, event: str) -> int:
+    def logged(self, event: str) -> int:
         """How often agents logged this event."""
         needle = json.dumps({"event": event})[1:-1]
         return sum(log.read_text().count(needle) for log in self.home.glob("local/data/*/*/agent.log"))

@@ -17,20 +17,20 @@ name: collect
 command: [sh, -c, 'echo collect >> order']
 nodes: 1
 workers_per_node: 1
-standby: off
+fork_server: off
 after: sweep
 ---
 name: prepare
 command: [sh, -c, 'sleep 1; echo prepare >> order']
 nodes: 1
 workers_per_node: 1
-standby: off
+fork_server: off
 ---
 name: sweep
 command: [sh, -c, 'echo begin $NODEAGENT_ARRAY_INDEX >> order; sleep 1.5; echo end $NODEAGENT_ARRAY_INDEX >> order']
 nodes: 1
 workers_per_node: 1
-standby: off
+fork_server: off
 after: prepare
 array: 1-{COUNT}%{AT_ONCE}
 """
@@ -60,9 +60,9 @@ def test_a_batch_runs_in_its_order_and_no_more_at_once_than_may(calm: Cluster) -
 
 def test_a_job_whose_time_is_over_saves_and_has_failed(calm: Cluster) -> None:
     script = "trap 'echo saved; exit 0' TERM; echo left $NODEAGENT_TIME_LEFT; while :; do sleep 0.1; done"
-    spec = f'name: limited\ncommand: [sh, -c, "{script}"]\nnodes: 2\nworkers_per_node: 1\nstandby: off\n'
+    spec = f'name: limited\ncommand: [sh, -c, "{script}"]\nnodes: 2\nworkers_per_node: 1\nfork_server: off\n'
     calm.submit(spec + "time_limit: 5s\n")
-    calm.submit("name: next\ncommand: ['true']\nnodes: 1\nworkers_per_node: 1\nstandby: off\nafter: limited\n")
+    calm.submit("name: next\ncommand: ['true']\nnodes: 1\nworkers_per_node: 1\nfork_server: off\nafter: limited\n")
     job = calm.until_phase("limited", "failed", 60)
     assert (job["reason"], job["outcome"]["code"]) == ("its time limit of 5 s is reached", 124)
     calm.until(lambda: calm.ctl("logs", "limited").stdout.count("saved") == 2, 30, "both workers had their grace")

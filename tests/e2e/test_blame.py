@@ -50,7 +50,7 @@ def submit(calm: Cluster, budget: int) -> dict[str, Any]:
     script.write_text(WORKER.format(here=str(here)))
     calm.submit(
         f"name: quiet\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: {{min: 2, max: 3, target: 3}}\n"
-        f"workers_per_node: 1\ncheckpoint_dir: {here}\nstandby: off\nrestarts: {{max: {budget}}}\n"
+        f"workers_per_node: 1\ncheckpoint_dir: {here}\nfork_server: off\nrestarts: {{max: {budget}}}\n"
     )
     return calm.until_running("quiet", 3)
 

@@ -41,7 +41,7 @@ def test_a_node_with_another_folder_is_passed_over_until_it_has_the_right_one(
     calm.until(lambda: calm.nodes().get("n3") == "ready", 30, "n3 is there")
     spec = {
         "name": "apart", "command": [sys.executable, "-c", "import time; time.sleep(600)"], "nodes": "2:3",
-        "workers_per_node": 1, "standby": "off", "grace": "1s", "checkpoint_dir": str(ckpt),
+        "workers_per_node": 1, "fork_server": "off", "grace": "1s", "checkpoint_dir": str(ckpt),
     }  # fmt: skip
     calm.submit(json.dumps(spec))
     job = calm.until_running("apart", 2)

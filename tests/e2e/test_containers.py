@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
 ]  # fmt: skip
 FIRST = 120.0
-"""Seconds for a start without a standby: containers, and torch's import, on a busy machine."""
+"""Seconds for a start without a fork server: containers, and torch's import, on a busy machine."""
 
 
 @pytest.fixture

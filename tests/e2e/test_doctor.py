@@ -26,12 +26,12 @@ def errors(cluster: Cluster, code: int) -> dict[str, str]:
 
 def test_what_uses_the_cluster_where_a_job_trains_and_what_is_wrong(calm: Cluster) -> None:
     assert errors(calm, 0) == {}
-    said = calm.ctl("doctor", "--peers")
-    assert "1 of its 1 peers can be reached" in said.stderr
+    output = calm.ctl("doctor", "--peers")
+    assert "1 of its 1 peers can be reached" in output.stderr
 
     spec = {
-        "name": "burns", "command": [sys.executable, "-c", BURNS], "nodes": 2, "workers_per_node": 1, "standby": "off",
-        "grace": "1s",
+        "name": "burns", "command": [sys.executable, "-c", BURNS], "nodes": 2, "workers_per_node": 1,
+        "fork_server": "off", "grace": "1s",
     }  # fmt: skip
     calm.submit(json.dumps(spec))
     assert calm.ctl("hosts", "burns", check=None).returncode in (0, 6), "before it trains it is refused"

@@ -72,10 +72,10 @@ def test_the_primary_dies(calm: Bare, servers: Watched, fault: object) -> None:
     before, old = calm.workers("goes-on"), servers.primary()
     members = [pod["node"] for pod in calm.job("goes-on")["pods"] if pod["workers"]]
     calm.submit(stepper_job(calm.work, "accepted", "1"))
-    said = answered(calm)
+    answer = answered(calm)
     fault(old)
     try:
-        new = until_failed_over(calm, servers, old, said)
+        new = until_failed_over(calm, servers, old, answer)
         assert new is not old
         assert all(is_alive(pid) for pid in before.values())
         assert all("runs on without the store" in calm.log(node) for node in members), "they asked their keepers"
@@ -85,7 +85,7 @@ def test_the_primary_dies(calm: Bare, servers: Watched, fault: object) -> None:
         if old.process is not None:
             old.signal(signal.SIGCONT)  # it takes itself for the primary, until the sentinels tell it otherwise
     calm.until_steps("goes-on", 30)
-    servers.mend(new)
+    servers.rejoin(new)
     job = calm.job("goes-on")
     assert (job["generation"], job["restarts"], calm.workers("goes-on")) == (1, 0, before)
     check_undisturbed(read_steps(calm.work, "goes-on"))
@@ -108,9 +108,9 @@ def test_a_fail_over_that_forgets_the_last_writes(calm: Bare, servers: Watched) 
         calm.submit(stepper_job(calm.work, "accepted", "1"))
         calm.until_running("accepted", 1)
         calm.until_steps("scaled", 5)
-        before, alone, said = calm.workers("scaled"), calm.workers("accepted"), answered(calm)
+        before, alone, answer = calm.workers("scaled"), calm.workers("accepted"), answered(calm)
         kill(old)
-    new = until_failed_over(calm, servers, old, said)
+    new = until_failed_over(calm, servers, old, answer)
     calm.until(lambda: "StoreRestored" in calm.ctl("events", check=None).stdout, 20, "the agents gave it back")
     calm.until_steps("scaled", 30)
     calm.until(lambda: calm.workers("scaled") == before and calm.workers("accepted") == alone, 20, "all is published")
@@ -120,4 +120,4 @@ def test_a_fail_over_that_forgets_the_last_writes(calm: Bare, servers: Watched) 
     check_undisturbed([row for row in read_steps(calm.work, "scaled") if row["generation"] == second["generation"]])
     check_undisturbed(read_steps(calm.work, "accepted"))
     check_steps(read_steps(calm.work, "scaled"), NO_LOSS)
-    servers.mend(new)
+    servers.rejoin(new)

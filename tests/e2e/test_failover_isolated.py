@@ -89,11 +89,11 @@ def until_promoted(calm: Bare, servers: Watched, old: Server) -> Server:
 
 def test_the_primary_alone(calm: Bare, net: Net, servers: Watched) -> None:
     _, before = trains(calm, "goes-on")
-    old, answers = servers.primary(), calm.said("store answers again")
+    old, answers = servers.primary(), calm.logged("store answers again")
     far = STORES[servers.servers.index(old)]
     with net.cut(both([far], [name for name in (*STORES, *NODES) if name != far])):
         until_promoted(calm, servers, old)
-        calm.until(lambda: calm.said("store answers again") >= answers + len(NODES), 30, "every agent is served")
+        calm.until(lambda: calm.logged("store answers again") >= answers + len(NODES), 30, "every agent is served")
         accepted(calm, "accepted")
         calm.until_running("accepted", 1)
     calm.until(servers.is_whole, 60, "the old one is a replica")

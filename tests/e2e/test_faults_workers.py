@@ -113,11 +113,11 @@ def test_a_script_that_fails_again_and_again_spends_its_budget(calm: Cluster) ->
     assert len(blamed) == 3
     assert len(set(blamed)) == 1, "ranks keep their nodes"
     assert blamed[0].startswith("rank 1 on n")
-    said = calm.ctl("describe", "later").stdout
-    assert "restart budget spent" in said
-    assert "Traceback (most recent call last)" in said
-    assert "ValueError: batch 3 is bad" in said
-    assert "logs later" in said, "where to read on"
+    output = calm.ctl("describe", "later").stdout
+    assert "restart budget spent" in output
+    assert "Traceback (most recent call last)" in output
+    assert "ValueError: batch 3 is bad" in output
+    assert "logs later" in output, "where to read on"
     assert calm.workers("later") == {}
 
 

@@ -88,8 +88,8 @@ def with_spec(record: Record, **changes: Any) -> Record:
     spec["roles"][0] |= {key: changes.pop(key) for key in ("command", "nodes") if key in changes}
     spec |= changes
     size = spec["roles"][0]["nodes"]
-    told = {"name": spec["name"], "min": str(size["min"]), "max": str(size["max"])}
-    return record | told | {"spec": json.dumps(spec)}
+    reported = {"name": spec["name"], "min": str(size["min"]), "max": str(size["max"])}
+    return record | reported | {"spec": json.dumps(spec)}
 
 
 def marker(world: Cluster, name: str) -> tuple[Path, list[str]]:
@@ -104,7 +104,7 @@ def until_ran(world: Cluster, file: Path, times: int) -> None:
 
 
 def submit(world: Cluster, name: str, command: list[str], **more: Any) -> dict[str, Any]:
-    spec = {"name": name, "command": command, "nodes": 1, "workers_per_node": 1, "standby": "off", "grace": "1s"}
+    spec = {"name": name, "command": command, "nodes": 1, "workers_per_node": 1, "fork_server": "off", "grace": "1s"}
     world.submit(json.dumps(spec | more))
     return world.job(name)
 
@@ -240,7 +240,7 @@ def test_one_that_has_ended_and_is_made_new_again(shared: Cluster, intruder: Int
     shared.ctl("delete", "kept")
 
 
-def test_a_changed_wish(shared: Cluster, intruder: Intruder, healthy: None) -> None:
+def test_a_changed_request(shared: Cluster, intruder: Intruder, healthy: None) -> None:
     """A paused job is made to run, to be three times as large, and to restart, by nobody who may."""
     file, command = marker(shared, "paused")
     uid = submit(shared, "paused", command)["uid"]

@@ -68,7 +68,7 @@ def there(calm: Cluster, small: Small) -> Iterator[Small]:
     subprocess.run(["sh", "-c", 'rm -rf "$0"/* "$0"/.[!.]*', str(small.here)], check=True)
 
 
-def said(calm: Cluster, job: str) -> str:
+def description(calm: Cluster, job: str) -> str:
     """What rank 0 of the newest generation has printed."""
     done = calm.ctl("logs", job, "--rank", "0")
     return done.stdout + done.stderr
@@ -91,7 +91,7 @@ def test_training_goes_on_without_checkpoints_until_there_is_room(calm: Cluster,
     def refused() -> bool:
         """Not for the one in whose middle the folder got full: what was written of it gives room again."""
         there.fill()
-        return bool(re.search(f"the checkpoint of step [0-9]+ {problem} {there.inside}", said(calm, "going")))
+        return bool(re.search(f"the checkpoint of step [0-9]+ {problem} {there.inside}", description(calm, "going")))
 
     calm.until(refused, 30, "one could not be written")
     calm.until_steps("going", 30)
@@ -102,8 +102,8 @@ def test_training_goes_on_without_checkpoints_until_there_is_room(calm: Cluster,
     )
     os.kill(calm.workers("going")[1], 9)
     calm.until_running("going", 1, above=first["generation"])
-    calm.until(lambda: f"from step {last} " in said(calm, "going"), 30, f"it goes on from step {last}")
-    assert "passed over" not in said(calm, "going")
+    calm.until(lambda: f"from step {last} " in description(calm, "going"), 30, f"it goes on from step {last}")
+    assert "passed over" not in description(calm, "going")
     calm.until_steps("going", 30)
     there.clear()
     calm.until(lambda: committed(calm, "going") > last, 30, "one is committed again")
@@ -125,13 +125,13 @@ def test_a_script_that_cannot_save_says_why_and_goes_on_when_submitted_again(
         return bool(calm.job("own")["phase"] == "failed")
 
     calm.until(failed, 60, "it could not save")
-    told = calm.ctl("describe", "own").stdout
-    assert "rank 0 on n2 failed first: exit code 1" in told, told
-    assert "OSError: [Errno 28] No space left on device" in told, told
+    output = calm.ctl("describe", "own").stdout
+    assert "rank 0 on n2 failed first: exit code 1" in output, output
+    assert "OSError: [Errno 28] No space left on device" in output, output
     there.clear()
     calm.submit(text)
     calm.until_phase("own", "succeeded", 90)
-    assert "resumed from step" in said(calm, "own")
+    assert "resumed from step" in description(calm, "own")
     rows = read_steps(calm.work, "own")
     check_steps(rows, reference)
     check_complete(rows, 60)

@@ -136,32 +136,33 @@ while step < bound:
 
 
 def slow_job(
-    calm: Cluster, name: str, slow: float, grace: str, standby: str = "on", sleepers: tuple[int, ...] = (1,)
+    calm: Cluster, name: str, slow: float, grace: str, fork_server: str = "on", sleepers: tuple[int, ...] = (1,)
 ) -> Path:
     folder, script = calm.work / name, calm.work / f"{name}.py"
     folder.mkdir()
     script.write_text(SLOW.format(folder=str(folder), slow=slow, sleepers=sleepers))
     calm.submit(
         f"name: {name}\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: 2\nworkers_per_node: 1\n"
-        f"preload: [torch, torch.distributed]\ngrace: {grace}\nstandby: {standby}\n"
+        f"preload: [torch, torch.distributed]\ngrace: {grace}\nfork_server: {fork_server}\n"
     )
     calm.until_running(name, 2)
     calm.until(lambda: len(list(folder.glob("slow.*"))) == 2, 30, "the slow ones are at it")
     return folder
 
 
-@pytest.mark.parametrize("standby", ["on", "off"])
-def test_ranks_in_a_collective_and_in_a_slow_step_leave_after_it(calm: Cluster, standby: str) -> None:
-    """Without a standby rank 0 hosts the store in which they agree, and must not leave before the others have saved."""
-    name = f"slow-{standby}"
-    folder = slow_job(calm, name, slow=5, grace="30s", standby=standby)
+@pytest.mark.parametrize("fork_server", ["on", "off"])
+def test_ranks_in_a_collective_and_in_a_slow_step_leave_after_it(calm: Cluster, fork_server: str) -> None:
+    """Without a fork server rank 0 hosts the store in which they agree, and must not leave before the others have
+    saved."""
+    name = f"slow-{fork_server}"
+    folder = slow_job(calm, name, slow=5, grace="30s", fork_server=fork_server)
     calm.ctl("pause", name, "--timeout", "60s")
     assert [(folder / f"saved.{rank}").read_text() for rank in (0, 1)] == ["5", "5"]
     assert "checkpoint at step 5 in" in calm.ctl("describe", name).stdout
     calm.ctl("stop", name)
 
 
-def test_where_grace_runs_out_that_is_told(calm: Cluster) -> None:
+def test_where_grace_runs_out_that_is_reported(calm: Cluster) -> None:
     # Both sleep: one in the collective would see the other's connection close, and end by itself.
     folder = slow_job(calm, "late", slow=60, grace="1s", sleepers=(0, 1))
     calm.ctl("stop", "late", "--timeout", "60s")
@@ -257,25 +258,25 @@ def test_workers_learn_why_they_were_formed_and_who_was_left_out(calm: Cluster) 
         "nodes: {min: 1, max: 3, target: 3}\nworkers_per_node: 1\n"
     )
 
-    def until_told(generation: int, ranks: int) -> None:
+    def until_reported(generation: int, ranks: int) -> None:
         calm.until(lambda: len(list(folder.glob(f"{generation}.?"))) == ranks, 30, f"generation {generation} has told")
 
     first, second, third = running_on(calm.until_running("told", 3))
-    until_told(1, 3)
+    until_reported(1, 3)
     calm.ctl("drain", second, "--reason", "a fan", "--timeout", "60s")
     calm.until_running("told", 2, above=1)
-    until_told(2, 2)
+    until_reported(2, 2)
     calm.ctl("local", "kill", third)
     calm.until_running("told", 1, above=2)
-    until_told(3, 1)
-    told = {file.name: json.loads(file.read_text()) for file in folder.iterdir()}
+    until_reported(3, 1)
+    reported = {file.name: json.loads(file.read_text()) for file in folder.iterdir()}
     calm.ctl("stop", "told")
-    assert told["1.0"][1] == {"nodes": {}, "devices": {}}
-    assert told["2.0"] == told["2.1"]
-    reason, faulty = told["2.0"]
+    assert reported["1.0"][1] == {"nodes": {}, "devices": {}}
+    assert reported["2.0"] == reported["2.1"]
+    reason, faulty = reported["2.0"]
     assert (reason, list(faulty["nodes"])) == (f"node {second} is being drained", [second])
     assert "a fan" in faulty["nodes"][second]
-    reason, faulty = told["3.0"]
+    reason, faulty = reported["3.0"]
     assert reason == f"node {third} lost"
     assert set(faulty["nodes"]) == {second, third}
     assert first not in faulty["nodes"]

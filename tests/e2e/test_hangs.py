@@ -49,12 +49,12 @@ def test_the_rank_that_hangs_is_named_and_the_gang_goes_on(empty: Cluster, how: 
     assert job["generations"][1]["downtime"] > 3
     empty.until_phase(name, "succeeded", 60)
     assert step_of(empty.work) == 60
-    said = empty.ctl("describe", name).stdout
-    assert "what its workers did:" in said
-    assert f"hangs: rank {rank} on {node}: " in said
+    output = empty.ctl("describe", name).stdout
+    assert "what its workers did:" in output
+    assert f"hangs: rank {rank} on {node}: " in output
 
 
-def test_an_evaluation_that_is_told_raises_no_alarm(empty: Cluster) -> None:
+def test_an_evaluation_that_is_reported_raises_no_alarm(empty: Cluster) -> None:
     (empty.work / "evaluate-1").touch()
     empty.submit(hanging_job(empty.work, "evaluates", hang="{progress: 3s}", steps=30))
     job = empty.until_phase("evaluates", "succeeded", 90)
@@ -119,11 +119,11 @@ def test_a_rank_that_outlives_the_others_success_is_named_and_does_not_stay_for_
         "gpus_per_worker: 0\nfinish: 8s\ngrace: 1s\n"
     )
     empty.until(lambda: list(empty.workers("outlives")) == [3], 60, "the others have ended")
-    said = empty.ctl("describe", "outlives").stdout
-    assert "nothing is wrong" not in said
+    output = empty.ctl("describe", "outlives").stdout
+    assert "nothing is wrong" not in output
     assert (
-        "rank 3 on " in said
-        and "still runs, others have exited 0; a worker that then does nothing for 8s hangs" in said
+        "rank 3 on " in output
+        and "still runs, others have exited 0; a worker that then does nothing for 8s hangs" in output
     )
     job = empty.until_phase("outlives", "succeeded", 90)
     end = job["generations"][0]["ended_by"]

@@ -141,9 +141,9 @@ def test_a_gpu_that_falls_off_the_bus_is_left_out_until_it_is_repaired(calm: War
     assert len(cluster.pod("lost", "n2")["workers"]) == 1
     assert calm.rules("n2") == {"xid.79": "active"}
     assert [calm.healthy(n) for n in ("n1", "n2", "n3", "n4")] == [2, 1, 2, 2]
-    told = cluster.ctl("describe", "node/n2").stdout
-    assert "rule xid.79, active" in told
-    assert "nodeagentctl health ack n2" in told
+    output = cluster.ctl("describe", "node/n2").stdout
+    assert "rule xid.79, active" in output
+    assert "nodeagentctl health ack n2" in output
     assert "1/2" in cluster.ctl("nodes", "n2").stdout
     calm.driver.set()
     elsewhere = cluster.ctl("health", "ack", "n2", "--gpu", calm.uuid("n1", 0), check=3)
@@ -171,10 +171,10 @@ def test_a_driver_that_hangs_under_one_node_costs_it_its_work_and_not_its_lease(
     assert cluster.nodes()["n3"] == "ready", "its lease is kept"
     assert cluster.node("n3")["agent_pid"] == agent
     during = {node: beats(cluster, node) - before[node] for node in before}
-    told = {node: dict(late) for node, late in during.items()}
-    assert during["n3"]["all"] >= BEATS_WHILE_HUNG, told
+    output = {node: dict(late) for node, late in during.items()}
+    assert during["n3"]["all"] >= BEATS_WHILE_HUNG, output
     # One that waited for the driver would be late by the probe's deadlines. A busy machine makes any a little late.
-    assert during["n3"]["late"] == 0, told
+    assert during["n3"]["late"] == 0, output
     assert cluster.node("n3")["incarnation"] == life
     # The probe is replaced, the new one is answered, and n3 comes back by itself.
     cluster.until_running("hung", NODES, above=job["generation"])
@@ -228,9 +228,9 @@ def test_a_gpu_that_somebody_else_uses_is_not_free_and_its_user_is_named(calm: W
             cluster.until(lambda: calm.healthy("n2") == calm.healthy("n1") == 1, BOUND, "neither is counted as free")
             assert calm.rules("n2") == {"gpu.foreign": "active"}
             assert calm.rules("n1") == {"gpu.leftover": "active"}
-            told = cluster.ctl("describe", "node/n2").stdout
-            assert f"used by somebody else: pid {intruder.pid} (" in told
-            assert "sleep 600, of job 4711 of Slurm)" in told
+            output = cluster.ctl("describe", "node/n2").stdout
+            assert f"used by somebody else: pid {intruder.pid} (" in output
+            assert "sleep 600, of job 4711 of Slurm)" in output
             assert "used by somebody else: pid" in cluster.ctl("nodes", "n2", "-o", "wide").stdout
         finally:
             intruder.kill()

@@ -17,7 +17,14 @@ LAST = 200
 
 
 def submit(calm: Cluster, name: str, command: list[str], workers: int, **more: object) -> None:
-    spec = {"name": name, "command": command, "nodes": 2, "workers_per_node": workers, "grace": "2s", "standby": "off"}
+    spec = {
+        "name": name,
+        "command": command,
+        "nodes": 2,
+        "workers_per_node": workers,
+        "grace": "2s",
+        "fork_server": "off",
+    }
     calm.submit(json.dumps(spec | more))
 
 

@@ -35,8 +35,8 @@ def copy_data(source: Path, to: Path) -> None:
 
 def redis_of(calm: Cluster) -> tuple[int, Path]:
     """Its process, and the folder that it writes to."""
-    told = calm.json("local", "status")["redis"]
-    return told["pid"], Path(told["url"].removeprefix("unix://")).parent
+    reported = calm.json("local", "status")["redis"]
+    return reported["pid"], Path(reported["url"].removeprefix("unix://")).parent
 
 
 def killed_without_its_data(calm: Cluster, instead: Path | None = None, known: tuple[int, Path] | None = None) -> None:

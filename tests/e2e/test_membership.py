@@ -112,7 +112,7 @@ def test_pause_resume_and_restart_keep_the_steps(calm: Cluster, reference: dict[
     calm.until_running("paused", 2)
     calm.until_steps("paused", 15)
     workers = calm.workers("paused")
-    standbys = {p["node"]: p["standby_pid"] for p in calm.job("paused")["pods"]}
+    standbys = {p["node"]: p["fork_server_pid"] for p in calm.job("paused")["pods"]}
     calm.ctl("pause", "paused", "--timeout", "60s")
     assert calm.job("paused")["phase"] == "paused"
     assert not any(is_alive(p) for p in workers.values())
@@ -121,7 +121,7 @@ def test_pause_resume_and_restart_keep_the_steps(calm: Cluster, reference: dict[
     calm.until_running("paused", 2, above=1)
     calm.until_steps("paused", 10)
     again = calm.job("paused")["pods"]
-    assert {p["node"]: p["standby_pid"] for p in again} == standbys, "kept warm, so that nothing is imported anew"
+    assert {p["node"]: p["fork_server_pid"] for p in again} == standbys, "kept warm, so that nothing is imported anew"
     second = calm.workers("paused")
     calm.ctl("restart", "paused", "--timeout", "60s")
     assert not any(is_alive(p) for p in second.values())

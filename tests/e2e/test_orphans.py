@@ -71,9 +71,9 @@ def test_ctrl_c_of_run(world: World) -> None:
         ports = listening_ports(before)
         assert len(before) >= 1 + 2 + 2 + 2 + 2 and ports, "the tool, agents, shims, workers, their children"
         run.send_signal(signal.SIGINT)
-        _, said = run.communicate(timeout=60)
-    assert run.returncode == 130, said
-    assert "job loud stopped" in said
+        _, output = run.communicate(timeout=60)
+    assert run.returncode == 130, output
+    assert "job loud stopped" in output
     world.check_nothing_left(before, ports)
 
 

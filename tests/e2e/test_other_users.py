@@ -41,9 +41,9 @@ def test_a_job_of_roots_for_another_user_runs_as_that_user(node: Cluster) -> Non
     for pid in (pod["shim_pid"], *node.workers("for-them").values()):
         uids = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("Uid:"))
         assert set(uids.split()[1:]) == {str(other.pw_uid)}
-    said = f"[0]<stdout>: uid {other.pw_uid} {other.pw_uid} {STRANGER}\n"
-    node.until(lambda: node.ctl("logs", "for-them").stdout == said, 20, "the output is there")
-    assert ctl_as(node, "logs", "for-them").stdout == said, "it is his own output"
+    output = f"[0]<stdout>: uid {other.pw_uid} {other.pw_uid} {STRANGER}\n"
+    node.until(lambda: node.ctl("logs", "for-them").stdout == output, 20, "the output is there")
+    assert ctl_as(node, "logs", "for-them").stdout == output, "it is his own output"
     assert ctl_as(node, "stop", "for-them").returncode == 6, "the job is root's, who submitted it"
     node.ctl("delete", "for-them")
 

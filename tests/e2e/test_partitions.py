@@ -215,7 +215,7 @@ def test_workers_that_do_not_reach_each_other(calm: Bare, net: Net, reference: d
         assert all(is_alive(pid) for node in pids for pid in pids[node]), "nobody kills them for it"
         calm.until(lambda: not alive(pids), 60, "their own timeout ends them")
     calm.until_running("mute", 2, above=1)
-    told = calm.ctl("describe", "mute").stdout
-    assert "lost its peers (exit code 1); who failed first is not known" in told
-    assert "Timed out waiting" in told, "what the worker said itself"
+    output = calm.ctl("describe", "mute").stdout
+    assert "lost its peers (exit code 1); who failed first is not known" in output
+    assert "Timed out waiting" in output, "what the worker said itself"
     ends_well(calm, "mute", reference)

@@ -48,15 +48,15 @@ def socket(world: Cluster, node: str) -> str:
 def submit(world: Cluster, name: str, at: str, check: int = 0, **more: object) -> str:
     """As root, through one node's agent; what the tool said."""
     spec = {"name": name, "command": [SYSTEM_PYTHON, "-c", "import time; time.sleep(600)"], "workers_per_node": 1,
-            "standby": "off", "grace": "1s", "working_dir": "/"}  # fmt: skip
+            "fork_server": "off", "grace": "1s", "working_dir": "/"}  # fmt: skip
     file = world.work / f"{name}.yaml"
     file.write_text(json.dumps(spec | more))
     return world.ctl("--agent", socket(world, at), "submit", str(file), check=check).stderr
 
 
 def test_a_job_of_root_runs_only_where_the_nodes_config_allows_it(world: Cluster) -> None:
-    said = submit(world, "roots", "n2", check=6, nodes=1)
-    assert "allow_root" in said
+    refusal = submit(world, "roots", "n2", check=6, nodes=1)
+    assert "allow_root" in refusal
     submit(world, "roots", "n1", nodes="1:2")
     world.until_running("roots", 1)
     world.until(lambda: "n2 runs no jobs of root" in world.ctl("describe", "roots").stdout, 30, "n2 says why not")

@@ -20,8 +20,8 @@ def test_a_job_runs_where_it_prefers_and_never_where_it_must_not(calm: Cluster, 
     calm.submit(digits_job(calm.work, "choosy", nodes="2", steps=600, delay=0.1, workers=1, more=CHOOSY))
     first = calm.until_running("choosy", 2)
     assert sorted(members(calm, "choosy")) == ["n3", "n4"]
-    told = calm.ctl("describe", "choosy").stdout
-    assert "Placement:   without node=n1; prefers node=n[3-4]\n" in told
+    output = calm.ctl("describe", "choosy").stdout
+    assert "Placement:   without node=n1; prefers node=n[3-4]\n" in output
     calm.until_steps("choosy", 10)
     calm.ctl("drain", "n4", "--reason", "a test")
     calm.until_running("choosy", 2, above=first["generation"])

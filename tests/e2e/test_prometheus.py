@@ -170,14 +170,14 @@ def every_page_tells_the_same(cluster: Cluster) -> None:
     """The status page's answer, of each agent: so many restarts, and what each cost."""
     for url in pages(cluster):
         with urllib.request.urlopen(url + "/v1/status", timeout=10) as reply:
-            told = json.load(reply)
-        (job,) = told["jobs"]
+            reported = json.load(reply)
+        (job,) = reported["jobs"]
         assert (job["restarts"], job["generation"], job["all_known"]) == (KILLS, KILLS + 1, True)
         assert [g["ended_by"] and g["ended_by"]["kind"] for g in job["generations"]] == ["worker_failed"] * KILLS + [
             None
         ]
         assert 0 < sum(g["downtime"] for g in job["generations"][1:]) == pytest.approx(job["downtime"], abs=0.01)
-        assert [len(node["gpus"]) for node in told["nodes"]] == [EACH] * NODES
+        assert [len(node["gpus"]) for node in reported["nodes"]] == [EACH] * NODES
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
@@ -217,9 +217,9 @@ def every_rule_evaluates(cluster: Cluster, server: Prometheus) -> None:
 
 
 def every_name_is_documented(server: Prometheus) -> None:
-    told = dict(re.findall(r"^\| `(nodeagent_\w+)` \| (\w+) \|", METRICS.read_text(), re.MULTILINE))
+    reported = dict(re.findall(r"^\| `(nodeagent_\w+)` \| (\w+) \|", METRICS.read_text(), re.MULTILINE))
     ends = {"histogram": ("_bucket", "_sum", "_count")}
-    known = {name + end for name, kind in told.items() for end in ends.get(kind, ("",))}
+    known = {name + end for name, kind in reported.items() for end in ends.get(kind, ("",))}
     seen = {name for name in server.get("/api/v1/label/__name__/values") if name.startswith("nodeagent_")}
     assert "nodeagent_restarts_total" in seen
     assert seen <= known

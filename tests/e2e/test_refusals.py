@@ -106,10 +106,10 @@ grace: 30 sec
 def test_a_job_file_with_five_mistakes_tells_all_five(world: Cluster, verb: str) -> None:
     file = world.work / "wrong.yaml"
     file.write_text(MISTAKES)
-    said = refused(world, 2, "wrong.yaml:1:7: name", verb, str(file))
-    places = re.findall(r"wrong\.yaml:(\d+:\d+): ", said)
-    assert [place for place in places if place != "1:1"] == ["1:7", "2:1", "3:8", "4:24", "5:8"], said
-    assert "did you mean 'command'" in said
+    refusal = refused(world, 2, "wrong.yaml:1:7: name", verb, str(file))
+    places = re.findall(r"wrong\.yaml:(\d+:\d+): ", refusal)
+    assert [place for place in places if place != "1:1"] == ["1:7", "2:1", "3:8", "4:24", "5:8"], refusal
+    assert "did you mean 'command'" in refusal
 
 
 @pytest.mark.usefixtures("another_user")

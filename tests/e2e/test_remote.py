@@ -75,8 +75,8 @@ def test_output_of_all_nodes_is_followed_over_faults(remote: Cluster) -> None:
     remote.until_running("talk", 3)
     out, err = remote.work / "out", remote.work / "err"
     with alone(remote, "n1") as agent:
-        told = remote.ctl(*agent, "logs", "talk", "--tail", "60")
-        assert told.stderr == ""
+        output = remote.ctl(*agent, "logs", "talk", "--tail", "60")
+        assert output.stderr == ""
         remote.until(
             lambda: len({x[:3] for x in remote.ctl(*agent, "logs", "talk").stdout.splitlines()}) == 3,
             20, "lines of three ranks, of which n1 has one",

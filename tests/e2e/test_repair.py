@@ -110,8 +110,8 @@ def test_an_xid_79_all_the_way_round(calm: Machines) -> None:
     until_used(cluster, "round", len(NODES) * GPUS)
     assert cluster.job("round")["budget"]["used"] == 0
     assert len(calm.asked("reboot")) == 1
-    told = [e["kind"] for e in cluster.json("events", "--limit", "500")["items"] if e["node"] == "n2"]
-    seen = [kind for kind in told if kind.startswith(("Repair", "Verify", "Readmitted"))]
+    reported = [e["kind"] for e in cluster.json("events", "--limit", "500")["items"] if e["node"] == "n2"]
+    seen = [kind for kind in reported if kind.startswith(("Repair", "Verify", "Readmitted"))]
     assert seen == ["RepairStarted", "RepairDone", "VerifyPassed", "Readmitted"]
 
 
@@ -146,8 +146,8 @@ def test_faults_on_all_nodes_at_once_repair_nothing(calm: Machines) -> None:
     assert cluster.job("kept")["world_nodes"] >= len(NODES) - 1
 
     def held() -> int:
-        said = [cluster.node(n)["repair"] for n in NODES]
-        return sum(text.startswith("not repaired by itself: the breaker is open") for text in said)
+        reported = [cluster.node(n)["repair"] for n in NODES]
+        return sum(text.startswith("not repaired by itself: the breaker is open") for text in reported)
 
     cluster.until(lambda: held() >= len(NODES) - 1, BOUND, "it is said why they are not repaired")
     assert {kind: calm.asked(kind) for kind in before} == before

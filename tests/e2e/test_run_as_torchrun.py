@@ -134,7 +134,7 @@ def files(folder: Path) -> dict[str, str]:
     ids=" ".join,
 )
 def test_the_same_console_and_files(shell: Cluster, words: tuple[str, ...]) -> None:
-    said, kept = [], []
+    output, kept = [], []
     for launcher, name in ((THEIRS, "theirs"), (OURS, "ours")):
         folder = shell.work / f"{name}-{'-'.join(words).replace('/', '')}"
         done = give(
@@ -144,17 +144,17 @@ def test_the_same_console_and_files(shell: Cluster, words: tuple[str, ...]) -> N
             sorted(re.findall(r"(\[default\d\]:)?(out \d|loss \d|error \d)", text))
             for text in (done.stdout, done.stderr)
         )
-        said.append([*texts, done.stdout.count("unfinished")])
+        output.append([*texts, done.stdout.count("unfinished")])
         kept.append(files(folder))
-    assert said[1] == said[0]
+    assert output[1] == output[0]
     assert kept[1] == kept[0]
 
 
 def test_a_recorded_error_is_shown_as_the_cause(shell: Cluster) -> None:
     theirs = give(shell, THEIRS, "--nproc-per-node", "2", "recorded.py", check=1)
     ours = give(shell, OURS, "--nproc-per-node", "2", "recorded.py", check=1)
-    for said in (theirs.stderr, ours.stderr):
-        assert "ValueError: the data is bad" in said
+    for output in (theirs.stderr, ours.stderr):
+        assert "ValueError: the data is bad" in output
     cause = ours.stderr[ours.stderr.index("Blamed for the end of generation 1") :]
     assert "rank 1 on n1 failed first: exit code 1" in cause
     assert 'raise ValueError("the data is bad")' in cause
@@ -174,7 +174,7 @@ def test_without_a_budget_the_first_failure_ends_it(shell: Cluster) -> None:
     assert (shell.work / "once").read_text() == "x"
 
 
-@pytest.mark.parametrize("words", [(), ("--no-standby",)], ids=["standby", "plain"])
+@pytest.mark.parametrize("words", [(), ("--no-fork-server",)], ids=["fork_server", "plain"])
 def test_a_worker_that_cannot_be_bound_to_cores_says_so_and_runs(shell: Cluster, words: tuple[str, ...]) -> None:
     done = give(shell, OURS, "--numa-binding", "node", *words, "talk.py")
     assert "nodeagent: this worker is not bound to cores (node): it has no GPU\n" in done.stderr
@@ -196,6 +196,6 @@ def test_a_terminated_launcher_gives_the_workers_its_grace(shell: Cluster) -> No
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "ready\n"
         os.kill(launcher.pid, 12)
-        _, said = launcher.communicate(timeout=CALL_LIMIT)
-    assert launcher.returncode == 128 + 12, said
+        _, output = launcher.communicate(timeout=CALL_LIMIT)
+    assert launcher.returncode == 128 + 12, output
     assert set((shell.work / "told").read_text()) == {"0"}

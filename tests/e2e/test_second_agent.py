@@ -42,7 +42,7 @@ def agent(shared: Cluster, config: dict[str, Any]) -> subprocess.CompletedProces
 def running(calm: Cluster) -> dict[str, Any]:
     """A job on both nodes: what must not be disturbed."""
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    spec = {"name": "calm", "command": command, "nodes": 2, "workers_per_node": 1, "standby": "off", "grace": "1s"}
+    spec = {"name": "calm", "command": command, "nodes": 2, "workers_per_node": 1, "fork_server": "off", "grace": "1s"}
     calm.submit(json.dumps(spec))
     return calm.until_running("calm", 2)
 

@@ -57,16 +57,16 @@ def test_a_script_that_fails_at_its_start_is_not_tried_eleven_times(calm: Cluste
     tries = (calm.work / "tries").read_text()
     assert len(tries) == len(set(tries)), "no rank was started twice"
     assert (job["generation"], job["outcome"]["code"]) == (1, 1)
-    told = calm.ctl("describe", "broken").stdout
-    assert "no data set: xxxxxxx" in told and "exit code 1" in told
+    output = calm.ctl("describe", "broken").stdout
+    assert "no data set: xxxxxxx" in output and "exit code 1" in output
 
 
 def test_a_module_that_cannot_be_preloaded_means_a_cold_start_that_says_so(calm: Cluster) -> None:
     (calm.work / "plain.py").write_text("import time; print('started', flush=True); time.sleep(600)\n")
     submit(calm, "cold", [PYTHON, "plain.py"], preload=["json", "no_such_module"])
     calm.until_running("cold", 2)
-    told = calm.ctl("describe", "cold")
-    assert "no_such_module" in told.stdout, told.stdout
+    output = calm.ctl("describe", "cold")
+    assert "no_such_module" in output.stdout, output.stdout
     calm.until(lambda: calm.ctl("logs", "cold").stdout.count("started") == 2, 20, "both ranks print")
 
 
@@ -104,6 +104,6 @@ def test_a_pre_start_that_fails_is_shown(calm: Cluster) -> None:
     hook = [PYTHON, "-c", "import sys; sys.exit('the scratch disk is full')"]
     submit(calm, "unhooked", [PYTHON, "-c", "pass"], hooks={"pre_start": hook}, restarts={"max": 1, "backoff": 0})
     failed(calm, "unhooked")
-    told = calm.ctl("describe", "unhooked").stdout
-    assert "pre_start" in told and "the scratch disk is full" in told
+    output = calm.ctl("describe", "unhooked").stdout
+    assert "pre_start" in output and "the scratch disk is full" in output
     assert not calm.ctl("logs", "unhooked").stdout

@@ -151,11 +151,11 @@ FAULTS: dict[str, tuple[Callable[[redis.Redis], object], Callable[[redis.Redis],
 
 @pytest.mark.parametrize("fault", [*(f for f in FAULTS if f != "replica"), pytest.param("replica", marks=LONG)])
 def test_redis_answers_but_serves_nobody(calm: Cluster, reference: dict[int, float], fault: str) -> None:
-    harm, mend, refusal = FAULTS[fault]
+    harm, restore, refusal = FAULTS[fault]
     calm.submit(digits_job(calm.work, fault, nodes="{min: 1, max: 3, target: 2}", steps=600, delay=0.1, workers=1))
     calm.until_running(fault, 2)
     calm.until_steps(fault, 5)
-    before, lent = calm.workers(fault), calm.said("runs on without the store")
+    before, lent = calm.workers(fault), calm.logged("runs on without the store")
     place = calm.json("local", "status")["redis"]["url"]
     with redis.Redis.from_url(place) as admin:
         harm(admin)
@@ -165,8 +165,8 @@ def test_redis_answers_but_serves_nobody(calm: Cluster, reference: dict[int, flo
             time.sleep(REFUSING)
             assert all(is_alive(pid) for pid in before.values())
         finally:
-            mend(admin)
-    assert calm.said("runs on without the store") == lent + 2, "both members asked their keepers"
+            restore(admin)
+    assert calm.logged("runs on without the store") == lent + 2, "both members asked their keepers"
     calm.until_steps(fault, 5)
     calm.until(lambda: calm.workers(fault) == before, 20, "every pod is published again")
     job = calm.job(fault)

@@ -59,11 +59,11 @@ def test_replies_that_come_late_disturb_nothing(calm: Cluster, wire: Wire, refer
     calm.submit(digits_job(calm.work, "late", nodes="{min: 1, max: 3, target: 2}", steps=600, delay=0.1, workers=1))
     calm.until_running("late", 2)
     calm.until_steps("late", 5)
-    before, lent = calm.workers("late"), calm.said("runs on without the store")
+    before, lent = calm.workers("late"), calm.logged("runs on without the store")
     with wire.late(0.2):
         time.sleep(CUT)
         assert all(is_alive(pid) for pid in before.values())
-    assert calm.said("runs on without the store") == lent, "late is not away"
+    assert calm.logged("runs on without the store") == lent, "late is not away"
     calm.until_steps("late", 5)
     assert calm.workers("late") == before
     check_undisturbed(read_steps(calm.work, "late"))

@@ -93,8 +93,8 @@ class Watched:
             for sentinel in self.sentinels:
                 flat = self.ask(sentinel, "SENTINEL", "MASTER", SERVICE)
                 assert isinstance(flat, list)
-                told = dict(zip(flat[::2], flat[1::2], strict=True))
-                if (told["flags"], told["num-other-sentinels"], told["num-slaves"]) != ("master", "2", "2"):
+                reported = dict(zip(flat[::2], flat[1::2], strict=True))
+                if (reported["flags"], reported["num-other-sentinels"], reported["num-slaves"]) != ("master", "2", "2"):
                     return False
             role = self.ask(primary, "ROLE")
             assert isinstance(role, list)
@@ -108,7 +108,7 @@ class Watched:
             line.partition(":")[2] for i in infos for line in str(i).split() if line.startswith("master_link_status")
         }
 
-    def mend(self, primary: Server) -> None:
+    def rejoin(self, primary: Server) -> None:
         """Who was killed is started; who takes itself for a primary is told, as the sentinels do after a while."""
         for server, place in zip(self.servers, self.places, strict=True):
             if server.process is None:

@@ -279,11 +279,11 @@ def users_file(data: bytes) -> None:
 def shim_status(data: bytes) -> None:
     """A line from a shim to root's agent, as pods/pod.py reads it."""
     try:
-        heard = ShimReport.from_json(_without_halves(data))
+        received = ShimReport.from_json(_without_halves(data))
     except ValidationError as wrong:
         str(wrong)
         return
-    heard.model_dump_json().encode()
+    received.model_dump_json().encode()
 
 
 # --- the machine ----------------------------------------------------------------------------------------

@@ -91,9 +91,9 @@ class Looks:
         until = time.monotonic() + BOUND
         while time.monotonic() < until:
             assert select.select([self.process.stdout], [], [], BOUND)[0], "the driver does not answer"
-            told: dict[str, Any] = json.loads(self.process.stdout.readline())
-            assert "problem" not in told, told
-            for fields in told.get("gpus", ()):
+            reported: dict[str, Any] = json.loads(self.process.stdout.readline())
+            assert "problem" not in reported, reported
+            for fields in reported.get("gpus", ()):
                 if fields["uuid"] == self._uuid:
                     return _gpu(fields)
         raise AssertionError("the GPU is not among those that the probe lists")
@@ -191,7 +191,7 @@ print("forked")
 
 
 def test_children_of_a_parent_that_imported_torch_and_has_no_context_use_cuda(cuda: str) -> None:
-    """As the standby forks its workers."""
+    """As the fork server forks its workers."""
     assert run(cuda, "-c", _FORKS, limit=120) == "forked\n"
 
 

@@ -147,11 +147,11 @@ class Field:
 
 @pytest.fixture
 def spec(open_folder: Path) -> JobSpec:
-    return make_spec(SLEEP, open_folder, user=ATTACKER, standby=False, environ={"PATH": "/usr/bin:/bin"})
+    return make_spec(SLEEP, open_folder, user=ATTACKER, fork_server=False, environ={"PATH": "/usr/bin:/bin"})
 
 
 async def field(bench: Bench, spec: JobSpec) -> Field:
-    await bench.ready(make_spec(SLEEP, bench.root, standby=False, environ={"PATH": "/usr/bin:/bin"}))
+    await bench.ready(make_spec(SLEEP, bench.root, fork_server=False, environ={"PATH": "/usr/bin:/bin"}))
     status = await bench.running()
     assert status.shim_pid is not None
     secret = bench.root / "secret"

@@ -112,11 +112,11 @@ def escaped(root: Path) -> list[int]:
     return [pid for file in (root / "job" / "pids").iterdir() if is_running(pid := int(file.name))]
 
 
-async def attack(bench: Bench, *ways: str, count: int, standby: bool = True) -> PodStatus:
+async def attack(bench: Bench, *ways: str, count: int, fork_server: bool = True) -> PodStatus:
     """A pod whose worker runs, and so many processes that have left it."""
     command = (SYSTEM_PYTHON, "t.py", *ways)
     environ = {"PATH": "/usr/bin:/bin"}
-    spec = make_spec(command, bench.root / "job", user=ATTACKER, environ=environ, standby=standby)
+    spec = make_spec(command, bench.root / "job", user=ATTACKER, environ=environ, fork_server=fork_server)
     status = await bench.ready(spec)
     assert status.phase == "ready", status.reason
     status = await bench.running()
@@ -138,11 +138,11 @@ async def test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shi
         os.kill(status.shim_pid, signal.SIGCONT)
     ended = await bench.until(lambda s: s.phase == "exited")
     assert ended.fenced
-    assert ended.standby_pid == status.standby_pid, "the standby lives on"
+    assert ended.fork_server_pid == status.fork_server_pid, "the fork server lives on"
 
 
 async def test_what_left_its_session_ends_with_the_granted_time(bench: Bench) -> None:
-    await attack(bench, *WAYS, count=sum(WAYS.values()), standby=False)
+    await attack(bench, *WAYS, count=sum(WAYS.values()), fork_server=False)
     bench.grant(0.5)
     ended = await bench.until(lambda s: s.phase == "exited")
     assert (ended.fenced, escaped(bench.root)) == (True, [])
@@ -182,10 +182,10 @@ async def test_what_left_its_session_does_not_outlive_a_shim_that_is_killed(benc
 
 async def test_limits_are_the_workers_and_never_the_shims(bench: Bench) -> None:
     """With so few descriptors neither a shim nor its watchdog could end anything."""
-    for number, standby in enumerate((True, False), 1):
+    for number, fork_server in enumerate((True, False), 1):
         spec = make_spec(
             (SYSTEM_PYTHON, "-c", "import time; time.sleep(600)"), bench.root / "job", user=ATTACKER,
-            environ={"PATH": "/usr/bin:/bin"}, limits={"nofile": 8}, standby=standby,
+            environ={"PATH": "/usr/bin:/bin"}, limits={"nofile": 8}, fork_server=fork_server,
         )  # fmt: skip
         first = await bench.ready(spec)
         assert first.phase == "ready", first.reason
@@ -201,7 +201,7 @@ async def test_limits_are_the_workers_and_never_the_shims(bench: Bench) -> None:
         await wait_for(lambda: not bench.host.status())
 
 
-async def test_a_standby_that_says_too_much_costs_only_itself(bench: Bench) -> None:
+async def test_a_fork_server_that_says_too_much_costs_only_itself(bench: Bench) -> None:
     (bench.root / "job" / "loud.py").write_text("raise ValueError('x' * 300_000)\n")
     (bench.root / "job" / "forged.py").write_text(
         "import json, os, socket, sys\n"

@@ -107,9 +107,9 @@ def test_many_large_jobs(agent: LiveAgent) -> None:
     answers = attack(agent, code, body)
     assert [status for status, _ in answers] == [201] * 8 + [429] * 300
     begins = f"with this job, the stored jobs of {ATTACKER} (ended ones too) would take "
-    for said in refusals(answers, 429):
-        assert said.startswith(begins)
-        assert said.endswith("limits.job_bytes allows 2097152")
+    for refusal in refusals(answers, 429):
+        assert refusal.startswith(begins)
+        assert refusal.endswith("limits.job_bytes allows 2097152")
     ordinary_goes_on(agent)
 
 
@@ -136,8 +136,8 @@ def test_a_flood_of_requests(agent: LiveAgent) -> None:
     codes = [status for status, _ in answers]
     assert set(codes) == {200, 429}
     assert codes.count(429) > 100
-    said = refusals(answers, 429)
-    assert all("limits.requests" in text and "5 times a second" in text for text in said)
+    refusal = refusals(answers, 429)
+    assert all("limits.requests" in text and "5 times a second" in text for text in refusal)
     ordinary_goes_on(agent)
     assert any(f["where"] == f"user/{ATTACKER}" and "limits.requests" in f["what"] for f in doctor(agent))
 
@@ -232,8 +232,8 @@ HELD = "held = [quiet() for _ in range(value)]; print(len(held), flush=True); si
 def test_a_higher_priority(agent: LiveAgent) -> None:
     answers = attack(agent, ASK, [submission("first", ATTACKER, priority=1), submission("last", ATTACKER, priority=-1)])
     assert [status for status, _ in answers] == [403, 201]
-    (said,) = refusals(answers, 403)
-    assert "priority 1; priorities above 0 are for operators" in said
+    (refusal,) = refusals(answers, 403)
+    assert "priority 1; priorities above 0 are for operators" in refusal
     assert [job.name for job in agent.view.cluster().jobs.values() if job.spec.priority > 0] == []
 
 

@@ -12,10 +12,10 @@ from typing import cast
 
 import pytest
 
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
@@ -54,16 +54,16 @@ class Cluster:
         self.bench = Bench(self.store)
         self.leases = [self._lease(node, folder / node) for node in ("n1", "n2")]
 
-    def _lease(self, node: str, folder: Path) -> Lease:
+    def _lease(self, node: str, folder: Path) -> Membership:
         life = Incarnation(life=f"{node}-a", start=1)
         self.bench.lives[node] = life
         identity = Identity(folder, "b")
         identity.incarnation = life
-        shared = Shared(
+        context = AgentContext(
             node, TIMING, self.store, cast(PodHost, Host()), SystemClock(), random_id=lambda: "r", process=Words(),
             snapshot=Snapshot(TIMING), metrics=Metrics(),
         )  # fmt: skip
-        return Lease(shared, identity, facts(node))
+        return Membership(context, identity, facts(node))
 
     async def start(self) -> None:
         for lease in self.leases:

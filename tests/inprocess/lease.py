@@ -46,7 +46,7 @@ class Words:
         self.promised: Promises | None = Promises("", float("-inf"), True, {})
         self.shown = NOT_BRIDGED
         self.reached_at = ""
-        self.alive_said = 0
+        self.alive_reported = 0
         self.beats: Pulse | None = None
         self.newest = 0
         self.ended = False
@@ -58,7 +58,7 @@ class Words:
         """There is nobody to be woken."""
 
     def alive(self) -> None:
-        self.alive_said += 1
+        self.alive_reported += 1
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         if not self.deaf:

@@ -36,23 +36,23 @@ class Page:
     async def listen(self) -> None:
         """Take what it says, until it ends."""
         async for message in self._socket:
-            said = message.json()
-            if "id" in said:
-                self._waiting.pop(said["id"]).set_result(said)
-            elif said["method"] == "Runtime.exceptionThrown":
-                self.problems.append(str(said["params"]["exceptionDetails"]))
-            elif said["method"] == "Log.entryAdded" and said["params"]["entry"]["level"] == "error":
-                self.problems.append(said["params"]["entry"]["text"])
-            elif said["method"] == "Network.requestWillBeSent":
-                self.asked.append(said["params"]["request"]["url"])
+            shown = message.json()
+            if "id" in shown:
+                self._waiting.pop(shown["id"]).set_result(shown)
+            elif shown["method"] == "Runtime.exceptionThrown":
+                self.problems.append(str(shown["params"]["exceptionDetails"]))
+            elif shown["method"] == "Log.entryAdded" and shown["params"]["entry"]["level"] == "error":
+                self.problems.append(shown["params"]["entry"]["text"])
+            elif shown["method"] == "Network.requestWillBeSent":
+                self.asked.append(shown["params"]["request"]["url"])
 
     async def do(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        said = await asyncio.wait_for(answer, ANSWER_LIMIT)
-        assert "error" not in said, (method, said["error"])
-        result: dict[str, Any] = said["result"]
+        shown = await asyncio.wait_for(answer, ANSWER_LIMIT)
+        assert "error" not in shown, (method, shown["error"])
+        result: dict[str, Any] = shown["result"]
         return result
 
     async def open(self, url: str, width: int = 1440, height: int = 900, scheme: str = "light") -> None:
@@ -72,9 +72,9 @@ class Page:
 
     async def value(self, script: str) -> Any:
         """Of an expression of JavaScript."""
-        said = await self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in said, (script, said["exceptionDetails"])
-        return said["result"].get("value")
+        shown = await self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in shown, (script, shown["exceptionDetails"])
+        return shown["result"].get("value")
 
     async def until(self, script: str, what: str, limit: float = 30.0) -> None:
         """Until the expression is true."""
@@ -92,8 +92,8 @@ class Page:
         """The whole page, as PNG."""
         whole = (await self.do("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": whole["width"], "height": whole["height"], "scale": 1}
-        said = await self.do("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        await asyncio.to_thread(file.write_bytes, base64.b64decode(said["data"]))
+        shown = await self.do("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        await asyncio.to_thread(file.write_bytes, base64.b64decode(shown["data"]))
 
 
 @asynccontextmanager

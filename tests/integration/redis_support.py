@@ -90,14 +90,14 @@ class Server:
                 except OSError:
                     await asyncio.sleep(0.01)
                     continue
-                said = b""
+                received = b""
                 with suppress(OSError):  # where it wants TLS this is no greeting, and it hangs up
                     writer.write(self._greeting)
                     for _ in range(self._greeting.count(b"\n")):
-                        said = await reader.readline()
+                        received = await reader.readline()
                     writer.close()
                     await writer.wait_closed()
-                if not said.startswith(b"-LOADING"):
+                if not received.startswith(b"-LOADING"):
                     return
                 await asyncio.sleep(0.01)
 
@@ -151,8 +151,8 @@ async def _linked(primary: Server, replica: Server, lines: tuple[str, ...]) -> b
 async def _knows(sentinel: Server, password: str, sentinels: int, replicas: int) -> bool:
     flat = await ask(sentinel, "SENTINEL", "MASTER", "gpus", password=password)
     assert isinstance(flat, list)
-    told = dict(zip(flat[::2], flat[1::2], strict=True))
-    return (told["num-other-sentinels"], told["num-slaves"]) == (str(sentinels - 1), str(replicas))
+    reported = dict(zip(flat[::2], flat[1::2], strict=True))
+    return (reported["num-other-sentinels"], reported["num-slaves"]) == (str(sentinels - 1), str(replicas))
 
 
 def _login(lines: Sequence[str]) -> list[str]:

@@ -112,12 +112,12 @@ def https(
     """``view`` served over https in the loop of ``agent``; what it tells of itself is in its facts from then on."""
     view.config = view.config.model_copy(update={"api": ApiConfig.model_validate({"listen": ADDRESS} | api)})
     view.config.dirs.run.mkdir(parents=True, exist_ok=True)
-    told: list[tuple[str, str]] = []
-    server = HttpsServer(view, Metrics(), ADDRESS, lambda url, certificate: told.append((url, certificate)), bounds)
+    reported: list[tuple[str, str]] = []
+    server = HttpsServer(view, Metrics(), ADDRESS, lambda url, certificate: reported.append((url, certificate)), bounds)
     running = asyncio.run_coroutine_threadsafe(server.run(), agent.loop)
-    agent.until(lambda: bool(told))
+    agent.until(lambda: bool(reported))
     try:
-        yield Door(*told[0])
+        yield Door(*reported[0])
     finally:
         running.cancel()
         agent.until(running.done)

@@ -35,7 +35,7 @@ def make_spec(
     env: Mapping[str, str] | None = None,
     preload: tuple[str, ...] = (),
     guessed: tuple[str, ...] = (),
-    standby: bool = True,
+    fork_server: bool = True,
     user: str = ME,
     hooks: Hooks | None = None,
     limits: Mapping[str, int | str] | None = None,
@@ -56,7 +56,7 @@ def make_spec(
             "env": dict(env or {}),
             "preload": preload,
             "guessed": guessed,
-            "standby": standby,
+            "fork_server": fork_server,
             "hooks": hooks or Hooks(),
             "limits": dict(limits or {}),
             "checkpoint_dir": checkpoint_dir,
@@ -225,19 +225,19 @@ class Bench:
         await wait_for(lambda: text in self.output(number, rank))
 
     def own(self) -> set[int]:
-        """Living processes of the pod that are not the job's: shim, watchdog (a fork of it), standby."""
+        """Living processes of the pod that are not the job's: shim, watchdog (a fork of it), fork server."""
         status = self.state()
-        shim, own = status.shim_pid, {status.shim_pid, status.standby_pid}
+        shim, own = status.shim_pid, {status.shim_pid, status.fork_server_pid}
         assert shim is not None
         line = command_line(shim)
         assert line, "the shim is gone"
         own |= {pid for pid in children(shim) if command_line(pid) == line}
         return {pid for pid in own if pid}
 
-    def parked(self) -> set[int]:
-        """Forks of the standby that were never given work, those that still warm up among them."""
+    def preforked(self) -> set[int]:
+        """Forks of the fork server that were never given work, those that still warm up among them."""
         status = self.state()
-        forks = children(status.standby_pid) if status.standby_pid else []
+        forks = children(status.fork_server_pid) if status.fork_server_pid else []
         return set(forks) - {worker.pid for worker in status.workers}
 
     def left(self) -> list[int]:

@@ -116,12 +116,12 @@ LIE = """
 """
 
 
-@pytest.mark.parametrize(("more", "said"), [
+@pytest.mark.parametrize(("more", "message"), [
     (HANG, "deadlines without an answer"), (CRASH, "its process ended"), (RAISE, "the library is of another version"),
     (LIE, "does not understand"),
 ])  # fmt: skip
 async def test_a_plug_in_that_fails_costs_its_own_devices_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, message: str
 ) -> None:
     async with watching(tmp_path, monkeypatch, more) as monitor:
         await until(lambda: monitor.last_gpus)
@@ -129,7 +129,7 @@ async def test_a_plug_in_that_fails_costs_its_own_devices_alone(
 
         def noted() -> bool:
             seen.update(v.raw for v in monitor.verdicts if v.rule == "accelerator.silent")
-            return any(said in raw for raw in seen)
+            return any(message in raw for raw in seen)
 
         await until(noted)
         assert {s for r, d, s in verdicts(monitor) if d} <= {"unknown"}

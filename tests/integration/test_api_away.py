@@ -114,7 +114,7 @@ def real() -> Iterator[RealAgent]:
         agent = RealAgent(Path(folder), redis)
         try:
             agent.client.get("/v1/nodes")
-            words = ("run", "--name", "sleeper", "--nproc-per-node", "1", "--no-standby", "--detach", "--")
+            words = ("run", "--name", "sleeper", "--nproc-per-node", "1", "--no-fork-server", "--detach", "--")
             done = ctl(agent.socket, *words, "sleep", "600")
             assert done.exit_code == 0, done.stderr
             agent.until(lambda: agent.job()["phase"] == "running" and bool(pids(agent.job())), "the job runs")
@@ -149,8 +149,8 @@ def test_a_stopped_store(real: RealAgent) -> None:
         assert shown.exit_code == 0, shown.stderr
         assert shown.stderr.startswith("nodeagentctl: the store has not answered for "), words
         assert "sleeper" in shown.stdout
-    told = ctl(real.socket, "describe", "sleeper").stdout
-    assert "Runs on:     failsafe time from n1 (the store is away since " in told
+    output = ctl(real.socket, "describe", "sleeper").stdout
+    assert "Runs on:     failsafe time from n1 (the store is away since " in output
     assert json.loads(ctl(real.socket, "get", "-o", "json").stdout)["store_away_since"] is not None
 
     for change in (("scale", "sleeper", "1"), ("stop", "sleeper"), ("cordon", "n1", "--reason", "x"), ("forget", "n1")):
@@ -214,8 +214,8 @@ def test_a_job_that_waits_for_a_silent_keeper_says_so_until_it_is_forgotten(stil
     assert (done.exit_code, done.stdout) == (0, "node/n3 forgotten\n")
     still.until(lambda: not still.view.job("digits").keepers)
     events = list(Client([still.socket]).stream("/v1/events"))
-    (told,) = [e for e in events if e["kind"] == "NodeForgotten"]
-    assert told["node"] == "n3"
+    (output,) = [e for e in events if e["kind"] == "NodeForgotten"]
+    assert output["node"] == "n3"
     assert ctl(still.socket, "get", "digits", "-o", "json").exit_code == 0
     again = ctl(still.socket, "forget", "n3", "-o", "json")
     assert (again.exit_code, json.loads(again.stdout)["removed"]) == (0, True)

@@ -69,9 +69,9 @@ def test_what_is_wrong_with_nodes_and_jobs(agent: LiveAgent) -> None:
 
 def test_whom_a_store_that_has_lost_writes_waits_for(agent: LiveAgent) -> None:
     agent.view.store_waits = waits_for(("n2", "n3"), 2, 42.0)
-    told = ctl(agent, "doctor")
-    assert told.exit_code == 0, "it ends by itself, and what runs goes on"
-    lines = told.stdout.splitlines()
+    output = ctl(agent, "doctor")
+    assert output.exit_code == 0, "it ends by itself, and what runs goes on"
+    lines = output.stdout.splitlines()
     (at,) = [
         i for i, line in enumerate(lines) if "waits for nodes that may know it: n2, n3; nothing is decided" in line
     ]

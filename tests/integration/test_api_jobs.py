@@ -235,7 +235,7 @@ def test_cordon_drain_uncordon(agent: LiveAgent, client: Client) -> None:
     assert client.change("POST", "/v1/nodes/n3/uncordon")["state"] == "ready"
 
 
-def test_a_store_that_is_away_is_said_so(agent: LiveAgent, client: Client) -> None:
+def test_a_store_that_is_away_is_reported_as_such(agent: LiveAgent, client: Client) -> None:
     agent.submit(spec())
     agent.until(lambda: running(agent, "digits"))
     agent.view.away_since = 1700000000.0

@@ -66,7 +66,7 @@ def test_a_file_makes_the_whole_tree(agent: LiveAgent, tmp_path: Path) -> None:
     assert rows(agent) == ["default"]
 
 
-def test_every_mistake_of_a_file_is_told_and_nothing_changes(agent: LiveAgent) -> None:
+def test_every_mistake_of_a_file_is_reported_and_nothing_changes(agent: LiveAgent) -> None:
     result = ctl(agent, "queue", "apply", "-f", "-", text="queues:\n  a: {parent: b}\n  c: {weight: 2, weigth: 1}\n")
     assert result.exit_code == 2
     assert "<stdin>:3:18: unknown key 'weigth' in queues.c, did you mean 'weight'?" in result.stderr

@@ -241,14 +241,14 @@ def test_what_keeps_it_from_listening_is_tried_again(agent: LiveAgent, tmp_path:
         ports = view.config.ports.model_copy(update={"api": other.getsockname()[1]})
         view.config = view.config.model_copy(update={"ports": ports})
 
-        def mend() -> None:
+        def restore() -> None:
             late.wait(0.3)
             other.close()
             late.wait(0.3)
             pair = sign(tmp_path, make_ca(tmp_path, "ca"), "made")
             cert.write_text(pair.key.read_text() + pair.cert.read_text())
 
-        repair_state = threading.Thread(target=mend)
+        repair_state = threading.Thread(target=restore)
         repair_state.start()
         with https(agent, view, ServerBounds(retry=0.05), tls={"cert": str(cert)}) as door:
             repair_state.join()

@@ -36,8 +36,10 @@ def agent(tmp_path: Path) -> Iterator[LiveAgent]:
 def tell(agent: LiveAgent, door: Door, key: ClusterKey | None = None, **other: str) -> None:
     """n2's facts say that it is found there, by that certificate."""
     view = agent.view
-    told = {"url": door.url, "certificate": door.certificate, "life": view.lives["n2"].life} | other
-    https = vouch(key or view.key, view.config.cluster, "n2", told["life"], told["url"], told["certificate"])
+    reported = {"url": door.url, "certificate": door.certificate, "life": view.lives["n2"].life} | other
+    https = vouch(
+        key or view.key, view.config.cluster, "n2", reported["life"], reported["url"], reported["certificate"]
+    )
     publish(agent, https)
 
 
@@ -132,7 +134,7 @@ def test_who_has_no_key_cannot_say_where_a_node_is(agent: LiveAgent, tmp_path: P
         assert "not signed with this cluster's key" in refused(agent)
 
 
-def test_nor_use_what_another_life_or_another_node_said(agent: LiveAgent, tmp_path: Path) -> None:
+def test_nor_use_what_another_life_or_another_node_published(agent: LiveAgent, tmp_path: Path) -> None:
     with second(agent, tmp_path) as (_, door):
         tell(agent, door, life="life-before")
         assert "not signed with" in refused(agent)

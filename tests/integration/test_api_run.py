@@ -38,13 +38,13 @@ class Run:
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
         agent.until(lambda: self.job is not None and self.job.phase == "running", 20)
-        self.until_said("generation 1 active")
+        self.until_reported("generation 1 active")
 
     @property
     def job(self) -> JobRecord | None:
         return next(iter(self.agent.view.cluster().jobs.values()), None)
 
-    def until_said(self, text: str) -> None:
+    def until_reported(self, text: str) -> None:
         self.agent.until(lambda: text in self.err.read_text(), 20)
 
     def write(self, text: str, stream: str = "stdout") -> None:
@@ -93,10 +93,12 @@ def test_a_failed_job_exits_with_its_code_and_names_the_culprit(run: Run) -> Non
     )  # fmt: skip
     run.end("failed", Outcome(code=7, text="a worker failed at the job's start", error="ValueError: no"), spend)
     assert run.code() == 7
-    told = run.err.read_text()
-    assert "Blamed for the end of generation 1 (spent one restart of the budget):\n  rank 1 on n1 failed first" in told
-    assert "ValueError: no" in told
-    assert "nodeagentctl logs j --generation 1 --rank 1" in told
+    reported = run.err.read_text()
+    assert (
+        "Blamed for the end of generation 1 (spent one restart of the budget):\n  rank 1 on n1 failed first" in reported
+    )
+    assert "ValueError: no" in reported
+    assert "nodeagentctl logs j --generation 1 --rank 1" in reported
 
 
 def test_ctrl_c_stops_the_job_and_waits_for_it(run: Run) -> None:

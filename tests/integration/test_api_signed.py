@@ -70,8 +70,8 @@ def test_a_forged_job_says_why_it_is_not_run_and_can_only_be_ended(agent: LiveAg
     client = Client([agent.socket])
     assert client.get("/v1/jobs/digits")["reason"] == "it has no signature"
     assert client.get("/v1/jobs")["items"][0]["reason"] == "it has no signature"
-    wishes: dict[str, dict[str, Any]] = {"scale": {"target": 3}, "pause": {}, "resume": {}, "restart": {}}
-    for path, body in wishes.items():
+    requests: dict[str, dict[str, Any]] = {"scale": {"target": 3}, "pause": {}, "resume": {}, "restart": {}}
+    for path, body in requests.items():
         with pytest.raises(CtlError, match="is not run: it has no signature"):
             client.change("POST", f"/v1/jobs/digits/{path}", **body)
     assert agent.view.job("digits").control == job.control
@@ -82,12 +82,12 @@ def test_a_forged_job_says_why_it_is_not_run_and_can_only_be_ended(agent: LiveAg
 
 
 @pytest.mark.parametrize(("path", "body"), [("resume", {}), ("scale", {"target": 2}), ("scaleout", {"count": 1})])
-def test_a_wish_is_said_anew(agent: LiveAgent, path: str, body: dict[str, Any]) -> None:
+def test_a_request_is_made_anew(agent: LiveAgent, path: str, body: dict[str, Any]) -> None:
     """Also where it would change nothing of what the job is by its file."""
     job = submitted(agent)
-    wish = change(agent, "digits/pause")
+    request = change(agent, "digits/pause")
     refuse(agent, job, Refusal("control", "an older wish was put back", controlled=False, rev=9))
     after = change(agent, f"digits/{path}", **body)
-    assert after.control.rev == 10 > wish.control.rev
+    assert after.control.rev == 10 > request.control.rev
     assert after.control.desired == "run"
     assert SEAL.controls(after)

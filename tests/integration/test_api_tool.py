@@ -105,8 +105,8 @@ def test_a_file_with_mistakes_tells_them_all(agent: LiveAgent, tmp_path: Path) -
     for verb in ("validate", "submit"):
         result = ctl(agent, verb, str(file))
         assert result.exit_code == 2
-        told = [line for line in result.stderr.splitlines() if line.startswith(f"  {file}:")]
-        assert len(told) == 5
+        output = [line for line in result.stderr.splitlines() if line.startswith(f"  {file}:")]
+        assert len(output) == 5
     assert agent.view.cluster().jobs == {}
     assert ctl(agent, "submit", str(tmp_path / "none.yaml")).exit_code == 2
 
@@ -172,8 +172,8 @@ def test_scale_out_that_is_not_met_is_rolled_back(agent: LiveAgent, words: tuple
     assert "digits: running: runs on 2 of 5 nodes: n4 is getting ready" in result.stderr.splitlines()
     job = agent.view.job("digits")
     assert (job.control.target, job.head) == (2, before), "training goes on undisturbed"
-    told = ctl(agent, "describe", "digits").stdout
-    assert "Scale:       to 5: scale to 5 timed out after 0.3s" in told
+    output = ctl(agent, "describe", "digits").stdout
+    assert "Scale:       to 5: scale to 5 timed out after 0.3s" in output
     again = ctl(agent, *words, "--timeout", "300ms", "--no-wait")
     assert (again.exit_code, again.stdout) == (0, "job/digits target 2 -> 5\n"), "a new request is a new change"
 
@@ -201,8 +201,10 @@ def test_a_repeated_count_counts_once(agent: LiveAgent) -> None:
     for _ in range(2):
         assert ctl(agent, *once).stdout == "job/digits scaled: trains on 3 nodes\n"
     assert agent.view.job("digits").control.target == 3
-    told = ctl(agent, *once, "--no-wait")
-    assert told.stdout == ("job/digits target 2 -> 3 was asked for with this request id before: nothing new was done\n")
+    output = ctl(agent, *once, "--no-wait")
+    assert output.stdout == (
+        "job/digits target 2 -> 3 was asked for with this request id before: nothing new was done\n"
+    )
     other = ctl(agent, "scaleout", "digits", "--count", "2", "--request-id", "r1")
     assert (other.exit_code, "was used for another change" in other.stderr) == (6, True)
     assert ctl(agent, "scale", "digits", "1").exit_code == 0
@@ -231,8 +233,8 @@ def test_what_is_so_already_is_remembered_too(agent: LiveAgent) -> None:
 def test_a_paused_job_is_scaled_without_a_deadline(agent: LiveAgent) -> None:
     started(agent)
     assert ctl(agent, "pause", "digits").exit_code == 0
-    told = ctl(agent, "scaleout", "digits", "--count", "1", "--timeout", "1ms").stdout
-    assert told == "job/digits target 2 -> 3 (paused: it counts when it runs again)\n"
+    output = ctl(agent, "scaleout", "digits", "--count", "1", "--timeout", "1ms").stdout
+    assert output == "job/digits target 2 -> 3 (paused: it counts when it runs again)\n"
     assert ctl(agent, "resume", "digits").exit_code == 0
     agent.until(lambda: len(agent.view.job("digits").head.members) == 3)  # type: ignore[union-attr]
 

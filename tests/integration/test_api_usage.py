@@ -70,13 +70,13 @@ def test_usage(still: LiveAgent) -> None:
     assert yaml.safe_load(ctl(still, "usage", "-o", "yaml").stdout)["by"] == "user"
 
 
-def test_what_is_wrong_is_said(still: LiveAgent) -> None:
-    for words, said in (
+def test_what_is_wrong_is_reported(still: LiveAgent) -> None:
+    for words, message in (
         (("--since", "monday"), "neither a date nor a number of days"),
         (("--since", "1d", "--until", "3d"), "is after until"),
     ):
         result = ctl(still, "usage", *words)
-        assert (result.exit_code, said in result.stderr) == (2, True)
+        assert (result.exit_code, message in result.stderr) == (2, True)
     assert ctl(still, "usage", "--by", "node").exit_code == 2
 
 

@@ -78,7 +78,7 @@ def test_a_history_grows_and_a_gpu_that_has_become_slow_fails(node: Node) -> Non
     assert set(found["checks"][0]) == {"name", "gpu", "passed", "value", "unit", "why"}
 
 
-def test_gpus_in_use_are_left_alone_unless_told(node: Node) -> None:
+def test_gpus_in_use_are_left_alone_unless_asked_for(node: Node) -> None:
     node.driver(f"1.processes {os.getpid()}:1048576")
     code, found = node.diag()
     assert code == 2

@@ -75,7 +75,7 @@ async def test_a_hung_driver_does_not_hold_up_the_start_and_what_this_boot_knows
     assert [g.healthy for g in (await start(boot="b2"))[0]] == [False, False], "after a reboot nothing is known"
 
 
-async def test_a_driver_that_fails_is_told(start: Start) -> None:
+async def test_a_driver_that_fails_is_reported(start: Start) -> None:
     start.driver("error nvmlInitWithFlags 999")
     found, problem = await until_answered(start)
     assert [g.why for g in found] == ["not found"] * 2

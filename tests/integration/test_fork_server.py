@@ -1,4 +1,4 @@
-"""A worker forked from the standby, ahead or on demand, behaves as one started plainly."""
+"""A worker forked from the fork server, ahead or on demand, behaves as one started plainly."""
 
 from __future__ import annotations
 
@@ -104,17 +104,17 @@ CASES = [
 
 
 @pytest.mark.parametrize("arguments", CASES, ids=" ".join)
-async def test_forked_and_parked_equal_plain(tmp_path: Path, folder: Path, arguments: list[str]) -> None:
+async def test_forked_and_preforked_equal_plain(tmp_path: Path, folder: Path, arguments: list[str]) -> None:
     """Generation 1 is forked on demand (the number of GPUs is not known before), generation 2 ahead."""
     outcomes = []
-    for standby in (True, False):
-        async with open_bench(tmp_path / str(standby)) as bench:
-            spec = make_spec((PYTHON, *arguments), folder, standby=standby, limits={"nofile": 512})
+    for fork_server in (True, False):
+        async with open_bench(tmp_path / str(fork_server)) as bench:
+            spec = make_spec((PYTHON, *arguments), folder, fork_server=fork_server, limits={"nofile": 512})
             status = await bench.ready(spec)
-            assert status.standby_warm == standby
+            assert status.fork_server_warm == fork_server
             outcomes.append(await outcome(bench, 1))
-            if standby:
-                (ahead,) = (await bench.until(lambda s: s.parked)).parked
+            if fork_server:
+                (ahead,) = (await bench.until(lambda s: s.preforked)).preforked
                 outcomes.append(await outcome(bench, 2))
                 assert [end.pid for end in bench.state().exits] == [ahead]
     assert outcomes[0] == outcomes[2]
@@ -127,10 +127,11 @@ async def test_forked_and_parked_equal_plain(tmp_path: Path, folder: Path, argum
 async def test_environment_is_exact(tmp_path: Path, folder: Path) -> None:
     outcomes = []
     (tmp_path / "secrets").write_text("TOKEN=s3cret\nRANK=9\n")
-    for standby in (True, False):
-        async with open_bench(tmp_path / str(standby)) as bench:
+    for fork_server in (True, False):
+        async with open_bench(tmp_path / str(fork_server)) as bench:
             spec = make_spec(
-                (PYTHON, "printenv.py"), folder, standby=standby, env={"A": "1"}, env_file=str(tmp_path / "secrets"),
+                (PYTHON, "printenv.py"), folder, fork_server=fork_server, env={"A": "1"},
+                env_file=str(tmp_path / "secrets"),
                 environ={"PATH": "/usr/bin:/bin", "HOME": "/here"},
             )  # fmt: skip
             await bench.ready(spec)
@@ -158,17 +159,17 @@ async def test_preloaded_modules_are_there_and_random_differs(tmp_path: Path) ->
         assert bench.output(1, 0) != bench.output(1, 1)
 
 
-async def test_a_missing_preload_is_told_and_harms_nothing(tmp_path: Path) -> None:
+async def test_a_missing_preload_is_reported_and_harms_nothing(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text("print('ran')\n")
     async with open_bench(tmp_path) as bench:
         status = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, preload=("no_such_module",)))
         assert "no_such_module" in status.reason
-        assert status.standby_warm
+        assert status.fork_server_warm
         await bench.run()
         assert bench.output() == ["ran"]
 
 
-async def test_threads_in_the_standby_mean_plain_starts(tmp_path: Path) -> None:
+async def test_threads_in_the_fork_server_mean_plain_starts(tmp_path: Path) -> None:
     (tmp_path / "threads.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
@@ -178,44 +179,44 @@ async def test_threads_in_the_standby_mean_plain_starts(tmp_path: Path) -> None:
         bench.host.prepare(UID, make_spec((PYTHON, "t.py"), tmp_path, preload=("threads",)))
         status = await bench.until(lambda s: s.phase == "ready")
         assert "1 thread(s)" in status.reason
-        assert not status.standby_warm
+        assert not status.fork_server_warm
         await bench.run()
         assert bench.output() == ["False"]
 
 
-async def test_the_standby_is_started_again_and_its_death_ends_its_workers(tmp_path: Path) -> None:
+async def test_the_fork_server_is_started_again_and_its_death_ends_its_workers(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     async with open_bench(tmp_path) as bench:
         first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
         await bench.running(1, ({}, {}))
-        assert first.standby_pid is not None
-        os.kill(first.standby_pid, signal.SIGKILL)
+        assert first.fork_server_pid is not None
+        os.kill(first.fork_server_pid, signal.SIGKILL)
         status = await bench.until(lambda s: s.phase == "exited")
         assert [end.signal for end in status.exits] == [9, 9]
         assert not any(end.stopped for end in status.exits)
-        again = await bench.until(lambda s: s.standby_warm)
-        assert again.standby_pid != first.standby_pid
+        again = await bench.until(lambda s: s.fork_server_warm)
+        assert again.fork_server_pid != first.fork_server_pid
 
 
-async def test_an_idle_standby_outlives_the_granted_time(tmp_path: Path) -> None:
+async def test_an_idle_fork_server_outlives_the_granted_time(tmp_path: Path) -> None:
     """Nothing runs, so there is nothing to end: the next start costs no import."""
     (tmp_path / "t.py").write_text("print('up', flush=True)\n")
     async with open_bench(tmp_path) as bench:
         first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
         bench.grant(0.2)
         await asyncio.sleep(0.8)
-        assert first.standby_pid is not None
-        assert is_running(first.standby_pid)
+        assert first.fork_server_pid is not None
+        assert is_running(first.fork_server_pid)
 
 
-async def test_stopped_while_the_standby_hangs(tmp_path: Path) -> None:
-    """The standby reaps; one that does not answer is killed, so that ends are known all the same."""
+async def test_stopped_while_the_fork_server_hangs(tmp_path: Path) -> None:
+    """The fork server reaps; one that does not answer is killed, so that ends are known all the same."""
     (tmp_path / "t.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     async with open_bench(tmp_path) as bench:
         first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
         await bench.running()
-        assert first.standby_pid is not None
-        os.kill(first.standby_pid, signal.SIGSTOP)
+        assert first.fork_server_pid is not None
+        os.kill(first.fork_server_pid, signal.SIGSTOP)
         bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "exited")
         assert [(end.signal, end.stopped) for end in status.exits] == [(9, True)]
@@ -240,12 +241,12 @@ async def test_a_worker_has_no_pid_until_it_is_forked(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text("import time\ntime.sleep(600)\n")
     async with open_bench(tmp_path) as bench:
         first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
-        assert first.standby_pid is not None
-        os.kill(first.standby_pid, signal.SIGSTOP)
+        assert first.fork_server_pid is not None
+        os.kill(first.fork_server_pid, signal.SIGSTOP)
         bench.host.start(UID, bench.order(1))
         starting = await bench.until(lambda s: s.workers)
         assert [(w.state, w.pid) for w in starting.workers] == [("starting", None)]
-        os.kill(first.standby_pid, signal.SIGCONT)
+        os.kill(first.fork_server_pid, signal.SIGCONT)
         running = await bench.until(lambda s: s.phase == "running")
         assert [w.state for w in running.workers] == ["running"]
         assert is_running(pid_of(running.workers[0]))
@@ -282,7 +283,7 @@ async def test_a_guess_with_which_forking_is_unsafe_is_taken_back_and_the_others
     command = (PYTHON, "train.py")
     async with open_bench(tmp_path / "pods") as bench:
         status = await bench.ready(make_spec(command, folder, guessed=("plain", "threaded", "nowhere", "broken")))
-        assert status.standby_warm
+        assert status.fork_server_warm
         assert (
             "threaded is not preloaded, though the script imports it: the preloaded modules started 1" in status.reason
         )

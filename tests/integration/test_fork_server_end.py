@@ -136,9 +136,9 @@ ENDS = {
 }
 
 
-async def ran(bench: Bench, folder: Path, *, standby: bool) -> tuple[int | None, int | None, list[str], list[str]]:
+async def ran(bench: Bench, folder: Path, *, fork_server: bool) -> tuple[int | None, int | None, list[str], list[str]]:
     """Code, signal and output of t.py."""
-    await bench.ready(make_spec((PYTHON, "t.py"), folder, standby=standby))
+    await bench.ready(make_spec((PYTHON, "t.py"), folder, fork_server=fork_server))
     (end,) = (await bench.run()).exits
     return end.code, end.signal, bench.output(), bench.output(stream="stderr")
 
@@ -148,13 +148,13 @@ async def forked_and_plain(
 ) -> tuple[list[Path], list[tuple[int | None, int | None, list[str], list[str]]]]:
     """The folders that it ran in, and how it ended there."""
     folders, ends = [], []
-    for standby in (True, False):
-        folder = tmp_path / f"{standby}"
+    for fork_server in (True, False):
+        folder = tmp_path / f"{fork_server}"
         folder.mkdir()
         (folder / "keeper.py").write_text(KEEPER)
         (folder / "t.py").write_text(script)
         async with open_bench(folder / "bench") as bench:
-            ends.append(await ran(bench, folder, standby=standby))
+            ends.append(await ran(bench, folder, fork_server=fork_server))
         folders.append(folder)
     return folders, ends
 
@@ -164,7 +164,7 @@ async def test_the_interpreter_is_not_torn_down(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(TORN_DOWN)
     (tmp_path / "keeper.py").write_text("")
     async with open_bench(tmp_path) as bench:
-        assert await ran(bench, tmp_path, standby=True) == (0, None, ["over"], [])
+        assert await ran(bench, tmp_path, fork_server=True) == (0, None, ["over"], [])
 
 
 async def test_what_python_promises_a_script_is_done(tmp_path: Path) -> None:

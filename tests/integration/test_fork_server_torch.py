@@ -1,4 +1,4 @@
-"""Real torch through the standby: rendezvous in the store process, collectives, data loaders, seeds."""
+"""Real torch through the fork server: rendezvous in the store process, collectives, data loaders, seeds."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ async def gang(bench: Bench, number: int) -> tuple[dict[str, str], ...]:
 async def test_gang_of_two_forked_and_plain(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(TRAIN)
     outputs = []
-    for standby in (True, False):
-        async with open_bench(tmp_path / str(standby)) as bench:
-            spec = make_spec((PYTHON, "t.py"), tmp_path, preload=("torch",), standby=standby)
+    for fork_server in (True, False):
+        async with open_bench(tmp_path / str(fork_server)) as bench:
+            spec = make_spec((PYTHON, "t.py"), tmp_path, preload=("torch",), fork_server=fork_server)
             bench.grant(600)
             bench.host.prepare(UID, spec)
             status = await bench.until(lambda s: s.phase == "ready", 110)
-            assert status.standby_warm == standby
-            for number in (1, 2) if standby else (1,):
+            assert status.fork_server_warm == fork_server
+            for number in (1, 2) if fork_server else (1,):
                 if number == 2:
-                    await bench.until(lambda s: len(s.parked) == 2)
+                    await bench.until(lambda s: len(s.preforked) == 2)
                 environments = await gang(bench, number)
                 rendezvous = bench.state().rendezvous
                 assert rendezvous is not None
-                assert rendezvous.store_hosted == standby
+                assert rendezvous.store_hosted == fork_server
                 status = await bench.run(number, environments, 100)
                 assert [(e.code, e.error) for e in status.exits] == [(0, ""), (0, "")]
                 assert bench.state().reason == ""
@@ -138,18 +138,18 @@ async def test_warming_up_leaves_nothing_behind(tmp_path: Path, interface: str) 
     (tmp_path / "t.py").write_text(STATE)
     env = {"OMP_NUM_THREADS": "1"} | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
     outputs = []
-    for standby in (True, False):
-        async with open_bench(tmp_path / str(standby)) as bench:
-            spec = make_spec((PYTHON, "t.py"), tmp_path, preload=("torch",), standby=standby)
+    for fork_server in (True, False):
+        async with open_bench(tmp_path / str(fork_server)) as bench:
+            spec = make_spec((PYTHON, "t.py"), tmp_path, preload=("torch",), fork_server=fork_server)
             bench.grant(600)
             bench.host.prepare(UID, spec)
             await bench.until(lambda s: s.phase == "ready", 110)
-            for number in (1, 2) if standby else (1,):
+            for number in (1, 2) if fork_server else (1,):
                 if number == 2:
-                    (ahead,) = (await bench.until(lambda s: s.parked)).parked
+                    (ahead,) = (await bench.until(lambda s: s.preforked)).preforked
                 status = await bench.run(number, (env,), 100)
                 assert [(e.code, e.error) for e in status.exits] == [(0, "")]
-            if standby:
+            if fork_server:
                 assert [e.pid for e in status.exits] == [ahead]
             state, group = bench.output(number)
             outputs.append(json.loads(state) | {"group": group})

@@ -28,7 +28,7 @@ from tests.fakenvml.build import build, write_state
 
 ROOT = Path(__file__).parents[2]
 BOUND = 30.0
-Told = dict[str, Any]
+Reported = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +45,31 @@ class Machine:
     """The fake driver's state, and what the probe told."""
 
     def __init__(self, state: Path) -> None:
-        self.state, self.told = state, list[Told]()
+        self.state, self.reported = state, list[Reported]()
         self.came = asyncio.Event()
 
     def set(self, *lines: str) -> None:
         write_state(self.state, *lines)
 
-    def heard(self, told: Told) -> None:
-        self.told.append(told)
+    def received(self, reported: Reported) -> None:
+        self.reported.append(reported)
         self.came.set()
 
-    async def until(self, wanted: Callable[[Told], object]) -> Told:
+    async def until(self, wanted: Callable[[Reported], object]) -> Reported:
         """The first told from now on that is wanted."""
         async with asyncio.timeout(BOUND):
             while True:
-                while self.told:
-                    if wanted(told := self.told.pop(0)):
-                        return told
+                while self.reported:
+                    if wanted(reported := self.reported.pop(0)):
+                        return reported
                 self.came.clear()
                 await self.came.wait()
 
-    async def gpus(self) -> list[Told]:
+    async def gpus(self) -> list[Reported]:
         """The next look at all GPUs, made after this call."""
-        self.told.clear()
-        await self.until(lambda told: "gpus" in told)
-        found: list[Told] = (await self.until(lambda told: "gpus" in told))["gpus"]
+        self.reported.clear()
+        await self.until(lambda reported: "gpus" in reported)
+        found: list[Reported] = (await self.until(lambda reported: "gpus" in reported))["gpus"]
         return found
 
 
@@ -85,7 +85,7 @@ async def probing(
     machine.set(*lines)
     environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(machine.state), "PYTHONPATH": str(ROOT)}
     command = (sys.executable, "-m", "nodeagent.hardware.probes.reader", NVIDIA, str(pace))
-    probe = Probe("nvml", lambda: command, environ, ProbeLimits(0.1, deadline, 0.1), machine.heard, machine.came.set)
+    probe = Probe("nvml", lambda: command, environ, ProbeLimits(0.1, deadline, 0.1), machine.received, machine.came.set)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         try:
@@ -168,7 +168,7 @@ async def test_events_come_at_once_and_folded(tmp_path: Path, driver: Path) -> N
         machine.set("gpus 2", "xid 1 0 13", *storm, "xid 50 0 79", "0.lost 1")
         seen: dict[tuple[str, int], int] = {}
         while sum(seen.values()) < 39:
-            for uuid, code, _, count, _ in (await machine.until(lambda told: "events" in told))["events"]:
+            for uuid, code, _, count, _ in (await machine.until(lambda reported: "events" in reported))["events"]:
                 seen[uuid, code] = seen.get((uuid, code), 0) + count
     assert seen == {(names[1], 45): 38, (names[0], 79): 1}, "what was before it is not told again"
 
@@ -180,25 +180,25 @@ async def test_a_storm_of_events_is_cut_off_and_the_next_look_hears_again(tmp_pa
         storm = [f"xid {n} 1 45" for n in range(1, MOST_EVENTS + 20)]
         machine.set("gpus 2", *storm)
         counts: list[tuple[int, int]] = []
-        while "gpus" not in (told := await machine.until(lambda _: True)) or not counts:
-            counts += [(code, count) for _, code, _, count, _ in told.get("events", ())]
+        while "gpus" not in (reported := await machine.until(lambda _: True)) or not counts:
+            counts += [(code, count) for _, code, _, count, _ in reported.get("events", ())]
         assert {code for code, _ in counts} == {45}
         assert sum(count for _, count in counts) == MOST_EVENTS, "the rest is gone"
-        assert "events" not in told
+        assert "events" not in reported
         machine.set("gpus 2", *storm, "xid 900 0 79")
-        told = await machine.until(lambda told: "events" in told)
-        assert [(code, count) for _, code, _, count, _ in told["events"]] == [(79, 1)]
+        reported = await machine.until(lambda reported: "events" in reported)
+        assert [(code, count) for _, code, _, count, _ in reported["events"]] == [(79, 1)]
 
 
-async def test_an_xid_that_repeats_is_told_with_the_next_look(tmp_path: Path, driver: Path) -> None:
+async def test_an_xid_that_repeats_is_reported_with_the_next_look(tmp_path: Path, driver: Path) -> None:
     async with probing(tmp_path, driver, "gpus 1") as (machine, _):
         await machine.gpus()
         repeated = 0
         for n in range(1, 31):
             machine.set("gpus 1", f"xid {n} 0 45")
-            told = await machine.until(lambda told: "events" in told)
-            repeated += "gpus" in told
-            ((_, code, _, count, _),) = told["events"]
+            reported = await machine.until(lambda reported: "events" in reported)
+            repeated += "gpus" in reported
+            ((_, code, _, count, _),) = reported["events"]
             assert (code, count) == (45, 1), "each is told, once"
         assert repeated, "not each by itself"
 
@@ -290,7 +290,7 @@ async def watching(given: dict[str, Any]) -> AsyncIterator[Machine]:
     machine = Machine(Path("/dev/null"))
     command = (sys.executable, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
-    probe = Probe("host", lambda: command, environ, ProbeLimits(0.1, 20.0), machine.heard, machine.came.set)
+    probe = Probe("host", lambda: command, environ, ProbeLimits(0.1, 20.0), machine.received, machine.came.set)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         try:
@@ -302,47 +302,47 @@ async def watching(given: dict[str, Any]) -> AsyncIterator[Machine]:
 async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any]) -> None:
     port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state"
     async with watching(host) as machine:
-        told = (await machine.until(lambda told: "host" in told))["host"]
-        assert told.pop("clock_kept") in (True, False, None)
-        assert told == {
+        reported = (await machine.until(lambda reported: "host" in reported))["host"]
+        assert reported.pop("clock_kept") in (True, False, None)
+        assert reported == {
             "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "ports_down": [], "port_flaps": [],
             "kernel_log": "", "memory_pressure": 0.125, "io_pressure": None, "files_used": 0.05,
             "processes_used": 0.3, "ports": ["mlx5_0/1"],
         }  # fmt: skip
         port.write_text("1: DOWN\n")
-        down = (await machine.until(lambda told: "host" in told and told["host"]["ports_down"]))["host"]
+        down = (await machine.until(lambda reported: "host" in reported and reported["host"]["ports_down"]))["host"]
         assert down["ports_down"][0][0] == "mlx5_0/1"
         port.write_text("4: ACTIVE\n")
-        up = (await machine.until(lambda told: "host" in told and told["host"]["port_flaps"]))["host"]
+        up = (await machine.until(lambda reported: "host" in reported and reported["host"]["port_flaps"]))["host"]
         assert (up["ports_down"], up["port_flaps"]) == ([], [["mlx5_0/1", 1]])
         (tmp_path / "units").mkdir()
         (tmp_path / "units" / "nvidia-fabricmanager.service").touch()
-        await machine.until(lambda told: "host" in told and told["host"]["fabric_manager"] is False)
+        await machine.until(lambda reported: "host" in reported and reported["host"]["fabric_manager"] is False)
         events = tmp_path / "sys/fs/cgroup/system.slice/nvidia-fabricmanager.service/cgroup.events"
         events.parent.mkdir(parents=True)
         events.write_text("populated 1\nfrozen 0\n")
-        await machine.until(lambda told: "host" in told and told["host"]["fabric_manager"] is True)
+        await machine.until(lambda reported: "host" in reported and reported["host"]["fabric_manager"] is True)
 
 
-async def test_a_port_that_is_gone_or_was_never_up_since_the_start_is_told(
+async def test_a_port_that_is_gone_or_was_never_up_since_the_start_is_reported(
     tmp_path: Path, host: dict[str, Any]
 ) -> None:
     """An adapter that vanished from sysfs was as good as one that is well."""
     given = host | {"ports": ["mlx5_1/1", "mlx5_0/1"], "interfaces": ["no-such-port"]}
     async with watching(given) as machine:
-        down = (await machine.until(lambda told: "host" in told))["host"]["ports_down"]
+        down = (await machine.until(lambda reported: "host" in reported))["host"]["ports_down"]
         assert [port for port, _ in down] == ["mlx5_1/1", "no-such-port"]
         shutil.rmtree(tmp_path / "sys/class/infiniband/mlx5_0")
-        told = await machine.until(lambda told: "host" in told and len(told["host"]["ports_down"]) == 3)
-    assert {port for port, _ in told["host"]["ports_down"]} == {"mlx5_0/1", "mlx5_1/1", "no-such-port"}
+        reported = await machine.until(lambda reported: "host" in reported and len(reported["host"]["ports_down"]) == 3)
+    assert {port for port, _ in reported["host"]["ports_down"]} == {"mlx5_0/1", "mlx5_1/1", "no-such-port"}
 
 
 async def test_the_kernels_log(host: dict[str, Any]) -> None:
     async with watching(host) as machine:
-        await machine.until(lambda told: "host" in told)
+        await machine.until(lambda reported: "host" in reported)
         log = os.open(host["kmsg"], os.O_WRONLY)
         os.write(log, b"3,1,1000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n")
-        (event,) = (await machine.until(lambda told: "events" in told))["events"]
+        (event,) = (await machine.until(lambda reported: "events" in reported))["events"]
         os.close(log)
     assert (event["kind"], event["code"], event["device"], event["count"]) == ("xid", 79, "0000:3b:00", 1)
 
@@ -383,8 +383,8 @@ async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path:
 
 async def test_a_folder_that_is_not_there(tmp_path: Path, host: dict[str, Any]) -> None:
     async with watching(host | {"folders": [str(tmp_path / "none")]}) as machine:
-        told = await machine.until(lambda told: "host" in told and told["host"]["full_disks"])
-    assert told["host"]["full_disks"] == [f"{tmp_path / 'none'}: No such file or directory"]
+        reported = await machine.until(lambda reported: "host" in reported and reported["host"]["full_disks"])
+    assert reported["host"]["full_disks"] == [f"{tmp_path / 'none'}: No such file or directory"]
 
 
 async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str, Any]) -> None:
@@ -393,12 +393,12 @@ async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str,
     given = json.dumps(host | {"kmsg": str(tmp_path / "none")})
     machine = Machine(tmp_path / "state")
     environ = {"PYTHONPATH": str(ROOT)}
-    probe = Probe("host", lambda: (*command, given), environ, ProbeLimits(0.1), machine.heard, machine.came.set)
+    probe = Probe("host", lambda: (*command, given), environ, ProbeLimits(0.1), machine.received, machine.came.set)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         for _ in range(3):
-            told = await machine.until(lambda told: "host" in told)
-            assert (told["host"]["kernel_log"], probe.reading.problem) == (problem, "")
+            reported = await machine.until(lambda reported: "host" in reported)
+            assert (reported["host"]["kernel_log"], probe.reading.problem) == (problem, "")
         task.cancel()
 
 
@@ -406,8 +406,8 @@ async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str,
 async def test_a_probe_that_writes_what_nobody_understands_is_started_again(line: str) -> None:
     starts = 0
 
-    def heard(told: Told) -> None:
-        raise KeyError(next(iter(told)))
+    def received(reported: Reported) -> None:
+        raise KeyError(next(iter(reported)))
 
     def command() -> tuple[str, ...]:
         nonlocal starts
@@ -416,7 +416,7 @@ async def test_a_probe_that_writes_what_nobody_understands_is_started_again(line
             task.cancel()
         return (sys.executable, "-c", f"print({line!r}, flush=True); import time; time.sleep(60)")
 
-    probe = Probe("host", command, {}, ProbeLimits(1.0, again=0.1), heard, lambda: None)
+    probe = Probe("host", command, {}, ProbeLimits(1.0, again=0.1), received, lambda: None)
     async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
     assert "does not understand" in probe.reading.problem
@@ -424,7 +424,7 @@ async def test_a_probe_that_writes_what_nobody_understands_is_started_again(line
 
 
 async def test_a_paused_probe_has_no_process_and_says_nothing_of_it() -> None:
-    lines: asyncio.Queue[Told] = asyncio.Queue()
+    lines: asyncio.Queue[Reported] = asyncio.Queue()
     command = (
         sys.executable,
         "-S",
@@ -493,13 +493,13 @@ async def test_a_wait_that_fails_because_a_gpu_is_lost_is_a_look_at_once_and_no_
     """The probe died of it, again and again: the loss was told 5.2 s later."""
     pace = 600.0
     async with probing(tmp_path, driver, "gpus 2", pace=pace) as (machine, probe):
-        names = [gpu["uuid"] for gpu in (await machine.until(lambda told: "gpus" in told))["gpus"]]
+        names = [gpu["uuid"] for gpu in (await machine.until(lambda reported: "gpus" in reported))["gpus"]]
         machine.set("gpus 2", "lost_wakes 1", "0.lost 1")
-        found = (await machine.until(lambda told: "gpus" in told))["gpus"]
+        found = (await machine.until(lambda reported: "gpus" in reported))["gpus"]
         assert [(gpu["uuid"], gpu.get("error", "")) for gpu in found] == [(names[0], "GPU_IS_LOST"), (names[1], "")]
         machine.set("gpus 2", "lost_wakes 1", "0.lost 1", "xid 1 1 13")
-        told = await machine.until(lambda told: "events" in told)
-        assert [(uuid, code) for uuid, code, _, _, _ in told["events"]] == [(names[1], 13)], (
+        reported = await machine.until(lambda reported: "events" in reported)
+        assert [(uuid, code) for uuid, code, _, _, _ in reported["events"]] == [(names[1], 13)], (
             "the others' are still heard"
         )
         assert probe.reading.problem == ""

@@ -86,21 +86,21 @@ class Storm:
         return f"3,{self.number},{time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000},-;{text}\n".encode()
 
 
-class Heard(Monitor):
+class Received(Monitor):
     """Counts what its probe tells."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.came = asyncio.Event()
-        self.messages = self.told_events = 0
+        self.messages = self.reported_events = 0
 
     def take_host(self, line: dict[str, Any]) -> None:
         super().take_host(line)
         self.messages += 1
-        self.told_events += len(line.get("events", ()))
+        self.reported_events += len(line.get("events", ()))
         self.came.set()
 
-    async def until_heard(self) -> None:
+    async def until_received(self) -> None:
         self.came.clear()
         async with asyncio.timeout(BOUND):
             await self.came.wait()
@@ -135,25 +135,27 @@ async def test_a_storm_costs_little_and_what_is_in_it_is_seen(tmp_path: Path, lo
             seen.append(storm.number)
 
     machine = Machine(boot="b", gpus=False, folders=[str(tmp_path)], sysfs=str(tmp_path), kmsg=str(log))
-    monitor = Heard(machine, tmp_path, os.environ, SystemClock(), policy=JudgePolicy(), changed=changed, own=OwnWork())
+    monitor = Received(
+        machine, tmp_path, os.environ, SystemClock(), policy=JudgePolicy(), changed=changed, own=OwnWork()
+    )
     before = own_children()  # of other tests
     async with asyncio.TaskGroup() as group:
         task = group.create_task(monitor.run())
-        await monitor.until_heard()
+        await monitor.until_received()
         (probe,) = set(own_children()).difference(before)
         began, probe_cpu, cpu = time.monotonic(), cpu_seconds(probe), time.process_time()
         blown = group.create_task(asyncio.to_thread(storm.blow))
         await blown
         probe_cpu, cpu = cpu_seconds(probe) - probe_cpu, time.process_time() - cpu - storm.cpu
         while accounted(monitor) < lines:
-            await monitor.until_heard()
+            await monitor.until_received()
         took = time.monotonic() - began
         task.cancel()
     share = (probe_cpu + cpu) / storm.seconds
     print(
         f"{lines} lines in {storm.seconds:.1f} s, {storm.dropped} of them overwritten: {share:.2%} of a core"
         f" (probe {probe_cpu / storm.seconds:.2%}, {probe_cpu / (lines - storm.dropped) * 1e6:.2f} us a line read;"
-        f" agent {cpu / storm.seconds:.2%}); {monitor.told_events} events told in {monitor.messages} messages;"
+        f" agent {cpu / storm.seconds:.2%}); {monitor.reported_events} events told in {monitor.messages} messages;"
         f" Xid 79 judged {seen[0] - (storm.struck or 0)} lines after it was written"
     )
     kinds = {("xid", n * 4 % GPUS, 13) for n in range(GPUS)} | {("xid", n, 45) for n in range(GPUS) if n % 4}

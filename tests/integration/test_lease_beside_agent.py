@@ -144,7 +144,7 @@ async def world(servers: Yard, tmp_path: Path) -> AsyncIterator[World]:
     await store.close()
 
 
-async def test_it_is_told_what_to_do_and_does_it(world: World) -> None:
+async def test_it_follows_the_order_that_it_reads(world: World) -> None:
     pid = await world.up()
     order = read_order(world.node.folder, boot_id())
     assert order is not None

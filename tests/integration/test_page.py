@@ -56,7 +56,7 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
         await page.until(SHOWN, "the cluster is shown")
         assert await page.value(OVERFLOW) == 0
         rows = (await page.text("#jobs tbody")).replace("\t", " ")
-        said = (
+        message = (
             "resnet50",
             "running",
             "3 of 3",
@@ -68,11 +68,11 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
             "1 of 10 spent",
             "goodput",
         )
-        for words in (*said, "needs 4 nodes, 3 fit: n4 is cordoned"):
+        for words in (*message, "needs 4 nodes, 3 fit: n4 is cordoned"):
             assert words in rows
-        told = await page.text("#stories article")
+        reported = await page.text("#stories article")
         for words in ("4 restarts", "3 faults", "worker failed", "rank 3 on n2 failed first", "node lost", "join"):
-            assert words in told, words
+            assert words in reported, words
         assert (await page.text("#summary")).split("\n")[:5] == [
             "Nodes ready",
             "3 of 4",

@@ -287,7 +287,7 @@ async def test_another_user(open_folder: Path) -> None:
             environ={"PATH": "/usr/bin:/bin", "USER": "root"},
         )  # fmt: skip
         status = await bench.ready(spec)
-        assert (status.phase, status.standby_warm) == ("ready", True)
+        assert (status.phase, status.fork_server_warm) == ("ready", True)
         await bench.run()
         facts, limits, capabilities = bench.output()
         groups = os.getgrouplist("nobody", other.pw_gid)

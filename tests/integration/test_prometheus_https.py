@@ -36,13 +36,13 @@ def test_prometheus_reads_over_https_with_a_token_only(agent: LiveAgent, tmp_pat
         up = 'up{job="nodeagent", cluster="default"}'
         limit = 'nodeagent_budget_limit{job="digits", cluster="default"}'
 
-        def told() -> bool:
+        def reported() -> bool:
             """By one scrape: any may take longer than the second that it has."""
-            said = "".join(target["lastError"] for target in targets(server))
+            message = "".join(target["lastError"] for target in targets(server))
             values = (server.value(up), server.value(limit))
-            return error in said and values == ((0, None) if error else (1, 10))
+            return error in message and values == ((0, None) if error else (1, 10))
 
-        until(told, lambda: f"not scraped as it should be: {targets(server)}")
+        until(reported, lambda: f"not scraped as it should be: {targets(server)}")
 
 
 def targets(server: Prometheus) -> list[dict[str, Any]]:

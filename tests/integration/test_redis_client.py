@@ -118,7 +118,7 @@ async def test_the_run_id_is_that_of_the_serving_process(server: PrivateRedis, s
         await unavailable(store.remove("u1"))  # only the first call meets the old connection
 
 
-async def test_a_wrong_password_is_said_to_be_wrong(server: PrivateRedis) -> None:
+async def test_a_wrong_password_is_reported_as_wrong(server: PrivateRedis) -> None:
     await raw(server, "CONFIG", "SET", "requirepass", "secret")
     store = connect(f"unix://:guess@{server.socket}", "test", 2.0)
     text = await unavailable(store.remove("u1"))

@@ -42,7 +42,7 @@ async def test_what_a_server_is(servers: Yard) -> None:
     assert abs(facts.clock_offset) < 1.0, "the same machine's clock"
 
 
-async def test_what_is_advised_mends_it(servers: Yard) -> None:
+async def test_what_is_advised_repairs_it(servers: Yard) -> None:
     server = await servers.server("maxmemory-policy allkeys-lru", "appendonly no")
     config = RedisConfig(url=server.url)
     fixes = [finding.fix for finding in judge(await inspect(config, 5.0), FAST) if finding.severity == "error"]

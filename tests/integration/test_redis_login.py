@@ -128,7 +128,7 @@ async def test_tls_through_a_sentinel_too(servers: Yard, authority: Authority) -
 
 
 @pytest.mark.parametrize("broken", ["ca_file", "cert_file"])
-def test_a_certificate_that_cannot_be_read_is_told_at_once(tmp_path: Path, broken: str) -> None:
+def test_a_certificate_that_cannot_be_read_is_reported_at_once(tmp_path: Path, broken: str) -> None:
     for path in (tmp_path / "absent.pem", secret(tmp_path, "no certificate")):
         config = RedisConfig(url="rediss://h", tls=TlsConfig.model_validate({broken: path}))
         with pytest.raises(AccessError, match=str(path)):
@@ -211,7 +211,7 @@ async def test_check_config_says_whether_the_store_lets_an_agent_in(servers: Yar
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "said"),
+    ("text", "mode", "message"),
     [
         ("pw", 0o604, "has mode 0604.*chmod 0600"),
         ("pw", 0o620, "has mode 0620"),
@@ -220,14 +220,16 @@ async def test_check_config_says_whether_the_store_lets_an_agent_in(servers: Yar
         ("x" * 5000, 0o600, "does not hold one line"),
     ],
 )
-def test_a_password_file_that_will_not_do_is_told_at_once(tmp_path: Path, text: str, mode: int, said: str) -> None:
+def test_a_password_file_that_will_not_do_is_reported_at_once(
+    tmp_path: Path, text: str, mode: int, message: str
+) -> None:
     for section in (
         RedisConfig(password_file=secret(tmp_path, text, mode)),
         RedisConfig(
             url="redis+sentinel://h/m", sentinel=SentinelConfig(password_file=secret(tmp_path, text, mode))
         ),
     ):  # fmt: skip
-        with pytest.raises(AccessError, match=said):
+        with pytest.raises(AccessError, match=message):
             connect(section, "test", 1.0)
 
 
@@ -237,7 +239,9 @@ def test_a_password_file_may_be_read_by_its_group(tmp_path: Path) -> None:
         connect(RedisConfig(password_file=tmp_path / "absent"), "test", 1.0)
 
 
-async def test_a_password_file_that_vanishes_is_told_with_the_next_connection(servers: Yard, tmp_path: Path) -> None:
+async def test_a_password_file_that_vanishes_is_reported_with_the_next_connection(
+    servers: Yard, tmp_path: Path
+) -> None:
     server = await servers.server("requirepass pw")
     file = secret(tmp_path, "pw")
     store = connect(RedisConfig(url=server.url, password_file=file), "test", 5.0)

@@ -79,7 +79,7 @@ def inside(bundles: Path, at: Path, script: str) -> str:
 
 
 def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Path) -> None:
-    said = inside(
+    output = inside(
         bundles,
         tmp_path,
         """
@@ -128,15 +128,15 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
         nothing_left
         """,
     )
-    assert f"nodeagentctl {__version__}" in said
-    assert "is installed already" in said
+    assert f"nodeagentctl {__version__}" in output
+    assert "is installed already" in output
 
 
 @pytest.mark.slow
 def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
     if shutil.which("dpkg") is None:
         pytest.skip("no dpkg on this machine")
-    said = inside(
+    output = inside(
         bundles,
         tmp_path,
         """
@@ -156,7 +156,7 @@ def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
         nothing_left
         """,
     )
-    assert f"nodeagentctl {__version__}" in said
+    assert f"nodeagentctl {__version__}" in output
 
 
 def test_no_wheels_for_the_python_that_is_there(bundles: Path, tmp_path: Path) -> None:

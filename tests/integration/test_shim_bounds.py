@@ -32,7 +32,7 @@ async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None
         await bench.until(lambda s: s.phase == "gone")
 
 
-async def test_what_cannot_be_killed_is_told(tmp_path: Path) -> None:
+async def test_what_cannot_be_killed_is_reported(tmp_path: Path) -> None:
     change = "gang.STUCK_AFTER = 0.2\nfence.ProcessGuard.signal = lambda *_, **__: None"
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         await bench.ready(make_spec(("sleep", "600"), tmp_path))

@@ -36,7 +36,7 @@ def contained(command: tuple[str, ...], folder: Path, path: str, **more: Any) ->
     work = folder / "work"
     work.mkdir(exist_ok=True)
     environ = {"PATH": path, "SECRET_OF_THE_SHELL": "x"}
-    spec = make_spec(command, work, environ=environ, standby=False, **more)
+    spec = make_spec(command, work, environ=environ, fork_server=False, **more)
     return spec.model_copy(update={"container": container})
 
 
@@ -98,7 +98,7 @@ async def test_a_signal_reaches_a_command_that_does_not_handle_it(tmp_path: Path
         assert (status.exits[0].signal, status.exits[0].stopped) == (signal.SIGTERM, True)
 
 
-async def test_a_killed_command_is_told_by_its_signal(tmp_path: Path, path: str) -> None:
+async def test_a_killed_command_is_reported_by_its_signal(tmp_path: Path, path: str) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(contained(("sleep", "600"), tmp_path, path))
         await bench.running()

@@ -36,7 +36,7 @@ SAVES = (
 async def running(bench: Bench, text: str = SLEEPER) -> list[int]:
     """Two workers that run; their pids."""
     (bench.root / "t.py").write_text(text)
-    await bench.ready(make_spec((PYTHON, "t.py"), bench.root, standby=False))
+    await bench.ready(make_spec((PYTHON, "t.py"), bench.root, fork_server=False))
     status = await bench.running(1, ({}, {}))
     for rank in range(2):
         await bench.output_line("up", rank=rank)
@@ -98,13 +98,13 @@ async def test_a_record_that_is_gone_or_damaged_gives_no_time(tmp_path: Path, da
 async def test_a_shim_that_finds_no_record_starts_nothing(tmp_path: Path) -> None:
     change = "import os, pathlib\nfor file in pathlib.Path(sys.argv[1]).parents[1].glob('grants/*'): file.unlink()"
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
-        await bench.ready(make_spec(("sleep", "600"), tmp_path, standby=False))
+        await bench.ready(make_spec(("sleep", "600"), tmp_path, fork_server=False))
         bench.host.start(UID, bench.order(1))
         refused = await bench.until(lambda s: s.generation)
         assert "nobody has granted this pod time" in refused.refused
 
 
-async def test_workers_that_are_to_stop_save_first_and_then_it_is_said(tmp_path: Path) -> None:
+async def test_workers_that_are_to_stop_save_first_and_then_it_is_reported(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await running(bench, SAVES)
         asked = bench.stop_in_order()
@@ -125,7 +125,7 @@ async def test_workers_that_are_to_stop_save_first_and_then_it_is_said(tmp_path:
 
 async def test_workers_that_are_to_stop_have_no_more_than_their_grace(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPER)
-    spec = make_spec((PYTHON, "t.py"), tmp_path, standby=False).model_copy(update={"grace": 0.5})
+    spec = make_spec((PYTHON, "t.py"), tmp_path, fork_server=False).model_copy(update={"grace": 0.5})
     async with open_bench(tmp_path) as bench:
         await bench.ready(spec)
         await bench.running()
@@ -136,10 +136,12 @@ async def test_workers_that_are_to_stop_have_no_more_than_their_grace(tmp_path: 
         await wait_for(lambda: bench.obeyed() == asked)
 
 
-async def test_where_nothing_runs_it_is_said_at_once_and_also_after_a_start_that_was_stopped(tmp_path: Path) -> None:
+async def test_where_nothing_runs_that_is_reported_at_once_and_also_after_a_start_that_was_stopped(
+    tmp_path: Path,
+) -> None:
     hooks = Hooks(pre_start=("sleep", "600"))
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(("sleep", "600"), tmp_path, standby=False, hooks=hooks))
+        await bench.ready(make_spec(("sleep", "600"), tmp_path, fork_server=False, hooks=hooks))
         idle = bench.stop_in_order()
         await wait_for(lambda: bench.obeyed() == idle)
         bench.host.start(UID, bench.order(1))

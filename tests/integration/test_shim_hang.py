@@ -26,12 +26,12 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         yield one
 
 
-def script(bench: Bench, code: str, *, hang: Hang | None = SHORT, standby: bool = True) -> JobSpec:
+def script(bench: Bench, code: str, *, hang: Hang | None = SHORT, fork_server: bool = True) -> JobSpec:
     file = bench.root / "w.py"
     file.write_text("import os, sys, time\nrank = int(sys.argv[1]) if len(sys.argv) > 1 else 0\n" + code)
     path = str(Path(__file__).parents[2])
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": path}
-    return make_spec((sys.executable, str(file)), bench.root, hang=hang, standby=standby, environ=environ)
+    return make_spec((sys.executable, str(file)), bench.root, hang=hang, fork_server=fork_server, environ=environ)
 
 
 def stall(status: PodStatus) -> Stall:
@@ -55,9 +55,11 @@ while True:
 """
 
 
-@pytest.mark.parametrize("standby", [True, False], ids=["forked", "started cold"])
-async def test_a_worker_that_gets_no_further_is_told_with_its_stacks_until_it_does(bench: Bench, standby: bool) -> None:
-    await bench.ready(script(bench, STOPS, standby=standby))
+@pytest.mark.parametrize("fork_server", [True, False], ids=["forked", "started cold"])
+async def test_a_worker_that_gets_no_further_is_reported_with_its_stacks_until_it_does(
+    bench: Bench, fork_server: bool
+) -> None:
+    await bench.ready(script(bench, STOPS, fork_server=fork_server))
     await bench.running()
     seen = stall(await bench.until(lambda s: s.stall))
     assert (seen.suspects, seen.limit) == (True, 1.0)
@@ -99,7 +101,7 @@ async def test_a_reading_before_the_limit_halts_nobody_whose_limit_is_short(benc
     assert "native" not in text
 
 
-async def test_a_phase_that_is_told_may_take_longer(bench: Bench) -> None:
+async def test_a_phase_that_is_reported_may_take_longer(bench: Bench) -> None:
     code = "from nodeagent.train import progress\nprogress(7, 'evaluate')\ntime.sleep(3.5)"
     await bench.ready(script(bench, code))
     await quiet_to_the_end(bench)
@@ -115,7 +117,7 @@ async def test_who_writes_is_left_alone(bench: Bench) -> None:
     await quiet_to_the_end(bench)
 
 
-async def test_the_first_step_is_told_with_or_without_a_watch(bench: Bench) -> None:
+async def test_the_first_step_is_reported_with_or_without_a_watch(bench: Bench) -> None:
     code = (
         "from nodeagent.train import progress\nprogress(phase='compile')\n"
         "while not os.path.exists(f'go{os.environ[\"WHICH\"]}'): time.sleep(0.02)\n"
@@ -160,7 +162,7 @@ while True: pass
 """
 
 
-async def test_without_help_a_stopped_worker_is_told_while_the_others_spin(bench: Bench) -> None:
+async def test_without_help_a_stopped_worker_is_reported_while_the_others_spin(bench: Bench) -> None:
     await bench.ready(script(bench, TWO))
     up = await bench.running(environments=({"WHICH": "0"}, {"WHICH": "1"}))
     await bench.output_line("up", rank=1)
@@ -177,7 +179,7 @@ async def test_without_help_a_stopped_worker_is_told_while_the_others_spin(bench
     await bench.until(lambda s: s.stall is None)
 
 
-async def test_a_deadlock_without_help_is_told(bench: Bench) -> None:
+async def test_a_deadlock_without_help_is_reported(bench: Bench) -> None:
     await bench.ready(script(bench, "import threading\nlock = threading.Lock(); lock.acquire(); lock.acquire()"))
     await bench.running()
     (facts,) = stall(await bench.until(lambda s: s.stall)).ranks
@@ -222,7 +224,7 @@ second()
 """
 
 
-async def test_stacks_are_of_the_standstill_that_is_told(bench: Bench) -> None:
+async def test_stacks_are_of_the_standstill_that_is_reported(bench: Bench) -> None:
     """However soon after another one it comes."""
     await bench.ready(script(bench, TWICE))
     await bench.running()

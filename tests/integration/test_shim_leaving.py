@@ -107,7 +107,7 @@ async def test_a_worker_is_asked_instead_of_signalled_and_tells_how_it_left(tmp_
         assert json.loads(record.read_text())["left_at"] == 41
 
 
-async def test_one_that_stays_is_killed_when_its_grace_is_over_and_that_is_told(tmp_path: Path) -> None:
+async def test_one_that_stays_is_killed_when_its_grace_is_over_and_that_is_reported(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, STAYS), tmp_path))
         await bench.running()
@@ -145,7 +145,7 @@ async def test_one_that_is_killed_at_once_had_no_grace_to_exceed(tmp_path: Path)
         assert "asked" not in bench.output()
 
 
-async def test_one_that_asks_when_the_stop_has_begun_is_told_what_is_left(tmp_path: Path) -> None:
+async def test_one_that_asks_when_the_stop_has_begun_learns_what_is_left(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, ASKS_LATE), tmp_path))
         await bench.running()

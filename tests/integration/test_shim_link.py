@@ -19,7 +19,7 @@ import pytest
 
 from nodeagent.pods.base import CommitRequest
 from nodeagent.shim import peers
-from nodeagent.shim.gang import RunningGang, Worker
+from nodeagent.shim.gang import LocalGang, Worker
 from nodeagent.shim.link import OPS, Call, WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
@@ -58,7 +58,7 @@ class Desk:
         self.path, self.calls = path, list[Call]()
         self.worker = Worker.__new__(Worker)
         self.worker.rank, self.worker.local_rank, self.worker.pid, self.worker.ended = 5, 1, os.getsid(0), False
-        gang = RunningGang.__new__(RunningGang)
+        gang = LocalGang.__new__(LocalGang)
         gang.token, gang.workers, gang._forking = {"number": 7, "id": "x"}, [self.worker], 0
         gang.parts = cast("Any", SimpleNamespace(containers=None))
         self.link = WorkerLink(lambda: gang)
@@ -89,7 +89,9 @@ class Desk:
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path / "s")
-    made.link.add("echo", lambda call: call.answer(rank=call.rank, local=call.local_rank, said=call.message["text"]))
+    made.link.add(
+        "echo", lambda call: call.answer(rank=call.rank, local=call.local_rank, received=call.message["text"])
+    )
     made.link.add("note", made.calls.append)
     made.open()
     yield made
@@ -103,11 +105,11 @@ def test_both_sides_speak_one_version() -> None:
 
 def test_a_question_is_answered_with_who_asked(desk: Desk) -> None:
     link = Link(str(desk.path))
-    assert link.ask("echo", text="hello") == {"rank": 5, "local": 1, "said": "hello"}
-    assert link.ask("echo", text="x" * 3_000_000)["said"] == "x" * 3_000_000
+    assert link.ask("echo", text="hello") == {"rank": 5, "local": 1, "received": "hello"}
+    assert link.ask("echo", text="x" * 3_000_000)["received"] == "x" * 3_000_000
 
 
-def test_what_is_told_arrives_in_order_and_needs_no_reader(desk: Desk) -> None:
+def test_what_is_reported_arrives_in_order_and_needs_no_reader(desk: Desk) -> None:
     link = Link(str(desk.path))
     assert all(link.send("note", n=n) for n in range(500))
     link.ask("echo", text="")
@@ -178,10 +180,10 @@ def test_descriptors_that_do_not_arrive_are_missed(desk: Desk) -> None:
         line.connect(str(desk.path))
         line.settimeout(10)
         line.sendall(b'{"v": 1, "id": 1, "op": "worker.echo", "text": "", "fds": 2}\n')
-        said = b""
-        while b'"id": 1' not in said:
-            said += line.recv(1000)
-    assert b"too many files open" in said
+        received = b""
+        while b'"id": 1' not in received:
+            received += line.recv(1000)
+    assert b"too many files open" in received
 
 
 @pytest.mark.parametrize("rubbish", [b"[" * 100_000 + b"\n", b"[]\n", b"7\n", b"\xff\n", b"{\n"])
@@ -232,21 +234,21 @@ async def test_a_commit_goes_to_the_agent_with_the_generations_token_and_comes_b
         bench.host.committed(UID, second, "it is not the newest")
         status = await bench.until(lambda s: s.phase == "exited")
         assert status.commit is None, "what an ended worker wished is forgotten"
-        said = bench.output(7)
-        assert said[:3] == ["{'name': 'c1'}", "it is not the newest", "c1"]
-        assert ["not as it must be" in line for line in said[3:7]] == [True] * 4
-        assert said[7:] == ["the shim did not answer worker.commit within 0.2 s"]
+        received = bench.output(7)
+        assert received[:3] == ["{'name': 'c1'}", "it is not the newest", "c1"]
+        assert ["not as it must be" in line for line in received[3:7]] == [True] * 4
+        assert received[7:] == ["the shim did not answer worker.commit within 0.2 s"]
 
 
-async def test_a_worker_that_speaks_before_the_shim_knows_its_pid_is_heard_then(tmp_path: Path) -> None:
-    """It runs as soon as it is forked, and the standby's word of it may come later than its own."""
+async def test_a_worker_that_speaks_before_the_shim_knows_its_pid_is_answered_then(tmp_path: Path) -> None:
+    """It runs as soon as it is forked, and the fork server's word of it may come later than its own."""
     (tmp_path / "w.py").write_text(SAY.format(root=str(ROOT)))
     change = (
-        "fork = client.Standby.fork\n"
+        "fork = client.ForkServer.fork\n"
         "def late(self, argv, env, cwd, limits, fds, forked):\n"
         "    later = lambda pid, error: self._loop.after(0.5, lambda: forked(pid, error))\n"
         "    fork(self, argv, env, cwd, limits, fds, later)\n"
-        "client.Standby.fork = late"
+        "client.ForkServer.fork = late"
     )
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         await bench.ready(make_spec((sys.executable, str(tmp_path / "w.py"), "child"), tmp_path))
@@ -255,15 +257,15 @@ async def test_a_worker_that_speaks_before_the_shim_knows_its_pid_is_heard_then(
             await bench.output_line(UNKNOWN, rank=rank)
 
 
-@pytest.mark.parametrize("standby", [True, False])
-async def test_a_worker_and_its_children_are_heard_and_nobody_else(tmp_path: Path, standby: bool) -> None:
+@pytest.mark.parametrize("fork_server", [True, False])
+async def test_a_worker_and_its_children_may_speak_and_nobody_else(tmp_path: Path, fork_server: bool) -> None:
     (tmp_path / "w.py").write_text(SAY.format(root=str(ROOT)))
     again = f"{sys.executable} {tmp_path}/w.py; exec {sys.executable} {tmp_path}/w.py child"
-    command = (sys.executable, str(tmp_path / "w.py"), "child") if standby else ("sh", "-c", again)
+    command = (sys.executable, str(tmp_path / "w.py"), "child") if fork_server else ("sh", "-c", again)
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(command, tmp_path, standby=standby))
+        await bench.ready(make_spec(command, tmp_path, fork_server=fork_server))
         status = await bench.running(1)
-        await wait_for(lambda: bench.output().count(UNKNOWN) == (1 if standby else 2))
+        await wait_for(lambda: bench.output().count(UNKNOWN) == (1 if fork_server else 2))
         socket_file = next((tmp_path / "run" / "pods").glob("*/s"))
         environ = os.environ | {"NODEAGENT_SOCKET": str(socket_file)}
         stranger = [sys.executable, str(tmp_path / "w.py")]

@@ -26,7 +26,7 @@ print(sorted(json.load(open(os.environ["NODEAGENT_ROLES_FILE"]))))
 """
 
 
-def spec(folder: Path, ready: Ready | None, standby: bool = False) -> JobSpec:
+def spec(folder: Path, ready: Ready | None, fork_server: bool = False) -> JobSpec:
     (folder / "server.py").write_text(SERVER)
     (folder / "trainer.py").write_text(TRAINER)
     one = Nodes(min=1, max=1, target=1)
@@ -34,7 +34,7 @@ def spec(folder: Path, ready: Ready | None, standby: bool = False) -> JobSpec:
         Role(name="server", command=(sys.executable, "server.py"), nodes=one, ready=ready),
         Role(name="trainer", command=(sys.executable, "trainer.py"), nodes=one, after=("server",)),
     )
-    base = make_spec((sys.executable, "server.py"), folder, standby=standby)
+    base = make_spec((sys.executable, "server.py"), folder, fork_server=fork_server)
     return base.model_copy(update={"roles": roles, "completes": "trainer"})
 
 
@@ -54,10 +54,10 @@ async def begin(
     return await bench.until(lambda s: s.generation == token(number) and s.workers and s.workers[0].pid is not None)
 
 
-@pytest.mark.parametrize("standby", [True, False], ids=["standby", "plain"])
-async def test_a_role_starts_when_it_is_released(tmp_path: Path, standby: bool) -> None:
+@pytest.mark.parametrize("fork_server", [True, False], ids=["fork_server", "plain"])
+async def test_a_role_starts_when_it_is_released(tmp_path: Path, fork_server: bool) -> None:
     async with open_bench(tmp_path) as bench:
-        status = await begin(bench, spec(tmp_path, Ready(port=True), standby))
+        status = await begin(bench, spec(tmp_path, Ready(port=True), fork_server))
         server, trainer = status.workers
         assert (server.state, trainer.state, trainer.pid) == ("running", "starting", None)
         assert (status.waiting, status.ready) == (("trainer",), ())
@@ -134,9 +134,9 @@ sys.exit(7)
 """
 
 
-def service(folder: Path, standby: bool, limits: RestartLimits) -> JobSpec:
+def service(folder: Path, fork_server: bool, limits: RestartLimits) -> JobSpec:
     """A server that restarts alone, and a trainer that waits for it."""
-    job = spec(folder, Ready(port=True), standby)
+    job = spec(folder, Ready(port=True), fork_server)
     (folder / "server.py").write_text(FRAGILE)
     server = job.roles[0].model_copy(update={"restart": "alone"})
     return job.model_copy(update={"roles": (server, job.roles[1]), "restarts": limits})
@@ -148,9 +148,9 @@ def starts(folder: Path) -> int:
     return len(file.read_text().split()) if file.exists() else 0
 
 
-@pytest.mark.parametrize("standby", [True, False], ids=["standby", "plain"])
-async def test_a_service_that_fails_is_started_again_alone(tmp_path: Path, standby: bool) -> None:
-    job = service(tmp_path, standby, RestartLimits(max=2, backoff_min=0.3))
+@pytest.mark.parametrize("fork_server", [True, False], ids=["fork_server", "plain"])
+async def test_a_service_that_fails_is_started_again_alone(tmp_path: Path, fork_server: bool) -> None:
+    job = service(tmp_path, fork_server, RestartLimits(max=2, backoff_min=0.3))
     async with open_bench(tmp_path) as bench:
         first = await begin(bench, job)
         (tmp_path / "listen").touch()

@@ -27,12 +27,12 @@ def script(folder: Path, text: str) -> tuple[str, ...]:
     return (PYTHON, "t.py")
 
 
-@pytest.fixture(params=[True, False], ids=["standby", "plain"])
-def standby(request: pytest.FixtureRequest) -> bool:
+@pytest.fixture(params=[True, False], ids=["fork_server", "plain"])
+def fork_server(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-async def test_exit_codes_order_and_error_text(tmp_path: Path, standby: bool) -> None:
+async def test_exit_codes_order_and_error_text(tmp_path: Path, fork_server: bool) -> None:
     text = (
         "import os, sys, time\nrank = int(os.environ['RANK'])\n"
         "def after(other):\n"
@@ -43,7 +43,7 @@ async def test_exit_codes_order_and_error_text(tmp_path: Path, standby: bool) ->
         "after(1)\n"
     )
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(script(tmp_path, text), tmp_path, standby=standby))
+        await bench.ready(make_spec(script(tmp_path, text), tmp_path, fork_server=fork_server))
         status = await bench.run(1, tuple({"RANK": str(rank)} for rank in range(3)))
         ends = status.exits
         assert [(e.rank, e.order, e.code, e.signal, e.stopped) for e in ends] == [
@@ -58,9 +58,9 @@ async def test_exit_codes_order_and_error_text(tmp_path: Path, standby: bool) ->
         assert sorted(file.name for file in records.iterdir()) == ["g1-r0.json", "g1-r1.json", "g1-r2.json"]
 
 
-async def test_sigterm_then_sigkill(tmp_path: Path, standby: bool) -> None:
+async def test_sigterm_then_sigkill(tmp_path: Path, fork_server: bool) -> None:
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, standby=standby))
+        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, fork_server=fork_server))
         await bench.running()
         await bench.output_line("up")
         bench.host.stop(UID, 600)
@@ -71,9 +71,9 @@ async def test_sigterm_then_sigkill(tmp_path: Path, standby: bool) -> None:
         assert [(e.signal, e.stopped) for e in status.exits] == [(9, True)]
 
 
-async def test_a_polite_worker_uses_its_grace(tmp_path: Path, standby: bool) -> None:
+async def test_a_polite_worker_uses_its_grace(tmp_path: Path, fork_server: bool) -> None:
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(script(tmp_path, POLITE), tmp_path, standby=standby))
+        await bench.ready(make_spec(script(tmp_path, POLITE), tmp_path, fork_server=fork_server))
         await bench.running()
         await bench.output_line("up")
         bench.host.stop(UID, 600)
@@ -94,9 +94,9 @@ async def test_a_worker_that_died_before_the_stop_was_not_stopped(tmp_path: Path
         assert [(e.rank, e.stopped) for e in status.exits] == [(1, False), (0, True)]
 
 
-async def test_the_fence_when_the_agent_is_silent(tmp_path: Path, standby: bool) -> None:
+async def test_the_fence_when_the_agent_is_silent(tmp_path: Path, fork_server: bool) -> None:
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, standby=standby))
+        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, fork_server=fork_server))
         await bench.running(1, ({}, {}))
         bench.grant(0.2)  # it is shortened
         deadline = boottime() + 0.2
@@ -122,10 +122,10 @@ async def test_the_fence_when_the_agent_is_gone(tmp_path: Path) -> None:
         assert after.shim_pid == status.shim_pid
 
 
-async def test_a_stopped_shim_still_dies_with_everything(tmp_path: Path, standby: bool) -> None:
+async def test_a_stopped_shim_still_dies_with_everything(tmp_path: Path, fork_server: bool) -> None:
     text = "import subprocess, os\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SLEEP
     async with open_bench(tmp_path) as bench:
-        spec = make_spec(script(tmp_path, text), tmp_path, standby=standby)
+        spec = make_spec(script(tmp_path, text), tmp_path, fork_server=fork_server)
         first = await bench.ready(spec)
         await bench.running(1, ({}, {}))
         await bench.output_line("up", rank=1)
@@ -144,7 +144,7 @@ async def test_a_stopped_shim_still_dies_with_everything(tmp_path: Path, standby
 
 
 @pytest.mark.parametrize("end", ["exit", "kill", "stop"])
-async def test_what_workers_leave_behind_is_swept(tmp_path: Path, standby: bool, end: str) -> None:
+async def test_what_workers_leave_behind_is_swept(tmp_path: Path, fork_server: bool, end: str) -> None:
     lonely = f"600.{os.getpid()}{time.monotonic_ns() % 10**6}"  # carries no mark: told by its argument
     text = (
         "import os, subprocess, sys\n"
@@ -154,7 +154,7 @@ async def test_what_workers_leave_behind_is_swept(tmp_path: Path, standby: bool,
     )
     text += "sys.exit(3)\n" if end == "exit" else SLEEP
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(script(tmp_path, text), tmp_path, standby=standby))
+        await bench.ready(make_spec(script(tmp_path, text), tmp_path, fork_server=fork_server))
         bench.host.start(UID, bench.order(1))
         if end != "exit":
             status = await bench.until(lambda s: s.phase == "running")
@@ -164,7 +164,7 @@ async def test_what_workers_leave_behind_is_swept(tmp_path: Path, standby: bool,
             else:
                 bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "exited")
-        assert set(bench.left()) <= bench.own() | bench.parked()
+        assert set(bench.left()) <= bench.own() | bench.preforked()
         assert not [pid for pid in pids() if command_line(pid) == ["sleep", lonely]]
 
 
@@ -188,9 +188,9 @@ while True:
 """
 
 
-async def test_a_worker_that_saves_keeps_its_helpers(tmp_path: Path, standby: bool) -> None:
+async def test_a_worker_that_saves_keeps_its_helpers(tmp_path: Path, fork_server: bool) -> None:
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(script(tmp_path, HELPED), tmp_path, standby=standby))
+        await bench.ready(make_spec(script(tmp_path, HELPED), tmp_path, fork_server=fork_server))
         await bench.running()
         await bench.output_line("up")
         bench.host.stop(UID, 600)
@@ -218,7 +218,7 @@ async def test_a_shell_with_a_training_child_is_one_worker(tmp_path: Path) -> No
         await bench.output_line("up")
         bench.host.stop(UID, 0.2)
         await bench.until(lambda s: s.phase == "exited")
-        assert set(bench.left()) <= bench.own() | bench.parked()
+        assert set(bench.left()) <= bench.own() | bench.preforked()
 
 
 async def test_refused_starts(tmp_path: Path) -> None:
@@ -265,19 +265,19 @@ async def test_hooks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "timeout", "said"),
+    ("hook", "timeout", "message"),
     [
         (("sh", "-c", "echo broken >&2; exit 3"), 30, "hook pre_start failed with exit code 3: broken"),
         (("sleep", "600"), 0.3, "hook pre_start was not done after 0.3 s"),
         (("no-such-tool",), 30, "hook pre_start failed with exit code 127: nodeagent: cannot run no-such-tool"),
     ],
 )
-async def test_a_failing_pre_start_refuses(tmp_path: Path, hook: tuple[str, ...], timeout: float, said: str) -> None:
+async def test_a_failing_pre_start_refuses(tmp_path: Path, hook: tuple[str, ...], timeout: float, message: str) -> None:
     hooks = Hooks(pre_start=hook, timeout=timeout)
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, "print('ran')"), tmp_path, hooks=hooks))
         status = await bench.run()
-        assert said in status.refused
+        assert message in status.refused
         assert status.exits == ()
         assert bench.output() == []
 
@@ -298,9 +298,9 @@ async def test_stop_and_fence_during_pre_start(tmp_path: Path) -> None:
         assert "nobody granted" in status.refused
 
 
-async def test_retire_kills_and_removes(tmp_path: Path, standby: bool) -> None:
+async def test_retire_kills_and_removes(tmp_path: Path, fork_server: bool) -> None:
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, standby=standby))
+        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, fork_server=fork_server))
         await bench.running(1, ({}, {}))
         await bench.output_line("up")
         bench.host.retire(UID)

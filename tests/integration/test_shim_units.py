@@ -39,7 +39,7 @@ async def test_a_shim_that_is_started_as_a_unit_works_as_any_other(
     bench = Bench(tmp_path)
     bench.host = bench.new_host(how=ShimStart(unit=UNIT))
     bench.grant()
-    bench.host.prepare(UID, make_spec(("true",), tmp_path, standby=False))
+    bench.host.prepare(UID, make_spec(("true",), tmp_path, fork_server=False))
     status = await bench.until(lambda s: s.phase == "ready")
     assert status.shim_pid is not None and os.getsid(status.shim_pid) == status.shim_pid
     bench.host.retire(UID)
@@ -49,21 +49,21 @@ async def test_a_shim_that_is_started_as_a_unit_works_as_any_other(
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("import sys; sys.exit('Job for x failed.\\nSee journal')", "Job for x failed."),
         ("import sys; sys.exit(3)", "systemd-run ended with 3"),
     ],
 )
 async def test_one_that_does_not_start_makes_the_pod_unfit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
     systemd_run(tmp_path, monkeypatch, script)
     bench = Bench(tmp_path)
     bench.host = bench.new_host(how=ShimStart(unit=UNIT))
-    bench.host.prepare(UID, make_spec(("true",), tmp_path, standby=False))
+    bench.host.prepare(UID, make_spec(("true",), tmp_path, fork_server=False))
     status = await bench.until(lambda s: s.phase == "unfit")
-    assert status.reason.startswith(f"the shim could not start: {said}; more in: journalctl -u nodeagent-pod-")
+    assert status.reason.startswith(f"the shim could not start: {message}; more in: journalctl -u nodeagent-pod-")
     assert not bench.host.connected(UID)
     await bench.host.close()
 
@@ -74,9 +74,9 @@ async def test_no_systemd_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         await start(start_command("u.service", UNIT, "job", "nobody", {}, ["true"]))
 
 
-def test_what_a_unit_is_told() -> None:
+def test_the_settings_of_a_unit() -> None:
     words = start_command("u.service", UNIT, "resnet", "train1", {"A": "b"}, ["/opt/$x/python", "-m", "shim"])
     assert words[words.index("--") + 1 :] == ["/opt/$$x/python", "-m", "shim"]
-    told = set(words)
-    assert {"--unit=u.service", "--slice=nodeagent.slice", "--setenv=A=b", "--property=User=train1"} <= told
-    assert {"--property=Before=nodeagent.service", "--property=OOMPolicy=continue"} <= told
+    reported = set(words)
+    assert {"--unit=u.service", "--slice=nodeagent.slice", "--setenv=A=b", "--property=User=train1"} <= reported
+    assert {"--property=Before=nodeagent.service", "--property=OOMPolicy=continue"} <= reported

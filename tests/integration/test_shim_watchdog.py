@@ -22,16 +22,16 @@ SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 def watchdog(bench: Bench) -> int | None:
     """Its pid; None while there is none."""
     status = bench.state()
-    (found,) = [*(bench.own() - {status.shim_pid, status.standby_pid}), None][:1]
+    (found,) = [*(bench.own() - {status.shim_pid, status.fork_server_pid}), None][:1]
     return found
 
 
-@pytest.mark.parametrize("standby", [True, False], ids=["standby", "plain"])
-async def test_a_stopped_shim_leaves_nothing_running_past_the_granted_time(tmp_path: Path, standby: bool) -> None:
+@pytest.mark.parametrize("fork_server", [True, False], ids=["fork_server", "plain"])
+async def test_a_stopped_shim_leaves_nothing_running_past_the_granted_time(tmp_path: Path, fork_server: bool) -> None:
     (tmp_path / "t.py").write_text(SLEEPER)
     async with open_bench(tmp_path) as bench:
         async with bench.renewing(1.5):
-            first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, standby=standby))
+            first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, fork_server=fork_server))
             status = await bench.running(1, ({}, {}))
             assert first.shim_pid is not None
             os.kill(first.shim_pid, signal.SIGSTOP)
@@ -45,7 +45,7 @@ async def test_a_stopped_shim_leaves_nothing_running_past_the_granted_time(tmp_p
         ended = await bench.until(lambda s: s.phase == "exited")
         assert ended.fenced, "told as stopped by ourselves, whatever was granted since"
         assert [(end.signal, end.stopped) for end in ended.exits] == [(9, True)] * 2
-        assert ended.standby_pid == first.standby_pid, "the standby lives on"
+        assert ended.fork_server_pid == first.fork_server_pid, "the fork server lives on"
         await bench.run_another(2)
 
 

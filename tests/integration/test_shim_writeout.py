@@ -94,7 +94,7 @@ async def test_every_rank_is_written_and_counts_when_the_store_says_so(tmp_path:
         assert [p.name for p in (tmp_path / "ckpt").iterdir() if "writeout" in p.name] == []
 
 
-async def test_what_the_store_refuses_is_removed_and_told(tmp_path: Path) -> None:
+async def test_what_the_store_refuses_is_removed_and_reported(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await training(bench, shared="yes")
         bench.host.stop(UID, 30, ALL_GO)
@@ -124,8 +124,11 @@ async def test_the_end_of_the_grace_is_final(tmp_path: Path) -> None:
         bench.host.stop(UID, 600, ALL_GO)
         status = await bench.until(lambda s: s.commit)
         bench.host.stop(UID, 0.2, ALL_GO)
-        told = await written(bench)
-        assert "was not done when the grace of 0.2 s was over" in told or "did not take it within the grace" in told
+        reported = await written(bench)
+        assert (
+            "was not done when the grace of 0.2 s was over" in reported
+            or "did not take it within the grace" in reported
+        )
         assert bench.state().commit is None, "what it wished is forgotten"
         assert status.commit is not None
         bench.host.committed(UID, status.commit, "")  # it comes too late

@@ -42,7 +42,7 @@ def test_a_module_that_is_not_there_is_named_with_the_commands_own_words(site: d
         loaded(["tool/1.2", "nope/9"], site)
 
 
-async def test_workers_standby_and_hooks_have_the_modules(tmp_path: Path, site: dict[str, str]) -> None:
+async def test_workers_fork_server_and_hooks_have_the_modules(tmp_path: Path, site: dict[str, str]) -> None:
     script = tmp_path / "show.py"
     script.write_text("import os, sys\nprint(os.environ['TOOL_HOME'], os.environ['TOKEN'], sys.executable)\n")
     recorded = site | {"PATH": os.environ["PATH"]}
@@ -50,7 +50,7 @@ async def test_workers_standby_and_hooks_have_the_modules(tmp_path: Path, site: 
         spec = make_spec((sys.executable, "show.py"), tmp_path, environ=recorded, env={"TOKEN": "jobs"})
         status = await bench.ready(spec.model_copy(update={"modules": ("tool/1.2",)}))
         assert status.phase == "ready", status.reason
-        await bench.until(lambda s: s.standby_warm)
+        await bench.until(lambda s: s.fork_server_warm)
         status = await bench.run(1, ({"TOKEN": "jobs"},))
         assert bench.output() == [f"/a b jobs {sys.executable}"]
 

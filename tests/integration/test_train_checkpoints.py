@@ -100,22 +100,22 @@ def test_one_process_goes_on_and_passes_over_what_is_damaged(tmp_path: Path) -> 
     assert start.startswith("from 0 0")
     assert end.startswith("end 3 True")
     assert [e.step for e in entries(tmp_path / "ckpt")] == [3, 2]
-    (start, _), said = train(tmp_path, 3)
+    (start, _), output = train(tmp_path, 3)
     assert start == f"from 3 1 {end.split()[-1]}"
-    assert "passed over" not in said
+    assert "passed over" not in output
     part = next(newest(tmp_path).glob("__0_*"))
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    (start, again), said = train(tmp_path, 3)
+    (start, again), output = train(tmp_path, 3)
     assert start.startswith("from 2 1")
     assert again == end, "the lost step was made again, to the same end"
-    assert f"the checkpoint of step 3 is passed over: {Path('ckpt') / newest_damaged(said)}" in said
+    assert f"the checkpoint of step 3 is passed over: {Path('ckpt') / newest_damaged(output)}" in output
     part = next(newest(tmp_path).glob("__0_*"))
     part.write_bytes(part.read_bytes()[:-1])
-    (start, _), said = train(tmp_path, 2)
+    (start, _), output = train(tmp_path, 2)
     assert start.startswith("from 2 1")
-    assert "bytes instead of" in said
+    assert "bytes instead of" in output
 
 
 def test_one_that_must_not_be_left_out_waits_for_the_one_before(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_one_that_must_not_be_left_out_waits_for_the_one_before(tmp_path: Path) 
     assert [e.step for e in entries(tmp_path / "ckpt")] == [3, 1]
 
 
-def newest_damaged(said: str) -> str:
+def newest_damaged(output: str) -> str:
     """The part that a complaint names, below the folder of checkpoints."""
-    path = said.partition("passed over: ckpt/")[2].partition(" has ")[0]
+    path = output.partition("passed over: ckpt/")[2].partition(" has ")[0]
     assert entry_of(path.partition("/")[0]) is not None
     return path
 

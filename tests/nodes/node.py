@@ -164,8 +164,8 @@ class Node:
         return self._leader != 0
 
     def _is_running(self) -> bool:
-        said = self.run("systemctl", "is-system-running", check=False).stdout.strip()
-        return said in ("running", "degraded")
+        output = self.run("systemctl", "is-system-running", check=False).stdout.strip()
+        return output in ("running", "degraded")
 
     def cut_power(self) -> None:
         """Everything ends at once, nothing is told."""

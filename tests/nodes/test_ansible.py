@@ -19,7 +19,7 @@ from tests.nodes.image import python_version
 from tests.nodes.lab import Lab, lab
 from tests.nodes.lab import why_not as no_lab
 from tests.nodes.rollout import SECRETS, Rollout, why_not
-from tests.nodes.times import since, told
+from tests.nodes.times import record_time, since
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(1200)]
 
@@ -143,8 +143,8 @@ def test_from_nothing_and_again(bare: Lab, rollout: Rollout) -> None:
     took_again = since(started)
     assert (again.code, again.changed) == (0, 0), again.text
     assert "agents-secret" not in play.text + again.text
-    told("Ansible, four nodes and Redis with Sentinel on three, from nothing", "", took)
-    told("the same once more: `changed=0`", "", took_again)
+    record_time("Ansible, four nodes and Redis with Sentinel on three, from nothing", "", took)
+    record_time("the same once more: `changed=0`", "", took_again)
 
 
 def test_redis_takes_only_tls_and_only_what_its_users_may(bare: Lab) -> None:
@@ -201,7 +201,7 @@ def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: t
     job = ask(bare, "get", "count")
     assert (job["generation"], job["phase"]) == (1, "running")
     assert {line.split()[0] for line in steps(bare, 0)} == {"1"}
-    told("Ansible, upgrade of four nodes, one after the other", "same processes before and after", took)
+    record_time("Ansible, upgrade of four nodes, one after the other", "same processes before and after", took)
 
 
 def test_one_node_cannot_be_reached(bare: Lab, rollout: Rollout) -> None:
@@ -266,9 +266,11 @@ def test_a_wrong_password_of_redis_stops_the_play_and_nothing_else(bare: Lab, ro
         rollout.variables["nodeagent_redis_password"] = "{{ redis_password }}"
         rollout.inventory({"redis": STORES, "nodeagent": NODES})
     assert play.code != 0
-    said = " ".join(play.text.split())
-    assert "n1 cannot use the store with this inventory: " in said and "Nothing of what runs was changed" in said, said
-    assert "password" in said and "a-guess" not in said
+    output = " ".join(play.text.split())
+    assert "n1 cannot use the store with this inventory: " in output and "Nothing of what runs was changed" in output, (
+        output
+    )
+    assert "password" in output and "a-guess" not in output
     assert sum(play.hosts[name]["failed"] for name in NODES if name in play.hosts) == 1, "the play stopped at the first"
     assert agents == [bare.nodes[name].run("systemctl", "show", "-P", "MainPID", "nodeagent").stdout for name in NODES]
     assert bare.nodes["n1"].run("cat", "/etc/nodeagent/redis.password").stdout == right
@@ -300,8 +302,8 @@ def test_the_clusters_ca_signs_each_nodes_certificate(bare: Lab, rollout: Rollou
     again = rollout.play("agents")
     assert (again.code, again.changed) == (0, 0), again.text
     bare.nodes["n2"].run("cp", "/etc/nodeagent/redis-ca.pem", "/etc/nodeagent/api-ca.pem")  # as if it were another CA
-    mended = rollout.play("agents", "--limit", "n2")
-    assert mended.code == 0, mended.text
+    repaired = rollout.play("agents", "--limit", "n2")
+    assert repaired.code == 0, repaired.text
 
 
 def test_one_more_node_joins_the_running_job(bare: Lab, rollout: Rollout) -> None:
@@ -312,7 +314,7 @@ def test_one_more_node_joins_the_running_job(bare: Lab, rollout: Rollout) -> Non
     play = rollout.play("agents")
     assert play.code == 0, play.text
     until(lambda: len(workers(bare)) == len(NODES) + 1, "the job has grown to the new node", 90)
-    told("Ansible, a fifth node beside four, until it trains", "grown", since(started))
+    record_time("Ansible, a fifth node beside four, until it trains", "grown", since(started))
 
 
 def test_removal_drains_and_a_purge_leaves_nothing(bare: Lab, rollout: Rollout) -> None:

@@ -12,7 +12,7 @@ from tests.e2e.netns import both
 from tests.nodes import image
 from tests.nodes.net import HUB
 from tests.nodes.support import STORE, Site
-from tests.nodes.times import since, told
+from tests.nodes.times import record_time, since
 from tests.nodes.training import ends_well, member, running, starts, undisturbed
 
 pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
@@ -46,7 +46,7 @@ def test_every_agent_is_upgraded_under_load(calm: Site, reference: dict[int, flo
     took = since(started)
     undisturbed(calm, "upgraded", reference, 80)
     assert "0.1.1" in calm.lab.nodes["n1"].run(f"{image.VENV}/bin/nodeagent", "--version").stdout
-    told("upgrade of four agents: new wheels, then all restarted", "no step lost", took)
+    record_time("upgrade of four agents: new wheels, then all restarted", "no step lost", took)
 
 
 def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[int, float], tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[
     calm.until_running("rolling", 3, above=job["generation"])
     calm.lab.boot(victim)
     ends_well(calm, "rolling", reference, 80)
-    told("power cut in the middle of a rolling upgrade", "goes on without the node, whole again at the end")
+    record_time("power cut in the middle of a rolling upgrade", "goes on without the node, whole again at the end")
 
 
 def test_a_node_that_was_frozen_for_6_s_does_no_harm(calm: Site, reference: dict[int, float]) -> None:
@@ -74,7 +74,7 @@ def test_a_node_that_was_frozen_for_6_s_does_no_harm(calm: Site, reference: dict
     calm.lab.nodes[victim].thaw()
     calm.until_nodes("ready", victim)
     ends_well(calm, "frozen", reference)  # no step, and no commit, of what was thawed
-    told("node frozen for 6 s, until the next generation runs", "re-formed; no stale step after the thaw", took)
+    record_time("node frozen for 6 s, until the next generation runs", "re-formed; no stale step after the thaw", took)
 
 
 def test_cable_out_and_back(calm: Site, reference: dict[int, float]) -> None:
@@ -87,7 +87,7 @@ def test_cable_out_and_back(calm: Site, reference: dict[int, float]) -> None:
     calm.unasked.clear()
     calm.until_nodes("ready", victim)
     ends_well(calm, "cable", reference)
-    told("cable out, until the next generation runs", "re-formed", took)
+    record_time("cable out, until the next generation runs", "re-formed", took)
 
 
 def test_a_one_way_cut(calm: Site, reference: dict[int, float]) -> None:
@@ -101,7 +101,7 @@ def test_a_one_way_cut(calm: Site, reference: dict[int, float]) -> None:
     calm.unasked.clear()
     calm.until_nodes("ready", victim)
     ends_well(calm, "oneway", reference)
-    told("nothing that it sends arrives (one-way cut), until the next generation runs", "re-formed", took)
+    record_time("nothing that it sends arrives (one-way cut), until the next generation runs", "re-formed", took)
 
 
 def test_a_slow_cable(calm: Site, reference: dict[int, float]) -> None:
@@ -110,7 +110,7 @@ def test_a_slow_cable(calm: Site, reference: dict[int, float]) -> None:
         calm.train("slow", nodes="4", steps=40)
         calm.until_running("slow", 4)
         undisturbed(calm, "slow", reference, 40)
-    told("25 ms each way, 0.5 % loss, 20 Mbit/s on one node's cable", "no step lost")
+    record_time("25 ms each way, 0.5 % loss, 20 Mbit/s on one node's cable", "no step lost")
 
 
 def test_redis_is_cut_off_for_10_s(calm: Site, reference: dict[int, float]) -> None:
@@ -120,7 +120,7 @@ def test_redis_is_cut_off_for_10_s(calm: Site, reference: dict[int, float]) -> N
         calm.until_steps("storecut", 5)
     calm.until_nodes("ready", *ALL)
     undisturbed(calm, "storecut", reference, 80)
-    told("Redis' host cut off for 10 s", "no step lost")
+    record_time("Redis' host cut off for 10 s", "no step lost")
 
 
 def test_the_host_of_redis_is_rebooted(calm: Site, reference: dict[int, float]) -> None:
@@ -130,7 +130,7 @@ def test_the_host_of_redis_is_rebooted(calm: Site, reference: dict[int, float]) 
     calm.lab.boot(STORE)
     calm.until_nodes("ready", *ALL)
     undisturbed(calm, "storeboot", reference, 80)
-    told("Redis' host switched off, and on again after 5 s", "no step lost")
+    record_time("Redis' host switched off, and on again after 5 s", "no step lost")
 
 
 def test_a_killed_agent_is_back_before_its_workers_miss_it(calm: Site, reference: dict[int, float]) -> None:
@@ -142,7 +142,7 @@ def test_a_killed_agent_is_back_before_its_workers_miss_it(calm: Site, reference
     took = since(started)
     ends_well(calm, "crash", reference)
     assert calm.job("crash")["restarts"] == 0
-    told("`kill -9` of an agent, until it is back", "not re-formed", took)
+    record_time("`kill -9` of an agent, until it is back", "not re-formed", took)
 
 
 def test_a_node_that_is_imaged_anew_under_its_name(calm: Site, reference: dict[int, float]) -> None:
@@ -157,4 +157,4 @@ def test_a_node_that_is_imaged_anew_under_its_name(calm: Site, reference: dict[i
     calm.install(victim)
     assert calm.node(victim)["incarnation"]["life"] != life
     ends_well(calm, "anew", reference)
-    told("node imaged anew under its name", "re-formed; the node joins with a new life")
+    record_time("node imaged anew under its name", "re-formed; the node joins with a new life")

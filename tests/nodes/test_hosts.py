@@ -16,7 +16,7 @@ import pytest
 from tests.nodes import image
 from tests.nodes.node import OURS, Node, remove_group
 from tests.nodes.support import UNITS, Site
-from tests.nodes.times import since, told
+from tests.nodes.times import record_time, since
 from tests.nodes.training import ends_well, member, running, starts, undisturbed
 
 pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
@@ -65,8 +65,8 @@ def test_the_watchdog_of_an_agent_that_hangs(calm: Site, reference: dict[int, fl
     assert "Watchdog timeout" in node.run("journalctl", "--no-pager", "-q", "-u", "nodeagent").stdout
     ends_well(calm, "watchdog", reference)
     assert calm.job("watchdog")["budget"]["used"] == 0, "it was no fault of the job"
-    told("agent hangs (SIGSTOP), until the next generation runs", "re-formed on another node", formed)
-    told("the same, until its watchdog has brought it back", "the node is a newcomer", took)
+    record_time("agent hangs (SIGSTOP), until the next generation runs", "re-formed on another node", formed)
+    record_time("the same, until its watchdog has brought it back", "the node is a newcomer", took)
 
 
 @contextmanager
@@ -94,15 +94,15 @@ def test_a_clock_that_is_an_hour_ahead(calm: Site, reference: dict[int, float]) 
     before = starts(calm)["n2"]
     with ahead(calm, node):
         calm.until(lambda: starts(calm)["n2"] == before + 1, 60, "its agent is back")
-        said = calm.ctl("n2", "doctor", check=False).stdout
-        assert f"the server's clock and this machine's differ by {HOUR} s" in said, said
+        output = calm.ctl("n2", "doctor", check=False).stdout
+        assert f"the server's clock and this machine's differ by {HOUR} s" in output, output
         undisturbed(calm, "clock", reference)
         calm.train("clock2", nodes="4", steps=20, at="n2")  # signed an hour ahead
         undisturbed(calm, "clock2", reference, 20)
     calm.until_nodes("ready", "n2")
     calm.train("clock3", nodes="4", steps=20, at="n2")  # an hour before that
     undisturbed(calm, "clock3", reference, 20)
-    told("a node's clock steps by an hour, and back", "no step lost; its jobs start everywhere")
+    record_time("a node's clock steps by an hour, and back", "no step lost; its jobs start everywhere")
 
 
 @contextmanager
@@ -132,12 +132,12 @@ def test_a_full_disk_does_not_stop_training(calm: Site, reference: dict[int, flo
         for folder in FOLDERS:
             node.run("sh", "-c", f"cat /dev/zero >{folder}/ballast", check=False)
         calm.until_steps("full", 10)
-        said = calm.ctl("n3", "doctor", check=False).stdout
-        assert "0 of 8 MiB are free" in said, said
+        output = calm.ctl("n3", "doctor", check=False).stdout
+        assert "0 of 8 MiB are free" in output, output
         node.run("systemctl", "restart", "nodeagent")
         calm.until_nodes("ready", "n3")
         undisturbed(calm, "full", reference)
-    told("disks for state and logs full, and the agent restarted then", "no step lost")
+    record_time("disks for state and logs full, and the agent restarted then", "no step lost")
 
 
 def test_a_node_whose_disk_is_full_is_passed_over(calm: Site, reference: dict[int, float]) -> None:
@@ -153,10 +153,12 @@ def test_a_node_whose_disk_is_full_is_passed_over(calm: Site, reference: dict[in
         node.run("kill", "-9", str(pod["workers"][0]["pid"]))
         calm.until_running("passed", 3, above=job["generation"])
         took = since(started)
-        said = calm.ctl("n1", "describe", "passed").stdout
-        assert "n3 cannot run it" in said and "cannot be written to: No space left on device" in said, said
+        output = calm.ctl("n1", "describe", "passed").stdout
+        assert "n3 cannot run it" in output and "cannot be written to: No space left on device" in output, output
         ends_well(calm, "passed", reference)
-    told("worker killed on a node with full disks, until the next generation runs", "re-formed without the node", took)
+    record_time(
+        "worker killed on a node with full disks, until the next generation runs", "re-formed without the node", took
+    )
 
 
 @contextmanager
@@ -196,11 +198,15 @@ def test_a_worker_that_the_kernel_kills_for_want_of_memory(calm: Site) -> None:
         took = since(started)
     assert (after["restarts"], after["budget"]["used"]) == (1, 1)
     assert {p["node"] for p in after["pods"]} >= {p["node"] for p in before["pods"]}
-    said = calm.ctl("n1", "describe", "hog").stdout
-    assert f"rank {pod['workers'][0]['rank']} on {pod['node']} failed first: SIGKILL (9), out of memory" in said, said
+    output = calm.ctl("n1", "describe", "hog").stdout
+    assert f"rank {pod['workers'][0]['rank']} on {pod['node']} failed first: SIGKILL (9), out of memory" in output, (
+        output
+    )
     (shared / "full-up").touch()
     calm.until_phase("hog", "succeeded")
-    told("the kernel kills a worker for want of memory, until the next generation runs", "the cause is named", took)
+    record_time(
+        "the kernel kills a worker for want of memory, until the next generation runs", "the cause is named", took
+    )
 
 
 def test_a_fifth_node_joins_the_running_job(calm: Site, reference: dict[int, float]) -> None:
@@ -214,5 +220,5 @@ def test_a_fifth_node_joins_the_running_job(calm: Site, reference: dict[int, flo
     calm.until_running("fifth", 5, limit=120, above=job["generation"])
     took = since(started)
     ends_well(calm, "fifth", reference, 100)
-    told("a fifth node, from its power switch until it is ready", "goes on", ready)
-    told("the same, until it trains (30 s of it are the time before a newcomer is let in)", "grown", took)
+    record_time("a fifth node, from its power switch until it is ready", "goes on", ready)
+    record_time("the same, until it trains (30 s of it are the time before a newcomer is let in)", "grown", took)

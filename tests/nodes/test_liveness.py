@@ -14,7 +14,7 @@ import pytest
 from nodeagent.model.timing import Timing
 from tests.nodes.node import Node
 from tests.nodes.support import Site
-from tests.nodes.times import told
+from tests.nodes.times import record_time
 from tests.nodes.training import ends_well, member, running, starts, undisturbed
 
 pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
@@ -50,7 +50,7 @@ def test_the_lease_process_is_killed_while_the_agent_is_stuck(calm: Site, refere
     calm.unasked.clear()
     calm.until(lambda: starts(calm)[victim] == before[victim] + 1, 60, "another agent is there")
     undisturbed(calm, "stuck", reference, 120)
-    told(f"`kill -9` of a lease process, {kills} times, while its agent is stopped", "no step lost")
+    record_time(f"`kill -9` of a lease process, {kills} times, while its agent is stopped", "no step lost")
 
 
 @contextmanager
@@ -119,4 +119,4 @@ def fenced(calm: Site, node: Node, place: Path, reference: dict[int, float]) -> 
     calm.unasked.clear()
     calm.until_nodes("ready", node.name)
     ends_well(calm, "hung", reference, 80)
-    told("cable out on a node whose folder for logs hangs, until its worker is gone", "re-formed", took)
+    record_time("cable out on a node whose folder for logs hangs, until its worker is gone", "re-formed", took)

@@ -118,7 +118,7 @@ def test_it_watches_every_agent(bare: Lab, rollout: Rollout) -> None:
     assert rollout.variables["redis_password"] not in play.text
 
 
-def test_grafana_is_told_where_all_of_it_is(bare: Lab) -> None:
+def test_grafana_knows_where_all_of_it_is(bare: Lab) -> None:
     for name in DASHBOARDS:
         assert text_of(bare, f"{BOARDS}/{name}") == drawn(name)
     (provider,) = yaml.safe_load(text_of(bare, f"{PROVISIONING}/dashboards/nodeagent.yml"))["providers"]
@@ -138,8 +138,8 @@ def test_a_second_run_changes_nothing_and_a_dry_one_only_tells(bare: Lab, rollou
     assert dry.code == 0, dry.text
     assert dry.changed >= 2, dry.text
     assert (text_of(bare, file), text_of(bare, board)) == ("groups: []\n", "\n")
-    mended = rollout.play("site", "--limit", WATCHER)
-    assert mended.code == 0, mended.text
+    repaired = rollout.play("site", "--limit", WATCHER)
+    assert repaired.code == 0, repaired.text
     assert (text_of(bare, file), text_of(bare, board)) == (RULES.read_text(), drawn("job.json"))
     wait_for(lambda: len(rules(bare)) > 0, SCRAPED_WITHIN, "the rules are read again", lambda: str(rules(bare)))
 

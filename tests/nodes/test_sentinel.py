@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.support import check_complete, check_steps, check_undisturbed
 from tests.nodes.lab import why_not
 from tests.nodes.support import PASSWORD, SERVICE, STORE, Site, site
-from tests.nodes.times import since, told
+from tests.nodes.times import record_time, since
 
 pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
@@ -27,19 +27,19 @@ def watched() -> Iterator[Site]:
 
 def primary(one: Site, asked: str) -> str:
     """The host that this host's sentinel names."""
-    said = (
+    output = (
         one.lab.nodes[asked]
         .run("redis-cli", "-p", "26379", "sentinel", "get-master-addr-by-name", SERVICE, check=False)
         .stdout.split()
     )
-    return next((host for host in HOSTS if said and one.lab.nodes[host].address == said[0]), "")
+    return next((host for host in HOSTS if output and one.lab.nodes[host].address == output[0]), "")
 
 
 def is_whole(one: Site) -> bool:
     """Both replicas have what is written."""
     words = ["redis-cli", "--no-auth-warning", "-a", PASSWORD, "info", "replication"]
-    said = one.lab.nodes[STORE].run(*words, check=False).stdout
-    return "connected_slaves:2" in said and said.count("state=online") == 2
+    output = one.lab.nodes[STORE].run(*words, check=False).stdout
+    return "connected_slaves:2" in output and output.count("state=online") == 2
 
 
 def test_a_primarys_host_loses_its_power(watched: Site, reference: dict[int, float]) -> None:
@@ -66,7 +66,7 @@ def test_a_primarys_host_loses_its_power(watched: Site, reference: dict[int, flo
     check_steps(rows, reference)
     check_complete(rows, 80)
     check_undisturbed(rows)
-    told(
+    record_time(
         "power cut of the host of Redis' primary, until a job that was submitted before it is stopped",
         "no step lost",
         took,

@@ -10,7 +10,7 @@ from tests.e2e.support import check_complete, check_steps, check_undisturbed
 from tests.nodes.lab import SHARED
 from tests.nodes.node import Node
 from tests.nodes.support import CTL, Site
-from tests.nodes.times import since, told
+from tests.nodes.times import record_time, since
 
 pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
@@ -22,9 +22,9 @@ EXPOSURE = 3.0
 def test_units_are_sound(calm: Site) -> None:
     node = calm.lab.nodes["n1"]
     assert node.run("systemd-analyze", "verify", "nodeagent.service", "nodeagent.slice").stderr == ""
-    said = node.run("systemd-analyze", "security", "--no-pager", "nodeagent.service").stdout
-    line = next(line for line in said.splitlines() if "Overall exposure level" in line)
-    assert float(line.rpartition(": ")[2].split()[0]) <= EXPOSURE, said
+    output = node.run("systemd-analyze", "security", "--no-pager", "nodeagent.service").stdout
+    line = next(line for line in output.splitlines() if "Overall exposure level" in line)
+    assert float(line.rpartition(": ")[2].split()[0]) <= EXPOSURE, output
     node.run("systemd-tmpfiles", "--create", "--clean", "/etc/tmpfiles.d/nodeagent.conf")
     assert node.run("getent", "group", "nodeagent-operators").stdout
     assert node.run("systemctl", "--failed", "--no-legend").stdout == ""
@@ -37,8 +37,8 @@ def test_a_shim_is_a_service_with_a_logins_rights_and_no_sandbox(calm: Site) -> 
     (unit,) = calm.pod_units(pod["node"])
     node = calm.lab.nodes[pod["node"]]
     shown = node.run("systemctl", "show", unit, "-p", "MainPID,Slice,User,ProtectSystem,OOMPolicy").stdout
-    told = dict(line.split("=", 1) for line in shown.splitlines())
-    assert told == {
+    reported = dict(line.split("=", 1) for line in shown.splitlines())
+    assert reported == {
         "MainPID": str(pod["shim_pid"]), "Slice": "nodeagent.slice", "User": "train", "ProtectSystem": "no",
         "OOMPolicy": "continue",
     }  # fmt: skip
@@ -95,7 +95,7 @@ def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, referenc
     calm.until(lambda: all(calm.node(n)["incarnation"]["start"] == 2 for n in ("n1", "n2", "n3")), 60, "all are back")
     calm.until_steps("served", 10)
     check_undisturbed(calm.steps("served"))
-    told("`systemctl restart` of three agents at once", "no step lost")
+    record_time("`systemctl restart` of three agents at once", "no step lost")
     before = calm.job("served")
     started = time.monotonic()
     calm.lab.nodes["n2"].run("systemctl", "stop", "nodeagent")
@@ -111,7 +111,7 @@ def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, referenc
     check_complete(rows, 60)
     made = [row["step"] for row in rows if row["rank"] == 0]
     assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was told to stop"
-    told("`systemctl stop` of a node that trains", "no step lost or made twice", took)
+    record_time("`systemctl stop` of a node that trains", "no step lost or made twice", took)
 
 
 def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
@@ -129,7 +129,7 @@ def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float])
     check_complete(rows, 40)
     made = [row["step"] for row in rows if row["rank"] == 0]
     assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was switched off"
-    told("`poweroff` of a node that trains, drain included", "no step lost or made twice", took)
+    record_time("`poweroff` of a node that trains, drain included", "no step lost or made twice", took)
 
 
 def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> None:
@@ -147,12 +147,14 @@ def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> N
     calm.until_phase("cut", "succeeded", 240)
     check_steps(calm.steps("cut"), reference)
     check_complete(calm.steps("cut"), 60)
-    told("power cut, until the next generation runs", "re-formed", took)
+    record_time("power cut, until the next generation runs", "re-formed", took)
 
 
 def test_run_follows_a_training_across_nodes(calm: Site) -> None:
     script = "import torch.distributed as d; d.init_process_group('gloo'); print('rank', d.get_rank(), 'of 3')"
     words = [CTL, "run", "--nodes", "3", "--nproc-per-node", "1", "--", "python", "-c", script]
     environ = ["env", "-C", str(SHARED), f"PATH={calm.python_path}"]
-    said = calm.lab.nodes["n2"].run(*environ, *words, user="train", limit=120).stdout
-    assert {f"rank {rank} of 3" for rank in range(3)} <= {line.partition(": ")[2] for line in said.splitlines()}, said
+    output = calm.lab.nodes["n2"].run(*environ, *words, user="train", limit=120).stdout
+    assert {f"rank {rank} of 3" for rank in range(3)} <= {line.partition(": ")[2] for line in output.splitlines()}, (
+        output
+    )

@@ -25,7 +25,7 @@ class Row:
 ROWS: list[Row] = []
 
 
-def told(what: str, training: str, seconds: float | None = None) -> None:
+def record_time(what: str, training: str, seconds: float | None = None) -> None:
     """Say it here and in the file. To be called once all of it was asserted."""
     ROWS.append(Row(what, None if seconds is None else round(seconds, 2), training))
     print(f"\n{what}: {'' if seconds is None else f'{seconds:.2f} s, '}{training}")

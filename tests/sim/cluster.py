@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.agent import systemd
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent, OnDisk, Trust
 from nodeagent.agent.machine import OwnMachine
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.shared import Shared as AgentShared
 from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Verb, read_scale
 from nodeagent.api.intents import scale as choose_size
@@ -104,7 +104,7 @@ class Node:
         )
         config = AgentConfig(timing=self.cluster.timing)
         self._identity.take()
-        parts = AgentShared(
+        parts = AgentContext(
             self.name, config.timing, store, self._host, self.clock, process=self._process, metrics=Metrics(),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
             snapshot=SharedSnapshot(config.timing, shared),
@@ -348,14 +348,14 @@ class SimCluster:
             if job is None:
                 return  # the store was emptied a moment ago
             try:
-                wish = choose_size(asked, job, self.server.state.served)
+                wanted = choose_size(asked, job, self.server.state.served)
             except ApiError:
                 taken = False
                 return
             more = {"by": "test", "rev": job.control.rev + 1}
             new = None
-            if wish is not None:
-                new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wish.change | more)))
+            if wanted is not None:
+                new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wanted.change | more)))
             done = asked.done(job, new or job.control)
             await self._write(job, new, request, "JobScaled", str(body), done.text)
 

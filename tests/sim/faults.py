@@ -246,7 +246,7 @@ async def _reached_by_a_reader(cluster: SimCluster, lost: Mapping[str, int], sec
                 continue
             readers = [node for node in cluster.nodes.values() if node.has_read(uid, number)]
             if readers and all(node.link.cut or node.link.cut_replies for node in readers):
-                cluster.rng.choice(readers).link.mend()
+                cluster.rng.choice(readers).link.restore()
         await asyncio.sleep(0.05)
 
 

@@ -12,7 +12,7 @@ from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, Start
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate
 
-HEARD_WITHIN = 0.3
+RECEIVED_WITHIN = 0.3
 """Seconds until a new agent has heard each shim that outlived the one before."""
 
 
@@ -24,24 +24,24 @@ class SimHost:
         self._queue: list[Callable[[], None]] = []
         self.changed = machine.changed
         self.dead = False
-        self._unheard: set[str] = set()
+        self._unseen: set[str] = set()
 
     def status(self) -> Mapping[str, PodStatus]:
-        return {uid: self._heard(uid, pod.status()) for uid, pod in self._machine.pods.items()}
+        return {uid: self._received(uid, pod.status()) for uid, pod in self._machine.pods.items()}
 
-    def _heard(self, uid: str, status: PodStatus) -> PodStatus:
-        silent_nodes = uid in self._unheard and status.phase != "gone"
+    def _received(self, uid: str, status: PodStatus) -> PodStatus:
+        silent_nodes = uid in self._unseen and status.phase != "gone"
         return PodStatus(uid=uid, phase="unknown") if silent_nodes else status
 
     async def adopt(self) -> None:
         await self._gate.passed()
         rng = random.Random(f"{self._machine.name} {asyncio.get_running_loop().time()}")
-        self._unheard = set(self._machine.pods)
+        self._unseen = set(self._machine.pods)
         for uid in self._machine.pods:
-            self._machine.later(rng.uniform(0, HEARD_WITHIN), lambda uid=uid: self._hear(uid))  # type: ignore[misc]
+            self._machine.later(rng.uniform(0, RECEIVED_WITHIN), lambda uid=uid: self._hear(uid))  # type: ignore[misc]
 
     def _hear(self, uid: str) -> None:
-        self._unheard.discard(uid)
+        self._unseen.discard(uid)
         self.changed.set()
 
     def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
@@ -93,8 +93,8 @@ class SimHost:
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))
 
-    def committed(self, uid: str, wish: CommitRequest, refused: str) -> None:
-        self._do(lambda: self._machine.committed(uid, wish))
+    def committed(self, uid: str, commit_request: CommitRequest, refused: str) -> None:
+        self._do(lambda: self._machine.committed(uid, commit_request))
 
     def granted(self, uid: str) -> float:
         return self._machine.granted(uid)

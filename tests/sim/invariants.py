@@ -11,7 +11,7 @@ from nodeagent.model.world import Head, HeadState, Member, Token
 from nodeagent.plan.failure.faults import all_succeeded
 from nodeagent.plan.failure.policies import BY
 from nodeagent.plan.job.running import scaled_size
-from nodeagent.plan.steps import PodState, allowed, generation_may_become, pod_may_become, pod_state
+from nodeagent.plan.steps import GENERATION, POD, PodState, may_become, phase_may_become, pod_state
 from tests.inprocess.server import Server
 from tests.sim.machine import SimMachine
 
@@ -286,7 +286,7 @@ class Checker:
         now = {uid: pod_state(pod.status()) for uid, pod in machine.pods.items()}
         for uid in before.keys() | now.keys():
             old, new = before.get(uid, "empty"), now.get(uid, "empty")
-            if not pod_may_become(old, new):
+            if not may_become(POD, old, new):
                 raise Broken(f"the pod of {uid} on {machine.name} went from {old} to {new}")
         self._pods[machine.name] = now
 
@@ -367,7 +367,7 @@ class Checker:
             raise Broken(f"generation of {job.name} went down to {head.number}")
         self._highest[job.name] = head.number
         token, state = self._generation_states.get(job.uid, (head.token, head.state))
-        if token == head.token and not generation_may_become(state, head.state):
+        if token == head.token and not may_become(GENERATION, state, head.state):
             raise Broken(f"generation {head.number} of {job.name} went from {state} to {head.state}")
         self._generation_states[job.uid] = (head.token, head.state)
         if head.state == "active" and (head.missing or head.holders):
@@ -422,7 +422,7 @@ class Checker:
 
     def _phase(self, job: JobRecord) -> None:
         before = self._phases.get(job.uid)
-        if before is not None and not allowed(before, job.phase):
+        if before is not None and not phase_may_become(before, job.phase):
             raise Broken(f"{job.name} went from {before} to {job.phase}")
         self._phases[job.uid] = job.phase
         if job.phase in TERMINAL:

@@ -65,7 +65,7 @@ class SimLease:
         self._timing, self._patience = timing, patience
         self._net, self._rng = net, random.Random(f"{machine.name} talks")
         self.gate = Gate()
-        self._end = net.ends[machine.name] = PeerEnd(machine.name, self.gate, self._heard)
+        self._end = net.ends[machine.name] = PeerEnd(machine.name, self.gate, self._received)
         self._end.dead = True
         self._steps: Any = LinkedStore(LeaseSteps(server), link, self.gate, random.Random(machine.name))
         self.order: LeaseOrder | None = None
@@ -179,7 +179,7 @@ class SimLease:
                 pass
             self._news.clear()
 
-    def _heard(self, sender: PeerEnd, nonce: str, message: Message) -> None:
+    def _received(self, sender: PeerEnd, nonce: str, message: Message) -> None:
         failsafe = self._failsafe
         if failsafe is None:
             return

@@ -17,7 +17,7 @@ from tests.sim.virtual import SimClock
 GRACE = 5.0
 """Seconds that a job gives its workers to end in order."""
 WARM_UP = 0.3
-"""Seconds until the first workers of a pod that is ready are parked."""
+"""Seconds until the first workers of a pod that is ready are pre-forked."""
 
 
 HIDDEN: tuple[tuple[int | None, int | None, str], ...] = (
@@ -83,7 +83,7 @@ class SimPod:
     rendezvous: Rendezvous | None = None
     ports: tuple[int, ...] = ()
     killing: bool = False
-    wish: CommitRequest | None = None
+    commit_request: CommitRequest | None = None
     doomed: bool = False
     """SIGKILL is on its way: a promise need not wait for its end."""
     env: tuple[dict[str, str], ...] = ()
@@ -101,7 +101,7 @@ class SimPod:
     """As ``lease.grants.GrantAnswer``."""
     retiring: bool = False
 
-    _told: tuple[tuple[object, ...], PodStatus] | None = None
+    _last_status: tuple[tuple[object, ...], PodStatus] | None = None
     """The last status, and what it was made of."""
 
     @property
@@ -128,17 +128,17 @@ class SimPod:
         self.killing, self.doomed = False, False
 
     def status(self) -> PodStatus:
-        if self.hung and self._told is not None:
-            return self._told[1]
+        if self.hung and self._last_status is not None:
+            return self._last_status[1]
         of = (
             self.phase, self.reason, self.folder, self.highest, self.generation, self.ranks, self.pids,
             tuple(self.alive), tuple(self.exits), tuple(self.restarted), self.fenced, self.refused,
-            self.rendezvous, self.ports, self.wish, self.stall,
+            self.rendezvous, self.ports, self.commit_request, self.stall,
             self.warming, tuple(self.held), tuple(self.dropped), tuple(self.ready),
         )  # fmt: skip
-        if self._told is None or self._told[0] != of:
-            self._told = of, self._status()
-        return self._told[1]
+        if self._last_status is None or self._last_status[0] != of:
+            self._last_status = of, self._status()
+        return self._last_status[1]
 
     def _status(self) -> PodStatus:
         by_rank = {e.local_rank: e for e in self.exits}
@@ -150,11 +150,11 @@ class SimPod:
         )  # fmt: skip
         return PodStatus(
             uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
-            standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
+            fork_server_warm=True, highest=self.highest, generation=self.generation, workers=workers,
             exits=tuple(self.exits), restarted=tuple(self.restarted), fenced=self.fenced, refused=self.refused,
             rendezvous=self.rendezvous,
             ports=self.ports,
-            commit=self.wish if self.alive else None,
+            commit=self.commit_request if self.alive else None,
             stall=self.stall, warming=self.warming and self.generation is None,
             waiting=tuple(sorted({self.role_of(local) for local in self.held})), ready=tuple(self.ready),
         )  # fmt: skip
@@ -259,19 +259,19 @@ class SimMachine:
         self._get_ready(pod)
         self.touch()
 
-    def wish(self, uid: str, order: int, kind: str = "") -> None:
+    def commit_request(self, uid: str, order: int, kind: str = "") -> None:
         """A worker of rank 0 asks for a commit. ``kind``: the end of the checkpoint's name."""
         pod = self.pods[uid]
         assert pod.generation is not None
-        pod.wish = CommitRequest(
+        pod.commit_request = CommitRequest(
             token=pod.generation, name=f"g{pod.generation.number}-{order}{kind}", step=order, order=order
         )
         self.touch()
 
-    def committed(self, uid: str, wish: CommitRequest) -> None:
+    def committed(self, uid: str, commit_request: CommitRequest) -> None:
         pod = self._acts(uid)
-        if pod is not None and pod.wish == wish:
-            pod.wish = None
+        if pod is not None and pod.commit_request == commit_request:
+            pod.commit_request = None
             self.touch()
 
     def _record(
@@ -522,10 +522,10 @@ class SimMachine:
         def warm() -> None:
             if self._acts(uid) is pod and pod.phase == "preparing" and uid not in self.never_ready:
                 pod.phase, pod.folder, pod.warming = "ready", self.folder, True
-                self.later(WARM_UP, parked)
+                self.later(WARM_UP, preforked)
                 self.touch()
 
-        def parked() -> None:
+        def preforked() -> None:
             pod.warming = False
             self.touch()
 

@@ -17,10 +17,10 @@ import pytest
 import structlog
 
 from nodeagent.agent import savedview
-from nodeagent.agent.guard import TrustGuard, _Judged
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.pace import WakePace
 from nodeagent.agent.savedview import Acknowledged, Acknowledger, Saver
+from nodeagent.agent.verifier import AdmissionVerifier, _Judged
 from nodeagent.lease import lending
 from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.failsafe import Failsafe as Lender
@@ -139,13 +139,13 @@ def ack_before_stopping(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PodStatus, "quiet", property(lambda status: True))
 
 
-def unheard_is_quiet(patch: pytest.MonkeyPatch) -> None:
+def unseen_is_quiet(patch: pytest.MonkeyPatch) -> None:
     """A shim that an agent, just started, has not heard yet counts as one that runs nothing."""
 
-    def heard(host: SimHost, uid: str, status: PodStatus) -> PodStatus:
-        return PodStatus(uid=uid, phase="preparing") if uid in host._unheard else status
+    def received(host: SimHost, uid: str, status: PodStatus) -> PodStatus:
+        return PodStatus(uid=uid, phase="preparing") if uid in host._unseen else status
 
-    patch.setattr(SimHost, "_heard", heard)
+    patch.setattr(SimHost, "_received", received)
 
 
 def a_primary_is_its_process(patch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def a_primary_is_its_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Server, "_history", property(lambda server: f"{server._starts:x}"))
 
 
-def whoever_answers_is_the_keeper(patch: pytest.MonkeyPatch) -> None:
+def who_answers_is_the_keeper(patch: pytest.MonkeyPatch) -> None:
     """Neither who is asked nor who answers is looked at."""
     judged = Lender._judged
 
@@ -162,7 +162,7 @@ def whoever_answers_is_the_keeper(patch: pytest.MonkeyPatch) -> None:
         return judged(lender, ask if order is None else ask._replace(to=order.node, to_life=order.life), now)
 
     patch.setattr(Lender, "_judged", judge)
-    patch.setattr(LoanAnswer, "of", lambda said, node, life: True)
+    patch.setattr(LoanAnswer, "of", lambda shown, node, life: True)
 
 
 def lease_shorter_than_the_fence(patch: pytest.MonkeyPatch) -> None:
@@ -257,16 +257,16 @@ def promised_unwritten(patch: pytest.MonkeyPatch) -> None:
     """A yes is said without writing down the promise."""
 
     def answer(lender: Lender, ask: Ask, now: float) -> Generator[Promises | None, Table | None, LoanAnswer]:
-        said = lender._judged(ask, now)
-        if said.yes:
+        shown = lender._judged(ask, now)
+        if shown.yes:
             lender.table = yield None
-            said = lender._judged(ask, now)
-        return said
+            shown = lender._judged(ask, now)
+        return shown
 
     patch.setattr(Lender, "answer", answer)
 
 
-def said_by_an_old_table(patch: pytest.MonkeyPatch) -> None:
+def reported_by_an_old_table(patch: pytest.MonkeyPatch) -> None:
     """A promise is written down, and what the agent may have changed meanwhile is not looked at again."""
     real = Lender.answer
 
@@ -276,8 +276,8 @@ def said_by_an_old_table(patch: pytest.MonkeyPatch) -> None:
             yield next(steps)
             steps.send(table)
         except StopIteration as end:
-            said: LoanAnswer = end.value
-        return said
+            shown: LoanAnswer = end.value
+        return shown
 
     patch.setattr(Lender, "answer", answer)
 
@@ -325,21 +325,21 @@ def signatures_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     """An agent runs what the store says, whoever signed it."""
     patch.setattr(Seal, "admits", lambda seal, job: True)
     patch.setattr(Seal, "controls", lambda seal, job: True)
-    real = TrustGuard._verdict
+    real = AdmissionVerifier._verdict
     signed = Admission(by="n1", issued=0, expires=1 << 40, signature="")
 
     def verdict(
-        self: TrustGuard, known: _Judged, entry: LedgerEntry | None, now: float
+        self: AdmissionVerifier, known: _Judged, entry: LedgerEntry | None, now: float
     ) -> tuple[RefusalKind | None, str]:
         job = known.job.model_copy(update={"admission": known.job.admission or signed})
         return real(self, replace(known, job=job), entry, now)
 
-    patch.setattr(TrustGuard, "_verdict", verdict)
+    patch.setattr(AdmissionVerifier, "_verdict", verdict)
 
 
 def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
     """An agent runs again what has ended, as long as its signature is good."""
-    patch.setattr(TrustGuard, "_ends", lambda guard, uid, now: None)
+    patch.setattr(AdmissionVerifier, "_ends", lambda guard, uid, now: None)
 
 
 def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
@@ -391,7 +391,7 @@ def one_disk_is_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(savedview, "COPIES", 1)
 
 
-def said_before_it_was_written(patch: pytest.MonkeyPatch) -> None:
+def reported_before_it_was_written(patch: pytest.MonkeyPatch) -> None:
     """What was handed to the disk counts as saved: nobody waits for the fsync."""
     real = Saver._save
 
@@ -419,10 +419,10 @@ def promises_not_offered(patch: pytest.MonkeyPatch) -> None:
 def the_first_view_wins(patch: pytest.MonkeyPatch) -> None:
     """A store that was restored from one view does not wait for those that may know better: what had ended is back, and
     what was replaced is formed again beside its successor."""
-    patch.setattr(Lease, "regroup", property(lambda lease: 0.0, lambda lease, value: None), raising=False)
+    patch.setattr(Membership, "regroup", property(lambda lease: 0.0, lambda lease, value: None), raising=False)
 
 
-def the_first_to_be_heard_is_enough(patch: pytest.MonkeyPatch) -> None:
+def the_first_view_is_enough(patch: pytest.MonkeyPatch) -> None:
     """The store waits until one agent has said what it knows, not for all that were live."""
     change(
         patch, (" or redis.call('ZCARD', AWAITED) > (known_loss and 0 or redis.call('ZCARD', CALLED)) then", " then")
@@ -542,9 +542,9 @@ MUTANTS = (
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(freed_and_still_counted, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
-    Mutant(unheard_is_quiet, provocations.scaled_in_while_its_agent_restarts),
+    Mutant(unseen_is_quiet, provocations.scaled_in_while_its_agent_restarts),
     Mutant(a_primary_is_its_process, provocations.fails_back_with_writes_lost),
-    Mutant(whoever_answers_is_the_keeper, provocations.one_address_for_two),
+    Mutant(who_answers_is_the_keeper, provocations.one_address_for_two),
     Mutant(lease_shorter_than_the_fence, provocations.falls_silent_and_scales),
     Mutant(guard_asleep, provocations.falls_silent_and_scales),
     Mutant(half_a_gang, provocations.falls_silent_and_scales),
@@ -556,7 +556,7 @@ MUTANTS = (
     Mutant(keepers_need_not_let_go, provocations.all_keepers),
     Mutant(let_go_unread, provocations.back_one_by_one),
     Mutant(promised_unwritten, provocations.forgetful),
-    Mutant(said_by_an_old_table, provocations.lets_go_as_it_is_asked),
+    Mutant(reported_by_an_old_table, provocations.lets_go_as_it_is_asked),
     Mutant(promises_forgotten, provocations.its_lease_process_forgets),
     Mutant(promises_before_a_boot_unknown, provocations.boots_after_it_lent),
     Mutant(leaves_with_promises, provocations.leaves_after_it_lent),
@@ -571,12 +571,12 @@ MUTANTS = (
     Mutant(marks_lost_unnoticed, provocations.removals_that_an_agent_sleeps_through),
     Mutant(acknowledged_unsaved, saved.dark_after_an_answer),
     Mutant(one_disk_is_enough, saved.dark_after_an_answer),
-    Mutant(said_before_it_was_written, saved.dark_after_an_answer),
+    Mutant(reported_before_it_was_written, saved.dark_after_an_answer),
     Mutant(disks_not_offered, saved.all_lose_power),
     Mutant(promises_not_offered, saved.all_lose_power),
     Mutant(the_first_view_wins, saved.off_while_it_ended),
     Mutant(the_first_view_wins, provocations.an_old_view_comes_first),
-    Mutant(the_first_to_be_heard_is_enough, provocations.an_old_view_comes_first),
+    Mutant(the_first_view_is_enough, provocations.an_old_view_comes_first),
     Mutant(asked_again_at_once, provocations.overloaded),
     Mutant(what_is_not_reclaimable_comes_back, provocations.nodes_that_others_may_not_take_back),
     Mutant(what_is_guaranteed_comes_back, provocations.nodes_that_others_may_not_take_back),

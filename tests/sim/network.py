@@ -165,7 +165,7 @@ class Link:
         self.frozen = frozen
         """Closed while the store is stopped: what reaches it takes effect when it goes on."""
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self.cut = self.cut_replies = False
         self.loss = self.slow = self.twice = 0.0
 

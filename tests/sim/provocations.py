@@ -142,10 +142,10 @@ async def a_commit_comes_late(cluster: SimCluster) -> None:
     head = cluster.job("a").head
     assert head is not None
     leader, last = (cluster.nodes[head.ordered()[at].node] for at in (0, -1))
-    leader.machine.wish("uid-a", 1)
+    leader.machine.commit_request("uid-a", 1)
     await cluster.until(lambda: cluster.job("a").checkpoint is not None, 10, "committed")
     leader.link.slow = 8.0
-    leader.machine.wish("uid-a", 2)
+    leader.machine.commit_request("uid-a", 2)
     await asyncio.sleep(0.05)
     leader.link.slow = 0.0
     last.machine.worker_ends("uid-a", 0, signal=9)

@@ -60,7 +60,7 @@ class Repairs:
         assert self._mender is not None
         self._tasks = [
             self._cluster.tasks.create_task(self._look(agent)),
-            self._cluster.tasks.create_task(self._mend(agent, self._mender)),
+            self._cluster.tasks.create_task(self._repair(agent, self._mender)),
         ]
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ class Repairs:
             task.cancel()
         self._tasks = []
 
-    async def _mend(self, agent: Agent, repairer: Repairer) -> None:
+    async def _repair(self, agent: Agent, repairer: Repairer) -> None:
         await agent.joined.wait()
         await repairer.run(agent)
 

@@ -79,7 +79,7 @@ async def heal(cluster: SimCluster) -> None:
     """Everything is mended: what was cut is joined, what was stopped goes on, everybody is wanted again."""
     cluster.net.cut.clear()
     for node in cluster.nodes.values():
-        node.link.mend()
+        node.link.restore()
         node.machine.guard_late = 0.0
         node.thaw()
         node.find()

@@ -19,7 +19,7 @@ from nodeagent.model.jobspec import Role
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.world import Cause, Token
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.plan.queueing.reservations import line
 from nodeagent.store.base import StoreRefusedError
@@ -357,7 +357,7 @@ class Play:
                             machine.worker_ends(job.uid, local, code=0)
                 elif self._done[work.name] % 5 == 0:
                     first = job.head.ordered()[0].node
-                    self.cluster.nodes[first].machine.wish(job.uid, self._done[work.name])
+                    self.cluster.nodes[first].machine.commit_request(job.uid, self._done[work.name])
 
     def _room_made(self) -> int:
         """How often a job was stopped for one of another queue, none of which is on its account."""
@@ -520,7 +520,7 @@ def _decided(view: Cluster, order: int) -> tuple[object, ...]:
     own = replace(
         view, nodes={n: view.nodes[n] for n in nodes}, jobs={uid: view.jobs[uid] for uid in jobs}, notes=Notes()
     )  # fmt: skip
-    shared = sharing(own)
+    shared = transfers(own)
     return shared.takes, shared.gives, shared.stops, [waiting.job.uid for waiting in line(own)]
 
 

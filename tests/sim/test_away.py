@@ -31,11 +31,11 @@ def test_agents_tell_whose_time_it_is() -> None:
         cut(c, c.nodes)
         await asyncio.sleep(10)
         for name in c.nodes:
-            told = health(c, name)
-            assert told.store_away_since is not None
-            assert told.lease_left == 0
-            assert TIMING.heartbeat < told.lent["uid-j"] <= TIMING.fence
-            assert told.not_lent == {}
+            reported = health(c, name)
+            assert reported.store_away_since is not None
+            assert reported.lease_left == 0
+            assert TIMING.heartbeat < reported.lent["uid-j"] <= TIMING.fence
+            assert reported.not_lent == {}
         apart(c, "n3")
         await asyncio.sleep(TIMING.fence + 1)
         assert (health(c, "n1").lent, health(c, "n1").not_lent) == ({}, {"uid-j": "n3 does not answer"})
@@ -43,8 +43,8 @@ def test_agents_tell_whose_time_it_is() -> None:
         c.net.cut.clear()
         cut(c, c.nodes, False)
         await asyncio.sleep(10)
-        told = health(c, "n1")
-        assert (told.store_away_since, told.lent, told.not_lent) == (None, {}, {})
+        reported = health(c, "n1")
+        assert (reported.store_away_since, reported.lent, reported.not_lent) == (None, {}, {})
 
     simulate(3, scenario)
 
@@ -56,13 +56,13 @@ def test_an_agent_that_starts_while_the_store_is_away_says_since_when() -> None:
         await c.nodes["n1"].kill_agent()
         c.nodes["n1"].start_agent()
         await asyncio.sleep(5)
-        told = health(c, "n1")
-        assert not told.joined
-        assert told.store_away_since is not None
+        reported = health(c, "n1")
+        assert not reported.joined
+        assert reported.store_away_since is not None
         cut(c, ["n1"], False)
         await asyncio.sleep(10)
-        told = health(c, "n1")
-        assert (told.joined, told.store_away_since) == (True, None)
+        reported = health(c, "n1")
+        assert (reported.joined, reported.store_away_since) == (True, None)
 
     simulate(3, scenario)
 

@@ -86,7 +86,7 @@ def reports(cluster: SimCluster) -> dict[str, PodReport]:
     return {} if head is None else head.reports
 
 
-def test_a_hang_is_judged_when_every_pod_has_told() -> None:
+def test_a_hang_is_judged_when_every_pod_has_reported() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 3, 3, 3)
         await running(c, 3)
@@ -94,11 +94,11 @@ def test_a_hang_is_judged_when_every_pod_has_told() -> None:
         assert head is not None
         c.nodes["n2"].machine.hang("uid-j", suspects=True, stopped=0)
 
-        def all_told() -> bool:  # the last report may be answered at once
+        def all_reported() -> bool:  # the last report may be answered at once
             return len(reports(c)) == 3 or c.job("j").phase == "forming" or c.job("j").restarts == 1
 
-        told = await c.until(all_told, 5.0, "the others were asked")
-        assert told < 2.0
+        reported = await c.until(all_reported, 5.0, "the others were asked")
+        assert reported < 2.0
         took = await c.until(lambda: c.job("j").restarts == 1, 5.0, "formed again")
         assert took < 1.0
         await running(c, 3)
@@ -114,7 +114,7 @@ def test_a_hang_is_judged_when_every_pod_has_told() -> None:
     simulate(3, scenario)
 
 
-def test_a_pod_that_gets_on_again_takes_back_what_it_said() -> None:
+def test_a_pod_that_gets_on_again_takes_back_what_it_reported() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)
         await running(c, 2)
@@ -504,10 +504,10 @@ def test_a_member_whose_checkpoint_folder_went_with_its_shim_is_left_out() -> No
     simulate(3, scenario)
 
 
-def test_a_cut_between_two_members_is_told_and_nothing_follows() -> None:
+def test_a_cut_between_two_members_is_reported_and_nothing_follows() -> None:
     """One way, for 20 s, while both reach the store: no answer comes back either."""
 
-    def told(c: SimCluster) -> dict[str, set[str]]:
+    def reported(c: SimCluster) -> dict[str, set[str]]:
         pods = c.server.state.pods
         return {node: set(pod.unreachable) for (_, node), pod in pods.items() if pod.unreachable}
 
@@ -516,13 +516,13 @@ def test_a_cut_between_two_members_is_told_and_nothing_follows() -> None:
         await running(c, 3)
         before = c.job("j").head
         await asyncio.sleep(10)
-        assert told(c) == {}
+        assert reported(c) == {}
         c.net.cut.add(("n1", "n3"))
-        await c.until(lambda: told(c) == {"n1": {"n3"}, "n3": {"n1"}}, 5, "both say so")
+        await c.until(lambda: reported(c) == {"n1": {"n3"}, "n3": {"n1"}}, 5, "both say so")
         await asyncio.sleep(15)
-        assert told(c) == {"n1": {"n3"}, "n3": {"n1"}}
+        assert reported(c) == {"n1": {"n3"}, "n3": {"n1"}}
         c.net.cut.clear()
-        await c.until(lambda: told(c) == {}, 5, "both take it back")
+        await c.until(lambda: reported(c) == {}, 5, "both take it back")
         assert (c.job("j").head, c.job("j").phase) == (before, "running")
 
     simulate(3, scenario)

@@ -54,7 +54,7 @@ async def shim_dies(node: Node) -> None:
 
 @pytest.mark.parametrize("dies", [agent_dies, lease_process_dies, shim_dies], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("step", STEPS)
-def test_whoever_dies_at_whichever_step_the_gang_is_whole_again_without_it(
+def test_any_node_may_die_at_any_step_and_the_gang_is_whole_again(
     step: str, dies: Callable[[Node], Awaitable[None]]
 ) -> None:
     """The checker sees that nothing runs twice; the spare takes the node's place."""

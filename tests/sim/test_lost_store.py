@@ -11,14 +11,14 @@ from tests.sim.test_directed import running, simulate
 RECOVERY = TIMING.credit + TIMING.lease
 
 
-async def recovery_told(cluster: SimCluster) -> None:
+async def recovery_reported(cluster: SimCluster) -> None:
     """Until the report of how long it took is in the job's record, which does not change any more then."""
 
-    def told() -> bool:
+    def reported() -> bool:
         head = cluster.job("j").head
         return head is not None and bool(head.reports)
 
-    await cluster.until(told, 3, "the recovery is reported")
+    await cluster.until(reported, 3, "the recovery is reported")
 
 
 def pids(cluster: SimCluster, job: str = "j") -> dict[str, tuple[int, ...]]:
@@ -146,7 +146,7 @@ def test_a_generation_that_the_store_forgot_goes_on() -> None:
         await asyncio.sleep(1)
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
         await running(c, 3)
-        await recovery_told(c)
+        await recovery_reported(c)
         before, was = c.job("j"), pids(c)
         assert before.restarts == 1
         await rolling
@@ -198,7 +198,7 @@ def test_the_lost_life_does_not_come_back_with_an_older_store() -> None:
             return c.whole("j") and head is not None and not set(head.members) & set(old)
 
         await c.until(moved, 7, "moved to the other nodes")
-        await recovery_told(c)
+        await recovery_reported(c)
         second, was = c.job("j").head, pids(c)
         await rolling
         others = [n for n in c.nodes.values() if n.name not in old]
@@ -260,7 +260,7 @@ def test_a_store_that_only_an_older_view_reached_waits_for_the_others() -> None:
         c.nodes["n3"].link.cut = True
         await c.nodes["n1"].power_cut()
         await c.until(lambda: c.job("j").head != old and c.whole("j"), 30, "moved")
-        await recovery_told(c)
+        await recovery_reported(c)
         moved, was = c.job("j").head, pids(c)
         for name in ("n2", "n4"):
             c.nodes[name].link.cut = True

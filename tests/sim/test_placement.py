@@ -63,7 +63,7 @@ async def save(cluster: SimCluster, names: list[str]) -> None:
         for name in names:
             job = cluster.find(name)
             if job is not None and job.head is not None and cluster.whole(name):
-                cluster.nodes[job.head.ordered()[0].node].machine.wish(job.uid, step, "-snapshot")
+                cluster.nodes[job.head.ordered()[0].node].machine.commit_request(job.uid, step, "-snapshot")
 
 
 async def _run(seed: int) -> None:
@@ -157,7 +157,7 @@ def test_a_gang_that_was_paused_goes_on_in_one_rack_if_its_last_steps_are_on_dis
         await c.until(lambda: c.whole("j"), 90, "whole")
         apart = members(c)
         assert len({racks[n] for n in apart}) == 2
-        c.nodes[apart[0]].machine.wish("uid-j", 7, "-snapshot" if saved else "")
+        c.nodes[apart[0]].machine.commit_request("uid-j", 7, "-snapshot" if saved else "")
         await c.until(lambda: c.job("j").checkpoint is not None, 10, "its steps are saved")
         for i in range(4):
             await c.operate(f"old{i}", desired="stop")

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from nodeagent.model.jobspec import RestartLimits
-from nodeagent.plan.failure.faults import all_succeeded, spent
+from nodeagent.plan.failure.faults import all_succeeded, restarts_spent
 from tests.sim import roles
 from tests.sim.cluster import SimCluster
 from tests.sim.roles import end, role
@@ -100,10 +100,10 @@ def test_services_that_restart_alone_disturb_nobody_until_the_budget_is_spent() 
 
         await fails("server.0")
         await fails("server.1")
-        assert (c.job("j").restarts, spent(c.job("j"), c.server.state.served)) == (0, 2)
+        assert (c.job("j").restarts, restarts_spent(c.job("j"), c.server.state.served)) == (0, 2)
         assert await c.scale("j", "scale", role="server", target=1)
         await c.until(lambda: len(places(c)) == 3, 30, "a planned stop keeps what was spent")
-        assert spent(c.job("j"), c.server.state.served) == 2
+        assert restarts_spent(c.job("j"), c.server.state.served) == 2
         await fails("server.0")
         assert c.job("j").phase == "running"
         await fails("server.0")

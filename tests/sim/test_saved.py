@@ -86,7 +86,7 @@ def test_nodes_that_do_not_come_back_are_waited_for_within_a_bound() -> None:
     simulate(4, scenario)
 
 
-def test_a_broken_disk_is_told_and_not_counted() -> None:
+def test_a_broken_disk_is_reported_and_not_counted() -> None:
     async def scenario(c: SimCluster) -> None:
         await joined(c)
         await asyncio.sleep(3)

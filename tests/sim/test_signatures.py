@@ -116,13 +116,13 @@ def test_a_changed_job_runs_on_as_it_was_and_is_started_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize("change", [{"target": 3}, {"desired": "pause"}, {"desired": "stop"}, {"restart": 1}])
-def test_a_wish_that_nobody_signed_is_not_carried_out(change: dict[str, object]) -> None:
+def test_a_request_that_nobody_signed_is_not_carried_out(change: dict[str, object]) -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 1, 3, 2)
         await running(c, 2)
         job = c.job("j")
-        wish = job.control.model_copy(update={"rev": 2, **change})
-        write(c, job.model_copy(update={"control": wish}))
+        commit_request = job.control.model_copy(update={"rev": 2, **change})
+        write(c, job.model_copy(update={"control": commit_request}))
         await asyncio.sleep(SETTLED)
         assert refused(c, "uid-j") == {"control"}
         after = c.job("j")

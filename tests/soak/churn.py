@@ -58,8 +58,8 @@ class Churn:
 
     def _live(self, name: str, kind: str) -> None:
         job = {
-            "name": name, "command": [sys.executable, "-c", CODE[kind]], "nodes": 1, "grace": "1s", "standby": "off",
-            "restarts": {"max": 60, "window": "10m", "backoff": "0s"},
+            "name": name, "command": [sys.executable, "-c", CODE[kind]], "nodes": 1, "grace": "1s",
+            "fork_server": "off", "restarts": {"max": 60, "window": "10m", "backoff": "0s"},
             "policies": [{"on": "WorkerFailed", "exit_code": 3, "do": "FailJob"}],
         }  # fmt: skip
         file = self._one.work / "small.json"

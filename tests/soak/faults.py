@@ -53,7 +53,7 @@ class Place:
     """That Redis has; None: the machine's."""
     training: str = ""
     elastic: bool = True
-    said: Callable[[str], None] = print
+    report: Callable[[str], None] = print
     redis_pids: set[int] = field(default_factory=set)
     """Of every Redis that was seen."""
     chance: random.Random = field(init=False)
@@ -76,7 +76,7 @@ class Place:
         return pid
 
     def pids(self, what: str) -> list[int]:
-        """Of the training: ``workers``, or its shims' and standbys' (``shim_pid``, ``standby_pid``)."""
+        """Of the training: ``workers``, or its shims' and fork servers' (``shim_pid``, ``fork_server_pid``)."""
         with suppress(CtlError):  # nobody answers: then another fault is had in its place
             if what == "workers":
                 return sorted(self.one.workers(self.training).values())
@@ -231,7 +231,7 @@ FAULTS: dict[str, Fault] = {
     "worker kill": kill_of_training("workers"),
     "worker freeze": worker_freeze,
     "shim kill": kill_of_training("shim_pid"),
-    "standby kill": kill_of_training("standby_pid"),
+    "fork server kill": kill_of_training("fork_server_pid"),
     "agent kill": agent_kill,
     "agent freeze, short": agent_freeze_short,
     "agent freeze, long": agent_freeze_long,

@@ -110,7 +110,7 @@ class Soak:
                 raise AssertionError(f"{name} has not ended in time")
             chosen = [choose(self._place) for _ in range(2 if chance.random() < TWO else 1)]
             words = ", ".join(f"{fault} ({draw['node']}, {draw['away']:.1f} s)" for fault, draw in chosen)
-            self._place.said(f"{time.strftime('%H:%M:%S')} {words}")
+            self._place.report(f"{time.strftime('%H:%M:%S')} {words}")
             wrong: list[Exception] = []
 
             def do(fault: str, draw: dict[str, object], wrong: list[Exception] = wrong) -> None:

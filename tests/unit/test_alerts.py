@@ -50,8 +50,8 @@ def test_a_page_is_short_and_whole(page: Path) -> None:
 
 
 def test_the_document_names_every_alert() -> None:
-    told = re.findall(r"^\| \[(\w+)\]\(runbooks/\1\.md\) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
-    assert sorted(told) == sorted(alerts())
+    reported = re.findall(r"^\| \[(\w+)\]\(runbooks/\1\.md\) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    assert sorted(reported) == sorted(alerts())
 
 
 def test_alerts_and_pages_ask_for_metrics_that_there_are() -> None:

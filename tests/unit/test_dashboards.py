@@ -100,5 +100,5 @@ def test_promtool_takes_every_query(tmp_path: Path) -> None:
 
 
 def test_the_document_names_every_dashboard() -> None:
-    told = re.findall(r"^\| \[(\w+\.json)\]\(\.\./config/grafana/\1\) \|", METRICS_PAGE.read_text(), re.MULTILINE)
-    assert sorted(told) == sorted(DASHBOARDS)
+    reported = re.findall(r"^\| \[(\w+\.json)\]\(\.\./config/grafana/\1\) \|", METRICS_PAGE.read_text(), re.MULTILINE)
+    assert sorted(reported) == sorted(DASHBOARDS)

@@ -179,8 +179,8 @@ def _table(text: str, first: str) -> list[list[str]]:
 def test_the_keys_are_the_scripts() -> None:
     source = "\n".join(p.read_text() for p in SCRIPTS.glob("*.lua"))
     used = {key.rstrip(":") for key in re.findall(r"P \.\. '([a-z:]+)'", source)}
-    told = {row[0].strip("`").partition("<")[0].rstrip(":") for row in _table(TEXT, "key")}
-    assert told == used
+    reported = {row[0].strip("`").partition("<")[0].rstrip(":") for row in _table(TEXT, "key")}
+    assert reported == used
 
 
 def test_the_steps_are_the_scripts() -> None:
@@ -190,13 +190,13 @@ def test_the_steps_are_the_scripts() -> None:
 
 
 def test_the_causes_are_the_codes() -> None:
-    told = {}
+    reported = {}
     for kinds, _seen, counts, event in _table(TEXT, "kind | what was seen"):
         for kind in re.findall(r"`(\w+)`", kinds):
-            told[kind] = (counts.startswith("yes"), event)
-    assert set(told) == set(get_args(CauseKind))
-    assert {kind for kind, (counts, _) in told.items() if counts} == COUNTS
-    assert {kind: event for kind, (_, event) in told.items() if event != "-"} == EVENTS
+            reported[kind] = (counts.startswith("yes"), event)
+    assert set(reported) == set(get_args(CauseKind))
+    assert {kind for kind, (counts, _) in reported.items() if counts} == COUNTS
+    assert {kind: event for kind, (_, event) in reported.items() if event != "-"} == EVENTS
 
 
 def test_the_numbers_are_the_defaults() -> None:
@@ -222,9 +222,9 @@ def test_the_numbers_are_the_defaults() -> None:
 def test_the_figures_of_the_readme_are_those_that_were_measured(phase: str, row: str) -> None:
     measured = json.loads((ROOT / "benchmarks/results.json").read_text())[phase]
     (line,) = [line for line in README.splitlines() if line.startswith(f"| {row}")]
-    told = [re.findall(r"[0-9.]+", cell)[0] for cell in line.split("|")[2:5]]
+    reported = [re.findall(r"[0-9.]+", cell)[0] for cell in line.split("|")[2:5]]
     ours, theirs = (statistics.median(measured[launcher]) for launcher in ("nodeagent", "torchrun"))
-    for text, value in zip(told, (ours, theirs, theirs / ours), strict=True):
+    for text, value in zip(reported, (ours, theirs, theirs / ours), strict=True):
         assert float(text) == round(value, len(text.partition(".")[2])), (row, text, value)
 
 

@@ -12,7 +12,7 @@ import pytest
 from nodeagent.lease.lending import Ask, answer
 from nodeagent.model.timing import Timing
 from tests.inprocess.server import Server
-from tests.unit.agent.failsafe_support import told_of
+from tests.unit.agent.failsafe_support import reported_of
 from tests.unit.plan.build import life, make_cluster, make_head, make_job
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def lend(generation: str, keepers: str, asker: str, renewed: str) -> bool:
     if keepers == "without this node":
         kept = {"n2": life("n2")}
         job = job.model_copy(update={"keepers": kept})
-    known = told_of(make_cluster(["n1", "n2"], job), "n1")
+    known = reported_of(make_cluster(["n1", "n2"], job), "n1")
     token = make_head(["n1", "n2"], number=2).token
     asked = Ask(
         uid=job.uid, token=(token.number, token.id), node="n9" if asker == "no member" else "n2",
@@ -131,12 +131,12 @@ def lend(generation: str, keepers: str, asker: str, renewed: str) -> bool:
     return answer(known, asked._replace(to="n1", to_life=life("n1")), 60.0 if renewed == "long ago" else 0.1, 0.75).yes
 
 
-def free(holders: str, heard: str, ended: str) -> bool:
+def free(holders: str, received: str, ended: str) -> bool:
     ago = {"0": 0, "a day and more": NOW, "-": 0}
     job = {"uid": "u", "name": "j", "since": str(NOW - ago[ended])}
     if holders != "none":
         job["holder:h"] = json.dumps({"life": "b" if holders == "one of an earlier life" else "a", "devices": []})
-    if heard != "-":
+    if received != "-":
         job["keeper:k"] = '"a"'
     return run(
         """
@@ -145,10 +145,10 @@ def free(holders: str, heard: str, ended: str) -> bool:
           redis.call('HSET', P .. 'node:' .. id, 'id', id, 'life', 'a')
         end
         redis.call('ZADD', LEASE, served + (A.holders == 'one that lapsed' and 0 or 1000), 'h')
-        redis.call('ZADD', LEASE, served - A.heard, 'k')
+        redis.call('ZADD', LEASE, served - A.received, 'k')
         return still_held(A.job) or 'free'
         """,
-        job=job, holders=holders, heard=ago[heard], limit=str(int(Timing().failsafe_limit * 1000)),
+        job=job, holders=holders, received=ago[received], limit=str(int(Timing().failsafe_limit * 1000)),
     ) == "free"  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nodeagent"
 AS_THE_USER = ("shim/", "train/", "ctl/", "local/")
-"""Run as the job's user, or as who types: shims, standbys, helpers of scripts, the tool, a development cluster."""
+"""Run as the job's user, or as who types: shims, fork servers, helpers of scripts, the tool, a development cluster."""
 TOUCHES = frozenset({
     "open", "read_text", "read_bytes", "write_text", "write_bytes", "open_unix_connection", "iterdir", "glob", "rglob",
     "scandir", "listdir", "walk", "rmtree", "chown", "fchown", "lchown", "chmod", "fchmod", "mkdir", "makedirs",

@@ -1,10 +1,10 @@
 """What went wrong in a generation, and what it costs: the cause, the policy's word, the budget's entry and how long
 the job waits before it starts again.
 
-A fault is *judged* when every other member has answered after it, or is known to be lost: whoever fell silent first was
-the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would end the
-job waits. What workers wrote decides nothing but the words, and whether a gang that failed right after its first start
-is re-formed while it waits for the verdict. This module reads the reports and lapses; what the gang
+A fault is *judged* when every other member has answered after it, or is known to be lost: the member that fell silent
+first was the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would
+end the job waits. What workers wrote decides nothing but the words, and whether a gang that failed right after its
+first start is re-formed while it waits for the verdict. This module reads the reports and lapses; what the gang
 does next is decided in ``job/running.py`` (``after_fault``).
 """
 
@@ -42,12 +42,12 @@ class BudgetVerdict:
 
     allowed: bool
     delay_ms: int
-    spent: int
+    restarts_spent: int
     """Spent in the window, this one included."""
     why: str
 
 
-def spent(job: JobRecord, served: int) -> int:
+def restarts_spent(job: JobRecord, served: int) -> int:
     """Restarts that count, no older than the window (served time): of the gang, and of workers alone."""
     since = served - millis(job.spec.restarts.window)
     times = [entry.at for entry in job.budget.values() if entry.counts]
@@ -64,10 +64,10 @@ def alone_times(head: Head | None) -> tuple[int, ...]:
     return tuple(sorted(one.at for report in head.reports.values() for one in report.alone))[-MOST_ALONE:]
 
 
-def judge(job: JobRecord, served: int) -> BudgetVerdict:
+def check_budget(job: JobRecord, served: int) -> BudgetVerdict:
     """Judge one more fault that counts."""
     limits = job.spec.restarts
-    count = spent(job, served) + 1
+    count = restarts_spent(job, served) + 1
     window = f"{limits.window:g} s"
     if count > limits.max:
         return BudgetVerdict(False, 0, count, f"restart budget spent: {limits.max} restarts within {window}")
@@ -101,7 +101,7 @@ class Fault:
 def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     """The fault of an active generation, None if all is well. ``wall`` is Unix time, for people.
 
-    A member that is gone, and has not told of a fault of its own, is the cause of all that others tell.
+    A member that is gone, and has reported no fault of its own, is the cause of all that others report.
     """
     head = job.head
     if head is None:
@@ -159,7 +159,7 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     down, or is a verdict that was waited for; None if there is nothing to do about it.
 
     A member that is gone and has not answered since was the cause, and costs nothing. Else it may be another worker's
-    fault than the one that was told of first. What would end the job does so once everybody has answered.
+    fault than the one that was reported first. What would end the job does so once everybody has answered.
     """
     entry = job.budget.get(str(job.last_number)) if job.budget else None
     if job.head is None or entry is None or not entry.counts or entry.kind not in COUNTS:
@@ -191,7 +191,7 @@ def judged_cause(job: JobRecord) -> Cause | None:
 
 
 def _again(cluster: Cluster, job: JobRecord, entry: Spend, awaits: tuple[str, ...]) -> Fault:
-    """The fault as all that has been told since makes it."""
+    """The fault as all later reports make it."""
     number = job.last_number
     case = _Case(cluster, job, number, entry.at, entry.wall, awaits)
     found = _reported(case, job.last_reports) if entry.kind != "hang" else None
@@ -274,13 +274,11 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
     roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
     outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
-    fault = _fault(case, cause, outcome, who.code, roles)
     if kind == "reform":
-        return fault
-    action, text = _asked(case.job, who, reports)
-    if action is not None and action in ENDS:
-        return replace(fault, fail=text, ends=ENDS[action])
-    if fault.fail or action is not None or not _early(case, reports):
+        return _fault(case, cause, outcome, who.code, roles)
+    answered = _asked(case.job, who, reports)
+    fault = _fault(case, cause, outcome, who.code, roles, answered)
+    if fault.fail or answered.action is not None or not _early(case, reports):
         return fault
     if who.victim and case.awaits:
         return fault  # a lost node, or a killed worker, is what they speak of most often: see ADR 39
@@ -290,41 +288,33 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     return replace(fault, fail=f"{text}; {advice} and submit it again")
 
 
-def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> tuple[ActionName | None, str]:
+def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> _PolicyAnswer:
     """What the policies say of the workers that may be the cause, each asked with its own code and role, and why: what
     they say of the first one of which they say something, but ``FailJob`` if they say so of any. The reports of a gang
     have few different codes, so few are asked."""
     cases: dict[tuple[str, int], tuple[str, WorkerExit]] = {}
     for node, exited in may_be_cause(reports, who):
         cases.setdefault((Place.role_of(exited.place), shell_code(exited)), (node, exited))
-    found: ActionName | None = None
-    text = ""
+    found = _PolicyAnswer()
     for (role, code), (node, exited) in cases.items():
         action = answer(job.spec, (role,) if role else (), "WorkerFailed", code)
-        if action is not None and (found is None or action == "FailJob"):
+        if action is not None and (found.action is None or action == "FailJob"):
             other = "" if exited is who.worker else f"; rank {exited.rank} on {node} ended with {describe(exited)}"
-            found, text = action, sentence(action, "WorkerFailed", f"{who.text}{other}")
-    return found, text
+            found = _PolicyAnswer(action, sentence(action, "WorkerFailed", f"{who.text}{other}"))
+    return found
 
 
 def _alone_fault(case: _Case, head: Head) -> Fault | None:
     """Workers that were started again alone end the job where a policy says so of one of them, or they have spent the
     budget together; None: all is well."""
-    limits = case.job.spec.restarts
     for node, report in head.reports.items():
         for one in report.alone:
-            ended = f"{one.text} on {node}"
-            fail, ends = "", ENDS["FailJob"]
-            action = answer(case.job.spec, _role(head, node, one.rank), "WorkerFailed", one.exit)
-            if action is not None and action in ENDS:
-                fail, ends = sentence(action, "WorkerFailed", ended), ENDS[action]
-            elif one is report.alone[-1] and spent(case.job, case.at) > limits.max:
-                window = f"{limits.window:g} s"
-                fail = f"restart budget spent: {limits.max} restarts within {window}; last: {ended}"
-            if fail:
-                cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
-                found = _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)
-                return replace(found, fail=fail, ends=ends)
+            cause = Cause(kind="worker_failed", text=f"{one.text} on {node}", node=node, rank=one.rank)
+            answered = _answered(case, cause, one.exit, _role(head, node, one.rank))
+            over = one is report.alone[-1] and restarts_spent(case.job, case.at) > case.job.spec.restarts.max
+            if over or answered.action in ENDS:
+                outcome = Outcome(code=one.exit, text=cause.text, error=one.error)
+                return _fault(case, cause, outcome, one.exit, answered=answered)
     return None
 
 
@@ -352,8 +342,36 @@ def _role(head: Head | None, node: str, rank: int | None) -> tuple[str, ...]:
     return (place.role,) if place is not None else ()
 
 
-def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None, roles: tuple[str, ...] = ()) -> Fault:
-    """``roles``: whose places it concerns, and whose own policies are asked."""
+@dataclass(frozen=True, slots=True)
+class _PolicyAnswer:
+    """What the policies say of a fault, and the sentence that says why; None: nothing."""
+
+    action: ActionName | None = None
+    text: str = ""
+
+
+def _answered(case: _Case, cause: Cause, code: int | None, roles: tuple[str, ...]) -> _PolicyAnswer:
+    """The policies asked for what this cause means to them, with its own code."""
+    event = EVENTS.get(cause.kind)
+    action = answer(case.job.spec, roles, event, code) if event is not None else None
+    return (
+        _PolicyAnswer()
+        if event is None or action is None
+        else _PolicyAnswer(action, sentence(action, event, cause.text))
+    )
+
+
+def _fault(
+    case: _Case,
+    cause: Cause,
+    outcome: Outcome,
+    code: int | None = None,
+    roles: tuple[str, ...] = (),
+    answered: _PolicyAnswer | None = None,
+) -> Fault:
+    """``roles``: whose places it concerns, and whose own policies are asked. ``answered``: by the policies, if they
+    have been asked already."""
+    answered = _answered(case, cause, code, roles) if answered is None else answered
     spend = Spend(
         at=case.at,
         wall=case.wall,
@@ -367,12 +385,10 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None,
         alone=_alone(case),
         roles=roles,
     )
-    event = EVENTS.get(cause.kind)
-    action = answer(case.job.spec, roles, event, code) if event is not None else None
     fail, ends = "", ENDS["FailJob"]
-    if event is not None and action is not None and action in ENDS:
-        fail, ends = sentence(action, event, cause.text), ENDS[action]
-    elif spend.counts and not (verdict := judge(without(case.job, case.number), case.at)).allowed:
+    if answered.action is not None and answered.action in ENDS:
+        fail, ends = answered.text, ENDS[answered.action]
+    elif spend.counts and not (verdict := check_budget(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"
     return Fault(cause, spend, outcome, fail, ends)
 

@@ -1,6 +1,6 @@
 """Does a gang hang, and who hangs: from what its pods tell of their workers, when some see no progress.
 
-Whoever tells its progress is believed; without that a gang counts as hanging only when nothing can be going on. The
+A worker's reported progress is believed; without that a gang counts as hanging only when nothing can be going on. The
 worker to blame is the one that did not arrive where the others wait.
 """
 
@@ -19,7 +19,7 @@ from nodeagent.plan.failure.blame import describe_pairs
 MOST_IN_A_ROW = 3
 """Restarts for hangs without progress in between; one more hang fails the job."""
 LONG_RUN = 10
-"""Where no steps are told: a generation that ran for so many limits has made progress."""
+"""Where no steps are reported: a generation that ran for so many limits has made progress."""
 MOST_LINES = 15
 """Ranks that are described one by one."""
 
@@ -51,14 +51,14 @@ class Hung:
     table: str
     """What each worker does, those to blame first."""
     step: int | None
-    """The newest that any worker told."""
+    """The newest that any worker reported."""
     limit: float
     stalled: float
     """Seconds without progress."""
 
 
 def find_hang(head: Head) -> Hung | None:
-    """None: some worker gets on, or may, or not every pod has told yet."""
+    """None: some worker gets on, or may, or not every pod has reported yet."""
     seen = _all_seen(head)
     if not seen or not _hangs([s.facts for s in seen]):
         return None
@@ -95,7 +95,7 @@ def _living(head: Head) -> list[str]:
 
 
 def _all_seen(head: Head) -> list[SeenWorker]:
-    """Every living worker; none if a pod has not told, or none of them suspects anything."""
+    """Every living worker; none if a pod has not reported, or none of them suspects anything."""
     seen, suspects = [], False
     for node in _living(head):
         report = head.reports.get(node)
@@ -128,7 +128,7 @@ def culprits(seen: Sequence[SeenWorker]) -> list[SeenWorker]:
 
 
 def _behind(seen: list[SeenWorker]) -> list[SeenWorker]:
-    """Those at the lowest step; or the few that told none, while most did."""
+    """Those at the lowest step; or the few that reported none, while most did."""
     silent = [s for s in seen if s.facts.step is None]
     if 0 < len(silent) < len(seen) - len(silent):
         return silent
@@ -196,7 +196,7 @@ def _line(seen: SeenWorker, guilty: bool) -> str:
 
 
 def got_further(job: JobRecord, hung: Hung, served: int) -> bool:
-    """Since the hang before, if there was one: a newer step, or where none is told, a long run."""
+    """Since the hang before, if there was one: a newer step, or where none is reported, a long run."""
     before = next(iter(_hangs_before(job)), None)
     if before is None or job.head is None:
         return True

@@ -89,7 +89,7 @@ def ending(
 
 
 def tasks_asked_for(spec: JobSpec) -> tuple[str, ...]:
-    """The roles for whose completion a policy waits; of one role nothing need be said but that its workers ended."""
+    """The roles for whose completion a policy waits; of one role the end of its workers says enough."""
     if not spec.several:
         return ()
     return tuple(role.name for role in spec.roles if answer(spec, (role.name,), "TaskCompleted") is not None)

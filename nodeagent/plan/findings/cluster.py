@@ -139,7 +139,7 @@ def judge_users(
     node: str, owned: Iterable[tuple[str, JobRecord]], quota: Quota, refused: Mapping[str, tuple[str, ...]]
 ) -> tuple[Placed, ...]:
     """``owned``: the jobs of those who have limits, each with its owner's name; ``quota``: what an owner may have;
-    ``refused``: who asked this node's agent for too much lately, and the keys of ``limits`` that said so."""
+    ``refused``: who asked this node's agent for too much lately, and the keys of ``limits`` that refused."""
     live: Counter[str] = Counter()
     size: Counter[str] = Counter()
     for owner, job in owned:
@@ -203,7 +203,7 @@ def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[
 
 
 def _sick(cluster: Cluster) -> Iterator[Placed]:
-    """What the nodes' agents found on their hardware, each with the step that mends it."""
+    """What the nodes' agents found on their hardware, each with the step that repairs it."""
     for name, node in sorted(_live(cluster).items()):
         for verdict in node.facts.health:
             if verdict.severity in ("fatal", "degraded", "unknown"):

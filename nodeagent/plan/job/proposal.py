@@ -19,7 +19,7 @@ from nodeagent.plan.nodes import failsafe
 from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, choosy, gpus_per_worker, ranked
 from nodeagent.plan.placing.placement import Placement, arrange, arranged, choose, may_move, soon
 from nodeagent.plan.placing.topology import Path, gang_of
-from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, sharing
+from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.reservations import kept_for, kept_from, with_aside
 from nodeagent.plan.steps import Decision, End, Propose
 
@@ -67,7 +67,7 @@ def _place(
         return full if full.fits or job.control.growing is None else choose(view, job, before, without)
     if (may := eligible(cluster, job)) is not None:
         without = {n for n in cluster.nodes if n not in may}.union(without)
-    elif back := sharing(cluster).gives.get(job.uid):
+    elif back := transfers(cluster).gives.get(job.uid):
         without = {*without, *back}
     full = choose(view, job, min(most, nodes_wanted(cluster, job)), without)
     growing = job.control.growing

@@ -25,7 +25,7 @@ from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.nodes.health import Sick, drained, remarkable, sick_members
 from nodeagent.plan.nodes.members import gone_nodes
 from nodeagent.plan.placing.placement import Placement
-from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, sharing, stopped_with
+from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, stopped_with, transfers
 from nodeagent.plan.steps import Decision, End, Judge, Settle
 
 
@@ -140,7 +140,7 @@ def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tup
         spend = fault.spend.model_copy(update={"fails": fault.fail, "ends": fault.ends})
         return Decision(End("holding", text, gone, spend=spend), (text,))
     if fault.spend.counts:
-        verdict = faults.judge(job, cluster.served)
+        verdict = faults.check_budget(job, cluster.served)
         if verdict.delay_ms:
             text = f"{fault.cause.text}; {verdict.why}; starts again in {verdict.delay_ms / 1000:g} s"
             step = End("holding", text, gone, spend=fault.spend, delay_ms=verdict.delay_ms)
@@ -196,7 +196,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         text = f"restarted by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
     if job.spec.several:
-        if other := sharing(cluster).stops.get(job.uid):
+        if other := transfers(cluster).stops.get(job.uid):
             return _make_room(cluster, job, cluster.jobs[other], wall)
         return _resize_roles(cluster, job, head, wall)
     size, target, scale = len(head.members), nodes_wanted(cluster, job), job.control.scale
@@ -204,7 +204,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     goes = [m.node for m in head.ordered() if pending is not None and m.node in pending.leaving]
     who = job.control.by or "an operator"
     grace = pending.grace if pending is not None else None
-    others = sharing(cluster)
+    others = transfers(cluster)
     back = others.gives.get(job.uid, {})
     if goes:
         cause = Cause(kind="scale", text=f"{', '.join(goes)} scaled in by {who}", node=goes[0])
@@ -411,7 +411,7 @@ def _propose_or_stay(
     without: Collection[str] = (),
     grace: float | None = None,
 ) -> Decision:
-    """A wish, not a need: healthy training goes on where it cannot be met (a member is cordoned or its GPU sick)."""
+    """Wanted, not needed: healthy training goes on where it cannot be met (a member is cordoned or its GPU sick)."""
     placement = place(cluster, job, without)
     if not placement.fits:
         return Decision(None, (f"not yet {cause.text}: {placement.missing}",))

@@ -37,7 +37,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
             return after_fault(cluster, job, found, gone)
         # A node was lost, or it was a worker that ends no job: what was waited for was another fault.
         before = faults.without(job, job.last_number)
-        delay = faults.judge(before, cluster.served).delay_ms if found.spend.counts else 0
+        delay = faults.check_budget(before, cluster.served).delay_ms if found.spend.counts else 0
         step = End("holding", found.cause.text, gone, spend=found.spend, delay_ms=delay)
         return Decision(step, (found.cause.text,))
     if job.phase == "holding" and entry is not None and entry.fails:

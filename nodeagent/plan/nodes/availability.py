@@ -147,7 +147,7 @@ def too_long(spec: JobSpec, node: NodeRecord) -> str:
 
 def takes(spec: JobSpec) -> int:
     """For how long (ms) a node has to be free of windows for a job to start there: as long as it takes, and its grace,
-    for which it would have to leave earlier. So whoever has left does not come back in between."""
+    for which it would have to leave earlier. So a node that has left does not come back in between."""
     needs = BRIEF if spec.elastic else UNLIMITED
     if spec.time_limit is not None:
         needs = min(needs, spec.time_limit) if spec.elastic else spec.time_limit

@@ -74,7 +74,7 @@ class _Remarkable:
 
 
 def remarkable(cluster: Cluster) -> frozenset[str]:
-    """Nodes of which there is anything to be said but whether they are live: a cordon, a verdict, a notice. Mostly
+    """Nodes with anything else than whether they are live: a cordon, a verdict, a notice. Mostly
     there are few, and all others need not be looked at."""
     return cluster.once("remarkable", lambda before: _remarkable(cluster, before)).nodes
 
@@ -94,7 +94,7 @@ def _is_remarkable(record: NodeRecord) -> bool:
 
 
 def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[str, ...]]:
-    """Members to be taken out now, and what is to be said of those that the breaker keeps."""
+    """Members to be taken out now, and a sentence for each that the breaker keeps."""
     if remarkable(cluster).isdisjoint(head.members):
         return (), ()
     go: list[Sick] = []
@@ -125,7 +125,7 @@ def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[
 
 
 def breaker(cluster: Cluster, facts: NodeFacts) -> str:
-    """One phrase while it is open for this node, for whoever looks at it; else empty."""
+    """One phrase for people while it is open for this node; else empty."""
     times = [v.since for v in facts.health if v.bars]
     if not times:
         return ""
@@ -242,5 +242,5 @@ def takes_work(cluster: Cluster, name: str) -> bool:
 
 
 def drained(node: NodeRecord) -> bool:
-    """What runs there moves away: somebody said so, or the node is being taken away."""
+    """What runs there moves away: an operator drains the node, or it is being taken away."""
     return (node.cordon is not None and node.cordon.drain) or node.facts.notice is not None

@@ -95,7 +95,7 @@ def needs(minimum: int, fit: int) -> str:
 def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str] = ()) -> Placement:
     """Choose up to ``target`` nodes, those scaled in by name last.
 
-    A member that is live keeps its place even while its standby is being rebuilt: its pod is checked when it
+    A member that is live keeps its place even while its fork server is being rebuilt: its pod is checked when it
     acknowledges. Of a job of several roles ``target`` counts places: those that are wanted, or those before a
     scale-out.
     """

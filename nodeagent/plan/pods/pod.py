@@ -39,7 +39,7 @@ from nodeagent.pods.base import GivenUp, PodStatus
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Have a shim with its checks done and its standby warm."""
+    """Have a shim with its checks done and its fork server warm."""
 
     uid: str
     why: str

@@ -12,7 +12,7 @@ from nodeagent.plan.nodes.health import takes_work, worn_nodes
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import arrange, arranged, may_move, soon
 from nodeagent.plan.placing.topology import Path, closer, closest, gang_of
-from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, sharing
+from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.queue import in_queue, next_up
 from nodeagent.plan.queueing.reservations import kept_from, line
 from nodeagent.plan.queueing.room import shape_of, shut_for, with_room
@@ -110,7 +110,7 @@ def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozense
         """A node keeps only so many standbys: were the first one the spare of all jobs, most would have none."""
         return len(cluster.nodes[node].readiness) - (node in begun)
 
-    takes = sharing(cluster).takes.get(job.uid, ())
+    takes = transfers(cluster).takes.get(job.uid, ())
     waiting.sort(key=lambda c: (c.node not in takes, order(c.node, c.standing == "fit")))
     wanted = waiting[:missing]
     if missing and job.spec.several:  # which nodes have room for all depends on what each of them has

@@ -1,6 +1,6 @@
 """What a pod has to say of its generation, read from what its shim tells.
 
-Decides nothing: when it is said, and what follows, is ``pod.py``'s and ``failure/faults.py``'s.
+Decides nothing: when it is sent, and what follows, is ``pod.py``'s and ``failure/faults.py``'s.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def with_completion(
 
 
 def with_alone(report: PodReport | None, sent: PodReport | None, status: PodStatus, case: Alone) -> PodReport | None:
-    """The same, with the workers that were started again alone: those that were told of before, and the new ones."""
+    """The same, with the workers that were started again alone: those that were reported before, and the new ones."""
     before = sent.alone if sent is not None else ()
     last = before[-1].order if before else -1
     fresh = [e for e in status.restarted if e.order > last]
@@ -74,7 +74,7 @@ def _alone(exited: WorkerExit, case: Alone, newest: bool) -> AloneRestart:
 
 def cut_short(status: PodStatus) -> PodReport | None:
     """Its workers were stopped though their generation is active: by an agent that left, and whose goodbye the store
-    never heard."""
+    never read."""
     if status.phase != "exited":
         return None
     why = "an agent that left this node stopped its workers"

@@ -16,10 +16,10 @@ from nodeagent.plan.fairshare.queues import NO_PART, entitlements, owned, shared
 from nodeagent.plan.fairshare.reclaim import Reclaim, stops_at
 from nodeagent.plan.fairshare.resources import Resources, least, size
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.queueing.ledger import NO_SHARING, NodeLedger, Sharing, borrows
 from nodeagent.plan.queueing.queue import line_key, queue
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
+from nodeagent.plan.queueing.transfers import NO_TRANSFERS, TransferPlanner, Transfers, borrows
 
 MOST_NEEDERS = 32
 """For so many jobs that wait, and for so many that run on too few nodes, nodes are looked for at a time: the first."""
@@ -34,7 +34,7 @@ def nodes_wanted(cluster: Cluster, job: JobRecord) -> int:
     if job.spec.several and job.phase == "running" and head is not None and job.control.growing is None:
         has = head.sizes
         return len(head.members) if all(has[role.name] >= role.places for role in job.sized.roles) else target
-    now = sharing(cluster)
+    now = transfers(cluster)
     if not borrows(job):
         back = now.gives.get(job.uid)
         return min(target, len(survivors(cluster, job)) - len(back)) if back else target
@@ -51,33 +51,33 @@ def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
     """Nodes that its next generation may be on, of a job that borrows; None: on any."""
     if not borrows(job):
         return None
-    now = sharing(cluster)
+    now = transfers(cluster)
     mine = frozenset(m.node for m in survivors(cluster, job))
     return mine.union(now.takes.get(job.uid, ())).difference(now.gives.get(job.uid, ()))
 
 
-def sharing(cluster: Cluster) -> Sharing:
+def transfers(cluster: Cluster) -> Transfers:
     """What is to be taken and given back in this view."""
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, reserved(cluster)
-    return cluster.notes.once("sharing", of, lambda _before: _share(cluster))
+    return cluster.notes.once("transfers", of, lambda _before: _planned(cluster))
 
 
-def _share(cluster: Cluster) -> Sharing:
+def _planned(cluster: Cluster) -> Transfers:
     borrowers = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and borrows(j)]
     if not borrowers and not shared(cluster):
-        return NO_SHARING
-    ledger = NodeLedger(cluster, sorted(borrowers, key=line_key))
-    waiting, short = _waiting(cluster, ledger.barring), _short(cluster, ledger.barring)
+        return NO_TRANSFERS
+    planner = TransferPlanner(cluster, sorted(borrowers, key=line_key))
+    waiting, short = _waiting(cluster, planner.barring), _short(cluster, planner.barring)
     if shared(cluster):  # who made room for one that waits has less than its target: those that wait go first
-        late = [(job, lack) for job, lack in waiting if not ledger.provide(job, lack, rounded=False)]
+        late = [(job, lack) for job, lack in waiting if not planner.provide(job, lack, rounded=False)]
         for job, lack in chain(late, short):
-            ledger.provide(job, lack, rounded=True)
+            planner.provide(job, lack, rounded=True)
     else:
         for job, lack in chain(short, waiting):
-            ledger.provide(job, lack, rounded=True)
-    ledger.lend_idle()
-    ledger.level()
-    return Sharing({uid: tuple(nodes) for uid, nodes in ledger.takes.items() if nodes}, ledger.gives, ledger.stops)
+            planner.provide(job, lack, rounded=True)
+    planner.lend_idle()
+    planner.level()
+    return Transfers({uid: tuple(nodes) for uid, nodes in planner.takes.items() if nodes}, planner.gives, planner.stops)
 
 
 Needers = Iterator[tuple[JobRecord, int]]
@@ -131,7 +131,7 @@ def making_room(cluster: Cluster, job: JobRecord) -> str:
     room = room_for(cluster, job)
     if not shared(cluster) or room.enough_soon or room.barred is not None:
         return ""
-    now, found = sharing(cluster), list[str]()
+    now, found = transfers(cluster), list[str]()
     for uid, nodes in now.gives.items():
         if mine := sorted((node for node, to in nodes.items() if to == job.uid), key=natural):
             found.append(f"job {cluster.jobs[uid].name} gives {some(mine)} back for it")
@@ -146,7 +146,7 @@ def stopped_with(cluster: Cluster, donor: JobRecord) -> tuple[int, str]:
     """The served time (ms) from which a job is stopped for the one that is entitled to its nodes, and what is waited
     for until then; empty if nothing is. All that are stopped for a job are stopped together: it starts with all of
     their nodes or not at all, and who was stopped before the others may be would only start again."""
-    stops = sharing(cluster).stops
+    stops = transfers(cluster).stops
     others = [cluster.jobs[uid] for uid, to in stops.items() if to == stops[donor.uid]]
     last = max(others, key=lambda job: (stops_at(cluster, job)[0], job is donor))
     at, least = stops_at(cluster, last)

@@ -175,7 +175,7 @@ class NextUp:
 def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()) -> NextUp:
     """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue is
     always among them, since it could never start otherwise, and pods that never get ready keep no job from getting its
-    turn. ``line``: the queue, each job with the room that it may use. ``before``: what this said of an earlier
+    turn. ``line``: the queue, each job with the room that it may use. ``before``: what this returned for an earlier
     view."""
     soon = cluster.served + millis(ASSEMBLE)
     able = [w.job.uid for w in line if w.has_room and w.job.not_before <= soon]

@@ -1,7 +1,8 @@
-"""The shim's side of the standby: starting it, asking it for forks or taking one that is parked, having it reap.
+"""The shim's side of the fork server: starting it, asking it for forks or taking one that is pre-forked, having it
+reap.
 
-Standard library only. A standby that dies takes its workers with it; the shim then reaps them itself. Must never
-wait for the standby: answers come through the loop.
+Standard library only. A fork server that dies takes its workers with it; the shim then reaps them itself. Must never
+wait for the fork server: answers come through the loop.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import start_program
 
 WARM_BOUND = 120.0
-"""Seconds until a standby that does not come up is given up."""
+"""Seconds until a fork server that does not come up is given up."""
 MOST_REPORTED = 128 << 10
-"""Bytes of command and environment that a standby is told; with more a worker starts cold. A message that does not fit
-into a socket's buffer (200 KiB) is not sent at all."""
+"""The most bytes of command and environment that a fork server gets; with more a worker starts cold. A message that
+does not fit into a socket's buffer (200 KiB) is not sent at all."""
 NOTES, NOTE_CHARS = 20, 500
-"""Of what a standby says went wrong: so many notes, each so long."""
+"""Of what a fork server says went wrong: so many notes, each so long."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 Forked = Callable[[int, str], None]
 """pid and "", or 0 and what failed."""
 
 
-class Standby:
-    """One standby process. ``changed`` is called when it became warm, unusable or died, and when a worker was parked
-    or lost."""
+class ForkServer:
+    """One fork server process. ``changed`` is called when it became warm, unusable or died, and when a worker was
+    pre-forked or lost."""
 
     def __init__(self, loop: Loop, changed: Callable[[], None]) -> None:
         self._loop, self._changed = loop, changed
@@ -45,7 +46,7 @@ class Standby:
         self._forks: dict[int, Forked] = {}
         self._reaps: dict[int, Callable[[int], None]] = {}
         self._next = 0
-        self.pool = Pool(loop, self._park, lambda pid: self.reap(pid, lambda _status: None), changed)
+        self.pool = Pool(loop, self._prefork, lambda pid: self.reap(pid, lambda _status: None), changed)
         self.pid: int | None = None
         self.warm = False
         self.has_torch = False
@@ -96,25 +97,25 @@ class Standby:
         fds: Sequence[int],
         forked: Forked,
     ) -> None:
-        """A worker, a parked one if there is one; ``forked`` is told its pid, which stays valid until ``reap``. A
-        parked one runs when ``forked`` has returned."""
+        """A worker, a pre-forked one if there is one; ``forked`` gets its pid, which stays valid until ``reap``. A
+        pre-forked one runs when ``forked`` has returned."""
         command = {"op": "fork", "argv": list(argv), "env": dict(env), "cwd": cwd, "limits": list(limits)}
-        parked = self.pool.take()
-        if parked is None:
+        preforked = self.pool.take()
+        if preforked is None:
             self._ask(command, fds, forked)
         else:
-            forked(parked.pid, "")
-            parked.give(command, fds)
+            forked(preforked.pid, "")
+            preforked.give(command, fds)
 
-    def _park(self, link: int, deep: bool, forked: Forked) -> None:
-        self._ask({"op": "park", "deep": deep}, (link,), forked)
+    def _prefork(self, link: int, deep: bool, forked: Forked) -> None:
+        self._ask({"op": "prefork", "deep": deep}, (link,), forked)
 
     def host_store(self, host: str, port: int, listening: int, answer: int, forked: Forked) -> None:
         """A store process on this listening socket; it writes "ok" or what failed to ``answer``."""
         self._ask({"op": "store", "host": host, "port": port}, (listening, answer), forked)
 
     def reap(self, pid: int, reaped: Callable[[int], None]) -> None:
-        """Have an ended fork reaped; ``reaped`` is told its wait status, or -1 if it has no answer."""
+        """Have an ended fork reaped; ``reaped`` gets its wait status, or -1 if it has no answer."""
         if self._link is None:
             reaped(-1)
             return
@@ -144,26 +145,26 @@ class Standby:
         forks, self._forks = self._forks, {}
         reaps, self._reaps = self._reaps, {}
         for forked in forks.values():
-            forked(0, "the standby died")
+            forked(0, "the fork server died")
         for reaped in reaps.values():
             reaped(-1)
 
     def _ask(self, command: dict[str, Any], fds: Sequence[int], forked: Forked) -> None:
         if self._link is None:
-            forked(0, "the standby died")
+            forked(0, "the fork server died")
             return
         self._next += 1
         self._forks[self._next] = forked
         self._send({**command, "id": self._next}, fds)
 
     def _send(self, command: dict[str, Any], fds: Sequence[int]) -> None:
-        """A standby that does not take a command is killed: its workers' statuses then come to the shim."""
+        """A fork server that does not take a command is killed: its workers' statuses then come to the shim."""
         assert self._link is not None
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self._link.sendmsg([json.dumps(command).encode()], rights)
         except OSError as error:
-            print(f"standby: {error.strerror}", file=sys.stderr, flush=True)
+            print(f"fork server: {error.strerror}", file=sys.stderr, flush=True)
             self.kill()
 
     def _readable(self) -> None:
@@ -181,7 +182,7 @@ class Standby:
             try:
                 self._receive(json.loads(data))
             except (LookupError, TypeError, ValueError, RecursionError) as error:  # the job's modules can write here
-                self._notes.append(f"the standby said what is no message ({type(error).__name__}): it was ended")
+                self._notes.append(f"the fork server sent what is no message ({type(error).__name__}): it was ended")
                 self._unlink()
                 self.kill()
 
@@ -192,7 +193,7 @@ class Standby:
                 self._notes = [str(note)[:NOTE_CHARS] for note in message["notes"][:NOTES]]
                 if message["unusable"]:
                     self.unusable = True
-                    self._notes.append(message["unusable"] + "; workers start without a standby")
+                    self._notes.append(message["unusable"] + "; workers start without a fork server")
                     self.kill()
                 else:
                     self.warm = True
@@ -212,5 +213,5 @@ class Standby:
     def _give_up(self, link: socket.socket) -> None:
         if self._link is link and not self.warm:
             self.unusable = True
-            self._notes.append(f"the standby was not warm after {WARM_BOUND:.0f} s; workers start without one")
+            self._notes.append(f"the fork server was not warm after {WARM_BOUND:.0f} s; workers start without one")
             self.kill()

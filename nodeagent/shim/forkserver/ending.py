@@ -1,10 +1,10 @@
 """The end of a forked worker: what Python promises a script when it is over is done, then the process ends at once.
 
 The interpreter is not torn down. That gives back, piece by piece, memory that the kernel takes back anyway, and writes
-to each page that a fork shares with its standby: with torch half a second of a core and more, for each worker, while a
-gang stands still. What scripts rely on is done, in Python's own order: threads that are no daemons are waited for;
-``atexit``; standard output; what the script's own names hold is let go, and so finalized; open files are written. What
-is not done: finalizers of what other modules hold, or objects in cycles, and exit handlers of C libraries.
+to each page that a fork shares with its fork server: with torch half a second of a core and more, for each worker,
+while a gang stands still. What scripts rely on is done, in Python's own order: threads that are no daemons are waited
+for; ``atexit``; standard output; what the script's own names hold is let go, and so finalized; open files are written.
+What is not done: finalizers of what other modules hold, or objects in cycles, and exit handlers of C libraries.
 
 Loaded by ``server.py`` before it forks, in the job's Python (3.8 or later): standard library only. Must never end a
 worker with another exit code than Python would, nor keep it longer than ``WRITE_BOUND`` once ``atexit`` is through.
@@ -77,7 +77,7 @@ def finish(script: types.ModuleType, code: int) -> int:
         _thread.start_new_thread(give_up, (code,))
     drop_names(script)
     close_files()
-    if code != NOT_WRITTEN and not flush_standard():  # what was said meanwhile
+    if code != NOT_WRITTEN and not flush_standard():  # what was printed meanwhile
         code = NOT_WRITTEN
     _libc.fflush(None)  # of C libraries
     return code

@@ -1,8 +1,8 @@
-"""The shim's side of the parked workers: forked ahead by the standby, one after the other, each with a socket of its
-own on which it waits for work.
+"""The shim's side of the pre-forked workers: forked ahead by the fork server, one after the other, each with a socket
+of its own on which it waits for work.
 
 Standard library only. They run nothing of the job's but what it preloads, so they need no granted time; they die with
-the standby, or when their socket closes. Must never wait for one of them.
+the fork server, or when their socket closes. Must never wait for one of them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from nodeagent.osutil.linux import pidfd_ended
 from nodeagent.shim.loop import Delay, Loop
 
 MOST = 16
-"""Parked workers at most: each holds some 10 MB of its own."""
+"""Pre-forked workers at most: each holds some 10 MB of its own."""
 REFILL_AFTER = 0.4
 """Seconds after a start until the next ones are forked: the first steps come first."""
 PARK_BOUND = 30.0
-"""Seconds until one that does not say it is parked is killed."""
+"""Seconds until one that does not say it is pre-forked is killed."""
 LOSSES = 3
 """When so many have died without a start in between, no more are forked until the next start."""
 
 
 @dataclass(slots=True)
-class Parked:
+class Preforked:
     """One of them. ``private``: bytes of memory that it shares with nobody; None until it waits for work."""
 
     pid: int
@@ -47,17 +47,17 @@ class Parked:
 
 
 class Pool:
-    """``park`` has the standby fork one onto this descriptor, deeply warmed or not; ``reap`` has it reap one."""
+    """``prefork`` has the fork server fork one onto this descriptor, deeply warmed or not; ``reap`` has it reap one."""
 
     def __init__(
         self,
         loop: Loop,
-        park: Callable[[int, bool, Callable[[int, str], None]], None],
+        prefork: Callable[[int, bool, Callable[[int, str], None]], None],
         reap: Callable[[int], None],
         changed: Callable[[], None],
     ) -> None:
-        self._loop, self._park, self._reap, self._changed = loop, park, reap, changed
-        self._children: list[Parked] = []
+        self._loop, self._prefork, self._reap, self._changed = loop, prefork, reap, changed
+        self._children: list[Preforked] = []
         self._forking = False
         self._deep = True
         self._lost = 0
@@ -68,7 +68,7 @@ class Pool:
         """What went wrong, for the person."""
 
     @property
-    def waiting(self) -> list[Parked]:
+    def waiting(self) -> list[Preforked]:
         """Those that wait for work."""
         return [child for child in self._children if child.private is not None]
 
@@ -86,9 +86,9 @@ class Pool:
         ours.setblocking(False)
         self._forking = True
         with theirs:
-            self._park(theirs.fileno(), self._deep, lambda pid, error: self._forked(ours, pid, error))
+            self._prefork(theirs.fileno(), self._deep, lambda pid, error: self._forked(ours, pid, error))
 
-    def take(self) -> Parked | None:
+    def take(self) -> Preforked | None:
         """The one that has waited longest. It is the caller's now, who gives it work once it is guarded. A worker is
         being started, with or without it: the pool is filled again when the first steps are over."""
         self._lost = 0
@@ -104,7 +104,7 @@ class Pool:
         return None
 
     def clear(self) -> None:
-        """The standby is dead, and they with it: the shim reaps them."""
+        """The fork server is dead, and they with it: the shim reaps them."""
         if self._refill is not None:
             self._refill.cancel()
             self._refill = None
@@ -127,11 +127,11 @@ class Pool:
             return
         pidfd = os.pidfd_open(pid)
         bound = self._loop.after(PARK_BOUND, lambda: self._overdue(child))
-        child = Parked(pid, pidfd, link, bound)
+        child = Preforked(pid, pidfd, link, bound)
         self._children.append(child)
         self._loop.watch(link.fileno(), lambda: self._readable(child))
 
-    def _readable(self, child: Parked) -> None:
+    def _readable(self, child: Preforked) -> None:
         try:
             data = child.link.recv(1 << 16)
         except BlockingIOError:
@@ -147,12 +147,12 @@ class Pool:
         try:
             self._stated(child, json.loads(data))
         except (LookupError, TypeError, ValueError, RecursionError):  # what it warmed up with can write here
-            self._note("a pre-forked worker said what is no message: it was ended")
+            self._note("a pre-forked worker sent what is no message: it was ended")
             child.spoilt = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
-    def _stated(self, child: Parked, message: Mapping[str, Any]) -> None:
+    def _stated(self, child: Preforked, message: Mapping[str, Any]) -> None:
         if message["note"]:
             self._note(f"warming up a pre-forked worker failed: {str(message['note'])[:500]}")
         if message["spoilt"]:
@@ -164,7 +164,7 @@ class Pool:
         self._changed()
         self.fill()
 
-    def _overdue(self, child: Parked) -> None:
+    def _overdue(self, child: Preforked) -> None:
         self._note(f"a pre-forked worker was not warm after {PARK_BOUND:.0f} s")
         child.spoilt = True
         with contextlib.suppress(ProcessLookupError):
@@ -185,12 +185,12 @@ class Pool:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _forget(self, child: Parked) -> None:
+    def _forget(self, child: Preforked) -> None:
         child.bound.cancel()
         self._loop.forget(child.link.fileno())
         self._children.remove(child)
 
-    def _bury(self, child: Parked) -> None:
+    def _bury(self, child: Preforked) -> None:
         child.link.close()
         os.close(child.pidfd)
         self._reap(child.pid)

@@ -1,13 +1,13 @@
-"""The standby: an interpreter that has imported what the job preloads and forks the workers, so that a restart costs
-no import. It forks some ahead: a pre-forked worker warms up (``warming.py``) and waits to be told what to run.
+"""The fork server: an interpreter that has imported what the job preloads and forks the workers, so that a restart
+costs no import. It forks some ahead: a pre-forked worker warms up (``warming.py``) and waits for what to run.
 
 Runs by file path in the JOB's Python (3.8 or later), which need not have nodeagent: standard library only, plus the
-modules it is told to preload. Must stay single-threaded and without a CUDA context, or it refuses to fork. It reaps
-only when told to, so that the shim's pidfds always name the process they were opened for.
+modules that it is to preload. Must stay single-threaded and without a CUDA context, or it refuses to fork. It reaps
+only when asked to, so that the shim's pidfds always name the process they were opened for.
 
-A forked worker behaves as if executed, but for: ``sys.orig_argv`` and ``/proc/self/cmdline`` (the standby's),
+A forked worker behaves as if executed, but for: ``sys.orig_argv`` and ``/proc/self/cmdline`` (the fork server's),
 ``sys.flags.unbuffered``, one hash seed for all forks, BLAS libraries that fixed one thread at import (torch's
-thread count is restored), its end (``ending.py``), and of a parked one its start time and the CPU time of its
+thread count is restored), its end (``ending.py``), and of a pre-forked one its start time and the CPU time of its
 warm-up.
 """
 
@@ -33,10 +33,10 @@ TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils
 REHEARSAL_BOUND = 10
 """Seconds for a step of a small network; the kernel ends one that hangs."""
 NOTES, NOTE_CHARS = 20, 500
-"""Told to the shim of what went wrong: so many notes, each so long."""
+"""What goes to the shim of what went wrong: so many notes, each so long."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _compiled: dict[tuple[str, bytes], types.CodeType] = {}
-"""The script, by its path and text: compiled while this worker was parked."""
+"""The script, by its path and text: compiled while this worker was pre-forked."""
 _end = types.ModuleType("__nodeagent_end__")
 """``ending.py``, loaded before the first fork: at a script's end its file may have gone with an upgrade."""
 
@@ -108,7 +108,7 @@ def cut(text: str) -> str:
 
 
 def rehearsal_is_safe() -> bool:
-    """Tried in a fork: what fails there, or leaves a thread or a CUDA context, would spoil the standby."""
+    """Tried in a fork: what fails there, or leaves a thread or a CUDA context, would spoil the fork server."""
     me = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -158,7 +158,7 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def serve(link: socket.socket, shim: int, program: str) -> dict[str, Any]:
-    """Obey the shim. In the standby it never returns; in a forked worker it returns what to run."""
+    """Obey the shim. In the fork server it never returns; in a forked worker it returns what to run."""
     me = os.getpid()
     while True:
         command, fds = receive(link)
@@ -181,8 +181,8 @@ def serve(link: socket.socket, shim: int, program: str) -> dict[str, Any]:
                     link.close()
                     if command["op"] == "store":
                         host_store(command, fds)
-                    if command["op"] == "park":
-                        command, fds = park(socket.socket(fileno=fds[0]), command["deep"], program)
+                    if command["op"] == "prefork":
+                        command, fds = prefork(socket.socket(fileno=fds[0]), command["deep"], program)
                     become_worker(command, fds)
                     return command
                 send(link, {"event": "forked", "id": command["id"], "pid": pid})
@@ -198,14 +198,14 @@ def reap(pid: int) -> int:
         return -1
 
 
-def park(link: socket.socket, deep: bool, program: str) -> tuple[dict[str, Any], list[int]]:
+def prefork(link: socket.socket, deep: bool, program: str) -> tuple[dict[str, Any], list[int]]:
     """Warm up, tell the shim how that went, and wait for work. What the warm-up has spoilt ends here."""
     note = helper("warm_up") if deep else ""
     compile_ahead(program)
     gc.collect()
     _end.freeze()
     spoilt = why_unusable()
-    send(link, {"event": "parked", "note": note, "spoilt": spoilt, "private": private_memory()})
+    send(link, {"event": "preforked", "note": note, "spoilt": spoilt, "private": private_memory()})
     if spoilt:
         os._exit(1)
     work = receive(link)
@@ -233,7 +233,7 @@ def helper(name: str) -> str:
     try:
         load("warming.py", warm)
         getattr(warm, name)()
-    except Exception as error:  # noqa: BLE001 (whatever a framework raises is told, not fatal)
+    except Exception as error:  # noqa: BLE001 (whatever a framework raises is reported, not fatal)
         return f"{type(error).__name__}: {error}"[:NOTE_CHARS]
     return ""
 
@@ -321,7 +321,7 @@ def run(work: dict[str, Any]) -> None:
     if at_once:
         sys.stdout = unbuffered(1)
         sys.stderr = unbuffered(2)
-    sys.modules["__nodeagent_standby__"] = sys.modules["__main__"]  # this module's globals must stay alive
+    sys.modules["__nodeagent_fork_server__"] = sys.modules["__main__"]  # this module's globals must stay alive
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = module

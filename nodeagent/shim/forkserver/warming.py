@@ -1,7 +1,7 @@
-"""What makes forks fast. In the standby: a step of a small network, so that a worker forked on demand finds the code of
-its first one ready too; and large pages, so that a fork copies and an end frees few of them. In a pre-forked worker: a
-little of what a training does first, so that its first forward, backward, checkpoint and collective find their code,
-kernels and memory touched.
+"""What makes forks fast. In the fork server: a step of a small network, so that a worker forked on demand finds the
+code of its first one ready too; and large pages, so that a fork copies and an end frees few of them. In a pre-forked
+worker: a little of what a training does first, so that its first forward, backward, checkpoint and collective find
+their code, kernels and memory touched.
 
 Loaded by ``server.py`` in the job's Python (3.8 or later): standard library, and frameworks only if they have been
 preloaded. Must leave nothing that a fresh worker would not have: no thread, group, socket, variable, hook or device.
@@ -53,7 +53,7 @@ def huge_pages() -> None:
 
 
 def rehearse() -> None:
-    """In the standby itself. Raises whatever the framework does."""
+    """In the fork server itself. Raises whatever the framework does."""
     torch = sys.modules.get("torch")
     if torch is not None:
         with warnings.catch_warnings():

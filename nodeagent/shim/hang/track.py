@@ -24,7 +24,7 @@ PAGE = struct.Struct("<8sqdd32s")
 TRAIN = "train"
 
 LEAST_GAPS = 20
-"""Steps that must have been seen before a pace is told."""
+"""Steps that must have been seen before a pace is reported."""
 RECENT = 128
 FLOOR = 60.0
 """No limit is learned below this many seconds."""
@@ -32,7 +32,7 @@ FLOOR = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """What a worker told last."""
+    """What a worker reported last."""
 
     step: int | None
     at: float
@@ -51,7 +51,7 @@ class Page:
         os.write(self._fd, PAGE.pack(MAGIC, -1, 0.0, 0.0, b""))
 
     def read(self, now: float) -> WorkerProgress | None:
-        """None: nothing has been told yet, or what is there is no page. A time in the future is now."""
+        """None: nothing has been reported yet, or what is there is no page. A time in the future is now."""
         if self._fd < 0:
             return None
         data = os.pread(self._fd, PAGE.size, 0)
@@ -104,7 +104,7 @@ class StepPace:
 FIRST_LIMIT = 600.0
 """``auto``: seconds without progress that are allowed until a pace has been learned."""
 LONG = 1800.0
-"""``auto``: while some worker still computes, it may be in a phase that nobody told of: at least so long (or ten
+"""``auto``: while some worker still computes, it may be in a phase that nobody reported: at least so long (or ten
 limits)."""
 QUIET = 0.02
 """Cores: who uses less is quiet. Threads of gloo and NCCL that only look around need some."""
@@ -168,7 +168,7 @@ class Track:
 
     @property
     def left(self) -> float:
-        """Seconds from the last look until progress that is told becomes overdue; below 0 if it is, or none is told."""
+        """Seconds from the last look until reported progress becomes overdue; below 0 if it is, or none is reported."""
         progress = self.progress
         if progress is None or progress.phase != TRAIN:
             return -1.0

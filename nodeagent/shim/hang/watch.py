@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import boottime
-from nodeagent.shim.gang import RunningGang
+from nodeagent.shim.gang import LocalGang
 from nodeagent.shim.hang.track import FIRST_LIMIT, Page, Track, look
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import stamp
@@ -51,7 +51,7 @@ Kinds = tuple[object, ...]
 
 def suspicious(ranks: Sequence[Facts]) -> bool:
     """This pod sees no progress. Where a worker tells its progress that alone counts; else they must all be silent, and
-    either all next to idle, or one held by the kernel: whoever computes may be about to get on."""
+    either all next to idle, or one held by the kernel: a worker that computes may be about to get on."""
     reported = [f for f in ranks if f["overdue"] is not None]
     if reported:
         return all(f["overdue"] != "no" for f in reported)
@@ -61,7 +61,7 @@ def suspicious(ranks: Sequence[Facts]) -> bool:
 
 
 def kinds(ranks: Sequence[Facts]) -> Kinds:
-    """What is told anew when it changes: each of these takes a limit's time to become true again."""
+    """What is reported anew when it changes: each of these takes a limit's time to become true again."""
     return tuple((f["rank"], f["overdue"], f["silent"], f["quiet"], f["frozen"]) for f in ranks)
 
 
@@ -83,12 +83,12 @@ class HangWatch:
         self._run, self._folder = run, logs / "stacks"
         self._pages: dict[int, Page] = {}
         self._tracks: dict[int, Track] = {}
-        self._gang: RunningGang | None = None
+        self._gang: LocalGang | None = None
         self._delay: Delay | None = None
         self._show_at = 0.0
         self._asked = False
         self._reported: Kinds | None = None
-        """The kinds that were told, or for which stacks are being taken."""
+        """The kinds that were reported, or for which stacks are being taken."""
         self._helper = 0
         self._pipe = -1
         self._lines = b""
@@ -99,7 +99,7 @@ class HangWatch:
         self._native = False
         """The last reading was one of native stacks too."""
         self._early = False
-        """What this reading has told so far was enough, and has been told on."""
+        """What this reading has brought so far was enough, and has been passed on."""
         self.stall: Facts | None = None
         """As model.pod.Stall; None: nothing to tell."""
 
@@ -112,7 +112,7 @@ class HangWatch:
             return {}
         return {"NODEAGENT_PROGRESS": str(self._pages[rank].path)}
 
-    def watch(self, gang: RunningGang) -> None:
+    def watch(self, gang: LocalGang) -> None:
         """Look at this generation until it has settled."""
         self._gang = gang
         self._next()
@@ -154,7 +154,7 @@ class HangWatch:
         self._judge()
         self._next()
 
-    def _look(self, gang: RunningGang) -> None:
+    def _look(self, gang: LocalGang) -> None:
         now = boottime()
         for w in gang.workers:
             page = self._pages.get(w.rank)
@@ -169,7 +169,7 @@ class HangWatch:
                 self._tracks[w.rank] = Track(w.rank, self._limit, self._phases, now)
             self._tracks[w.rank].see(seen)
 
-    def _show(self, gang: RunningGang) -> None:
+    def _show(self, gang: LocalGang) -> None:
         now = boottime()
         if now < self._show_at:
             return
@@ -186,7 +186,7 @@ class HangWatch:
         return [track.facts() for _, track in sorted(self._tracks.items())]
 
     def _judge(self) -> None:
-        """Tell, when what is to be told has changed in kind: with stacks, taken anew where the last are old."""
+        """Report, when what is to be reported has changed in kind: with stacks, taken anew where the last are old."""
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
         if gang is None or gang.phase != "running" or not ranks or not (suspects or self._asked):
@@ -212,7 +212,7 @@ class HangWatch:
             print(f"no stacks: {error}", file=sys.stderr, flush=True)
             self._report(ranks, suspects)
 
-    def _take_ahead(self, gang: RunningGang | None, ranks: list[Facts]) -> None:
+    def _take_ahead(self, gang: LocalGang | None, ranks: list[Facts]) -> None:
         """Begin with the stacks while the limit is not reached yet, if all looks as if it will be."""
         if gang is None or gang.phase != "running" or not ranks or self._helper or self._ahead >= MOST_AHEAD:
             return
@@ -251,10 +251,10 @@ class HangWatch:
 
     # -- stacks
 
-    def _file(self, gang: RunningGang, rank: int) -> Path:
+    def _file(self, gang: LocalGang, rank: int) -> Path:
         return self._folder / f"g{gang.token['number']}-rank{rank}.txt"
 
-    def _take_stacks(self, gang: RunningGang, ranks: list[Facts], native: bool) -> None:
+    def _take_stacks(self, gang: LocalGang, ranks: list[Facts], native: bool) -> None:
         self._folder.mkdir(exist_ok=True)
         self._prune(gang.token["number"])
         pids = {w.rank: gang.process(w) for w in gang.workers if w.pid and not w.ended}
@@ -302,7 +302,7 @@ class HangWatch:
             self._report(ranks, suspects)
 
     def _read(self) -> bool:
-        """What the helper has said since; False when there is no more now."""
+        """What the helper has printed since; False when there is no more now."""
         try:
             data = os.read(self._pipe, 1 << 16)
         except BlockingIOError:

@@ -38,13 +38,13 @@ class Bench:
     def next_end(self) -> float | None:
         return min(self.failsafe.promised(self.cluster).values(), default=None)
 
-    def told(self) -> Table:
+    def order_table(self) -> Table:
         """What the lease process goes by now."""
         return Table("b", self.node, life(self.node), self.words.leaving, self.words.known[-1])
 
 
-def told_of(cluster: Cluster, node: str) -> Table:
+def reported_of(cluster: Cluster, node: str) -> Table:
     """What a node's agent tells of this cluster."""
     bench = Bench(cluster, node)
     bench.failsafe._write(cluster)
-    return bench.told()
+    return bench.order_table()

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from nodeagent.agent.apply import CommitRequests
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
@@ -20,7 +20,7 @@ from nodeagent.trust.seal import Seal
 from tests.unit.ctl.samples import job
 
 TOKEN = Token(number=3, id="g3")
-WISH = CommitRequest(token=TOKEN, name="c1", step=10, order=1)
+REQUEST = CommitRequest(token=TOKEN, name="c1", step=10, order=1)
 ME = Incarnation(life="a", start=2)
 
 
@@ -28,19 +28,19 @@ class Host:
     """One pod that wishes for a commit until it is answered."""
 
     def __init__(self, uid: str) -> None:
-        self.uid, self.wish = uid, cast("CommitRequest | None", WISH)
+        self.uid, self.request = uid, cast("CommitRequest | None", REQUEST)
         self.answers: list[str] = []
 
     def status(self) -> dict[str, PodStatus]:
         return {
-            self.uid: PodStatus(uid=self.uid, phase="running", commit=self.wish),
+            self.uid: PodStatus(uid=self.uid, phase="running", commit=self.request),
             "other": PodStatus(uid="other", phase="ready"),
         }
 
-    def committed(self, uid: str, wish: CommitRequest, refused: str) -> None:
-        assert (uid, wish) == (self.uid, self.wish)
+    def committed(self, uid: str, request: CommitRequest, refused: str) -> None:
+        assert (uid, request) == (self.uid, self.request)
         self.answers.append(refused)
-        self.wish = None
+        self.request = None
 
 
 class Shelf:
@@ -70,7 +70,7 @@ class Scene:
         self.uid = record.uid
         self.host, self.store, self.snapshot = Host(self.uid), Shelf(record), Snapshot(Timing())
         self.commits = CommitRequests(
-            cast(Lease, Me()),
+            cast(Membership, Me()),
             store=cast(Store, self.store),
             host=cast(PodHost, self.host),
             snapshot=self.snapshot,
@@ -103,7 +103,7 @@ async def test_it_waits_while_the_store_is_away_or_recovers() -> None:
     assert scene.host.answers == [""]
 
 
-async def test_a_refusal_is_told_in_the_stores_words() -> None:
+async def test_a_refusal_is_reported_in_the_stores_words() -> None:
     scene = Scene()
     scene.store.error = StoreRefusedError("stale", "generation 3 may commit nothing any more")
     await scene.commits.carry()

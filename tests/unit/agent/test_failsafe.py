@@ -42,7 +42,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
     run_virtual(scenario)
 
 
-def told(b: Bench) -> dict[str, LoanRow]:
+def reported(b: Bench) -> dict[str, LoanRow]:
     async def look() -> None:
         b.lending()
 
@@ -54,15 +54,15 @@ def told(b: Bench) -> dict[str, LoanRow]:
 
 
 def test_it_tells_what_runs_here_and_what_this_node_keeps() -> None:
-    assert told(bench(running(), RUNNING)) == {UID: RUNS}
-    assert told(bench()) == {UID: ROW}, "it keeps it, and nothing runs"
-    assert told(bench(node="n3")) == {UID: ROW}
-    assert told(bench(node="n4")) == {}
+    assert reported(bench(running(), RUNNING)) == {UID: RUNS}
+    assert reported(bench()) == {UID: ROW}, "it keeps it, and nothing runs"
+    assert reported(bench(node="n3")) == {UID: ROW}
+    assert reported(bench(node="n4")) == {}
     outside = ("n2", "n3")
-    no_keeper = told(bench(running(outside), RUNNING))[UID]
+    no_keeper = reported(bench(running(outside), RUNNING))[UID]
     assert (no_keeper.members, no_keeper.pod) == ({}, RUNS.pod), "nobody asks who keeps nothing"
-    assert UID in told(bench(running(outside))), "why it stopped is to be said"
-    assert told(bench(running(), RUNNING, peers=("n3",)))[UID].places == {"n3": RUNS.places["n3"]}
+    assert UID in reported(bench(running(outside))), "why it stopped is to be said"
+    assert reported(bench(running(), RUNNING, peers=("n3",)))[UID].places == {"n3": RUNS.places["n3"]}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_it_tells_what_runs_here_and_what_this_node_keeps() -> None:
     ids=["an older generation", "nothing runs", "no member"],
 )
 def test_only_members_of_active_generations_run(job: JobRecord, pods: tuple[PodStatus, ...]) -> None:
-    row = told(bench(job, *pods))[UID]
+    row = reported(bench(job, *pods))[UID]
     assert (row.pod, row.places) == ("", {})
 
 
@@ -88,8 +88,8 @@ def test_only_members_of_active_generations_run(job: JobRecord, pods: tuple[PodS
     ],
     ids=["forming", "ended", "none yet"],
 )
-def test_what_is_not_active_is_not_told(job: JobRecord) -> None:
-    assert told(bench(job, RUNNING)) == {}
+def test_what_is_not_active_is_not_reported(job: JobRecord) -> None:
+    assert reported(bench(job, RUNNING)) == {}
 
 
 def test_a_table_is_bounded() -> None:
@@ -97,7 +97,7 @@ def test_a_table_is_bounded() -> None:
     head = make_head(["n1", "n2"])
     member = head.members["n2"]
     many = head.model_copy(update={"members": head.members | dict.fromkeys(names[2:], member)})
-    assert told(bench(running().model_copy(update={"head": many}))) == {}
+    assert reported(bench(running().model_copy(update={"head": many}))) == {}
 
 
 # --- when it lets go
@@ -145,21 +145,21 @@ def test_it_lets_go_of_nothing_while_it_cannot_know_what_was_promised() -> None:
 
 def test_it_tells_first_and_looks_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what is promised in between would be missed."""
-    said: list[str] = []
+    calls: list[str] = []
 
     def know(*_about: object) -> bool:
-        said.append("told")
+        calls.append("told")
         return True
 
     async def scenario() -> None:
         b = bench()
         monkeypatch.setattr(b.words, "know", know)
-        monkeypatch.setattr(b.words, "promises", lambda: said.append("looked"))
+        monkeypatch.setattr(b.words, "promises", lambda: calls.append("looked"))
         b.lending()
         await b.failsafe.let_promises_end()
 
     play(scenario())
-    assert said == ["told", "looked"] * 2
+    assert calls == ["told", "looked"] * 2
 
 
 def test_one_that_leaves_waits_for_what_was_promised() -> None:
@@ -206,15 +206,15 @@ def refuses(b: Bench) -> str:
 def test_while_the_keepers_are_being_replaced_nothing_is_lent_under_the_old() -> None:
     async def scenario() -> None:
         b = bench()
-        said: list[str] = []
+        calls: list[str] = []
 
         async def send(_action: Keep) -> bool:
-            said.append(b.words.known[-1][UID].refuses)
+            calls.append(b.words.known[-1][UID].refuses)
             b.cluster = make_cluster(b.cluster.nodes.values(), running(tuple(OTHERS)))
             return True
 
         assert await b.failsafe.replace_keepers(replacement(), send)
-        assert said == [NO]
+        assert calls == [NO]
         assert refuses(b) == "", "it lends under the new ones"
 
     play(scenario())
@@ -229,7 +229,7 @@ def test_a_refused_replacement_leaves_it_a_keeper_as_before() -> None:
     play(scenario())
 
 
-def test_a_replacement_of_which_nothing_was_heard_may_have_happened() -> None:
+def test_a_replacement_of_which_nothing_was_received_may_have_happened() -> None:
     async def scenario() -> None:
         b = bench()
         for _ in range(2):

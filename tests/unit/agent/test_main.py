@@ -51,16 +51,16 @@ def test_check_config_looks_at_tokens_and_certificates(tmp_path: Path) -> None:
     tokens.write_text("tokens:\n  ci: {sha256: short, may: red}\n")
     result = nodeagent("check-config", str(file))
     assert result.exit_code == EXIT_CONFIG
-    said = result.output.splitlines()
-    assert said[0].startswith(f"{tokens}:2:16: tokens.ci.sha256: 'short' is not a SHA-256")
-    assert said[1].startswith(f"{tokens}:2:28: tokens.ci.may: 'red' is not known here")
-    assert said[2].startswith(f"the certificate {cert} cannot be used: No such file or directory")
+    shown = result.output.splitlines()
+    assert shown[0].startswith(f"{tokens}:2:16: tokens.ci.sha256: 'short' is not a SHA-256")
+    assert shown[1].startswith(f"{tokens}:2:28: tokens.ci.may: 'red' is not known here")
+    assert shown[2].startswith(f"the certificate {cert} cannot be used: No such file or directory")
     tokens.write_text("tokens: {}\n")
     tokens.chmod(0o640)
     cert.write_text("no certificate")
-    said = nodeagent("check-config", str(file)).output.splitlines()
-    assert "has mode 0640" in said[0] and "chmod 0600" in said[0]
-    assert f"the certificate {cert} cannot be used" in said[1]
+    shown = nodeagent("check-config", str(file)).output.splitlines()
+    assert "has mode 0640" in shown[0] and "chmod 0600" in shown[0]
+    assert f"the certificate {cert} cannot be used" in shown[1]
     tokens.chmod(0o600)
     file.write_text(f"api: {{tokens: {tokens}}}\n")
     assert nodeagent("check-config", str(file)).output == f"{file}: ok\n"

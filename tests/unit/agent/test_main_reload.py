@@ -21,11 +21,11 @@ def reloaded(text: str) -> tuple[str, list[AgentConfig]]:
 
 
 def test_what_can_change_while_running_is_taken() -> None:
-    said, taken = reloaded(
+    message, taken = reloaded(
         "node: {address: 10.0.0.7}\njobs: {standbys: 0, logs: {keep: 9}}\nlimits: {jobs: 7}\ndrain: 5s\n"
         "without_agent: 50s\n"
     )
-    assert said == "config reloaded: without_agent, drain, jobs.logs.keep, jobs.standbys, limits.jobs"
+    assert message == "config reloaded: without_agent, drain, jobs.logs.keep, jobs.standbys, limits.jobs"
     assert [(one.jobs.standbys, one.jobs.logs.keep, one.drain, one.without_agent) for one in taken] == [
         (0, 9, 5.0, 50.0)
     ]
@@ -41,14 +41,14 @@ def test_what_can_change_while_running_is_taken() -> None:
     ],
 )
 def test_one_key_that_needs_a_restart_keeps_all_as_it_was(change: str, key: str) -> None:
-    said, taken = reloaded(f"{OLD}drain: 5s\n{change}\n")
-    assert (said, taken) == (f"config not reloaded: {key} needs a restart", [])
+    message, taken = reloaded(f"{OLD}drain: 5s\n{change}\n")
+    assert (message, taken) == (f"config not reloaded: {key} needs a restart", [])
 
 
 @pytest.mark.parametrize("text", ["jobs: {standbys: -1}", "drain: never", "jobs: [", "unknown: 1"])
 def test_a_config_that_is_wrong_changes_nothing(text: str) -> None:
-    said, taken = reloaded(text)
-    assert (said, taken) == ("config not reloaded: it is wrong, see the log", [])
+    message, taken = reloaded(text)
+    assert (message, taken) == ("config not reloaded: it is wrong, see the log", [])
 
 
 def test_nothing_differs_from_itself() -> None:

@@ -38,13 +38,13 @@ def test_pods_as_published() -> None:
         "u-gone": PodStatus(uid="u-gone", phase="running"),
         UID: PodStatus(
             uid=UID, phase="running", generation=Token(number=4, id="g"), shim_pid=5, workers=workers
-        ).model_copy(update={"parked": {11: 1000, 12: 200}}),
+        ).model_copy(update={"preforked": {11: 1000, 12: 200}}),
     }
     cluster = make_cluster(["n1"], make_job(), make_job(uid="u-z"))
     first, second = pod_states(cluster, "n1", statuses)
     assert (first.uid, first.job, first.node, first.role) == (UID, "a", "n1", "worker")
     assert (first.generation, first.shim_pid, first.workers) == (4, 5, workers)
-    assert (first.parked, first.parked_memory, second.parked) == (2, 1200, 0)
+    assert (first.preforked, first.preforked_memory, second.preforked) == (2, 1200, 0)
     assert (second.uid, second.generation, second.reason) == ("u-z", 0, "hook failed")
 
 

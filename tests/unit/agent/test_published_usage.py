@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.agent.published import SLACK, Meter, machine_usage, roots_of, spent
+from nodeagent.agent.published import SLACK, Meter, cpu_spent, machine_usage, roots_of
 from nodeagent.model.pod import WorkerState
 from nodeagent.osutil.linux import family
 from nodeagent.pods.base import PodStatus
@@ -79,7 +79,7 @@ def test_a_process_that_is_gone_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "before", "said"),
+    ("start", "before", "shown"),
     [
         (100, (100, 30), 20),
         (100, (90, 30), 0),  # the number is another process's now, which is older than the last look
@@ -88,9 +88,9 @@ def test_a_process_that_is_gone_counts_for_nothing() -> None:
         (100, None, 0),
     ],
 )
-def test_cpu_since_the_last_look(start: int, before: tuple[int, int] | None, said: int) -> None:
+def test_cpu_since_the_last_look(start: int, before: tuple[int, int] | None, shown: int) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
-    assert spent(start, 50, before, (100_000 - SLACK) / ticks) == said
+    assert cpu_spent(start, 50, before, (100_000 - SLACK) / ticks) == shown
 
 
 def test_the_machine() -> None:

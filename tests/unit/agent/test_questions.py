@@ -58,8 +58,8 @@ class Raw:
         assert message == QUESTION
         return packet, nonce, sender
 
-    def say(self, to: tuple[str, int], nonce: str, said: LoanAnswer | Ask, secret: bytes = SECRET) -> None:
-        self.socket.sendto(DatagramSeal(secret).sealed(nonce, said), to)
+    def say(self, to: tuple[str, int], nonce: str, shown: LoanAnswer | Ask, secret: bytes = SECRET) -> None:
+        self.socket.sendto(DatagramSeal(secret).sealed(nonce, shown), to)
 
 
 async def test_a_question_is_answered_and_a_lost_one_sent_again() -> None:

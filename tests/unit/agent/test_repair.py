@@ -134,12 +134,12 @@ class World:
         return {}
 
     def publish_repair(self, repair_state: RepairState) -> None:
-        self.told = repair_state
+        self.reported = repair_state
         if not self.away:
             self._take()
 
     def _take(self) -> None:
-        facts = self.node.facts.model_copy(update={"repair_state": self.told})
+        facts = self.node.facts.model_copy(update={"repair_state": self.reported})
         self.node = self.node.model_copy(update={"facts": facts})
 
     async def refresh(self) -> None:

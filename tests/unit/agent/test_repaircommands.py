@@ -26,7 +26,7 @@ def attempt(kind: Kind = "reboot", device: str = "", pid: int = 0, start: int = 
     )  # fmt: skip
 
 
-class Heard:
+class Received:
     def __init__(self) -> None:
         self.pids: list[tuple[int, int]] = []
 
@@ -37,10 +37,10 @@ class Heard:
 async def test_words_are_filled_in_and_no_secret_is_in_the_environment(tmp_path: Path) -> None:
     script = 'echo "$@"; env'
     hands = commands(tmp_path, gpu_reset=("sh", "-c", script, "0", "-i={gpu}", "{node}", "{rule}"))
-    heard = Heard()
-    ended = await hands.repair(attempt("reset_gpu", "GPU-a"), heard)
+    received = Received()
+    ended = await hands.repair(attempt("reset_gpu", "GPU-a"), received)
     assert ended.code == 0
-    (pid, start) = heard.pids[0]
+    (pid, start) = received.pids[0]
     assert pid > 0 < start
     (output,) = (tmp_path / "out").iterdir()
     lines = output.read_text().splitlines()
@@ -51,19 +51,19 @@ async def test_words_are_filled_in_and_no_secret_is_in_the_environment(tmp_path:
     assert filled(["--all", "--gpu={gpu}"], [], {}) == ["--all"]
 
 
-async def test_how_it_ended_is_told_with_its_last_words(tmp_path: Path) -> None:
+async def test_how_it_ended_is_reported_with_its_last_words(tmp_path: Path) -> None:
     hands = commands(tmp_path, reboot=("sh", "-c", "echo no way; exit 3"), service=("sh", "-c", "kill -9 $$"))
-    ended = await hands.repair(attempt(), Heard())
+    ended = await hands.repair(attempt(), Received())
     assert (ended.code, ended.text) == (3, "exit code 3: no way")
-    assert (await hands.repair(attempt("service"), Heard())).code == 137
-    missing = await commands(tmp_path, reboot=("/no/such/thing",)).repair(attempt(), Heard())
+    assert (await hands.repair(attempt("service"), Received())).code == 137
+    missing = await commands(tmp_path, reboot=("/no/such/thing",)).repair(attempt(), Received())
     assert (missing.code, missing.text) == (127, "/no/such/thing cannot be started: No such file or directory")
 
 
 async def test_past_its_deadline_all_of_it_is_killed(tmp_path: Path) -> None:
     child = tmp_path / "child"
     hands = commands(tmp_path, reboot=("sh", "-c", f"sleep 600 & echo $! > {child}; wait"), deadline=1)
-    ended = await hands.repair(attempt(), Heard())
+    ended = await hands.repair(attempt(), Received())
     assert (ended.code, ended.text) == (None, "did not end within 1 s")
     async with asyncio.timeout(10):
         while is_running(int(child.read_text())):  # noqa: ASYNC110  # nobody tells of another's child
@@ -71,14 +71,14 @@ async def test_past_its_deadline_all_of_it_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_verify_run_sees_its_gpus_alone_and_says_what_failed(tmp_path: Path) -> None:
-    said = {
+    answer = {
         "passed": False,
         "checks": [
             {"name": "gemm", "gpu": 0, "passed": False, "why": "wrong sums"},
             {"name": "copy", "gpu": 0, "passed": True, "why": ""},
         ],
     }
-    script = f"echo '{json.dumps(said)}'; exit 1"
+    script = f"echo '{json.dumps(answer)}'; exit 1"
     failed = await commands(tmp_path, verify=("sh", "-c", script)).verify(["GPU-a"])
     assert (failed.code, failed.text) == (FAILED, "gemm: wrong sums")
     for broken, code in (("raise SystemError", 1), ("import sys; sys.exit(3)", 3), ("import os; os.abort()", 134)):
@@ -87,19 +87,19 @@ async def test_a_verify_run_sees_its_gpus_alone_and_says_what_failed(tmp_path: P
     seen = commands(tmp_path, verify=("sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-all}"))
     assert (await seen.verify(["GPU-a", "GPU-b"])).text == "exit code 0: GPU-a,GPU-b"
     assert (await seen.verify([])).text == "exit code 0: all"
-    assert failed_checks(f"a warning\n{json.dumps(said, indent=1)}\ntrailing") == "gemm: wrong sums"
+    assert failed_checks(f"a warning\n{json.dumps(answer, indent=1)}\ntrailing") == "gemm: wrong sums"
     assert [failed_checks(text) for text in ("", "{", '{"checks": 1}', "no", '{"checks": [{}]}')] == [""] * 5
 
 
 async def test_the_agents_own_folder_of_programs_is_found(tmp_path: Path) -> None:
     python = Path(sys.executable).name
-    assert (await commands(tmp_path, reboot=(python, "-c", "pass")).repair(attempt(), Heard())).code == 0
+    assert (await commands(tmp_path, reboot=(python, "-c", "pass")).repair(attempt(), Received())).code == 0
 
 
 async def test_few_outputs_are_kept(tmp_path: Path) -> None:
     hands = commands(tmp_path, reboot=("true",))
     for _ in range(MOST_OUTPUTS + 3):
-        await hands.repair(attempt(), Heard())
+        await hands.repair(attempt(), Received())
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {f"{i}-reboot.log" for i in range(4, MOST_OUTPUTS + 4)}
 

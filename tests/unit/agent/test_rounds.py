@@ -15,15 +15,15 @@ NODES = [make_node("n1"), make_node("n2")]
 HEAD = make_head(("n1", "n2"), acks=("n1", "n2"))
 RUNS = make_cluster(NODES, make_job("running", HEAD, active=1))
 ME = Incarnation(life=life("n1"), start=3)
-PARKED = {UID: PodStatus(uid=UID, phase="ready", highest=HEAD.token)}
+PREFORKED = {UID: PodStatus(uid=UID, phase="ready", highest=HEAD.token)}
 
 
 def test_the_very_same_view_and_pods_are_planned_once() -> None:
     plan = PodPlan("n1")
-    first = plan(RUNS, ME, PARKED, 2, ())
+    first = plan(RUNS, ME, PREFORKED, 2, ())
     assert [type(action) for action in first] == [Start]
     later = replace(RUNS, served=RUNS.served + 60_000, next_lapse=1)
-    assert plan(later, Incarnation(life=life("n1"), start=3), dict(PARKED), 2, frozenset()) is first
+    assert plan(later, Incarnation(life=life("n1"), start=3), dict(PREFORKED), 2, frozenset()) is first
 
 
 def test_whatever_changes_is_planned_for_at_once() -> None:
@@ -34,14 +34,14 @@ def test_whatever_changes_is_planned_for_at_once() -> None:
     idle = {UID: PodStatus(uid=UID, phase="ready")}
     paused = make_cluster(NODES, make_job("paused", HEAD, desired="pause", active=1))
     steps: list[tuple[Cluster, Incarnation, dict[str, PodStatus], int, frozenset[str]]] = [
-        (RUNS, ME, PARKED, 2, frozenset()),
-        (replace(RUNS, refused=refused), ME, PARKED, 2, frozenset()),
+        (RUNS, ME, PREFORKED, 2, frozenset()),
+        (replace(RUNS, refused=refused), ME, PREFORKED, 2, frozenset()),
         (RUNS, ME, idle, 2, frozenset()),
         (make_cluster(NODES, make_job("queued")), ME, {}, 2, frozenset()),
-        (RUNS, Incarnation(life="another", start=1), PARKED, 2, frozenset()),
-        (gone, ME, PARKED, 2, frozenset()),
-        (replace(gone, unread=frozenset({UID})), ME, PARKED, 2, frozenset()),
-        (replace(RUNS, lapsed=frozenset({"n1"})), ME, PARKED, 2, frozenset()),
+        (RUNS, Incarnation(life="another", start=1), PREFORKED, 2, frozenset()),
+        (gone, ME, PREFORKED, 2, frozenset()),
+        (replace(gone, unread=frozenset({UID})), ME, PREFORKED, 2, frozenset()),
+        (replace(RUNS, lapsed=frozenset({"n1"})), ME, PREFORKED, 2, frozenset()),
         (paused, ME, idle, 1, frozenset()),
         (paused, ME, idle, 0, frozenset()),
     ]

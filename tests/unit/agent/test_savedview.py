@@ -123,7 +123,7 @@ def test_another_clusters_file_is_not_believed(other: Writing) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"{}", b"\xff\xfe\n\n"])
-def test_rubbish_is_told_and_not_believed(data: bytes) -> None:
+def test_rubbish_is_reported_and_not_believed(data: bytes) -> None:
     known, wrong = writing().unpack(data)
     assert known is None
     assert len(wrong) == 1

@@ -156,7 +156,7 @@ async def test_a_view_that_is_not_the_stores_replaces_nothing() -> None:
         assert scene.saver.saved == Saved(era="e2", rev=20)
 
 
-async def test_a_disk_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_fails_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(savedview, "RETRY", 0.01)
     scene = Scene()
     scene.disk.error = OSError("no space left on device")

@@ -99,7 +99,7 @@ def test_the_newest_revision_counts_replies_of_own_steps() -> None:
     assert snapshot.newest == 0
 
 
-def test_whom_the_store_waits_for_is_said() -> None:
+def test_whom_the_store_waits_for_is_reported() -> None:
     snapshot = Snapshot(Timing())
     snapshot.absorb(reply(served=1000, recovering=True, recovers=9000, awaited=("n7", "n8"), awaits=2), 5.0)
     assert "n7, n8; nothing is decided until enough of them are back, or for another 8.8 s" in snapshot.waits(5.2)

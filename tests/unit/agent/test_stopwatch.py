@@ -28,7 +28,7 @@ class Watched:
         status = PodStatus(uid=UID, phase=phase, generation=generation, stepped=stepped)
         self.watch.look({job.uid: job}, {job.uid: status}, self.now)
 
-    def told(self, job: JobRecord) -> list[Recovery]:
+    def reported(self, job: JobRecord) -> list[Recovery]:
         return self.watch.finished({job.uid: job}, self.now)
 
     def counted(self, job: JobRecord) -> list[Recovery]:
@@ -71,9 +71,9 @@ def recover(seen: Watched, restarts: int = 1) -> JobRecord:
 def test_each_phase_from_the_fault_to_the_start() -> None:
     seen = Watched()
     job = recover(seen)
-    assert seen.told(job) == [], "the first steps come first"
+    assert seen.reported(job) == [], "the first steps come first"
     seen.now += REPORT_AFTER
-    (recovery,) = seen.told(job)
+    (recovery,) = seen.reported(job)
     assert (recovery.uid, recovery.token, recovery.cause) == (UID, NEW, "worker_failed")
     assert phases(recovery) == {
         "detected": 0.004, "stopped": 0.025, "acknowledged": 0.003, "formed": 0.038, "started": 0.007, "whole": 0.049,
@@ -82,7 +82,7 @@ def test_each_phase_from_the_fault_to_the_start() -> None:
         "workers run again after 0.049 s: "
         "detected 0.004, stopped 0.025, acknowledged 0.003, formed 0.038, started 0.007"
     )
-    assert seen.told(job) == [], "once"
+    assert seen.reported(job) == [], "once"
 
 
 def test_it_is_counted_at_once_and_once() -> None:
@@ -92,7 +92,7 @@ def test_it_is_counted_at_once_and_once() -> None:
     assert phases(recovery)["whole"] == 0.049
     seen.see(0.3, running(2, n2=FAULT), "running", NEW)  # the next fault comes before it could be told
     seen.see(0.01, forming(3), "stopping", NEW)
-    assert seen.counted(job) == seen.told(job) == []
+    assert seen.counted(job) == seen.reported(job) == []
 
 
 def test_the_first_step_of_those_who_tell_it() -> None:
@@ -100,26 +100,26 @@ def test_the_first_step_of_those_who_tell_it() -> None:
     job = recover(seen)
     seen.see(0.3, job, "running", NEW, stepped=seen.now + 0.125)
     seen.now += REPORT_AFTER
-    (recovery,) = seen.told(job)
+    (recovery,) = seen.reported(job)
     assert phases(recovery)["stepped"] == 0.125
     assert phases(recovery)["whole"] == 0.049, "to the start, as ever"
     assert recovery.text.endswith("started 0.007, stepped 0.125")
 
 
-def test_a_late_first_step_is_waited_for_where_one_was_told_before() -> None:
+def test_a_late_first_step_is_waited_for_where_one_was_reported_before() -> None:
     seen = Watched()
     seen.see(0.0, running(), "running", OLD, stepped=seen.now)
     job = recover(seen)
     seen.now += STEP_BOUND / 2
-    assert seen.told(job) == []
+    assert seen.reported(job) == []
     seen.see(0.0, job, "running", NEW, stepped=seen.now)
-    assert phases(seen.told(job)[0])["stepped"] == STEP_BOUND / 2
+    assert phases(seen.reported(job)[0])["stepped"] == STEP_BOUND / 2
 
     seen = Watched()
     seen.see(0.0, running(), "running", OLD, stepped=seen.now)
     job = recover(seen)
     seen.now += STEP_BOUND
-    assert "stepped" not in phases(seen.told(job)[0]), "it may have stopped telling"
+    assert "stepped" not in phases(seen.reported(job)[0]), "it may have stopped telling"
 
 
 def test_only_group_rank_0_tells() -> None:
@@ -127,7 +127,7 @@ def test_only_group_rank_0_tells() -> None:
     job = recover(seen)
     assert seen.counted(job) == []
     seen.now += REPORT_AFTER
-    assert seen.told(job) == []
+    assert seen.reported(job) == []
 
 
 def first_start(seen: Watched) -> JobRecord:
@@ -144,32 +144,32 @@ def test_a_first_start_lasts_until_the_first_step() -> None:
     seen = Watched()
     job = first_start(seen)
     seen.now += STEP_BOUND - 1
-    assert seen.told(job) == [] == seen.counted(job)
+    assert seen.reported(job) == [] == seen.counted(job)
     seen.see(0.5, job, "running", stepped=seen.now - 90.0)
-    (start,) = seen.told(job)
+    (start,) = seen.reported(job)
     assert start.first and start.at == seen.now - 90.5
     assert start.text == (
         "workers run after 0.450 s: stopped 0.000, acknowledged 0.000, formed 0.050, started 0.400, stepped 509.000"
     )
-    assert seen.told(job) == [], "once"
+    assert seen.reported(job) == [], "once"
 
 
 def test_of_a_first_start_without_steps_nothing_is_known() -> None:
     seen = Watched()
     job = first_start(seen)
     seen.now += STEP_BOUND
-    assert seen.told(job) == []
+    assert seen.reported(job) == []
     seen.see(0.0, job, "running", stepped=seen.now)
-    assert seen.told(job) == []
+    assert seen.reported(job) == []
 
 
 def test_others_than_group_rank_0_do_not_wait_for_a_first_step() -> None:
     seen = Watched("n2")
     job = first_start(seen)
     seen.now += REPORT_AFTER
-    assert seen.told(job) == []
+    assert seen.reported(job) == []
     seen.see(0.0, job, "running", stepped=seen.now)
-    assert seen.told(job) == []
+    assert seen.reported(job) == []
 
 
 def test_nobody_has_to_look_while_a_first_step_is_awaited() -> None:
@@ -182,7 +182,7 @@ def test_nobody_has_to_look_while_a_first_step_is_awaited() -> None:
     seen.see(0.1, job, "running", stepped=seen.now)
     looks.append(seen.watch.running)
     seen.now += REPORT_AFTER
-    assert len(seen.told(job)) == 1
+    assert len(seen.reported(job)) == 1
     assert [*looks, seen.watch.running] == [True, False, True, False], "while it forms, and once it has stepped"
 
 
@@ -195,19 +195,19 @@ def test_a_fault_that_comes_with_the_proposal_and_a_second_one_while_forming() -
     seen.see(0.25, running(3), "exited")
     seen.see(0.0, running(3), "running", Token(number=3, id="g3"))
     seen.now += REPORT_AFTER
-    (recovery,) = seen.told(running(3))
+    (recovery,) = seen.reported(running(3))
     assert phases(recovery)["detected"] == 0.004
     assert phases(recovery)["formed"] == 0.75
 
 
-def test_one_that_is_broken_again_before_it_is_told_is_not_told_of_the_next() -> None:
+def test_one_that_is_broken_again_before_it_is_reported_is_not_counted_for_the_next() -> None:
     seen = Watched()
     recover(seen)
     seen.see(0.1, running(2, n1=FAULT), "stopping", NEW)
     again = forming(3).model_copy(update={"last_number": 2})
     seen.see(0.1, again, "exited", NEW)
     seen.now += REPORT_AFTER
-    assert seen.told(again) == []
+    assert seen.reported(again) == []
 
 
 def test_an_agent_that_was_not_there_stamps_and_tells_nothing() -> None:
@@ -216,7 +216,7 @@ def test_an_agent_that_was_not_there_stamps_and_tells_nothing() -> None:
     assert seen.watch.stamp(UID, NEW, ack, seen.now) == ack
     seen.see(0.0, running(2), "running", NEW)
     seen.now += REPORT_AFTER
-    assert seen.told(running(2)) == []
+    assert seen.reported(running(2)) == []
 
 
 def test_jobs_that_are_gone_are_forgotten() -> None:
@@ -224,4 +224,4 @@ def test_jobs_that_are_gone_are_forgotten() -> None:
     job = recover(seen)
     seen.watch.look({}, {}, seen.now)
     seen.now += REPORT_AFTER
-    assert seen.told(job) == []
+    assert seen.reported(job) == []

@@ -61,7 +61,7 @@ def test_no_job_no_answer() -> None:
     assert job_of("other.service", JOBS.format("stop")) == ""
 
 
-async def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> bool:
+async def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> bool:
     systemctl = tmp_path / "systemctl"
     systemctl.write_text(f"#!/bin/sh\n{script}\n")
     systemctl.chmod(0o755)
@@ -82,7 +82,7 @@ async def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
 async def test_only_a_stop_is_a_goodbye(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, back: bool
 ) -> None:
-    assert await told(tmp_path, monkeypatch, f"exec {script}" if script.startswith("sleep") else script) is back
+    assert await reported(tmp_path, monkeypatch, f"exec {script}" if script.startswith("sleep") else script) is back
 
 
 async def test_where_there_is_no_systemctl_it_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

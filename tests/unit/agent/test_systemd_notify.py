@@ -29,7 +29,7 @@ def received(manager: socket.socket) -> list[str]:
             return out
 
 
-def test_what_is_said(manager: socket.socket) -> None:
+def test_what_is_sent(manager: socket.socket) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000000"})
     assert notifier.watchdog == 20.0
     notifier.ready()

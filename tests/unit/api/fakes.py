@@ -328,24 +328,26 @@ class FakeView:
     async def _obey(self, job: JobRecord) -> None:
         if job.phase not in TERMINAL and await self.settle(job):
             return
-        wish, head = job.control, job.head
+        request, head = job.control, job.head
         if job.phase in TERMINAL:
-            if wish.delete:
+            if request.delete:
                 await self.store.remove(job.uid)
-        elif wish.desired == "stop":
-            await self.end(job, "stopped", f"stopped by {wish.by}", outcome=Outcome(code=143, text="stopped"))
-        elif wish.desired == "pause":
+        elif request.desired == "stop":
+            await self.end(job, "stopped", f"stopped by {request.by}", outcome=Outcome(code=143, text="stopped"))
+        elif request.desired == "pause":
             if job.phase not in ("pausing", "paused"):
-                await self.end(job, "pausing", f"paused by {wish.by}")
+                await self.end(job, "pausing", f"paused by {request.by}")
         else:
             free = self._free(job)
-            growing = wish.growing
-            wanted = wish.target if growing is None or growing.want <= len(free) else growing.before
+            growing = request.growing
+            wanted = request.target if growing is None or growing.want <= len(free) else growing.before
             count = min(wanted, len(free))
             now = set(head.members) if head and head.state == "active" else set()
-            if count >= job.spec.nodes.min and (now != set(free[:count]) or wish.restart > job.restart_done or not now):
+            if count >= job.spec.nodes.min and (
+                now != set(free[:count]) or request.restart > job.restart_done or not now
+            ):
                 kind = "start" if head is None else "scale"
-                await self.form(job, count, Cause(kind=kind, text=f"{count} of {wish.target} nodes"))
+                await self.form(job, count, Cause(kind=kind, text=f"{count} of {request.target} nodes"))
 
 
 class PeerView(FakeView):

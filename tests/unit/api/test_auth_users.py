@@ -59,7 +59,7 @@ async def test_lookups_are_bounded() -> None:
     assert await users.ask(("name", WAITING - 60), lambda: "", "somebody") == f"user-{WAITING - 60}"
 
 
-async def test_who_waits_too_long_is_told_so() -> None:
+async def test_who_waits_too_long_gets_an_error() -> None:
     slow = Slow()
     users = UserDatabase(slow.look)
     with pytest.raises(ApiError, match="did not answer"):

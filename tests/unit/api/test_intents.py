@@ -13,9 +13,9 @@ from tests.unit.api.fakes import spec
 
 
 def job(phase: Phase = "running", *, ran: bool = True, **control: object) -> JobRecord:
-    wish = Control.model_validate({"rev": 3, "target": 2, "by": "alice"} | control)
+    request = Control.model_validate({"rev": 3, "target": 2, "by": "alice"} | control)
     return JobRecord(
-        uid="u1", name="digits", owner=1000, spec=spec(), control=wish, phase=phase, reason="because", submitted=1.0,
+        uid="u1", name="digits", owner=1000, spec=spec(), control=request, phase=phase, reason="because", submitted=1.0,
         active=Token(number=1, id="g") if ran else None,
     )  # fmt: skip
 
@@ -41,8 +41,8 @@ GRANTED = [
 
 @pytest.mark.parametrize(("verb", "record", "change"), GRANTED)
 def test_granted(verb: str, record: JobRecord, change: dict[str, object] | None) -> None:
-    wish = SIMPLE[verb](record)
-    assert (wish.change if wish else None) == change
+    request = SIMPLE[verb](record)
+    assert (request.change if request else None) == change
 
 
 @pytest.mark.parametrize("verb", SIMPLE)
@@ -82,7 +82,7 @@ FORGED = Refusal("changed", "it was changed", controlled=False, rev=0)
 PUT_BACK = Refusal("control", "an older wish", controlled=False, rev=7)
 
 
-def test_a_wish_builds_on_what_was_signed() -> None:
+def test_a_request_builds_on_what_was_signed() -> None:
     record = job()
     assert intents.foundation(record, None, ends=False) is record
     stopping = Refusal("unsigned", "no signature", controlled=True)

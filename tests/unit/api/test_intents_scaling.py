@@ -18,14 +18,14 @@ SERVED = 50_000
 
 def job(phase: Phase = "running", *, gang: tuple[str, ...] = ("n1", "n2", "n3"), **control: object) -> JobRecord:
     """A job of 1 to 6 nodes that wants 3."""
-    wish = Control.model_validate({"rev": 3, "target": 3, "by": "alice"} | control)
+    wanted = Control.model_validate({"rev": 3, "target": 3, "by": "alice"} | control)
     members = {
         n: Member(node=n, life="x", group_rank=i, first_rank=i, workers=1, devices=("cpu0",))
         for i, n in enumerate(gang)
     }
     head = Head(number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="first"), since=0)
     return JobRecord(
-        uid="u1", name="digits", owner=1000, spec=spec(high=6), control=wish, phase=phase, reason="because",
+        uid="u1", name="digits", owner=1000, spec=spec(high=6), control=wanted, phase=phase, reason="because",
         submitted=1.0, head=head if gang else None,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_fewer_nodes_have_a_grace(asked: Asked, want: int, grace: float | None, 
 PENDING = Scale(request="first", want=5, before=3, timeout=60.0, deadline=90_000)
 
 
-def test_a_newer_wish_goes_back_to_what_was_before_the_first() -> None:
+def test_a_newer_request_goes_back_to_what_was_before_the_first() -> None:
     record = job(target=5, scale=PENDING)
     assert changed(ask("scaleout", count=1), record)[1].before == 3
     target, scale = changed(ask("scale", target=4, timeout=9), record)

@@ -39,7 +39,7 @@ def test_what_each_fault_cost() -> None:
     assert second["cause"] == "rank 1 on n1 failed first"
 
 
-def test_without_the_audit_log_the_record_is_told() -> None:
+def test_without_the_audit_log_the_record_is_reported() -> None:
     first, second = generations(RECORD, [])
     assert (first["number"], first["downtime"]) == (1, None)
     assert (second["number"], second["downtime"]) == (2, None)

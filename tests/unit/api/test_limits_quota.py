@@ -182,7 +182,7 @@ async def test_two_scale_outs_at_once_are_not_both_within_a_quota(
     assert {job.name: job.control.sizes for job in view.cluster().jobs.values()} == {"mine": {}, "other": {"server": 3}}
 
 
-async def test_who_never_gets_to_it_is_told_so(tmp_path: Path) -> None:
+async def test_who_never_gets_to_it_gets_an_error(tmp_path: Path) -> None:
     one = await racing(tmp_path, jobs=9, others=WRITE_TRIES)
     with pytest.raises(StoreRefusedError) as refused:
         await one.submit()

@@ -20,12 +20,12 @@ class Clocked(Usage):
 
     def quick(self, count: int, key: int = 1) -> list[str]:
         """So many requests, each answered before the next."""
-        said = []
+        answer = []
         for _ in range(count):
-            said.append(self.ask(key))
-            if not said[-1]:
+            answer.append(self.ask(key))
+            if not answer[-1]:
                 self.end(key, follows=False)
-        return said
+        return answer
 
 
 def test_a_flood_is_refused_and_an_ordinary_user_goes_on() -> None:

@@ -65,7 +65,7 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     await view.refresh()
     stall = Stall(limit=60.0, suspects=True, ranks=())
     view.own_pods["u1"] = PodStatus(
-        uid="u1", phase="running", parked={11: 1000, 12: 500}, snapshot_bytes=4096, stall=stall,
+        uid="u1", phase="running", preforked={11: 1000, 12: 500}, snapshot_bytes=4096, stall=stall,
         workers=tuple(WorkerState(rank=i, local_rank=i, pid=7 + i, state="running", step=40 + i) for i in range(2)),
     )  # fmt: skip
     sick = view.facts("n1").model_copy(update={"gpus": (Gpu(uuid="GPU-a", index=0),)})
@@ -105,7 +105,7 @@ async def test_the_page(tmp_path: Path) -> None:
     assert page["nodeagent_store_roundtrip_seconds_count", ()] == 1
 
 
-async def test_what_is_said_of_a_live_job(tmp_path: Path) -> None:
+async def test_what_is_reported_of_a_live_job(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
     page = values(metrics.page(view))
     digits = ("job", "digits")
@@ -140,7 +140,7 @@ async def test_how_many_jobs_of_each_queue_wait_in_line_and_for_how_long(tmp_pat
     assert waits["vision"] == (view.cluster().served - first) / 1000
 
 
-async def test_what_is_said_of_the_pods_here(tmp_path: Path) -> None:
+async def test_what_is_reported_of_the_pods_here(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
     page = values(metrics.page(view))
     assert page["nodeagent_pods", (("phase", "running"),)] == 1
@@ -163,7 +163,7 @@ async def test_peers_that_cannot_be_reached_are_counted_for_each_job_with_a_pod_
     assert values(metrics.page(view))["nodeagent_unreachable_peers", digits] == 1
 
 
-async def test_what_is_said_of_the_gpus_here(tmp_path: Path) -> None:
+async def test_what_is_reported_of_the_gpus_here(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
     page = values(metrics.page(view))
     assert {state: page["nodeagent_gpus", (("state", state),)] for state in GPU_STATES} == dict.fromkeys(GPU_STATES, 1)
@@ -211,30 +211,30 @@ async def test_series_of_a_live_job_go_when_it_ends(tmp_path: Path) -> None:
     assert left == {"nodeagent_restarts_total", "nodeagent_standstill_seconds_total"}, "its record is still there"
 
 
-async def test_what_is_said_of_roles(tmp_path: Path) -> None:
+async def test_what_is_reported_of_roles(tmp_path: Path) -> None:
     view, metrics = FakeView(tmp_path), Metrics()
     await view.join()
     await view.store.submit("u1", spec_of_roles(), 1000, 1.0, "alice", "r1")
     await view.store.submit("u2", spec(), 1000, 1.0, "alice", "r2")
     await view.refresh()
 
-    def said(name: str) -> dict[str, float]:
+    def shown(name: str) -> dict[str, float]:
         page = values(metrics.page(view))
         return {dict(k)["role"] + dict(k).get("state", ""): v for (n, k), v in page.items() if n == f"nodeagent_{name}"}
 
     wanted = {"serverwanted": 2, "trainerwanted": 2}
-    assert said("role_places") == wanted | {"serverrunning": 0, "trainerrunning": 0}
+    assert shown("role_places") == wanted | {"serverrunning": 0, "trainerrunning": 0}
     await view.form(view.job("ctr"), 2)
     await view.refresh()
-    assert said("role_places") == wanted | {"serverrunning": 2, "trainerrunning": 2}
-    assert said("role_workers") == {"server": 2, "trainer": 2}
+    assert shown("role_places") == wanted | {"serverrunning": 2, "trainerrunning": 2}
+    assert shown("role_workers") == {"server": 2, "trainer": 2}
     token = view.job("ctr").active
     assert token is not None
     alone = tuple(AloneRestart(rank=2, order=i, at=1000 + i, exit=137, text="server.1 failed") for i in range(2))
     report = PodReport(state="running", alone=alone)
     await view.store.report("u1", token, "n2", view.lives["n2"], report)
     await view.refresh()
-    assert said("role_restarts_alone") == {"server": 2, "trainer": 0}
+    assert shown("role_restarts_alone") == {"server": 2, "trainer": 0}
 
 
 async def test_roles_that_have_series_are_bounded(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def documented() -> dict[str, tuple[str, frozenset[str]]]:
     return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
 
 
-def told(page: str) -> dict[str, tuple[str, frozenset[str] | None]]:
+def reported(page: str) -> dict[str, tuple[str, frozenset[str] | None]]:
     """Name to type and labels, as the page has them; None: no series, so nothing is known of its labels."""
     found: dict[str, tuple[str, frozenset[str] | None]] = {}
     for family in text_string_to_metric_families(page):
@@ -293,7 +293,7 @@ def told(page: str) -> dict[str, tuple[str, frozenset[str] | None]]:
 
 
 async def test_the_document_says_what_a_live_page_says(tmp_path: Path) -> None:
-    page, known = told(await served(tmp_path)), documented()
+    page, known = reported(await served(tmp_path)), documented()
     assert set(page) == set(known)
     for name, (kind, labels) in page.items():
         assert kind == known[name][0]

@@ -17,7 +17,7 @@ from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import CheckConfig, HealthConfig
 from tests.unit.api.fakes import FakeView
 from tests.unit.api.test_metrics import values
-from tests.unit.api.test_server_away import served, told
+from tests.unit.api.test_server_away import answered, served
 
 GPUS = (Gpu(uuid="GPU-a", index=0), Gpu(uuid="GPU-b", index=1))
 
@@ -55,9 +55,9 @@ async def test_the_rules_in_force(tmp_path: Path) -> None:
     health = HealthConfig(dry_run=frozenset({"nvlink.down"}), ignore=frozenset({"disk"}), checks=checks)
     view = await cared_for(tmp_path, health)
     async with served(view) as session:
-        _, found = await told(session, "/v1/health/rules")
+        _, found = await answered(session, "/v1/health/rules")
         view.node_health = None
-        _, off = await told(session, "/v1/health/rules")
+        _, off = await answered(session, "/v1/health/rules")
     modes = {row["name"]: row["mode"] for row in found["items"]}
     assert (modes["nvlink.down"], modes["disk"], modes["xid.79"], modes["check.lustre"]) == (
         "dry run",
@@ -122,10 +122,10 @@ async def test_what_is_refused(tmp_path: Path) -> None:
         ("/v1/nodes/n1/health/inject", {"xid": 79, "gpu": "GPU-z"}, 404, "did you mean"),
     )
     async with served(view) as session:
-        for path, more, status, said in asked:
+        for path, more, status, message in asked:
             found, answer = await post(session, path, **more)
             assert found == status, (path, answer)
-            assert said in answer["error"]["next"], (path, answer)
+            assert message in answer["error"]["next"], (path, answer)
         view.node_health = None
         found, answer = await post(session, "/v1/nodes/n1/health/ack")
     assert (found, answer["error"]["next"]) == (409, "take `health: off` out of its agent's config")

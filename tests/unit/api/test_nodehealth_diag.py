@@ -17,7 +17,7 @@ from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_nodehealth import post
-from tests.unit.api.test_server_away import served, told
+from tests.unit.api.test_server_away import answered, served
 
 HAND = Path(__file__).parents[1] / "diag" / "hand.py"
 PATH = "/v1/nodes/n1/diag"
@@ -46,7 +46,7 @@ async def made(folder: Path, environ: dict[str, str], changes: list[None] | None
 async def until_done(session: aiohttp.ClientSession) -> dict[str, Any]:
     async with asyncio.timeout(BOUND):
         while True:
-            _, found = await told(session, PATH)
+            _, found = await answered(session, PATH)
             if found["state"] != "running":
                 return found
             await asyncio.sleep(0.02)
@@ -56,7 +56,7 @@ async def test_a_run_and_what_came_of_it(tmp_path: Path) -> None:
     changes: list[None] = []
     view, diagnosis = await made(tmp_path, hands(tmp_path, matmul=12.0), changes)
     async with served(view) as session:
-        _, before = await told(session, PATH)
+        _, before = await answered(session, PATH)
         status, begun = await post(session, PATH)
         again, _ = await post(session, PATH)
         other, refused = await post(session, PATH, request_id="another")
@@ -92,21 +92,21 @@ async def test_gpus_are_not_given_away_while_they_are_checked(tmp_path: Path) ->
     assert diagnosis.held == frozenset()
 
 
-@pytest.mark.parametrize(("path", "status", "said"), [
+@pytest.mark.parametrize(("path", "status", "message"), [
     ("/v1/nodes/n2/diag", 409, "nothing was changed"),
     ("/v1/nodes/n2/diag?local_only=1", 409, "ask on n2 itself"),
     ("/v1/nodes/n9/diag", 404, "there are: n1"),
 ])  # fmt: skip
-async def test_what_is_refused(tmp_path: Path, path: str, status: int, said: str) -> None:
+async def test_what_is_refused(tmp_path: Path, path: str, status: int, message: str) -> None:
     view, _ = await made(tmp_path, hands(tmp_path))
     view.near = {"n1": view.near["n1"]}  # n2 is another machine, which serves nobody
     await view.join()
     async with served(view) as session:
         found, answer = await post(session, path)
-    assert (found, said in answer["error"]["next"]) == (status, True), answer
+    assert (found, message in answer["error"]["next"]) == (status, True), answer
 
 
-async def test_what_a_job_uses_is_left_alone_unless_told(tmp_path: Path) -> None:
+async def test_what_a_job_uses_is_left_alone_unless_asked_for(tmp_path: Path) -> None:
     view, diagnosis = await made(tmp_path, hands(tmp_path))
     await view.store.submit("u1", spec("digits"), 1000, time.time(), "alice", "r1")
     await view.refresh()

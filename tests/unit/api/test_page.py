@@ -78,9 +78,9 @@ def test_all_files_are_named_and_small() -> None:
 
 async def test_the_status_of_a_job_with_a_fault(tmp_path: Path) -> None:
     async with ApiServer(await running(tmp_path), Metrics()) as server:
-        status, headers, told = await fetched(server, PATH)
+        status, headers, reported = await fetched(server, PATH)
     assert (status, headers["Cache-Control"]) == (200, "no-store")
-    (job,) = told["jobs"]
+    (job,) = reported["jobs"]
     assert (job["name"], job["phase"], job["generation"], job["restarts"]) == ("digits", "running", 2, 1)
     assert (job["budget"]["used"], job["all_known"], job["downtime"]) == (
         1,
@@ -91,8 +91,8 @@ async def test_the_status_of_a_job_with_a_fault(tmp_path: Path) -> None:
     first, second = job["generations"]
     assert (first["ended_by"]["kind"], second["cause"]) == ("worker_failed", "rank 0 on n1 failed first")
     assert abs(second["active"] - time.time()) < 60
-    assert [node["name"] for node in told["nodes"]] == ["n1", "n2", "n3"]
-    assert told["nodes"][1]["pods"][0]["ranks"] == [2, 3]
+    assert [node["name"] for node in reported["nodes"]] == ["n1", "n2", "n3"]
+    assert reported["nodes"][1]["pods"][0]["ranks"] == [2, 3]
 
 
 async def test_the_status_of_a_job_of_roles(tmp_path: Path) -> None:
@@ -103,15 +103,15 @@ async def test_the_status_of_a_job_of_roles(tmp_path: Path) -> None:
     await view.form(view.job("ctr"), 2)
     await view.refresh()
     async with ApiServer(view, Metrics()) as server:
-        _, _, told = await fetched(server, PATH)
-    assert told["jobs"][0]["roles"] == {"server": {"target": 2, "places": 2}, "trainer": {"target": 2, "places": 2}}
-    assert told["nodes"][1]["pods"][0]["places"] == ["server.1", "trainer.1"]
+        _, _, reported = await fetched(server, PATH)
+    assert reported["jobs"][0]["roles"] == {"server": {"target": 2, "places": 2}, "trainer": {"target": 2, "places": 2}}
+    assert reported["nodes"][1]["pods"][0]["places"] == ["server.1", "trainer.1"]
 
 
 async def test_what_could_be_secret_is_not_in_it(tmp_path: Path) -> None:
     async with ApiServer(await running(tmp_path), Metrics()) as server:
-        _, _, told = await fetched(server, PATH)
-    text = json.dumps(told)
+        _, _, reported = await fetched(server, PATH)
+    text = json.dumps(reported)
     assert "digits" in text
     assert "s3cret" not in text and "train.py" not in text
 
@@ -120,8 +120,8 @@ async def test_an_agent_that_has_not_joined_says_so(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     view.joined = False
     async with ApiServer(view, Metrics()) as server:
-        status, _, told = await fetched(server, PATH)
-    assert (status, told["error"]["code"]) == (503, "not_joined")
+        status, _, reported = await fetched(server, PATH)
+    assert (status, reported["error"]["code"]) == (503, "not_joined")
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST:8080", "[::1]:9470"])
@@ -134,8 +134,8 @@ async def test_names_of_loopback_are_answered(tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize("path", [PATH, "/", "/metrics"])
 async def test_a_name_that_a_page_from_elsewhere_pointed_here_is_not(tmp_path: Path, name: str, path: str) -> None:
     async with ApiServer(await running(tmp_path), Metrics()) as server:
-        status, _, told = await fetched(server, path, Host=name)
-        assert (status, told["error"]["code"]) == (403, "permission")
+        status, _, reported = await fetched(server, path, Host=name)
+        assert (status, reported["error"]["code"]) == (403, "permission")
         assert (await fetched(server, "/healthz", Host=name))[0] == 200, "Prometheus may use any name"
 
 
@@ -170,14 +170,14 @@ async def _nothing(_request: web.Request) -> web.Response:
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 async def test_the_kernel_says_whose_the_other_end_is(tmp_path: Path, family: socket.AddressFamily) -> None:
-    said: list[int | None] = []
+    answer: list[int | None] = []
 
     def noted(client: End, mine: End) -> int | None:
-        said.append(end_owner(client, mine))
+        answer.append(end_owner(client, mine))
         return 4242
 
     assert await answered(tmp_path, 4242, family, noted) == "HTTP/1.0 200 OK"
-    assert said == [os.geteuid()]
+    assert answer == [os.geteuid()]
 
 
 CLIENT = r"""
@@ -195,8 +195,8 @@ async def test_a_real_other_user_is_refused(tmp_path: Path, client: int, line: s
         asked = await asyncio.create_subprocess_exec(
             "bash", "-c", CLIENT, str(port), stdout=asyncio.subprocess.PIPE, user=client, group=client, cwd="/"
         )
-        said, _ = await asyncio.wait_for(asked.communicate(), 10)
-    assert said.decode().strip() == f"HTTP/1.0 {line}"
+        answer, _ = await asyncio.wait_for(asked.communicate(), 10)
+    assert answer.decode().strip() == f"HTTP/1.0 {line}"
 
 
 def test_of_an_end_that_is_not_there_it_says_nothing() -> None:
@@ -253,7 +253,7 @@ async def test_the_audit_log_is_read_when_something_has_changed(tmp_path: Path) 
 async def test_one_answer_serves_all_who_ask_within_a_second(tmp_path: Path) -> None:
     async with ApiServer(await running(tmp_path), Metrics()) as server:
         answers = await asyncio.gather(*(fetched(server, PATH) for _ in range(10)))
-    assert len({told["now"] for _, _, told in answers}) == 1
+    assert len({reported["now"] for _, _, reported in answers}) == 1
 
 
 async def test_ended_jobs_that_are_shown_are_few_and_the_newest(tmp_path: Path) -> None:

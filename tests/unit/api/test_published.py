@@ -33,8 +33,8 @@ class Asked:
         self.questions.append({uid: set(nodes) for uid, nodes in wanted.items()})
         if self._away:
             raise StoreUnavailableError("no answer")
-        told = PodState(uid="runs", job="train", role="worker", node="n1", phase="running")
-        return {uid: (told,) if uid == "runs" else () for uid in wanted}
+        reported = PodState(uid="runs", job="train", role="worker", node="n1", phase="running")
+        return {uid: (reported,) if uid == "runs" else () for uid in wanted}
 
 
 def view(store: Asked) -> AgentView:

@@ -58,7 +58,7 @@ async def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-async def test_a_taken_port_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_taken_port_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -99,7 +99,7 @@ async def test_ready_says_why_not(tmp_path: Path) -> None:
         aiohttp.ClientSession() as session,
         session.get(server.http_url + "/readyz") as answer,
     ):
-        told = await answer.json()
-    assert (answer.status, told["ok"]) == (503, False)
-    assert "the id n1 is taken by 10.0.0.9" in told["reasons"][0]
-    assert "the store has not answered" in told["reasons"][1]
+        reported = await answer.json()
+    assert (answer.status, reported["ok"]) == (503, False)
+    assert "the id n1 is taken by 10.0.0.9" in reported["reasons"][0]
+    assert "the store has not answered" in reported["reasons"][1]

@@ -56,15 +56,15 @@ CASES: list[tuple[str, AgentHealth, PodStatus | None, str, tuple[str, float, str
 ]
 
 
-@pytest.mark.parametrize(("_case", "now", "here", "node", "told"), CASES, ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(("_case", "now", "here", "node", "answered"), CASES, ids=[c[0] for c in CASES])
 def test_on_whose_time(
-    _case: str, now: AgentHealth, here: PodStatus | None, node: str, told: tuple[str, float, str]
+    _case: str, now: AgentHealth, here: PodStatus | None, node: str, answered: tuple[str, float, str]
 ) -> None:
-    state, left, why = told
+    state, left, why = answered
     assert lent_json(samples.job(), node, now, here) == {"state": state, "node": node, "left": left, "why": why}
 
 
-def test_nothing_is_said_of_time_while_the_store_answers_or_nothing_trains() -> None:
+def test_nothing_is_reported_of_time_while_the_store_answers_or_nothing_trains() -> None:
     assert lent_json(samples.job(), "n1", health(since=None), pod()) is None
     assert lent_json(samples.FAILED, "n1", health(), None) is None
     assert lent_json(samples.HOLDING, "n1", health(), None) is None
@@ -80,9 +80,9 @@ def test_pods_that_could_not_be_asked_for_are_unknown() -> None:
     assert gang[1]["phase"] == "preparing"
 
 
-def test_keepers_of_a_live_job_are_told_with_their_state() -> None:
-    told = samples.listed(samples.job(keepers={"n10": "x", "n4": "life-n4", "n2": "life-n2"}))["keepers"]
-    assert [(k["node"], k["live"]) for k in told] == [("n2", True), ("n4", False), ("n10", False)]
+def test_keepers_of_a_live_job_are_shown_with_their_state() -> None:
+    answered = samples.listed(samples.job(keepers={"n10": "x", "n4": "life-n4", "n2": "life-n2"}))["keepers"]
+    assert [(k["node"], k["live"]) for k in answered] == [("n2", True), ("n4", False), ("n10", False)]
     assert samples.listed(samples.FAILED)["keepers"] == []
 
 
@@ -117,7 +117,7 @@ async def served(view: FakeView) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def told(session: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
+async def answered(session: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
     async with session.get(path) as answer:
         return answer.status, await answer.json()
 
@@ -127,13 +127,13 @@ async def test_alive_but_not_ready(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     view.away_since, view.lent, view.not_lent = time.time() - 12, {"u1": 2.0}, {"u2": "n3 does not answer"}
     async with served(view) as session:
-        alive, health_told = await told(session, "/healthz")
-        ready, ready_told = await told(session, "/readyz")
-    assert (alive, health_told["ok"], health_told["reasons"]) == (200, True, [])
-    assert (ready, ready_told["ok"]) == (503, False)
-    (reason,) = ready_told["reasons"]
+        alive, health_reported = await answered(session, "/healthz")
+        ready, ready_reported = await answered(session, "/readyz")
+    assert (alive, health_reported["ok"], health_reported["reasons"]) == (200, True, [])
+    assert (ready, ready_reported["ok"]) == (503, False)
+    (reason,) = ready_reported["reasons"]
     assert "nothing can be changed, started or recovered; 1 of the jobs here run on failsafe time" in reason
-    for body in (health_told, ready_told):
+    for body in (health_reported, ready_reported):
         assert (body["lent"], body["not_lent"]) == ({"u1": 2.0}, {"u2": "n3 does not answer"})
         assert body["store_away_since"] == view.away_since
 
@@ -172,7 +172,7 @@ async def test_an_agent_that_started_while_the_store_is_away_says_so(tmp_path: P
     view.joined, view.away_since = False, time.time() - 3
     view.reason = "the store at 10.0.0.1:6379 refused this agent (WRONGPASS ...)"
     async with served(view) as session:
-        status, body = await told(session, "/v1/jobs")
+        status, body = await answered(session, "/v1/jobs")
     assert (status, body["error"]["code"]) == (503, "not_joined")
     assert view.reason in body["error"]["message"]
 
@@ -184,10 +184,10 @@ async def test_whom_a_store_that_lost_writes_waits_for_is_every_jobs_reason(tmp_
     await view.refresh()
     view.reasons = ("2 nodes are wanted",)
     async with served(view) as session:
-        _, before = await told(session, "/v1/jobs/digits")
+        _, before = await answered(session, "/v1/jobs/digits")
         view.store_waits = waits_for(("n7", "n8"), 2, 42.0)
-        _, detail = await told(session, "/v1/jobs/digits")
-        _, listed = await told(session, "/v1/jobs")
+        _, detail = await answered(session, "/v1/jobs/digits")
+        _, listed = await answered(session, "/v1/jobs")
     assert before["why"] == ["2 nodes are wanted"]
     assert detail["why"] == [view.store_waits, "2 nodes are wanted"]
     assert (before["store_waits"], detail["store_waits"]) == ("", view.store_waits)
@@ -196,20 +196,20 @@ async def test_whom_a_store_that_lost_writes_waits_for_is_every_jobs_reason(tmp_
     assert "start their agents" not in "\n".join(job_lines(before))
 
 
-async def test_a_stall_that_is_no_hang_yet_is_told(tmp_path: Path) -> None:
+async def test_a_stall_that_is_no_hang_yet_is_reported(tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     await view.join()
     await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
     await view.obey()
     async with served(view) as session:
-        _, before = await told(session, "/v1/jobs/digits")
+        _, before = await answered(session, "/v1/jobs/digits")
         head, stall = view.job("digits").head, Stall(limit=600.0, suspects=True, ranks=())
         assert head is not None
         (member, *_) = head.ordered()
         report = PodReport(state="running", stall=stall)
         await view.store.report("u1", head.token, member.node, view.lives[member.node], report)
         await view.refresh()
-        _, after = await told(session, "/v1/jobs/digits")
+        _, after = await answered(session, "/v1/jobs/digits")
     assert (before["phase"], before["no_progress"]) == ("running", "")
     assert after["no_progress"].startswith(f"no progress seen on {member.node}; waits for what ")
     assert "nothing yet: if it hangs, it is restarted by itself" in job_lines(after)[-1]

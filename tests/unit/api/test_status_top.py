@@ -45,7 +45,7 @@ def test_what_was_not_measured_is_not_zero() -> None:
     assert (nodes["n2"]["cpu"], nodes["n2"]["memory"], nodes["n2"]["load"]) == (None, None, None)
 
 
-def test_the_machine_is_as_measured_here_or_as_told() -> None:
+def test_the_machine_is_as_measured_here_or_as_reported() -> None:
     nodes, _ = answer(pod("n1"))
     assert (nodes["n1"]["load"], nodes["n1"]["cpus"]) == (9.0, 64)
     here, _ = answer(pod("n1"), here="b")

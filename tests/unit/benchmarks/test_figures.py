@@ -145,14 +145,14 @@ def test_gaps_are_counted_by_how_late_they_are() -> None:
     gaps = leasecurve.Gaps(0.5)
     for gap in (*[0.503] * 98, 0.42, 1.4):
         gaps.add(gap)
-    told = gaps.as_json()
-    assert (told["count"], told["longest"][-1]) == (100, 1.4)
-    assert [leasecurve.over(told, 0.5, bound) for bound in (0.5, 0.6, 1.39, 1.41)] == [99, 1, 1, 0]
-    assert (leasecurve.quantile(told, 0.5), leasecurve.quantile(told, 0.999)) == (0.01, 0.9)
+    reported = gaps.as_json()
+    assert (reported["count"], reported["longest"][-1]) == (100, 1.4)
+    assert [leasecurve.over(reported, 0.5, bound) for bound in (0.5, 0.6, 1.39, 1.41)] == [99, 1, 1, 0]
+    assert (leasecurve.quantile(reported, 0.5), leasecurve.quantile(reported, 0.999)) == (0.01, 0.9)
     clockwork = {"timing": {"heartbeat": 0.5, "lease": 3.0, "fence": 2.2}, "node_hours": 2.0, "lost": 0, "reformed": 0}
     text = leasecurve.tables(
         {
-            "clockworks": [clockwork | {"gaps": told}],
+            "clockworks": [clockwork | {"gaps": reported}],
             "killed": clockwork | {"restarts": [0.7, 0.9, 1.6], "minutes": 2.0},
         }
     )

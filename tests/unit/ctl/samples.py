@@ -163,7 +163,7 @@ def published(record: JobRecord) -> dict[str, PodState]:
     pods = {
         m.node: PodState(
             uid=record.uid, job=record.name, role="worker", node=m.node, phase="running",
-            generation=record.head.number, shim_pid=500 + m.group_rank, parked=2, parked_memory=24_600_000,
+            generation=record.head.number, shim_pid=500 + m.group_rank, preforked=2, preforked_memory=24_600_000,
             workers=tuple(
                 WorkerState(rank=m.first_rank + k, local_rank=k, pid=600 + 10 * m.group_rank + k, state="running")
                 for k in range(2)

@@ -54,9 +54,9 @@ def test_the_order(nowhere: Path, listeners: ExitStack, monkeypatch: pytest.Monk
     by_env = listen(listeners, nowhere / "env.sock")
     monkeypatch.setenv(ENV, by_env)
     assert client.find().sockets == [by_env]
-    said = listen(listeners, nowhere / "said.sock")
-    assert client.find(said).sockets == [said]
-    assert client.find("unix://" + said).sockets == [said]
+    found = listen(listeners, nowhere / "said.sock")
+    assert client.find(found).sockets == [found]
+    assert client.find("unix://" + found).sockets == [found]
 
 
 def test_of_two_local_clusters_none_is_chosen(nowhere: Path, listeners: ExitStack) -> None:

@@ -33,7 +33,7 @@ def test_nodes_of_one_address_are_one_host() -> None:
     assert members(nodes, JOB) == {"127.0.0.1": 5}
 
 
-def test_an_address_with_colons_is_told_by_its_hostname() -> None:
+def test_an_address_with_colons_is_reported_by_its_hostname() -> None:
     nodes = [node("n1", [0], address="fd00::1"), node("n2", [1])]
     assert members(nodes, JOB) == {"host-n1": 1, "10.0.0.2": 1}
 

@@ -77,16 +77,16 @@ def test_the_notice_is_on_stderr(fmt: str, capsys: pytest.CaptureFixture[str]) -
     rows = [samples.listed(samples.job())]
     answer = {"items": rows, "store_away_since": time.time() - 12.3}
     show(answer, fmt, "job", get.COLUMNS)
-    told = capsys.readouterr()
-    assert told.err.startswith("nodeagentctl: the store has not answered for 12s: what is shown is from then; ")
-    assert told.err.count("\n") == 1
+    reported = capsys.readouterr()
+    assert reported.err.startswith("nodeagentctl: the store has not answered for 12s: what is shown is from then; ")
+    assert reported.err.count("\n") == 1
     show(answer | {"store_away_since": None}, fmt, "job", get.COLUMNS)
     without = capsys.readouterr()
-    assert (without.out, without.err) == (told.out, "")
+    assert (without.out, without.err) == (reported.out, "")
 
 
 def test_json_has_it_within(capsys: pytest.CaptureFixture[str]) -> None:
     show({"items": [], "store_away_since": 5.0}, "json", "job", get.COLUMNS)
-    told = capsys.readouterr()
-    assert '"store_away_since": 5.0' in told.out
-    assert told.err == ""
+    reported = capsys.readouterr()
+    assert '"store_away_since": 5.0' in reported.out
+    assert reported.err == ""

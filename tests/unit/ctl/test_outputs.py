@@ -77,14 +77,14 @@ def test_streams_are_torchs(text: str) -> None:
 
 def test_redirected_streams_are_not_shown_and_teed_ones_are() -> None:
     rules = Rules(redirects=Streams.read("3"), tee=Streams.read("1:1"))
-    told = [line(rank, f"{s}{rank}", s) for rank in (0, 1, 2, 3) for s in BOTH]
-    assert printed(rules, *told) == ("[1]<stdout>: stdout1\n[3]<stdout>: stdout3\n", "")
+    reported = [line(rank, f"{s}{rank}", s) for rank in (0, 1, 2, 3) for s in BOTH]
+    assert printed(rules, *reported) == ("[1]<stdout>: stdout1\n[3]<stdout>: stdout3\n", "")
 
 
 def test_the_filter_is_by_local_rank_on_every_node_and_of_teed_lines_too() -> None:
     rules = Rules(tee=Streams.read("1"), local_ranks=local_ranks("1"))
-    told = [line(rank, f"{s}{rank}", s) for rank in (0, 1, 2, 3) for s in BOTH]
-    assert printed(rules, *told) == (
+    reported = [line(rank, f"{s}{rank}", s) for rank in (0, 1, 2, 3) for s in BOTH]
+    assert printed(rules, *reported) == (
         "[1]<stdout>: stdout1\n[3]<stdout>: stdout3\n",
         "[1]<stderr>: stderr1\n[3]<stderr>: stderr3\n",
     )
@@ -115,9 +115,9 @@ def test_a_place_is_named_instead_of_the_rank() -> None:
 
 def test_as_under_torchrun_only_teed_lines_have_a_prefix() -> None:
     rules = Rules(tee=Streams.read("1:1"))
-    told = (line(0, "plain"), line(1, "teed"), line(1, "error", "stderr"))
-    assert printed(rules, *told, role="trainer") == ("plain\n[trainer1]:teed\n", "error\n")
-    named = printed(rules, *told, role="t", template="${role_name}/${local_rank}/${rank} ")
+    reported = (line(0, "plain"), line(1, "teed"), line(1, "error", "stderr"))
+    assert printed(rules, *reported, role="trainer") == ("plain\n[trainer1]:teed\n", "error\n")
+    named = printed(rules, *reported, role="t", template="${role_name}/${local_rank}/${rank} ")
     assert named[0] == "plain\nt/1/1 teed\n"
 
 
@@ -149,12 +149,12 @@ def test_a_progress_bar_moves_in_its_own_line() -> None:
 
 
 def test_another_workers_line_ends_an_open_one() -> None:
-    told = (
+    reported = (
         line(0, "a", partial=True), line(1, "b", "stderr"), line(0, "c", partial=True), line(0, "d"),
         line(1, "e", partial=True),
     )  # fmt: skip
-    assert on_a_terminal(*told) == ("[0]<stdout>: a\n[1]<stderr>: b\n[0]<stdout>: cd\n[1]<stdout>: e\n")
-    assert printed(Rules(), *told) == ("[0]<stdout>: acd\n[1]<stdout>: e\n", "[1]<stderr>: b\n")
+    assert on_a_terminal(*reported) == ("[0]<stdout>: a\n[1]<stderr>: b\n[0]<stdout>: cd\n[1]<stdout>: e\n")
+    assert printed(Rules(), *reported) == ("[0]<stdout>: acd\n[1]<stdout>: e\n", "[1]<stderr>: b\n")
 
 
 def test_a_worker_cannot_write_over_the_name_of_its_line() -> None:
@@ -196,7 +196,7 @@ def test_a_second_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert len(folders) == 2
 
 
-def test_a_disk_that_fails_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_fails_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     with LogFiles(tmp_path / "file", "job") as files:
         out = io.StringIO()

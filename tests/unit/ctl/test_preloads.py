@@ -104,7 +104,7 @@ roles:
     assert guessed(tmp_path, several) == [("paddle", "jax")], "one interpreter forks the workers of all roles"
 
 
-@pytest.mark.parametrize("line", ["preload: []", "preload: [numpy]", "standby: off"])
+@pytest.mark.parametrize("line", ["preload: []", "preload: [numpy]", "fork_server: off"])
 def test_a_job_file_that_says_what_it_wants_gets_no_guess(tmp_path: Path, line: str) -> None:
     (tmp_path / "train.py").write_text("import jax")
     assert guessed(tmp_path, f"name: a\ncommand: [python, train.py]\nnodes: 1\n{line}\n") == [()]

@@ -93,9 +93,9 @@ def test_what_is_not_needed_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PET_RDZV_ID", "42")
     words = ["--node_rank", "0", "--rdzv-backend=c10d", "--nnodes", "1", "train.py", "--master-port", "1"]
     with as_torchrun.make_context("nodeagent-run", words) as ctx:
-        said = unneeded_line(ctx)
-        assert said.startswith("not needed here: --rdzv-backend, --rdzv-id, --node-rank (")
-        assert "\n" not in said and "--master-port" not in said and "--nnodes" not in said
+        message = unneeded_line(ctx)
+        assert message.startswith("not needed here: --rdzv-backend, --rdzv-id, --node-rank (")
+        assert "\n" not in message and "--master-port" not in message and "--nnodes" not in message
     with as_torchrun.make_context("nodeagent-run", ["--nnodes", "1", "--", "train.py"]) as ctx:
         monkeypatch.delenv("PET_RDZV_ID")
     with as_torchrun.make_context("nodeagent-run", ["--nnodes", "1", "train.py"]) as ctx:
@@ -121,7 +121,7 @@ def test_signals() -> None:
             _signals(bad)
 
 
-def test_a_budget_that_is_too_large_is_cut_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_that_is_too_large_is_cut_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert [_restarts(number) for number in (None, 0, 60, 100)] == [None, 0, 60, 60]
     assert capsys.readouterr().err == "nodeagentctl: --max-restarts 100: 60 within an hour is the most here\n"
 

@@ -32,10 +32,10 @@ def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def unknown(parser: argparse.ArgumentParser) -> set[str]:
     """Spellings of torchrun's that the table, or one of the commands, has not."""
-    said = {spelling.replace("_", "-") for action in options(parser) for spelling in action.option_strings}
+    shown = {spelling.replace("_", "-") for action in options(parser) for spelling in action.option_strings}
     table = {word for flag in FLAGS for word in (flag.name, flag.short)}
     taken = [{word for p in command.params for word in p.opts} for command in (run, as_torchrun)]
-    return {word for word in said if not all(word in known for known in (table, *taken))}
+    return {word for word in shown if not all(word in known for known in (table, *taken))}
 
 
 def test_every_option_of_torchruns_is_known(parser: argparse.ArgumentParser) -> None:

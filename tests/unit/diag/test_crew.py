@@ -21,21 +21,21 @@ async def checked(
     folder: Path, **plan: dict[str, Any]
 ) -> tuple[dict[tuple[str, str], CheckOutcome], list[str], list[str]]:
     """Outcomes by check and GPU, notes, and what was said on the way. ``GPU_a`` stands for GPU-a."""
-    file, said = folder / "plan", list[str]()
+    file, calls = folder / "plan", list[str]()
     file.write_text(json.dumps({name.replace("_", "-"): one for name, one in plan.items()}))
-    found, notes = await work(str(HAND), GPUS, {**os.environ, "HAND": str(file)}, BOUND, said.append)
-    return {(o.name, o.gpu): o for o in found}, notes, said
+    found, notes = await work(str(HAND), GPUS, {**os.environ, "HAND": str(file)}, BOUND, calls.append)
+    return {(o.name, o.gpu): o for o in found}, notes, calls
 
 
 async def test_all_is_well(tmp_path: Path) -> None:
-    found, notes, said = await checked(tmp_path, GPU_a={"collective": 90.0}, GPU_b={"matmul": 7.5})
+    found, notes, calls = await checked(tmp_path, GPU_a={"collective": 90.0}, GPU_b={"matmul": 7.5})
     assert len(found) == 9
     assert not [o for o in found.values() if o.why]
     assert (found["matmul", "GPU-b"].value, found["matmul", "GPU-b"].kind) == (7.5, "NVIDIA H200")
     together = found["collective", ""]
     assert (together.kind, together.value) == ("2 x NVIDIA H200", 90.0), "as fast as the slowest"
     assert notes == []
-    assert "matmul on GPU 0, GPU 1" in said
+    assert "matmul on GPU 0, GPU 1" in calls
 
 
 async def test_a_check_that_hangs_is_named_and_the_others_go_on(tmp_path: Path) -> None:

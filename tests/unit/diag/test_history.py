@@ -39,7 +39,7 @@ def test_what_others_hear() -> None:
 
 
 @pytest.mark.parametrize("text", ["no json", '{"version": 9}', '{"version": 1, "past": [{}]}', "[]"])
-def test_a_file_that_cannot_be_understood_is_said(tmp_path: Path, text: str) -> None:
+def test_a_file_that_cannot_be_understood_is_reported(tmp_path: Path, text: str) -> None:
     file = tmp_path / "diag.json"
     file.write_text(text)
     with pytest.raises(ValueError):

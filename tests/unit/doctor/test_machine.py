@@ -132,7 +132,7 @@ def test_the_first_closed_folder_on_the_way(tmp_path: Path) -> None:
     assert closed(Path("/usr/bin")) == ""
 
 
-async def test_a_look_that_hangs_is_told_and_not_begun_again(tmp_path: Path) -> None:
+async def test_a_look_that_hangs_is_reported_and_not_begun_again(tmp_path: Path) -> None:
     go, begun = threading.Event(), []
 
     def hang(*_args: object) -> HostFacts:
@@ -142,8 +142,8 @@ async def test_a_look_that_hangs_is_told_and_not_begun_again(tmp_path: Path) -> 
 
     looker = Looker(hang, bound=0.05)
     for _ in range(2):
-        (said,) = (await looker.look(config(tmp_path), "n1", "", 0)).unknown
-        assert "does a disk hang" in said and str(tmp_path) in said
+        (message,) = (await looker.look(config(tmp_path), "n1", "", 0)).unknown
+        assert "does a disk hang" in message and str(tmp_path) in message
     go.set()
     async with asyncio.timeout(10):
         while (await looker.look(config(tmp_path), "n1", "", 0)).unknown:

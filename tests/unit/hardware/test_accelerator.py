@@ -16,23 +16,23 @@ from nodeagent.hardware.judging.rules import Rule
 from nodeagent.osutil.linux import is_running
 
 
-@pytest.mark.parametrize(("environ", "told"), [
+@pytest.mark.parametrize(("environ", "reported"), [
     ({}, ""),
     ({"NODEAGENT_JOB": "resnet50"}, ", of job resnet50"),
     ({"SLURM_JOB_ID": "4711"}, ", of job 4711 of Slurm"),
 ])  # fmt: skip
-def test_user_command_and_job(environ: dict[str, str], told: str) -> None:
+def test_user_command_and_job(environ: dict[str, str], reported: str) -> None:
     code = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-S", "-c", code], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()  # it has been exec'd
-        said = who(process.pid)
+        answer = who(process.pid)
         process.stdin.close()
     me = pwd.getpwuid(os.getuid()).pw_name
-    assert said.startswith(f"pid {process.pid} ({me}: {sys.executable} -S -c")
-    assert said.endswith(f"{told})")
+    assert answer.startswith(f"pid {process.pid} ({me}: {sys.executable} -S -c")
+    assert answer.endswith(f"{reported})")
     assert who(process.pid) == "", "it has gone"
 
 
@@ -86,7 +86,7 @@ def test_a_tool_that_is_not_installed_is_an_absent_driver(tmp_path: Path) -> Non
         Command(str(tmp_path / "none"), bound=1.0).output()
 
 
-def test_a_rule_is_told_with_how_long_it_must_hold() -> None:
+def test_a_rule_is_reported_with_how_long_it_must_hold() -> None:
     rule = DeviceRule(
         "acme.hot", "degraded", "diagnose", "reading", "it is hot", "acme-smi",
         persistence=Persistence(after=60.0, window=600.0, times=2),

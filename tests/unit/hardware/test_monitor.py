@@ -229,7 +229,7 @@ def test_gpus_of_other_nodes_of_the_machine_are_not_its_business(tmp_path: Path)
     assert dict(one.monitor.xids) == {("GPU-b", 79): 1}
 
 
-def test_repetitions_are_not_told_again(tmp_path: Path) -> None:
+def test_repetitions_are_not_reported_again(tmp_path: Path) -> None:
     one = Watched(tmp_path)
     one.read(*UUIDS)
     one.kernel(79, BUS["GPU-a"])

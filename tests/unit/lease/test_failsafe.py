@@ -39,14 +39,14 @@ class Bench:
             self.written += [promises] if promises is not None else []
             steps.send(self.failsafe.table if then is None else then)
         except StopIteration as end:
-            said: LoanAnswer = end.value
-            return said
+            shown: LoanAnswer = end.value
+            return shown
         raise AssertionError("it does not come to an end")
 
-    def reply(self, question: Question, said: LoanAnswer | None = None) -> None:
+    def reply(self, question: Question, shown: LoanAnswer | None = None) -> None:
         """The keeper that is asked says this, or yes."""
         ask = question.ask
-        self.failsafe.answered(question.nonce, (said or YES)._replace(node=ask.to, life=ask.to_life))
+        self.failsafe.answered(question.nonce, (shown or YES)._replace(node=ask.to, life=ask.to_life))
 
     @property
     def until(self) -> float:
@@ -97,7 +97,7 @@ def test_it_asks_again_each_heartbeat_and_at_once_what_is_not_answered() -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("shown", "why"),
     [
         (None, "n3 does not answer"),
         (LoanAnswer(False, "the store answers n3", "n3", "l3"), "the store answers n3"),
@@ -107,13 +107,13 @@ def test_it_asks_again_each_heartbeat_and_at_once_what_is_not_answered() -> None
         (LoanAnswer(False, "x" * 1000), "x" * WHY_MAX),
     ],
 )
-def test_one_no_or_one_silence_and_nothing_is_lent(said: LoanAnswer | None, why: str) -> None:
+def test_one_no_or_one_silence_and_nothing_is_lent(shown: LoanAnswer | None, why: str) -> None:
     b = Bench()
     one, two, three = b.go(1.0)
     b.reply(one)
     b.reply(two)
-    if said is not None:
-        b.failsafe.answered(three.nonce, said)
+    if shown is not None:
+        b.failsafe.answered(three.nonce, shown)
     again = b.go(ORDER.heartbeat)
     assert (b.until, b.failsafe.lent, b.failsafe.refusals) == (102.0, {}, {UID: why})
     for question in again:
@@ -121,7 +121,7 @@ def test_one_no_or_one_silence_and_nothing_is_lent(said: LoanAnswer | None, why:
     assert (b.failsafe.refusals, b.failsafe.lent) == ({}, {UID: 101.5 + ORDER.fence})
 
 
-def test_why_its_workers_were_stopped_is_said_until_the_store_answers() -> None:
+def test_why_its_workers_were_stopped_is_reported_until_the_store_answers() -> None:
     b = Bench(table({UID: row(keepers={})}))
     b.go(1.0)
     b.failsafe.table = table({UID: row(keepers={}, pod="")})
@@ -163,9 +163,9 @@ def test_before_it_knows_anything_it_asks_and_promises_nothing() -> None:
     failsafe = Failsafe(core, Promises("b", 0.0, True, {}), lambda: "q")
     for _ in range(2):
         assert failsafe.questions(100.0) == []
-        with pytest.raises(StopIteration) as said:
+        with pytest.raises(StopIteration) as shown:
             next(failsafe.answer(ask(), 100.0))
-        assert said.value.value == LoanAnswer(False, "the node that was asked knows no jobs yet")
+        assert shown.value.value == LoanAnswer(False, "the node that was asked knows no jobs yet")
         core.take(100.0, ORDER)
 
 
@@ -268,7 +268,7 @@ def test_each_yes_is_covered_though_not_each_is_written() -> None:
 
 
 @pytest.mark.parametrize("then", [table({}), table(leaving=True), table({UID: row(refuses="gives it up")})])
-def test_a_yes_is_not_said_if_the_agent_has_let_go_meanwhile(then: Table) -> None:
+def test_a_yes_is_not_given_if_the_agent_has_let_go_meanwhile(then: Table) -> None:
     b = Bench()
     b.now += 1.0
     assert not b.own(ask(), then).yes

@@ -52,14 +52,14 @@ def test_there_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', "1"])
-def test_what_is_no_order_is_told(tmp_path: Path, text: str) -> None:
+def test_what_is_no_order_is_reported(tmp_path: Path, text: str) -> None:
     order_file(tmp_path).write_text(text)
     with pytest.raises((ValueError, KeyError, TypeError)):
         read_order(tmp_path, "b")
 
 
 @pytest.mark.parametrize("change", [{"new": 1}, {"fence": None}])
-def test_an_order_of_another_version_is_told(tmp_path: Path, change: dict[str, object]) -> None:
+def test_an_order_of_another_version_is_reported(tmp_path: Path, change: dict[str, object]) -> None:
     write_order(tmp_path, ORDER)
     data = json.loads(order_file(tmp_path).read_text()) | change
     order_file(tmp_path).write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
@@ -77,15 +77,15 @@ def test_a_departure_is_kept_until_there_is_none(tmp_path: Path) -> None:
         assert read_departure(tmp_path) is None
 
 
-def test_what_it_said(tmp_path: Path) -> None:
+def test_what_it_reported(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
-    for said in (LeaseStatus("left", "why", ("l1", 2, "e1")), LeaseStatus("idle", "", NOBODY)):
-        write_status(tmp_path, said)
-        assert read_status(tmp_path) == said
+    for status in (LeaseStatus("left", "why", ("l1", 2, "e1")), LeaseStatus("idle", "", NOBODY)):
+        write_status(tmp_path, status)
+        assert read_status(tmp_path) == status
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "gone", "why": "", "of": []}', '{"state": "left"}'])
-def test_what_cannot_be_read_was_not_said(tmp_path: Path, text: str) -> None:
+def test_what_cannot_be_read_was_not_reported(tmp_path: Path, text: str) -> None:
     for name in ("status.json", "departure.json"):
         (tmp_path / name).write_text(text)
     assert read_status(tmp_path) is None

@@ -56,7 +56,7 @@ def make() -> Iterator[Make]:
         peers.close()
 
 
-def heard(peers: PeerPort, count: int = 1) -> list[tuple[Sender, str, Message]]:
+def received(peers: PeerPort, count: int = 1) -> list[tuple[Sender, str, Message]]:
     found: list[tuple[Sender, str, Message]] = []
     while len(found) < count:
         assert select.select([peers], [], [], BOUND)[0], found
@@ -94,10 +94,10 @@ def test_on_the_wire_it_is_as_it_has_always_been() -> None:
 def test_a_question_arrives_and_so_does_its_answer(make: Make) -> None:
     one, other = make(), make()
     one.ask(other.address, "q", QUESTION)
-    ((sender, nonce, message),) = heard(other)
+    ((sender, nonce, message),) = received(other)
     assert (nonce, message) == ("q", QUESTION)
     other.send(sender, nonce, LoanAnswer(False, "no reason", "n1", "x"))
-    ((sender, nonce, message),) = heard(one)
+    ((sender, nonce, message),) = received(one)
     assert (sender, nonce, message) == (
         ("127.0.0.1", port(other)),
         "q",
@@ -105,12 +105,12 @@ def test_a_question_arrives_and_so_does_its_answer(make: Make) -> None:
     )
 
 
-def test_many_are_heard_a_few_at_a_time(make: Make) -> None:
+def test_many_are_received_a_few_at_a_time(make: Make) -> None:
     one, other = make(), make()
     for number in range(MOST + 5):
         one.ask(other.address, str(number), QUESTION)
     assert len(list(other.receive())) == MOST
-    assert [nonce for _, nonce, _ in heard(other, 5)] == [str(MOST + n) for n in range(5)]
+    assert [nonce for _, nonce, _ in received(other, 5)] == [str(MOST + n) for n in range(5)]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:29400", "nowhere", "", "127.0.0.1:x", "a.name:29400"])
@@ -121,12 +121,12 @@ def test_what_cannot_be_sent_is_lost(make: Make, address: str) -> None:
     assert list(one.receive()) == []
 
 
-def test_a_wrong_secret_is_dropped_and_told(make: Make) -> None:
+def test_a_wrong_secret_is_dropped_and_reported(make: Make) -> None:
     troubles: list[str] = []
     one, other = make(troubles=troubles), make(secret=b"another")
     other.ask(one.address, "q", QUESTION)
     make().ask(one.address, "after", QUESTION)
-    assert [nonce for _, nonce, _ in heard(one)] == ["after"]
+    assert [nonce for _, nonce, _ in received(one)] == ["after"]
     assert troubles == ["a datagram without the cluster's signature was dropped"]
 
 
@@ -144,12 +144,12 @@ def test_a_wrong_secret_is_dropped_and_told(make: Make) -> None:
         sealed({"nonce": "a", "answer": None}),
     ],
 )  # fmt: skip
-def test_garbage_is_dropped_and_the_next_is_heard(make: Make, packet: bytes) -> None:
+def test_garbage_is_dropped_and_the_next_is_received(make: Make, packet: bytes) -> None:
     one, other = make(), make()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
         raw.sendto(packet, split(one.address))
         raw.sendto(sealed({"nonce": "after", "ask": PLAIN}), split(one.address))
-    assert [nonce for _, nonce, _ in heard(one)] == ["after"]
+    assert [nonce for _, nonce, _ in received(one)] == ["after"]
     assert other.fileno() >= 0
 
 
@@ -178,11 +178,11 @@ def test_one_that_follows_takes_the_port_that_others_know(make: Make) -> None:
         assert PORTS[0] <= port(make(before=wrong)) <= PORTS[1]
 
 
-def test_an_address_that_only_others_know_is_told_and_heard_on_all_of_this_machine(make: Make) -> None:
-    told, asks = make(address="192.0.2.7"), make()
-    assert told.address.startswith("192.0.2.7:")
-    asks.ask(f"127.0.0.1:{port(told)}", "q", QUESTION)
-    assert heard(told)[0][1] == "q"
+def test_an_address_that_only_others_know_is_reported_and_all_addresses_are_listened_on(make: Make) -> None:
+    reported, asks = make(address="192.0.2.7"), make()
+    assert reported.address.startswith("192.0.2.7:")
+    asks.ask(f"127.0.0.1:{port(reported)}", "q", QUESTION)
+    assert received(reported)[0][1] == "q"
     assert make(address="node.example").address.startswith("node.example:")
 
 
@@ -195,7 +195,7 @@ def test_ipv6(make: Make) -> None:
     first, second = make(address="::1"), make(address="::1")
     assert first.address.startswith("[::1]:")
     first.ask(second.address, "q", QUESTION)
-    assert heard(second)[0][1] == "q"
+    assert received(second)[0][1] == "q"
 
 
 @pytest.mark.parametrize(("host", "yes"), [("10.0.0.1", True), ("fe80::1", True), ("n1", False), ("", False)])

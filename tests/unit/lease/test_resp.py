@@ -30,7 +30,7 @@ class Liar:
     says nothing more (``silent``)."""
 
     def __init__(self, path: Path, answers: list[bytes], *, silent: bool = False) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self._answers, self._silent = answers, silent
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -45,7 +45,7 @@ class Liar:
             for answer in self._answers:
                 if not (data := link.recv(1 << 16)):
                     return
-                self.heard.append(data)
+                self.received.append(data)
                 link.sendall(answer)
             if self._silent:
                 self._end.wait()
@@ -101,7 +101,7 @@ def test_replies(lie: Lie, sent: bytes, reply: resp.Reply) -> None:
     assert talk.evaluate(STEP, "na:{c}:", "6", "{}") == reply
     talk.close()
     words = (b"EVALSHA", STEP.sha.encode(), b"1", b"na:{c}:", b"r1-h1", b"6", b"{}")
-    assert liar.heard == [b"*1\r\n" + bulk(b"INFO"), b"*7\r\n" + b"".join(map(bulk, words))]
+    assert liar.received == [b"*1\r\n" + bulk(b"INFO"), b"*7\r\n" + b"".join(map(bulk, words))]
 
 
 def test_the_source_is_sent_only_where_it_is_not_known(lie: Lie) -> None:
@@ -110,20 +110,20 @@ def test_the_source_is_sent_only_where_it_is_not_known(lie: Lie) -> None:
     assert talk.evaluate(STEP, "p", "é") == 1
     assert talk.evaluate(STEP, "p") == 2
     words = (b"EVAL", b"return 1", b"1", b"p", b"r1-h1", "é".encode())
-    assert liar.heard[2] == b"*6\r\n" + b"".join(map(bulk, words))
-    assert liar.heard[3].startswith(b"*5\r\n$7\r\nEVALSHA")
+    assert liar.received[2] == b"*6\r\n" + b"".join(map(bulk, words))
+    assert liar.received[3].startswith(b"*5\r\n$7\r\nEVALSHA")
 
 
 def test_the_greeting_and_the_question_who_it_is_take_one_round_trip(lie: Lie) -> None:
     talk, liar = lie(b"+OK\r\n+OK\r\n" + bulk(INFO), greeting=(("AUTH", "pw"), ("SELECT", "3")), silent=True)
     talk.open()
     talk.open()
-    assert len(liar.heard) == 1
-    assert liar.heard[0].startswith(b"*2\r\n$4\r\nAUTH\r\n$2\r\npw\r\n*2\r\n$6\r\nSELECT")
+    assert len(liar.received) == 1
+    assert liar.received[0].startswith(b"*2\r\n$4\r\nAUTH\r\n$2\r\npw\r\n*2\r\n$6\r\nSELECT")
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "message"),
     [
         (b"", "closed the connection"),
         (b":1", "closed the connection"),
@@ -146,10 +146,10 @@ def test_the_greeting_and_the_question_who_it_is_take_one_round_trip(lie: Lie) -
         (b"%1\r\n+a\r\n:1\r\n", "no reply of Redis"),
     ],
 )
-def test_hostile_replies(lie: Lie, sent: bytes, said: str) -> None:
+def test_hostile_replies(lie: Lie, sent: bytes, message: str) -> None:
     talk, _ = lie(bulk(INFO), sent)
     talk.open()
-    with pytest.raises(TalkError, match=f"^the store at .*/s0 cannot be used: .*{said}"):
+    with pytest.raises(TalkError, match=f"^the store at .*/s0 cannot be used: .*{message}"):
         talk.evaluate(STEP, "p")
     with pytest.raises(TalkError, match="there is no connection"):
         talk.evaluate(STEP, "p")
@@ -161,11 +161,11 @@ def test_who_says_more_than_was_asked_is_not_asked_again(lie: Lie) -> None:
     assert talk.evaluate(STEP, "p") == 1
     with pytest.raises(TalkError, match="says more than it was asked"):
         talk.evaluate(STEP, "p")
-    assert len(liar.heard) == 2
+    assert len(liar.received) == 2
 
 
 @pytest.mark.parametrize(
-    ("info", "said"),
+    ("info", "message"),
     [
         (bulk(INFO.replace(b"master\r", b"slave\r") + b"master_host:h\r\nmaster_port:1\r\n"), "is a replica of h:1"),
         (bulk(b"role:master\r\n"), "does not say which process it is"),
@@ -174,9 +174,9 @@ def test_who_says_more_than_was_asked_is_not_asked_again(lie: Lie) -> None:
         (b"-NOAUTH Authentication required.\r\n", "NOAUTH"),
     ],
 )
-def test_who_is_not_talked_to(lie: Lie, info: bytes, said: str) -> None:
+def test_who_is_not_talked_to(lie: Lie, info: bytes, message: str) -> None:
     talk, _ = lie(info)
-    with pytest.raises(TalkError, match=said):
+    with pytest.raises(TalkError, match=message):
         talk.open()
     with pytest.raises(TalkError, match="there is no connection"):
         talk.evaluate(STEP, "p")

@@ -54,7 +54,7 @@ def test_a_table_from_before_the_boot_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', "1", " " * (MOST_BYTES + 1)])
-def test_what_is_no_table_is_told(tmp_path: Path, text: str) -> None:
+def test_what_is_no_table_is_reported(tmp_path: Path, text: str) -> None:
     reader = table_reader(tmp_path, "b")
     write_table(tmp_path, table())
     assert reader.read() is not None
@@ -65,7 +65,7 @@ def test_what_is_no_table_is_told(tmp_path: Path, text: str) -> None:
         reader.check()
 
 
-def test_a_table_of_another_version_is_told(tmp_path: Path) -> None:
+def test_a_table_of_another_version_is_reported(tmp_path: Path) -> None:
     write_table(tmp_path, table())
     data = json.loads(table_file(tmp_path).read_text())
     for wrong in (data | {"new": 1}, data | {"jobs": {UID: {"token": [1]}}}, data | {"jobs": {UID: None}}):

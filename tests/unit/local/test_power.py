@@ -18,7 +18,7 @@ from tests.unit.local.helpers import running
 
 TREE = """
 import os, subprocess, sys, time
-# a shim in its own session, whose standby forks workers that change their environment and session
+# a shim in its own session, whose fork server forks workers that change their environment and session
 shim = '''
 import os, time
 for _ in range(3):

@@ -63,6 +63,6 @@ def test_where_time_is_shared_among_sessions_theirs_goes_before_others() -> None
     assert GROUPS.read_text() == ours, "a session that is another's stays as it is"
 
 
-def test_whoever_was_put_behind_others_may_stay_there() -> None:
+def test_who_was_put_behind_others_may_stay_there() -> None:
     behind = numbers("nice", "-n", "3", sys.executable, "-c", PROGRAM.replace("prefer()\n", "", 1))
     assert behind == [os.getpriority(os.PRIO_PROCESS, 0) + 3] * 4, "only what is before others is put back"

@@ -203,8 +203,8 @@ async def test_what_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ZeroDivisionError):
         await aside(lambda: 1 // 0)
     try:
-        for said in ("within 0.01 s", "within 0.01 s", "have not come back"):
-            with pytest.raises(UntrustedError, match=said):
+        for message in ("within 0.01 s", "within 0.01 s", "have not come back"):
+            with pytest.raises(UntrustedError, match=message):
                 await aside(gate.wait, seconds=0.01)
     finally:
         gate.set()

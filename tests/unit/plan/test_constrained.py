@@ -100,7 +100,7 @@ def test_a_node_that_lacks_what_is_required_is_out_and_says_so() -> None:
     assert place(cluster, job).outside() == {}  # nothing is wrong with them
 
 
-def test_what_can_be_changed_is_said_first() -> None:
+def test_what_can_be_changed_is_reported_first() -> None:
     job = make_job(spec=make_spec(size=(2, 2), placement=H100))
     full = node("n4", gpu="h100").model_copy(update={"cordon": Cordon(reason="disk", by="op", at=0.0)})
     cluster = make_cluster([node("n1"), node("n2", gpu="h100"), full], job)
@@ -495,10 +495,12 @@ def test_constraints_are_looked_at_once_for_all_jobs_that_ask_the_same() -> None
     assert nodes.looks < 20 * (len(cluster.jobs) + len(nodes)), f"{nodes.looks} looks"
 
 
-def test_jobs_on_nodes_that_would_not_do_are_not_said_to_hold_what_it_needs() -> None:
+def test_jobs_on_nodes_that_would_not_do_do_not_hold_what_it_needs() -> None:
     other = make_job("running", make_head(["n1"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
     job = make_job(spec=make_spec(size=(2, 2), placement=H100), order=1)
     cluster = make_cluster([node("n1"), node("n2", gpu="h100"), node("n3", gpu="h100", ready=None)], other, job)
-    assert not any("other" in said for said in explain(cluster, job, WALL))
+    assert not any("other" in message for message in explain(cluster, job, WALL))
     taken = make_job("running", make_head(["n3"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
-    assert any("other" in said for said in explain(replace(cluster, jobs={"u-other": taken, UID: job}), job, WALL))
+    assert any(
+        "other" in message for message in explain(replace(cluster, jobs={"u-other": taken, UID: job}), job, WALL)
+    )

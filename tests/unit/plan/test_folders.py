@@ -92,7 +92,7 @@ def test_a_stray_is_unfit_and_looked_at_again_and_the_next_node_is_asked() -> No
     assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n1", "n2", "n3", "n4"]
 
 
-def test_a_stray_that_is_out_anyway_is_told_as_such() -> None:
+def test_a_stray_that_is_out_anyway_is_reported_as_such() -> None:
     job = make_job(spec=a_spec())
     cluster = make_cluster([node("n1", "x"), node("n2", "x"), node("n3", "y", cordon=True)], job)
     assert [c.why for c in candidates(cluster, job)] == ["", "", "n3 is cordoned (disk)"]

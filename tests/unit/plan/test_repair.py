@@ -49,15 +49,15 @@ def claim(kind: Kind = "reboot", device: str = "", phase: ClaimPhase = "asks", r
 
 
 def repair_state(node: NodeRecord, one: Claim | None, why: str = "") -> NodeRecord:
-    told = RepairState(kinds=("reboot", "reset_gpu"), claim=one, why=why)
-    return node.model_copy(update={"facts": node.facts.model_copy(update={"repair_state": told})})
+    reported = RepairState(kinds=("reboot", "reset_gpu"), claim=one, why=why)
+    return node.model_copy(update={"facts": node.facts.model_copy(update={"repair_state": reported})})
 
 
 def attempt(kind: Kind = "reboot", at: float = WALL, rule: str = "xid.79", device: str = "") -> Attempt:
     return Attempt(kind=kind, rule=rule, device=device, whole=False, at=at, boot="b", outcome="done", over=True)
 
 
-def wished(
+def wanted(
     found: Verdict, *, others: Iterable[NodeRecord] = (), job: JobRecord | None = None, means: Means = ALL,
     past: Iterable[Attempt] = (), use: HardwareUse = IDLE, cordon: bool = False,
 ) -> tuple[Claim | None, str]:  # fmt: skip
@@ -78,10 +78,10 @@ def go(
 
 
 def test_a_fatal_verdict_asks_for_its_repair() -> None:
-    got, why = wished(asks("reset_gpu", gpu("n2", 1)))
+    got, why = wanted(asks("reset_gpu", gpu("n2", 1)))
     assert got is not None
     assert (got.kind, got.device, got.whole, got.phase, why) == ("reset_gpu", gpu("n2", 1), False, "asks", "")
-    got, _ = wished(asks("reboot", gpu("n2", 1)))
+    got, _ = wanted(asks("reboot", gpu("n2", 1)))
     assert got is not None
     assert (got.kind, got.whole) == ("reboot", True)
 
@@ -100,11 +100,11 @@ def test_a_fatal_verdict_asks_for_its_repair() -> None:
     ],
 )
 def test_what_asks_for_nothing_that_a_command_does(found: Verdict) -> None:
-    assert wished(found) == (None, "")
+    assert wanted(found) == (None, "")
 
 
 def test_nothing_is_begun_that_is_not_configured() -> None:
-    assert wished(asks("reboot"), means=Means({"reset_gpu": False}, 3)) == (None, "")
+    assert wanted(asks("reboot"), means=Means({"reset_gpu": False}, 3)) == (None, "")
 
 
 def test_the_heavier_repair_of_the_worse_verdict_comes_first() -> None:
@@ -116,52 +116,52 @@ def test_the_heavier_repair_of_the_worse_verdict_comes_first() -> None:
 
 
 def test_a_node_in_a_persons_hands_is_left_alone() -> None:
-    assert wished(asks("reboot"), cordon=True) == (None, "the node is in the hands of op: disk")
+    assert wanted(asks("reboot"), cordon=True) == (None, "the node is in the hands of op: disk")
 
 
 def test_the_bound_per_day_holds_for_all_kinds_and_ends_after_a_day() -> None:
     past = [attempt(at=WALL - 10), attempt("reset_gpu", WALL - 20), attempt("reboot", WALL - 30)]
-    got, why = wished(asks("reboot"), past=past)
+    got, why = wanted(asks("reboot"), past=past)
     assert (got, why) == (None, "3 repairs in 24 h are as many as are allowed; the next in 24.0 h")
-    assert wished(asks("reboot"), past=past[:2])[0] is not None
-    assert wished(asks("reboot"), past=[*past[:2], attempt(at=WALL - DAY)])[0] is not None
-    assert wished(asks("reboot"), past=[*past[:2], attempt("service", WALL - 5)])[0] is not None
+    assert wanted(asks("reboot"), past=past[:2])[0] is not None
+    assert wanted(asks("reboot"), past=[*past[:2], attempt(at=WALL - DAY)])[0] is not None
+    assert wanted(asks("reboot"), past=[*past[:2], attempt("service", WALL - 5)])[0] is not None
 
 
 def test_an_open_breaker_holds_repairs_too() -> None:
     other = make_node("n3", gpus=2, health=[verdict()])
-    assert wished(asks("reboot"), others=[other])[1].startswith("the breaker is open: 2 of 3 nodes")
+    assert wanted(asks("reboot"), others=[other])[1].startswith("the breaker is open: 2 of 3 nodes")
     long_ago = make_node("n3", gpus=2, health=[verdict(since=WALL - WINDOW - 1)])
-    assert wished(asks("reboot"), others=[long_ago])[0] is not None
+    assert wanted(asks("reboot"), others=[long_ago])[0] is not None
 
 
 def test_a_run_that_would_stop_without_the_node_keeps_it() -> None:
     fixed = make_spec(workers=1, gpus=1, size=(2, 2))
     found = asks("reboot", gpu("n2", 1))
     job = running("n1", "n2", spec=fixed, each=1)
-    got, why = wished(found, job=job)
+    got, why = wanted(found, job=job)
     assert got is None
     assert why.startswith("job a would stop without this node (needs 2 nodes, 1 fit")
-    assert wished(found, job=job, others=healthy(["n3"]))[0] is not None
-    assert wished(asks("reset_gpu", gpu("n2", 1)), job=job)[0] is not None
+    assert wanted(found, job=job, others=healthy(["n3"]))[0] is not None
+    assert wanted(asks("reset_gpu", gpu("n2", 1)), job=job)[0] is not None
 
 
 def test_what_is_degraded_is_repaired_when_nothing_uses_it() -> None:
     worn = asks("reset_gpu", gpu("n2", 1), "degraded", "memory.remap_pending")
-    assert wished(worn)[0] is not None
-    got, why = wished(worn, job=running("n1", "n2", spec=ELASTIC))
+    assert wanted(worn)[0] is not None
+    got, why = wanted(worn, job=running("n1", "n2", spec=ELASTIC))
     assert (got, why) == (None, "it is no reason to stop what runs: job a")
     foreign = HardwareUse(processes={gpu("n2", 1): [77], gpu("n2", 0): [78]})
-    assert wished(worn, use=foreign)[1] == "it is no reason to stop what runs: process 77"
+    assert wanted(worn, use=foreign)[1] == "it is no reason to stop what runs: process 77"
 
 
 def test_other_peoples_processes_are_waited_for_before_anything_is_drained() -> None:
     found = asks("reboot", gpu("n2", 1))
     theirs = HardwareUse(processes={gpu("n2", 0): [7, 8]}, strangers=frozenset({8}))
-    assert wished(found, use=theirs) == (None, "somebody else uses it: process 8")
-    assert wished(found, use=HardwareUse(processes={gpu("n2", 0): [7]}))[0] is not None, "ours goes when it is drained"
+    assert wanted(found, use=theirs) == (None, "somebody else uses it: process 8")
+    assert wanted(found, use=HardwareUse(processes={gpu("n2", 0): [7]}))[0] is not None, "ours goes when it is drained"
     alone = asks("reset_gpu", gpu("n2", 1))
-    assert wished(alone, use=theirs)[0] is not None, "they are on the other GPU"
+    assert wanted(alone, use=theirs)[0] is not None, "they are on the other GPU"
 
 
 # --- whose turn it is
@@ -266,7 +266,7 @@ def test_of_two_that_begin_at_once_both_step_back() -> None:
 # --- what is in the way
 
 
-def test_it_waits_for_whoever_uses_the_hardware() -> None:
+def test_it_waits_for_those_who_use_the_hardware() -> None:
     found, job = asks("reboot", gpu("n2", 1)), running("n1", "n2", spec=ELASTIC)
     whole = claim(device=gpu("n2", 1), phase="holds")
     assert go(whole, found, job=job) == Next("holds", "waits until it is free: job a")
@@ -360,14 +360,14 @@ def test_service_is_called_once_for_each_verdict() -> None:
     assert call([asks("reboot"), asks("service", severity="info")], ALL, []) is None
 
 
-def test_a_person_is_told_what_happens_by_itself_and_what_does_not() -> None:
+def test_a_person_learns_what_happens_by_itself_and_what_does_not() -> None:
     found = asks("reboot", gpu("n2", 1))
     node = make_node("n2", gpus=2, health=[found])
     assert next_step(found, node) == "reboot the machine, then: nodeagentctl health ack n2"
     holding = claim(device=gpu("n2", 1), phase="holds").model_copy(update={"why": "waits until it is free: job a"})
-    told = repair_state(node, holding)
-    assert next_step(found, told) == "nothing: nodeagent repairs it (reboot; waits until it is free: job a)"
-    assert described(told) == "reboot makes room: waits until it is free: job a"
+    reported = repair_state(node, holding)
+    assert next_step(found, reported) == "nothing: nodeagent repairs it (reboot; waits until it is free: job a)"
+    assert described(reported) == "reboot makes room: waits until it is free: job a"
     assert described(repair_state(node, claim("reset_gpu", gpu("n2", 1), "runs"))) == "GPU 1: GPU reset under way"
     stopped = repair_state(node, None, "the breaker is open")
     assert next_step(found, stopped).endswith("health ack n2; nodeagent does not by itself (the breaker is open)")

@@ -19,10 +19,9 @@ from nodeagent.plan.steps import (
     PhaseStep,
     PodState,
     PodStep,
-    allowed,
     diagram,
-    generation_may_become,
-    pod_may_become,
+    may_become,
+    phase_may_become,
     pod_state,
 )
 from nodeagent.pods.base import PodStatus
@@ -44,7 +43,7 @@ def test_every_phase_is_reachable() -> None:
 @pytest.mark.parametrize("phase", sorted(TERMINAL))
 def test_no_way_leads_out_of_an_ended_job(phase: Phase) -> None:
     assert not [pair for pair in TRANSITIONS if pair[0] == phase]
-    assert [other for other in PHASES if allowed(phase, other)] == [phase]
+    assert [other for other in PHASES if phase_may_become(phase, other)] == [phase]
 
 
 def test_every_live_phase_can_be_stopped() -> None:
@@ -65,11 +64,11 @@ def test_every_live_phase_can_be_stopped() -> None:
     ],
 )
 def test_allowed(before: Phase, after: Phase, expected: bool) -> None:
-    assert allowed(before, after) is expected
+    assert phase_may_become(before, after) is expected
 
 
 def test_the_diagram_shows_the_whole_table() -> None:
-    lines = [line.strip() for line in diagram().splitlines()]
+    lines = [line.strip() for line in diagram(TRANSITIONS, "queued", TERMINAL).splitlines()]
     for (before, step), after in TRANSITIONS.items():
         assert f"{before} --> {after}: {step}" in lines
     for phase in TERMINAL:
@@ -79,14 +78,14 @@ def test_the_diagram_shows_the_whole_table() -> None:
 
 def test_a_generation_ends_once_and_never_forms_again() -> None:
     states = get_args(HeadState)
-    reach = {before: {after for after in states if generation_may_become(before, after)} for before in states}
+    reach = {before: {after for after in states if may_become(GENERATION, before, after)} for before in states}
     assert reach == {"forming": {*states}, "active": {"active", "ended"}, "ended": {"ended"}}
     assert set(GENERATION_MEANING) == {step for _, step in GENERATION}
 
 
 def test_a_pod_starts_only_what_it_promised() -> None:
     assert [before for (before, step) in POD if step == "start"] == ["promised"]
-    assert [before for before in get_args(PodState) if pod_may_become(before, "started")] == ["promised", "started"]
+    assert [before for before in get_args(PodState) if may_become(POD, before, "started")] == ["promised", "started"]
     assert set(POD_MEANING) == set(get_args(PodStep)) == {step for _, step in POD}
 
 

@@ -268,12 +268,12 @@ def test_of_workers_that_are_bound_all_learn_where_the_jobs_gpus_are() -> None:
 
 def test_every_worker_learns_of_the_devices_left_out_on_any_member() -> None:
     sick = a_node("a", gpus=(Gpu(uuid="GPU-7", index=0, healthy=False, why="ECC"), Gpu(uuid="GPU-8", index=1)))
-    told = {
+    reported = {
         name: worker_environments(a_job(), a_head(), node, nodes(a=sick))[0]["NODEAGENT_FAULTY"]
         for name, node in nodes(a=sick).items()
     }
-    assert told["a"] == told["b"]
-    assert json.loads(told["a"]) == {"nodes": {"n3": "lost"}, "devices": {"a": {"GPU-7": "ECC"}}}
+    assert reported["a"] == reported["b"]
+    assert json.loads(reported["a"]) == {"nodes": {"n3": "lost"}, "devices": {"a": {"GPU-7": "ECC"}}}
 
 
 def test_ipv6() -> None:

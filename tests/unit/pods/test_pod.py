@@ -75,7 +75,7 @@ DEEP = b'{"v": 1, "error": ' + b"[" * 100_000 + b"\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("received", "why"),
     [
         (b"x" * (1 << 21), "a line of more than"),
         (b"[]\n", "no status"),
@@ -85,20 +85,20 @@ DEEP = b'{"v": 1, "error": ' + b"[" * 100_000 + b"\n"
         (b"\xff\n", "no status"),
     ],
 )
-async def test_a_shim_that_cannot_be_understood_is_gone(tmp_path: Path, said: bytes, why: str) -> None:
+async def test_a_shim_that_cannot_be_understood_is_gone(tmp_path: Path, received: bytes, why: str) -> None:
     async with fake(tmp_path) as shim:
         shim.say()
         await shim.until(lambda: shim.handle.status.phase == "running")
-        sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, said)
+        sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, received)
         await shim.until(lambda: shim.handle.status.phase == "gone")
         await sending
         assert why in shim.handle.status.reason
         assert shim.handle.may_restart
 
 
-def _send(shim: Fake, said: bytes) -> None:
+def _send(shim: Fake, received: bytes) -> None:
     try:
-        shim.say_bytes(said)
+        shim.say_bytes(received)
     except OSError:  # nobody reads the rest
         return
 

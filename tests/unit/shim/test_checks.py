@@ -1,4 +1,4 @@
-"""What makes a node unfit for a pod, which folder its checkpoint_dir is, which commands a standby can stand in
+"""What makes a node unfit for a pod, which folder its checkpoint_dir is, which commands a fork server can stand in
 for."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def a_pod(folder: Path, **changes: Any) -> dict[str, Any]:
         "modules": (),
         "checkpoint_dir": None,
         "limits": {},
-        "standby": True,
+        "fork_server": True,
         "state": str(folder),
     }
     return pod | changes
@@ -54,7 +54,7 @@ def test_fit(tmp_path: Path) -> None:
     marker = tmp_path / "new/ckpt" / MARKER
     here = str(tmp_path.resolve())
     assert found.pop("base")["PATH"] == "/usr/bin:/bin"
-    rest = {"standby": True, "path0": here, "folder": marker.read_text(), "container": None}
+    rest = {"fork_server": True, "path0": here, "folder": marker.read_text(), "container": None}
     assert found == rest | {"env_file": {"TOKEN": "x"}}
     assert check(a_pod(tmp_path))["folder"] == ""
 
@@ -79,8 +79,8 @@ def test_unfit(tmp_path: Path, changes: dict[str, Any], code: int, text: str) ->
         check(a_pod(tmp_path, **changes))
     assert text in str(caught.value)
     assert caught.value.code == code
-    said = json.loads(verdict(check, a_pod(tmp_path, **changes)))
-    assert (said["reason"], said["code"]) == (str(caught.value), code)
+    shown = json.loads(verdict(check, a_pod(tmp_path, **changes)))
+    assert (shown["reason"], shown["code"]) == (str(caught.value), code)
 
 
 def test_the_jobs_own_path_counts(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_jobs_own_path_counts(tmp_path: Path) -> None:
         ("pythonx a.py", None),
     ],
 )
-def test_commands_a_standby_can_run(tmp_path: Path, command: str, program: str | None) -> None:
+def test_commands_a_fork_server_can_run(tmp_path: Path, command: str, program: str | None) -> None:
     (tmp_path / "folder").mkdir()
     assert python_program(command.split(), str(tmp_path)) == program
 
@@ -170,7 +170,7 @@ def test_a_marker_that_is_just_being_written_is_waited_for(tmp_path: Path) -> No
     writer.join()
 
 
-def told_by_a_child(look: Callable[[], str], prepare: Callable[[], None]) -> str:
+def reported_by_a_child(look: Callable[[], str], prepare: Callable[[], None]) -> str:
     """What a process says that has given up some of its rights first."""
     read, write = os.pipe()
     pid = os.fork()
@@ -182,13 +182,15 @@ def told_by_a_child(look: Callable[[], str], prepare: Callable[[], None]) -> str
             os._exit(0)
     os.close(write)
     os.waitpid(pid, 0)
-    with os.fdopen(read) as said:
-        return said.read()
+    with os.fdopen(read) as shown:
+        return shown.read()
 
 
 def test_a_folder_that_takes_no_marker(tmp_path: Path) -> None:
     pod = a_pod(tmp_path, checkpoint_dir="ckpt")
-    full = told_by_a_child(lambda: verdict(see_folder, pod), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+    full = reported_by_a_child(
+        lambda: verdict(see_folder, pod), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    )
     begin = f"checkpoint_dir {tmp_path}/ckpt: {MARKER} in it cannot be written or read: "
     assert json.loads(full)["reason"].startswith(begin + "File too large (as user ")
     assert list((tmp_path / "ckpt").iterdir()) == [], "no empty marker is left to keep all others out"
@@ -207,7 +209,7 @@ def test_a_marker_that_the_user_may_not_read(tmp_path: Path) -> None:
         os.fchdir(inside)
         os.setuid(65534)
 
-    said = told_by_a_child(lambda: verdict(lambda _: {"folder": folder_id(Path())}, {}), become_nobody)
+    shown = reported_by_a_child(lambda: verdict(lambda _: {"folder": folder_id(Path())}, {}), become_nobody)
     os.close(inside)
     reason = f"checkpoint_dir .: {MARKER} in it cannot be written or read: Permission denied (as user nobody)"
-    assert json.loads(said)["reason"] == reason
+    assert json.loads(shown)["reason"] == reason

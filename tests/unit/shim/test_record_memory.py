@@ -33,7 +33,7 @@ def group(root: Path, kills: int) -> None:
     (root / f"sys/fs/cgroup/{GROUP}/memory.events").write_text(f"oom 1\noom_kill {kills}\noom_group_kill 9\n")
 
 
-def told(error_file: Path, why: str, status: int = 9, tail: str = "last words\n") -> WorkerExit:
+def reported(error_file: Path, why: str, status: int = 9, tail: str = "last words\n") -> WorkerExit:
     record = exit_record(0, 0, 9, status, False, 0, error_file / "none", tail, Farewell(), why)
     return WorkerExit.from_json(json.dumps(record))
 
@@ -45,7 +45,7 @@ def test_the_pods_own_count_is_certain(root: Path) -> None:
     assert kills.explain(signal.SIGKILL) == "", "others of this machine"
     group(root, 2)
     assert kills.explain(signal.SIGTERM) == kills.explain(9 << 8) == "", "it was not SIGKILL"
-    exited = told(root, kills.explain(signal.SIGKILL))
+    exited = reported(root, kills.explain(signal.SIGKILL))
     assert exited.error == (
         "last words\nnodeagent: out of memory: the kernel killed 1 process(es) of this pod (nodeagent-pod-x.service)"
     )
@@ -56,7 +56,7 @@ def test_the_machines_count_is_a_hint(root: Path) -> None:
     kills = MemoryKills(root)
     assert kills.explain(signal.SIGKILL) == ""
     machine(root, 4)
-    exited = told(root, kills.explain(signal.SIGKILL), tail="")
+    exited = reported(root, kills.explain(signal.SIGKILL), tail="")
     assert exited.error == (
         "nodeagent: out of memory, it seems: since this start the kernel killed 1 process(es) on this machine"
     )
@@ -68,5 +68,5 @@ def test_a_kernel_that_does_not_count_is_no_hint(tmp_path: Path) -> None:
 
 
 def test_a_kill_that_nothing_explains(tmp_path: Path) -> None:
-    assert describe(told(tmp_path, "")) == "SIGKILL (9)"
-    assert describe(told(tmp_path, "", tail="we are out of memory")) == "SIGKILL (9)"
+    assert describe(reported(tmp_path, "")) == "SIGKILL (9)"
+    assert describe(reported(tmp_path, "", tail="we are out of memory")) == "SIGKILL (9)"

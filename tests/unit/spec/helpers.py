@@ -47,7 +47,7 @@ def check_marked(text: str, read: Callable[[str], object], *words: str) -> None:
     """Reading the unmarked text gives exactly one problem per mark, at it; all ``words`` occur in them."""
     plain, places = unmark(text)
     found = problems(lambda: read(plain))
-    told = "\n".join(map(str, found))
-    assert [(p.line, p.col) for p in found] == places, told
+    reported = "\n".join(map(str, found))
+    assert [(p.line, p.col) for p in found] == places, reported
     for word in words:
-        assert word in told, told
+        assert word in reported, reported

@@ -148,7 +148,7 @@ def test_mistakes(marked: str, words: str) -> None:
     check_marked(marked, parse, words)
 
 
-def test_every_broken_inequality_is_told() -> None:
+def test_every_broken_inequality_is_reported() -> None:
     found = problems(lambda: parse("timing: {heartbeat: 5s, lease: 1s}"))
     assert len(found) == 4
     assert all((p.line, p.col) == (1, 9) for p in found)

@@ -29,7 +29,7 @@ LEAST = "name: a\ncommand: x\nnodes: 1\n"
 def test_containers(written: str, found: Container) -> None:
     spec = job(f"{LEAST}container: {written}")
     assert spec.container == found
-    assert spec.standby is False
+    assert spec.fork_server is False
     assert check_spec(spec) == []
 
 
@@ -48,7 +48,7 @@ def test_containers(written: str, found: Container) -> None:
         ('container: {image: t, binds: [>>"/a:/b,/c:/d"]}', "is not a bind"),
         ("container: >>$HOME/t.sif", "is not a path"),
         ("container: t\npreload: >>[torch]", "preload has no meaning in a container"),
-        ("container: t\nstandby: >>on", "standby: on has no meaning in a container"),
+        ("container: t\nfork_server: >>on", "fork_server: on has no meaning in a container"),
         ("container: t\nlimits: {as: >>1}", "podman knows no such limit"),
         ("modules: >>cuda", "is not a list of modules, write [cuda]"),
         ("modules: [>>-h]", "is not an environment module's name"),
@@ -75,11 +75,11 @@ def test_what_was_written_by_hand_is_checked_too() -> None:
     worse = spec.model_copy(
         update={
             "container": Container(image="--privileged", binds=("/a:/b:suid",)), "modules": ("-x",),
-            "standby": True, "working_dir": "/a:b",
+            "fork_server": True, "working_dir": "/a:b",
         }
     )  # fmt: skip
     found = " ".join(check_spec(worse))
-    for text in ("not an image's name", "not a bind", "not an environment module's name", "standby has no meaning",
+    for text in ("not an image's name", "not a bind", "not an environment module's name", "fork server has no meaning",
                  "cannot be seen in a container"):  # fmt: skip
         assert text in found
 

@@ -63,7 +63,7 @@ def test_the_example_is_read() -> None:
     assert job(block).role.nodes.target == 4
 
 
-def test_the_shown_mistakes_are_what_is_told() -> None:
+def test_the_shown_mistakes_are_what_is_reported() -> None:
     text = "name: a\ncomand: x\nnodes: 8:2\nenv: {OMP_NUM_THREADS: 4}\ngrace: 30 sec\ncommand: x"
     shown = [line.strip() for line in JOB_FILE.splitlines() if line.startswith("    job.yaml:")]
     assert [str(p) for p in problems(lambda: job(text))] == shown

@@ -74,7 +74,7 @@ def test_a_reset_that_names_its_gpu_needs_that_gpu_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("health: {repair: {reboot: reboot}}", "is not a command, write its words as a list"),
         ("health: {repair: {reboot: []}}", "is not a command"),
@@ -98,10 +98,10 @@ def test_a_reset_that_names_its_gpu_needs_that_gpu_alone() -> None:
         ("health: no", "health"),
     ],
 )
-def test_mistakes(text: str, said: str) -> None:
+def test_mistakes(text: str, message: str) -> None:
     with pytest.raises(SpecError) as wrong:
         config(text)
-    assert said in str(wrong.value)
+    assert message in str(wrong.value)
 
 
 def test_rules_cannot_be_named_without_the_package_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

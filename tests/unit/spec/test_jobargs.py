@@ -123,8 +123,8 @@ def _role(**changes: Any) -> JobSpec:
     ],
 )
 def test_a_hand_made_job_is_refused(spec: JobSpec, words: str) -> None:
-    (told,) = check_spec(spec)
-    assert words in told
+    (reported,) = check_spec(spec)
+    assert words in reported
 
 
 def test_a_hand_made_job_gets_every_reason() -> None:
@@ -166,7 +166,7 @@ _specs = st.builds(
     ),
     priority=st.integers(-1000, 1000),
     preload=st.lists(st.sampled_from(["torch", "numpy.linalg"]), max_size=2).map(tuple),
-    standby=st.booleans(),
+    fork_server=st.booleans(),
     grace=st.floats(0, 86400),
     restarts=st.builds(
         RestartLimits,

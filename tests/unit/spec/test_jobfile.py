@@ -93,9 +93,9 @@ def test_nodes(written: str, sizes: tuple[int, int, int]) -> None:
         ("working_dir: /a\ncheckpoint_dir: ckpt", "checkpoint_dir", "/a/ckpt"),
         ("checkpoint_dir: ckpt", "checkpoint_dir", "/shared/me/ckpt"),
         ("working_dir: /a\nenv_file: .env", "env_file", "/a/.env"),
-        ("standby: off", "standby", False),
-        ("standby: on", "standby", True),
-        ("standby: false", "standby", False),
+        ("fork_server: off", "fork_server", False),
+        ("fork_server: on", "fork_server", True),
+        ("fork_server: false", "fork_server", False),
         ("grace: 0", "grace", 0.0),
         ("finish: 10m", "finish", 600.0),
         ("finish: off", "finish", None),
@@ -238,7 +238,7 @@ def test_mistakes_in_nodes_and_command(marked: str, words: str) -> None:
         ("priority: >>1001", "at most 1000"),
         ("preload: >>torch", "write [torch]"),
         ("preload: [torch, >>a-b, >>1]", "write it as after 'import'"),
-        ("standby: >>maybe", "write on or off"),
+        ("fork_server: >>maybe", "write on or off"),
         ("grace: >>'30'", "write 30s for seconds"),
         ("finish: >>0s", "it must be at least 1s and at most 604800s, or off"),
         ("grace: >>2d", "it must be at least 0s and at most 86400s"),
@@ -297,7 +297,7 @@ def test_mistakes_of_the_whole(marked: str, words: str) -> None:
     check_marked(marked, job, words)
 
 
-def test_a_submitter_without_a_folder_is_told() -> None:
+def test_a_submitter_without_a_folder_is_reported() -> None:
     (found,) = problems(lambda: job(LEAST + "working_dir: /x", TRAIN.model_copy(update={"cwd": "nowhere"})))
     assert "submitter.cwd: 'nowhere' is not an absolute path" in str(found)
 
@@ -392,7 +392,7 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("name: a\ncompletes: >>w\nroles: {w: {command: x, nodes: 1}}", "completes is for jobs of several roles"),
         ("name: a\nroles: {w: {command: x, replicas: >>2}}", "replicas is for jobs of several roles"),
@@ -407,8 +407,8 @@ def test_five_mistakes_of_roles_are_named_at_once() -> None:
         ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
     ],
 )
-def test_a_mistake_of_a_role(text: str, told: str) -> None:
-    check_marked(text, job, told)
+def test_a_mistake_of_a_role(text: str, reported: str) -> None:
+    check_marked(text, job, reported)
 
 
 POLICY_MISTAKES = """\

@@ -86,7 +86,7 @@ def test_several_jobs_in_one_file() -> None:
     assert [(found.spec.name, dict(found.after)) for found in jobs(text)] == [("a", {}), ("b", {"a": "ok"})]
 
 
-def test_mistakes_of_all_jobs_are_told_at_once_each_at_its_place() -> None:
+def test_mistakes_of_all_jobs_are_reported_at_once_each_at_its_place() -> None:
     text = "name: a\nnodes: >>x\ncommand: [x]\n---\nname: >>B B\nnodes: 1\ncommand: [x]\n"
     check_marked(text, jobs, "is not a name")
 

@@ -61,7 +61,7 @@ roles:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("placement: {require: {gpu: >>7}}", "7 is not a label's value, values are text: write '7' or true"),
         ("placement: {require: {spot: >>false}}", "false is not a label's value, values are text"),
@@ -76,8 +76,8 @@ roles:
         ("placement: {require: {gpu: >>[]}}", "0 values, give 1 to 256, or true for any"),
     ],
 )  # fmt: skip
-def test_mistakes_and_their_places(text: str, told: str) -> None:
-    check_marked(LEAST + text, job, told)
+def test_mistakes_and_their_places(text: str, reported: str) -> None:
+    check_marked(LEAST + text, job, reported)
 
 
 def test_a_request_written_by_hand_is_checked_alike() -> None:
@@ -98,14 +98,14 @@ def test_ranges_are_bounded_since_each_node_is_held_against_each_of_them() -> No
     def asked(count: int) -> tuple[Match, ...]:
         return (Match(label="node", values=tuple(f"n{i}-[1-9]" for i in range(count))),)
 
-    def told(found: Constraints) -> list[str]:
+    def reported(found: Constraints) -> list[str]:
         return check_spec(job(LEAST).model_copy(update={"roles": (role.model_copy(update={"placement": found}),)}))
 
     role = job(LEAST).role
-    assert told(Constraints(require=asked(16), exclude=asked(16))) == []
-    assert told(Constraints(require=asked(17))) == [
+    assert reported(Constraints(require=asked(16), exclude=asked(16))) == []
+    assert reported(Constraints(require=asked(17))) == [
         "roles.worker.placement.require: more than 16 values with ranges, join them: n[1-8,12,20-30]"
     ]
-    assert told(Constraints(require=asked(16), exclude=asked(16), avoid=asked(1))) == [
+    assert reported(Constraints(require=asked(16), exclude=asked(16), avoid=asked(1))) == [
         "roles.worker.placement: more than 32 values with ranges, join them: n[1-8,12,20-30]"
     ]

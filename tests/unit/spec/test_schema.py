@@ -31,7 +31,7 @@ def _fits(schema: dict[str, Any], text: str) -> bool:
     [
         CONTRACT,
         LEAST,
-        LEAST + "standby: off\nhang: off\nhold_timeout: never\ngrace: 5\nrestarts: {backoff: 5s}",
+        LEAST + "fork_server: off\nhang: off\nhold_timeout: never\ngrace: 5\nrestarts: {backoff: 5s}",
         LEAST + 'policies: [{on: "*", do: FailJob}]\nhooks: {pre_start: a b}',
         "name: a\nroles: {w: {command: x, nodes: {max: 3}}}",
         LEAST + "hang: {progress: 10m, phases: 1h}",

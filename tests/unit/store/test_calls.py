@@ -56,7 +56,7 @@ async def test_a_reply_that_no_step_gives_is_a_store_that_cannot_be_used(reply: 
     assert links.forgotten
 
 
-async def test_what_is_said_of_a_reply_is_short() -> None:
+async def test_what_is_reported_of_a_reply_is_short() -> None:
     links = Answering("x" * 1_000_000)
     with pytest.raises(StoreUnavailableError) as caught:
         await Calls(links, links, "p:", 1.0).step("read", {"uid": "u"})

@@ -71,7 +71,7 @@ class Steps:
     st.lists(st.integers(0, 3), min_size=4, max_size=4),
 )
 def test_all_ranks_leave_after_the_same_step(
-    world: int, lead: int, told: list[tuple[int, int]], slow: list[int]
+    world: int, lead: int, reported: list[tuple[int, int]], slow: list[int]
 ) -> None:
     """Each rank is told to leave at another step (or before the first), at another moment in it, while its main thread
     may sit in a collective; ranks are slow and, with a device, hosts run ahead."""
@@ -81,7 +81,7 @@ def test_all_ranks_leave_after_the_same_step(
     stuck: list[int] = []
 
     def stopper(rank: int) -> None:
-        step, late = told[rank]
+        step, late = reported[rank]
         with training.changed:  # told when it has begun that step, or when nobody can come so far any more
             training.changed.wait_for(lambda: training.begun[rank] >= step or any(x.is_set() for x in going), BOUND)
         going[rank].set()
@@ -138,18 +138,18 @@ def asked(last: LastStep) -> threading.Thread:
     return stopper
 
 
-def test_a_rank_that_was_told_before_its_first_step_has_begun_none() -> None:
-    said: list[int] = []
+def test_a_rank_that_was_reported_before_its_first_step_has_begun_none() -> None:
+    answer: list[int] = []
 
     def highest(mine: int) -> int:
-        said.append(mine)
+        answer.append(mine)
         return mine
 
     last = LastStep(highest, BOUND)
     stopper = asked(last)
     assert last.at(7)
     stopper.join(BOUND)
-    assert said == [7]
+    assert answer == [7]
 
 
 def test_ranks_that_cannot_agree_say_why() -> None:

@@ -35,7 +35,7 @@ def test_nor_can_a_gang_of_another_size() -> None:
     assert choose([node]) is None
 
 
-def test_a_state_that_is_the_same_everywhere_serves_whoever_lacks_it() -> None:
+def test_a_state_that_is_the_same_everywhere_serves_each_rank_that_lacks_it() -> None:
     n1 = [kept(1, 90, replicated=True), kept(1, 100, replicated=True, half=1)]
     choice = choose([[], n1, []])
     assert choice is not None

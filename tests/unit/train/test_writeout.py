@@ -77,9 +77,9 @@ def test_all_parts_of_the_newest_step_that_every_rank_has(tmp_path: Path) -> Non
     gang = Gang(tmp_path)
     mine = [kept(0, 7), kept(0, 8), kept(1, 7), kept(1, 8)]
     others = [kept(2, 7), kept(2, 8), kept(3, 7), kept(3, 6)]
-    said = gang.run(gang.order(0, mine), gang.order(1, others))
-    assert said[0].startswith("snapshot of step 7 written out in")
-    assert said[1].startswith("part of the snapshot of step 7 written out in")
+    output = gang.run(gang.order(0, mine), gang.order(1, others))
+    assert output[0].startswith("snapshot of step 7 written out in")
+    assert output[1].startswith("part of the snapshot of step 7 written out in")
     assert gang.asked == entries(tmp_path) == [CheckpointEntry(1, 7, 3, True)]
     assert gang.files() == parts(0, 1, 2, 3)
     for rank in range(4):
@@ -89,8 +89,11 @@ def test_all_parts_of_the_newest_step_that_every_rank_has(tmp_path: Path) -> Non
 
 def test_of_what_all_ranks_share_one_copy_of_the_newest(tmp_path: Path) -> None:
     gang = Gang(tmp_path)
-    said = gang.run(gang.order(0, [kept(0, 7, shared=True)]), gang.order(1, [kept(3, 8, shared=True)]))
-    assert [text.partition(" written")[0] for text in said] == ["snapshot of step 8", "part of the snapshot of step 8"]
+    output = gang.run(gang.order(0, [kept(0, 7, shared=True)]), gang.order(1, [kept(3, 8, shared=True)]))
+    assert [text.partition(" written")[0] for text in output] == [
+        "snapshot of step 8",
+        "part of the snapshot of step 8",
+    ]
     assert gang.files() == parts(3)
 
 
@@ -141,8 +144,8 @@ def test_a_generation_that_is_not_the_newest_any_more_leaves_nothing(tmp_path: P
         return "generation 3 may commit nothing any more"
 
     gang.answer = refuse
-    said = gang.run(gang.order(0, [kept(0, 7, world=2, shared=True)]))
-    assert said == ["failed: generation 3 may commit nothing any more"]
+    output = gang.run(gang.order(0, [kept(0, 7, world=2, shared=True)]))
+    assert output == ["failed: generation 3 may commit nothing any more"]
     assert entries(tmp_path) == [newer]
 
 
@@ -160,14 +163,14 @@ def test_a_node_that_cannot_write_is_named_by_the_one_that_would_commit(tmp_path
             assert time.monotonic() < end
             time.sleep(0.005)
         torn.unseal()
-        said = [*gang.run(first), *second.result()]
-    assert said == [f"failed: {who}rank 2 took another snapshot meanwhile" for who in ("node 1 of the gang: ", "")]
+        output = [*gang.run(first), *second.result()]
+    assert output == [f"failed: {who}rank 2 took another snapshot meanwhile" for who in ("node 1 of the gang: ", "")]
     assert (gang.asked, entries(tmp_path)) == ([], [])
 
 
 def test_the_end_of_its_time_ends_it(tmp_path: Path) -> None:
     gang = Gang(tmp_path)
-    (said,) = gang.run(gang.order(1, [kept(2, 7, shared=True)], seconds=0.1))
-    assert said == "failed: what the other nodes have in memory did not come within the grace"
-    (said,) = gang.run(gang.order(0, [kept(0, 7)])._replace(folder=str(tmp_path / "none")))
-    assert said.endswith("No such file or directory")
+    (output,) = gang.run(gang.order(1, [kept(2, 7, shared=True)], seconds=0.1))
+    assert output == "failed: what the other nodes have in memory did not come within the grace"
+    (output,) = gang.run(gang.order(0, [kept(0, 7)])._replace(folder=str(tmp_path / "none")))
+    assert output.endswith("No such file or directory")

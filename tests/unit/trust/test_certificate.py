@@ -43,13 +43,13 @@ def test_its_own_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
 
 def test_a_configured_one(tmp_path: Path) -> None:
     cert, key = make(tmp_path)
-    _, told = asyncio.run(server_context(ApiTlsConfig(cert=cert, key=key), "n1", tmp_path))
+    _, reported = asyncio.run(server_context(ApiTlsConfig(cert=cert, key=key), "n1", tmp_path))
     command = ["openssl", "x509", "-in", str(cert), "-noout", "-fingerprint", "-sha256"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
-    assert said.partition("=")[2].strip().replace(":", "").lower() == told == fingerprint(cert.read_text())
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+    assert output.partition("=")[2].strip().replace(":", "").lower() == reported == fingerprint(cert.read_text())
     both = tmp_path / "both.pem"
     both.write_text(key.read_text() + cert.read_text())
-    assert configured(ApiTlsConfig(cert=both))[1] == told
+    assert configured(ApiTlsConfig(cert=both))[1] == reported
     context, _ = configured(ApiTlsConfig(cert=both, client_ca=cert))
     assert context.verify_mode == ssl.CERT_OPTIONAL
 

@@ -22,7 +22,7 @@ async def test_it_is_kept_over_restarts(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["trust.json"]
 
 
-def test_a_damaged_file_is_told_and_holds_nothing(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trust.json"
     for text in ("", "[]", '{"u1": 7}', '{"u1": {"seen": 4}}'):
         path.write_text(text)

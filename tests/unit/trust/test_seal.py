@@ -32,8 +32,8 @@ NOW = 1_700_000_000.7
 
 def signed(spec: JobSpec | None = None, **control: Any) -> JobRecord:
     job = make_job(spec=spec or make_spec())
-    wish = SEAL.control(job.uid, job.control.model_copy(update=control))
-    return job.model_copy(update={"control": wish, "admission": SEAL.admit(job.uid, job.owner, job.spec, NOW, "n1")})
+    wanted = SEAL.control(job.uid, job.control.model_copy(update=control))
+    return job.model_copy(update={"control": wanted, "admission": SEAL.admit(job.uid, job.owner, job.spec, NOW, "n1")})
 
 
 def changed(job: JobRecord, **fields: Any) -> JobRecord:
@@ -62,7 +62,7 @@ def test_without_a_signature() -> None:
 SPECS = {
     "name": "b", "env": {"LD_PRELOAD": "/evil.so"}, "env_file": "/etc/shadow", "working_dir": "/", "user": "root",
     "checkpoint_dir": "/x", "limits": {"core": 1}, "priority": 9, "preload": ("evil",),
-    "guessed": ("evil",), "finish": 1.0, "standby": False, "grace": 1.0,
+    "guessed": ("evil",), "finish": 1.0, "fork_server": False, "grace": 1.0,
     "restarts": RestartLimits(max=1), "policies": (Policy(on=("*",), do="FailJob"),), "hooks": Hooks(pre_start=("sh",)),
     "hold_timeout": 1.0, "time_limit": 1.0, "begin": 1.0, "ttl": 1.0, "queue": "q", "spot": True,
     "after": (After(uid="u", name="x"),),
@@ -128,8 +128,8 @@ def test_a_renewed_admission_is_the_same_job_for_longer() -> None:
 
 def gang() -> JobRecord:
     head = make_head(["n1", "n2"])
-    said = {"n1": Ack(life="life-n1", address="10.0.0.1:29400", host="10.0.0.1"), "n2": Ack(life="life-n2", host="b")}
-    sums = [sum(column) for column in zip(*(parts(head, node, ack) for node, ack in said.items()), strict=True)]
+    acks = {"n1": Ack(life="life-n1", address="10.0.0.1:29400", host="10.0.0.1"), "n2": Ack(life="life-n2", host="b")}
+    sums = [sum(column) for column in zip(*(parts(head, node, ack) for node, ack in acks.items()), strict=True)]
     about = {"address": "10.0.0.1:29400", "hosts": {"n1": "10.0.0.1", "n2": "b"}, "seal": " ".join(map(str, sums))}
     return make_job("running", head.model_copy(update=about))
 

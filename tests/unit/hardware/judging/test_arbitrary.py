@@ -55,7 +55,7 @@ def worst(kinds: list[dict[str, Any]]) -> set[str]:
     return {verdict.severity for verdict in judge(memory, Readings(boot="b"), None, 1_002.0, 0.0).verdicts}
 
 
-def told(line: str, priority: int = 3) -> list[dict[str, Any]]:
+def reported(line: str, priority: int = 3) -> list[dict[str, Any]]:
     """As /dev/kmsg has it: what is not printable is escaped."""
     escaped = "".join(chr(b) if 32 <= b < 127 and b != ord("\\") else f"\\x{b:02x}" for b in line.encode())
     folder = KernelLines()
@@ -65,13 +65,15 @@ def told(line: str, priority: int = 3) -> list[dict[str, Any]]:
 
 @given(st.sampled_from(FORMS), NAMES, FILES, st.integers(1, 4_194_304))
 def test_no_program_makes_a_fatal_line_by_its_names(form: str, name: str, file: str, pid: int) -> None:
-    assert "fatal" not in worst(told(form.format(name=name.encode()[:15].decode(errors="ignore"), file=file, pid=pid)))
+    assert "fatal" not in worst(
+        reported(form.format(name=name.encode()[:15].decode(errors="ignore"), file=file, pid=pid))
+    )
 
 
 @given(RUBBISH, st.integers(0, 255))
 @example(FATAL_WORDS[0], 3)
 def test_only_genuine_lines_of_the_kernel_are_fatal(line: str, priority: int) -> None:
-    found = worst(told(line, priority))
+    found = worst(reported(line, priority))
     if "fatal" in found:
         assert GENUINE.match(line)
         assert priority < 8

@@ -165,7 +165,7 @@ def test_no_reboot_repairs_what_needs_a_technician(code: int) -> None:
     assert node.see(replace(FINE, boot="b2"), PROBATION) == ()
 
 
-def test_an_acknowledgement_is_of_one_rule_if_so_said() -> None:
+def test_an_acknowledgement_is_of_one_rule_if_so_reported() -> None:
     node = Node()
     node.see(node.xid(64))
     node.see(node.xid(79))

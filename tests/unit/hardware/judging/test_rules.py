@@ -158,13 +158,13 @@ def test_a_healthy_machine_fires_nothing() -> None:
 
 def test_what_is_not_known_is_neither_bad_nor_fine() -> None:
     nothing = Readings(boot="b1", gpus=(GpuReading("GPU-a", 0),))
-    told = {look.rule.id for look in looks(nothing, None, 0, OURS)}
+    reported = {look.rule.id for look in looks(nothing, None, 0, OURS)}
     by_error = {"nvml.lost", "nvml.reset_required", "nvml.unreadable"}
-    assert told == by_error, "only the absence of an error is known"
+    assert reported == by_error, "only the absence of an error is known"
     assert {one.rule.id for one in GPU_RULES} > by_error
 
 
-def test_without_the_driver_nothing_is_said_of_its_gpus() -> None:
+def test_without_the_driver_nothing_is_reported_of_its_gpus() -> None:
     silent = replace(ALL_GOOD, gpus=None, probes=(ProbeReading("nvml", 2),), accelerators=())
     assert [look.rule.id for look in looks(silent, ALL_GOOD, 10, OURS) if look.device] == []
 
@@ -175,7 +175,7 @@ def test_who_uses_a_gpu_is_named() -> None:
     assert look.raw == "pid 8 (slurm: python a.py); pid 9; pid 10; and 1 more"
 
 
-def test_where_the_driver_does_not_list_our_own_workers_nothing_is_said_of_others() -> None:
+def test_where_the_driver_does_not_list_our_own_workers_nothing_is_reported_of_others() -> None:
     """In a container with pids of its own, say: what is listed may be ours."""
     for hidden in (gpu(processes=((8, 1),)), gpu(processes=(), memory_used=2 << 30)):
         assert fired(hidden)

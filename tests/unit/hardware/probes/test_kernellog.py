@@ -169,24 +169,24 @@ def test_other_events_are_found_within_a_storm() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_new_is_told_at_once_and_its_repetitions_later() -> None:
+def test_what_is_new_is_reported_at_once_and_its_repetitions_later() -> None:
     folder = KernelLines()
 
-    def told(number: int, *codes: int) -> list[tuple[int, int]]:
+    def reported(number: int, *codes: int) -> list[tuple[int, int]]:
         folder.read([xid_record(number + i, code) for i, code in enumerate(codes)])
         return [(e["code"], e["count"]) for e in folder.news()]
 
-    assert told(1, 45, 45) == [(45, 2)]
-    assert told(3, 45, 79, 45) == [(79, 1)]
-    assert told(6, 45, 79) == []
+    assert reported(1, 45, 45) == [(45, 2)]
+    assert reported(3, 45, 79, 45) == [(79, 1)]
+    assert reported(6, 45, 79) == []
     assert [(e["code"], e["count"]) for e in folder.take()] == [(45, 3), (79, 1)]
-    assert told(8, 45) == [], "it was told a moment ago"
+    assert reported(8, 45) == [], "it was told a moment ago"
     assert [e["code"] for e in folder.take()] == [45]
     assert folder.take() == []
-    assert told(9, 45) == [(45, 1)], "it had stopped in between"
+    assert reported(9, 45) == [(45, 1)], "it had stopped in between"
 
 
-def test_records_told_before_are_left_out_and_code_4_is_not_code_45() -> None:
+def test_records_reported_before_are_left_out_and_code_4_is_not_code_45() -> None:
     folder = KernelLines(since=10.0)
     folder.read([xid_record(10)])
     assert folder.take() == []
@@ -194,7 +194,7 @@ def test_records_told_before_are_left_out_and_code_4_is_not_code_45() -> None:
     assert [e["code"] for e in folder.take()] == [45, 4]
 
 
-def test_records_that_were_overwritten_are_told_as_lost() -> None:
+def test_records_that_were_overwritten_are_reported_as_lost() -> None:
     folder = KernelLines()
     folder.read([b"6,100,1000000,-;what was before it is long gone\n"])
     folder.read([b"6,101,1000000,-;a\n", b"6,105,2000000,-;b\n"])

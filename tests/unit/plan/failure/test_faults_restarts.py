@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import ActionName, EventName, Policy, RestartLimits
-from nodeagent.plan.failure.faults import judge, spent
+from nodeagent.plan.failure.faults import check_budget, restarts_spent
 from nodeagent.plan.failure.policies import match
 from tests.unit.plan.build import NOW, make_job, make_spec, spend
 
@@ -20,18 +20,18 @@ def job(*ages: float, maximum: int = 3, **limits: float) -> JobRecord:
 
 def test_only_what_counts_and_is_in_the_window_is_spent() -> None:
     one = job(0, 100, 100.001, 500)
-    assert spent(one, NOW) == 2
+    assert restarts_spent(one, NOW) == 2
     free = one.model_copy(update={"budget": one.budget | {"9": spend("node_lost", counts=False)}})
-    assert spent(free, NOW) == 2
+    assert restarts_spent(free, NOW) == 2
 
 
 def test_max_restarts_are_allowed_and_not_one_more() -> None:
-    assert judge(job(1, 2), NOW).allowed
-    assert judge(job(1, 2), NOW).why == "restart 3 of 3 within 100 s"
-    refused = judge(job(1, 2, 3), NOW)
-    assert (refused.allowed, refused.spent) == (False, 4)
+    assert check_budget(job(1, 2), NOW).allowed
+    assert check_budget(job(1, 2), NOW).why == "restart 3 of 3 within 100 s"
+    refused = check_budget(job(1, 2, 3), NOW)
+    assert (refused.allowed, refused.restarts_spent) == (False, 4)
     assert refused.why == "restart budget spent: 3 restarts within 100 s"
-    assert not judge(job(maximum=0), NOW).allowed
+    assert not check_budget(job(maximum=0), NOW).allowed
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_max_restarts_are_allowed_and_not_one_more() -> None:
 )
 def test_backoff(before: int, low: float, high: float, wait: int) -> None:
     one = job(*[1.0] * before, maximum=60, backoff_min=low, backoff_max=high)
-    assert judge(one, NOW).delay_ms == wait
+    assert check_budget(one, NOW).delay_ms == wait
 
 
 POLICIES = (

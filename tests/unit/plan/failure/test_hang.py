@@ -31,9 +31,9 @@ from tests.unit.plan.build import (
 )
 
 LIMIT = 600.0
-TOLD: dict[str, object] = {"step": 41, "age": 601.0, "overdue": "long"}
+REPORTED: dict[str, object] = {"step": 41, "age": 601.0, "overdue": "long"}
 """A worker that tells its progress and is past its limit."""
-WAITS = TOLD | {"state": "idle", "waits": True, "site": "step (train.py:9)"}
+WAITS = REPORTED | {"state": "idle", "waits": True, "site": "step (train.py:9)"}
 BARE: dict[str, object] = {"state": "idle", "silent": True, "quiet": True}
 """A worker of a job that tells nothing."""
 
@@ -67,18 +67,18 @@ def found(*ranks: RankFacts) -> Hung:
 @pytest.mark.parametrize(
     "other",
     [
-        rank(3, TOLD, overdue="no", age=3.0),
-        rank(3, TOLD, overdue="no", phase="evaluate", state="busy"),
+        rank(3, REPORTED, overdue="no", age=3.0),
+        rank(3, REPORTED, overdue="no", phase="evaluate", state="busy"),
     ],
     ids=["gets on", "evaluates"],
 )
-def test_nobody_hangs_while_one_worker_gets_on_or_is_in_a_phase_it_told(other: RankFacts) -> None:
+def test_nobody_hangs_while_one_worker_gets_on_or_is_in_a_phase_it_reported(other: RankFacts) -> None:
     assert find_hang(four([rank(0, WAITS), rank(1, WAITS), rank(2, WAITS), other])) is None
 
 
-def test_whoever_tells_nothing_has_no_say_where_others_tell() -> None:
+def test_a_worker_that_reports_nothing_has_no_say_where_others_report() -> None:
     busy = {"state": "busy"}
-    assert find_hang(four([rank(0, TOLD, busy), rank(1, busy), rank(2, busy), rank(3, busy)])) is not None
+    assert find_hang(four([rank(0, REPORTED, busy), rank(1, busy), rank(2, busy), rank(3, busy)])) is not None
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_without_any_help_one_that_the_kernel_holds_is_enough_while_others_spin(
 
 
 def test_auto_waits_longer_while_someone_computes() -> None:
-    soon = TOLD | {"overdue": "yes", "quiet": True}
+    soon = REPORTED | {"overdue": "yes", "quiet": True}
     assert find_hang(four([rank(i, soon) for i in range(4)])) is not None
     computes = soon | {"state": "busy", "quiet": False}
     assert find_hang(four([rank(0, computes), *(rank(i, soon) for i in (1, 2, 3))])) is None
@@ -113,7 +113,7 @@ def test_auto_waits_longer_while_someone_computes() -> None:
     assert find_hang(four([rank(i, late) for i in range(4)])) is not None
 
 
-def test_every_pod_must_have_told_but_one_whose_workers_ended_well() -> None:
+def test_every_pod_must_have_reported_but_one_whose_workers_ended_well() -> None:
     reports = {"n1": report(rank(0, WAITS))}
     head = make_head(["n1", "n2"], reports=reports)
     assert find_hang(head) is None
@@ -139,18 +139,18 @@ USER = {"waits": False, "site": "hang (train.py:5)"}
 @pytest.mark.parametrize(
     ("odd", "others"),
     [
-        (TOLD | {"state": "stopped", "waits": None}, WAITS),
-        (TOLD | {"state": "blocked"}, WAITS),
-        (TOLD | {"state": "zombie"}, WAITS),
-        (TOLD | USER | {"state": "busy"}, WAITS),
-        (TOLD | USER, WAITS),
-        (TOLD | {"waits": None}, WAITS),
-        (TOLD | {"step": 40}, TOLD),
-        (TOLD | USER | {"step": 40}, WAITS),
-        ({"state": "busy"}, TOLD),
-        (TOLD | {"state": "busy"}, TOLD),
-        (TOLD | {"state": "idle"}, TOLD | {"state": "busy"}),
-        (TOLD | {"site": "hang (train.py:5)"}, TOLD | {"site": "step (train.py:9)"}),
+        (REPORTED | {"state": "stopped", "waits": None}, WAITS),
+        (REPORTED | {"state": "blocked"}, WAITS),
+        (REPORTED | {"state": "zombie"}, WAITS),
+        (REPORTED | USER | {"state": "busy"}, WAITS),
+        (REPORTED | USER, WAITS),
+        (REPORTED | {"waits": None}, WAITS),
+        (REPORTED | {"step": 40}, REPORTED),
+        (REPORTED | USER | {"step": 40}, WAITS),
+        ({"state": "busy"}, REPORTED),
+        (REPORTED | {"state": "busy"}, REPORTED),
+        (REPORTED | {"state": "idle"}, REPORTED | {"state": "busy"}),
+        (REPORTED | {"site": "hang (train.py:5)"}, REPORTED | {"site": "step (train.py:9)"}),
     ],
     ids=[
         "stopped", "D state", "zombie", "computes outside", "waits outside", "no stack", "behind",
@@ -171,12 +171,12 @@ def test_the_one_that_did_not_arrive_is_named(
 def test_a_collective_that_some_have_left_already() -> None:
     """Rank 2 was stopped by nobody, but hangs inside of step 41; rank 3 waits for it there, 0 and 1 went on to 42."""
     ahead = WAITS | {"step": 42}
-    hung = found(rank(0, ahead), rank(1, ahead), rank(2, TOLD, USER), rank(3, WAITS))
+    hung = found(rank(0, ahead), rank(1, ahead), rank(2, REPORTED, USER), rank(3, WAITS))
     assert hung.rank == 2
 
 
 def test_several_are_named_together() -> None:
-    hung = found(rank(0, WAITS), rank(1, TOLD, USER), rank(2, WAITS), rank(3, TOLD, USER))
+    hung = found(rank(0, WAITS), rank(1, REPORTED, USER), rank(2, WAITS), rank(3, REPORTED, USER))
     assert (hung.rank, hung.node) == (1, "n1")
     assert "(so do ranks 3); the other 2 wait" in hung.text
 
@@ -188,9 +188,9 @@ def test_nobody_is_blamed_when_nothing_tells_them_apart() -> None:
     assert hung.table.count("\n") == 3
 
 
-def test_of_a_large_gang_a_few_lines_are_told() -> None:
+def test_of_a_large_gang_a_few_lines_are_reported() -> None:
     reports = {f"n{n}": report(*(rank(n * 64 + i, WAITS) for i in range(64))) for n in range(4)}
-    reports["n3"] = report(*(rank(192 + i, TOLD | USER if i == 63 else WAITS) for i in range(64)))
+    reports["n3"] = report(*(rank(192 + i, REPORTED | USER if i == 63 else WAITS) for i in range(64)))
     hung = find_hang(make_head(list(reports), workers=64, reports=reports))
     assert hung is not None
     assert (hung.rank, hung.node) == (255, "n3")
@@ -286,13 +286,13 @@ def test_three_restarts_in_a_row_without_progress(before: Mapping[str, Spend], f
 
 
 @pytest.mark.parametrize(("ran", "fails"), [(LIMIT * 10, False), (LIMIT * 10 - 1, True)])
-def test_where_no_steps_are_told_a_long_run_is_progress(ran: float, fails: bool) -> None:
+def test_where_no_steps_are_reported_a_long_run_is_progress(ran: float, fails: bool) -> None:
     before = {"2": entry(None, progressed=True), "3": entry(None), "4": entry(None)}
     step = take(hanging(step=None, budget=before, since=NOW - int(ran * 1000))).step
     assert (isinstance(step, End) and step.spend is not None and bool(step.spend.fails)) is fails
 
 
-def test_what_is_watched_is_told_while_nothing_follows() -> None:
+def test_what_is_watched_is_reported_while_nothing_follows() -> None:
     head = make_head(["n1", "n2"], reports={"n1": report(rank(0, WAITS))})
     job = make_job("running", head, spec=make_spec(size=(1, 2)))
     decision = take(job)

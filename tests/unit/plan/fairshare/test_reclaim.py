@@ -16,9 +16,9 @@ from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.fairshare.queues import Part, entitlements
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.queueing.elastic import sharing
-from nodeagent.plan.queueing.ledger import Sharing
+from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.queue import ASSEMBLE, queue
+from nodeagent.plan.queueing.transfers import Transfers
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import (
     NOW,
@@ -77,35 +77,37 @@ def test_parts_are_by_weight_of_queues_that_have_jobs() -> None:
 
 def test_an_elastic_job_shrinks_first_and_only_to_the_others_part() -> None:
     view = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
-    assert sharing(view).gives == {"u-a1": {"n6": "u-b1", "n5": "u-b1"}}
+    assert transfers(view).gives == {"u-a1": {"n6": "u-b1", "n5": "u-b1"}}
     step = decide(view, view.jobs["u-a1"], WALL).step
     assert isinstance(step, Propose)
     assert sorted(step.members) == ["n1", "n2", "n3", "n4"]
     assert (step.planned, step.cause.text) == (True, "n5, n6 given back: job b1 needs it")
-    assert sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 4))).gives == {}, "more than its part"
+    assert transfers(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 4))).gives == {}, "more than its part"
     heavy = [A, Queue(name="b", weight=2)]
-    assert len(sharing(cluster(6, heavy, job("a1", 1, range(1, 7)), job("b1", 4))).gives["u-a1"]) == 4
+    assert len(transfers(cluster(6, heavy, job("a1", 1, range(1, 7)), job("b1", 4))).gives["u-a1"]) == 4
 
 
 def test_one_that_runs_on_too_few_nodes_gets_its_queues_part_back() -> None:
     few = job("b1", 1, [6], most=4)
     view = cluster(6, [A, B], job("a1", 1, range(1, 6)), few)
-    assert sharing(view).gives == {"u-a1": {"n5": "u-b1", "n4": "u-b1"}}, "three of six nodes are its part"
+    assert transfers(view).gives == {"u-a1": {"n5": "u-b1", "n4": "u-b1"}}, "three of six nodes are its part"
     guaranteed = [A, Queue(name="b", guarantee=Amount(nodes=4))]
     view = cluster(6, guaranteed, job("a1", 1, range(1, 6)), few)
-    assert len(sharing(view).gives["u-a1"]) == 3, "and four, where so many are guaranteed"
-    assert sharing(cluster(6, [A, B], job("a1", 5, range(1, 6)), few)) == Sharing(), "no whole job is stopped for it"
+    assert len(transfers(view).gives["u-a1"]) == 3, "and four, where so many are guaranteed"
+    assert transfers(cluster(6, [A, B], job("a1", 5, range(1, 6)), few)) == Transfers(), (
+        "no whole job is stopped for it"
+    )
     mine = job("a1", 1, range(1, 6)), job("a2", 1, [6], most=4)
-    assert sharing(cluster(6, [A, B], *mine, job("b1", 9))).gives == {}, "nor does its own queue give to it"
+    assert transfers(cluster(6, [A, B], *mine, job("b1", 9))).gives == {}, "nor does its own queue give to it"
     line = [job(f"b{i}", 9, order=i) for i in range(2, 40)]
     view = cluster(6, [A, B], job("a1", 1, range(1, 6)), few, *line)
-    assert len(sharing(view).gives["u-a1"]) == 2, "whatever waits"
+    assert len(transfers(view).gives["u-a1"]) == 2, "whatever waits"
 
 
 def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
     first, second = job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1)
     view = cluster(6, [A, B], first, second, job("b1", 2, order=2))
-    assert (sharing(view).stops, sharing(view).gives) == ({"u-a2": "u-b1"}, {}), "the younger one"
+    assert (transfers(view).stops, transfers(view).gives) == ({"u-a2": "u-b1"}, {}), "the younger one"
     step = decide(view, second, WALL).step
     assert isinstance(step, End)
     assert (step.phase, step.planned) == ("holding", True)
@@ -173,7 +175,7 @@ def test_who_gives_nodes_says_for_whom() -> None:
 
 def test_of_one_queue_that_of_less_priority_goes() -> None:
     jobs = job("a1", 3, [1, 2, 3], priority=-5), job("a2", 3, [4, 5, 6], order=1)
-    assert sharing(cluster(6, [A, B], *jobs, job("b1", 2))).stops == {"u-a1": "u-b1"}
+    assert transfers(cluster(6, [A, B], *jobs, job("b1", 2))).stops == {"u-a1": "u-b1"}
 
 
 def test_nobody_is_stopped_before_it_has_run_for_a_while() -> None:
@@ -213,7 +215,7 @@ def test_all_that_are_stopped_for_a_job_are_stopped_together() -> None:
     early = formed(job("a1", 3, range(1, 4)), NOW - 50_000)
     late = formed(job("a2", 3, range(4, 7), order=1), NOW - 1000)
     view = cluster(6, [A, Queue(name="b", weight=4.0)], early, late, job("b1", 4))
-    assert set(sharing(view).stops.values()) == {"u-b1"} and len(sharing(view).stops) == 2
+    assert set(transfers(view).stops.values()) == {"u-b1"} and len(transfers(view).stops) == 2
     own, both = (one + millis(MIN_RUNTIME) for one in (NOW - 50_000, NOW - 1000))
     for one, until in ((early, "job a2 has run for 60 s"), (late, "it has run for 60 s")):
         waits = decide(replace(view, served=own), one, WALL)
@@ -241,17 +243,17 @@ def test_a_resize_begins_no_new_while() -> None:
     ],
 )
 def test_what_keeps_a_queue_from_taking(queues: list[Queue], why: str) -> None:
-    found = sharing(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2)))
+    found = transfers(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2)))
     assert (found.gives, found.stops) == ({}, {}), why
 
 
 def test_what_is_guaranteed_is_had_whatever_the_weight() -> None:
     queues = [A, Queue(name="b", weight=0.01, guarantee=Amount(nodes=2))]
-    assert len(sharing(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2))).gives["u-a1"]) == 2
+    assert len(transfers(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2))).gives["u-a1"]) == 2
 
 
 def test_no_job_of_a_queue_takes_from_its_own() -> None:
-    found = sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("a2", 2)))
+    found = transfers(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("a2", 2)))
     assert (found.gives, found.stops) == ({}, {})
 
 
@@ -266,72 +268,72 @@ def ones(name: str, on: Iterable[int], order: int = 0) -> list[JobRecord]:
 def test_what_cannot_be_divided_by_weight_goes_to_who_has_less_than_its_part() -> None:
     """Of four nodes each of three queues is to have one and a third: 3, 1, 0 becomes 2, 1, 1."""
     jobs = [*ones("a", range(1, 4)), *ones("b", [4])]
-    assert sharing(cluster(4, [A, B, C], *jobs, job("c9", 1, order=9))).stops == {"u-a3": "u-c9"}
-    assert sharing(cluster(4, [A, B, C], *jobs, job("b9", 1, order=9))).stops == {"u-a3": "u-b9"}
+    assert transfers(cluster(4, [A, B, C], *jobs, job("c9", 1, order=9))).stops == {"u-a3": "u-c9"}
+    assert transfers(cluster(4, [A, B, C], *jobs, job("b9", 1, order=9))).stops == {"u-a3": "u-b9"}
     level = [*ones("a", [1, 2]), *ones("b", [3]), *ones("c", [4])]
     for name in "abc":
-        assert sharing(cluster(4, [A, B, C], *level, job(f"{name}9", 1, order=9))).stops == {}, "and it stays so"
+        assert transfers(cluster(4, [A, B, C], *level, job(f"{name}9", 1, order=9))).stops == {}, "and it stays so"
 
 
 def test_of_equal_shares_who_has_less_gets_it() -> None:
     """Of five nodes a is to have 2.9, b 0.7 and c 1.4. Their shares would be equal if b got one of a's four."""
     queues = [Queue(name="a", weight=2), Queue(name="b", weight=0.5), C]
     jobs = [*ones("a", [1, 2, 3, 4]), *ones("c", [5]), job("b9", 1, order=9)]
-    assert sharing(cluster(5, queues, *jobs)).stops == {"u-a4": "u-b9"}
+    assert transfers(cluster(5, queues, *jobs)).stops == {"u-a4": "u-b9"}
 
 
 def test_who_gives_for_that_keeps_its_part() -> None:
     """Of five nodes each of two queues is to have two and a half: who has three keeps them."""
     jobs = [*ones("a", [1, 2, 3]), *ones("b", [4, 5])]
-    assert sharing(cluster(5, [A, B], *jobs, job("b9", 1, order=9))).stops == {}
+    assert transfers(cluster(5, [A, B], *jobs, job("b9", 1, order=9))).stops == {}
     heavy = Queue(name="b", weight=4)
-    assert sharing(cluster(6, [A, heavy], *ones("a", [1, 2]), *ones("b", [3, 4, 5, 6]), job("b9", 1))).stops == {}
+    assert transfers(cluster(6, [A, heavy], *ones("a", [1, 2]), *ones("b", [3, 4, 5, 6]), job("b9", 1))).stops == {}
 
 
 def test_a_gang_gets_no_more_than_part_of_one_node_so() -> None:
     """Of seven nodes each of three queues is to have two and a third."""
     jobs = [*ones("a", range(1, 7)), *ones("b", [7])]
-    assert sharing(cluster(7, [A, B, C], *jobs, job("c9", 4, order=9))).stops == {}
-    assert len(sharing(cluster(7, [A, B, C], *jobs, job("c9", 3, order=9))).stops) == 3
+    assert transfers(cluster(7, [A, B, C], *jobs, job("c9", 4, order=9))).stops == {}
+    assert len(transfers(cluster(7, [A, B, C], *jobs, job("c9", 3, order=9))).stops) == 3
 
 
 def test_priority_keeps_no_queue_from_its_part() -> None:
     """a8 is before b9 in line and entitled to nothing. What a4 gives is b9's: it is first of all then."""
     jobs = [*ones("a", range(1, 5)), job("b9", 1, order=9), job("a8", 1, order=8, priority=5)]
-    assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
+    assert transfers(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
 
 
 def test_nothing_is_done_where_it_would_not_be_enough() -> None:
     """a may give one of its six nodes, and b9 needs two."""
     guarded = Queue(name="a", guarantee=Amount(nodes=5))
     jobs = [*ones("a", range(1, 7)), *ones("b", [7, 8])]
-    assert sharing(cluster(8, [guarded, B], *jobs, job("b9", 2, order=9))).stops == {}
-    assert sharing(cluster(8, [guarded, B], *jobs, job("b9", 1, order=9))).stops == {"u-a6": "u-b9"}
+    assert transfers(cluster(8, [guarded, B], *jobs, job("b9", 2, order=9))).stops == {}
+    assert transfers(cluster(8, [guarded, B], *jobs, job("b9", 1, order=9))).stops == {"u-a6": "u-b9"}
 
 
 def test_a_queue_within_its_part_gives_nothing() -> None:
     """c has b's part and may not be taken from; a has its own, though a job of it could be smaller."""
     keeps = Queue(name="c", reclaimable=False)
-    found = sharing(cluster(6, [A, B, keeps], job("a1", 1, [1, 2]), job("c1", 1, range(3, 7)), job("b9", 1, order=9)))
+    found = transfers(cluster(6, [A, B, keeps], job("a1", 1, [1, 2]), job("c1", 1, range(3, 7)), job("b9", 1, order=9)))
     assert (found.gives, found.stops) == ({}, {})
 
 
 def test_what_one_job_is_to_get_counts_for_the_next() -> None:
     """a has all six nodes, two of which are b's part: two of b's four jobs get one. c waits for more than there are."""
     jobs = [*ones("a", range(1, 7)), *(job(f"b{i}", 1, order=10 + i) for i in range(4)), job("c1", 9, order=20)]
-    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-a6": "u-b0", "u-a5": "u-b1"}
+    assert transfers(cluster(6, [A, B, C], *jobs)).stops == {"u-a6": "u-b0", "u-a5": "u-b1"}
 
 
 def test_who_is_most_above_its_part_gives_first() -> None:
     jobs = [*ones("a", [1, 2, 3], order=50), *ones("c", range(4, 9)), job("b9", 1, order=9)]
-    assert sharing(cluster(8, [A, B, C], *jobs)).stops == {"u-c8": "u-b9"}, "though a's jobs are younger"
+    assert transfers(cluster(8, [A, B, C], *jobs)).stops == {"u-c8": "u-b9"}, "though a's jobs are younger"
 
 
 def test_nobody_gives_anything_who_is_not_needed() -> None:
     """The job of four nodes makes room: then neither the younger one has to, nor the elastic one to give a node."""
     four, one, heavy = job("a1", 4, range(1, 5)), job("a2", 1, [5], order=2), Queue(name="b", weight=4)
-    assert sharing(cluster(5, [A, heavy], four, one, job("b9", 4, order=9))).stops == {"u-a1": "u-b9"}
-    found = sharing(cluster(6, [A, heavy], four, job("a2", 1, [5, 6], order=2), job("b9", 4, order=9)))
+    assert transfers(cluster(5, [A, heavy], four, one, job("b9", 4, order=9))).stops == {"u-a1": "u-b9"}
+    found = transfers(cluster(6, [A, heavy], four, job("a2", 1, [5, 6], order=2), job("b9", 4, order=9)))
     assert (found.stops, found.gives) == ({"u-a1": "u-b9"}, {})
 
 
@@ -339,14 +341,14 @@ def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
     """What the queue and its sibling have together is not the sibling's business."""
     tree = [Queue(name="p"), Queue(name="a", parent="p"), Queue(name="b", parent="p"), C]
     jobs = [job("a1", 1, range(1, 6)), job("c1", 1, [6])]
-    assert sharing(cluster(6, tree, *jobs, job("b9", 1, order=9))).gives == {"u-a1": {"n5": "u-b9"}}
-    assert sharing(cluster(6, tree, *jobs, job("b9", 3, order=9))).gives == {}, "not more than its part"
+    assert transfers(cluster(6, tree, *jobs, job("b9", 1, order=9))).gives == {"u-a1": {"n5": "u-b9"}}
+    assert transfers(cluster(6, tree, *jobs, job("b9", 3, order=9))).gives == {}, "not more than its part"
 
 
 def test_what_others_of_the_queue_get_from_idle_nodes_counts() -> None:
     """Two of six nodes are b's part: one is idle, and so only one more is taken. c waits for more than there are."""
     jobs = [*ones("a", range(1, 6)), *(job(f"b{i}", 1, order=i) for i in (7, 8, 9)), job("c1", 9, order=20)]
-    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-a5": "u-b8"}
+    assert transfers(cluster(6, [A, B, C], *jobs)).stops == {"u-a5": "u-b8"}
 
 
 def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
@@ -356,7 +358,7 @@ def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
     spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
     lends = make_job("running", make_head(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
     jobs = [lends, *ones("a", [3], order=50), job("b8", 1, order=8), job("b9", 1, order=9), *ones("c", [4, 5, 6])]
-    found = sharing(cluster(6, [A, B, C], *jobs))
+    found = transfers(cluster(6, [A, B, C], *jobs))
     assert (found.gives, found.stops) == ({"u-a1": {"n2": "u-b8"}}, {"u-c6": "u-b9"})
 
 
@@ -364,14 +366,14 @@ def test_what_a_job_leaves_is_no_longer_its_queues() -> None:
     """a3 has made room, and its workers still stop. b8 gets its node, and what b9 needs is c's: a has its part."""
     leaves = make_job("holding", make_head(["n3"], state="ended", holders=["n3"]), spec=job("a3", 1).spec, uid="u-a3")
     jobs = [*ones("a", [1, 2], order=50), leaves, *ones("c", [4, 5, 6]), job("b8", 1, order=8), job("b9", 1, order=9)]
-    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-c6": "u-b9"}
+    assert transfers(cluster(6, [A, B, C], *jobs)).stops == {"u-c6": "u-b9"}
 
 
 def test_nobody_has_part_of_one_node_more_before_all_have_their_parts() -> None:
     """Parts are 3.33, 0.56 and 1.11 of five nodes: b gives one to a and one to c, though two of a are before c."""
     tree = [Queue(name="a", weight=3.0), Queue(name="b", weight=0.5), C]
     waiting = [job("a6", 1, order=6), job("a7", 1, order=7), job("c8", 1, order=8)]
-    found = sharing(cluster(5, tree, *ones("a", [1, 2], order=1), *ones("b", [3, 4, 5], order=3), *waiting))
+    found = transfers(cluster(5, tree, *ones("a", [1, 2], order=1), *ones("b", [3, 4, 5], order=3), *waiting))
     assert sorted(found.stops.values()) == ["u-a6", "u-c8"]
     assert {uid[:3] for uid in found.stops} == {"u-b"}
 
@@ -435,7 +437,7 @@ def test_what_must_hold_of_every_view(
     jobs = [in_roles(one) if roles else one for one in jobs]
     total = used + idle
     view = cluster(total, tree, *jobs)
-    found = sharing(view)
+    found = transfers(view)
     by_uid, due = {one.uid: one for one in jobs}, {name: one.nodes for name, one in entitlements(view).items()}
 
     def of(uid: str) -> str:
@@ -473,7 +475,7 @@ def test_what_must_hold_of_every_view(
         assert gained >= needs - idle, "never in vain"
         assert all(gained - n < needs for n in stopped.values()), "nobody who is not needed"
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
-    assert sharing(turned) == found, "whatever order they are read in"
+    assert transfers(turned) == found, "whatever order they are read in"
 
 
 # --- under a capability
@@ -493,22 +495,22 @@ def auto(name: str, on: Iterable[int]) -> JobRecord:
 
 def test_nobody_borrows_over_a_capability() -> None:
     one = auto("a1", [1, 2])
-    assert sharing(cluster(6, [Queue(name="a", capability=Amount(nodes=2)), B], one)).takes == {}
-    assert sharing(cluster(6, [Queue(name="a", capability=Amount(nodes=4)), B], one)).takes == {"u-a1": ("n3", "n4")}
+    assert transfers(cluster(6, [Queue(name="a", capability=Amount(nodes=2)), B], one)).takes == {}
+    assert transfers(cluster(6, [Queue(name="a", capability=Amount(nodes=4)), B], one)).takes == {"u-a1": ("n3", "n4")}
 
 
 def test_nobody_borrows_what_one_that_waits_may_have() -> None:
     view = cluster(6, [Queue(name="a", capability=Amount(nodes=4)), B], auto("a1", [1, 2]), job("a2", 1))
-    assert sharing(view).takes == {"u-a1": ("n4",)}, "n3 is for a2, and a may have no more than four"
+    assert transfers(view).takes == {"u-a1": ("n4",)}, "n3 is for a2, and a may have no more than four"
 
 
 def test_borrowed_nodes_come_back_for_one_that_a_capability_bars() -> None:
     few = [Queue(name="a", capability=Amount(nodes=4)), B]
     for nodes, why in ((6, "others are idle: which come back does not matter"), (4, "it gets those")):
         view = cluster(nodes, few, auto("a1", [1, 2, 3, 4]), job("a2", 2))
-        assert sharing(view).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}, why
+        assert transfers(view).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}, why
     other = cluster(8, few, auto("b1", [5, 6, 7, 8]), job("a1", 4, [1, 2, 3, 4]), job("a2", 2))
-    assert sharing(other) == Sharing(), "what another queue borrows would not help"
+    assert transfers(other) == Transfers(), "what another queue borrows would not help"
 
 
 def test_what_comes_back_need_not_be_what_the_other_can_use() -> None:
@@ -518,14 +520,14 @@ def test_what_comes_back_need_not_be_what_the_other_can_use() -> None:
         update={"placement": Constraints(require=(Match(label="node", values=("n[5-6]",)),))}
     )
     waits = waits.model_copy(update={"spec": waits.spec.model_copy(update={"roles": (role,)})})
-    assert sharing(cluster(6, few, auto("a1", [1, 2, 3, 4]), waits)).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}
-    assert sharing(cluster(5, few, auto("a1", [1, 2, 3, 4]), waits)) == Sharing(), "n6 is not there"
+    assert transfers(cluster(6, few, auto("a1", [1, 2, 3, 4]), waits)).gives == {"u-a1": {"n4": "u-a2", "n3": "u-a2"}}
+    assert transfers(cluster(5, few, auto("a1", [1, 2, 3, 4]), waits)) == Transfers(), "n6 is not there"
 
 
 def test_borrowed_nodes_come_back_from_other_queues_as_well_as_far_as_they_help() -> None:
     five = [TEAM[0].model_copy(update={"capability": Amount(nodes=5)}), *TEAM[1:], C]
     view = cluster(6, five, auto("a1", [1, 2]), auto("c1", [3, 4, 5, 6]), job("b1", 4))
-    assert sharing(view).gives == {"u-a1": {"n2": "u-b1"}, "u-c1": dict.fromkeys(["n6", "n5", "n4"], "u-b1")}
+    assert transfers(view).gives == {"u-a1": {"n2": "u-b1"}, "u-c1": dict.fromkeys(["n6", "n5", "n4"], "u-b1")}
 
 
 @pytest.mark.parametrize(("made_for", "starts"), [(("u-b1",), False), ((), True)])
@@ -546,36 +548,36 @@ def test_who_has_failed_does_not_come_back_into_what_was_given_up(made_for: tupl
 
 def test_nobody_borrows_what_a_queue_keeps() -> None:
     jobs = job("a1", 2, [1, 2]), auto("a2", [3]).model_copy(update={"order": 1})
-    assert sharing(cluster(8, TEAM, *jobs)).takes == {"u-a2": ("n4",)}
-    assert sharing(cluster(8, TEAM, *jobs, job("b1", 4, order=2))).takes == {}, "four are kept for b1"
+    assert transfers(cluster(8, TEAM, *jobs)).takes == {"u-a2": ("n4",)}
+    assert transfers(cluster(8, TEAM, *jobs, job("b1", 4, order=2))).takes == {}, "four are kept for b1"
 
 
 def test_queues_share_what_they_may_have_together() -> None:
     elastic = cluster(8, TEAM, job("a1", 1, range(1, 5)), job("b1", 2))
-    assert sharing(elastic).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}
-    assert sharing(cluster(8, TEAM, job("a1", 1, range(1, 5)), job("b1", 3))).gives == {}, "two are its part"
+    assert transfers(elastic).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}
+    assert transfers(cluster(8, TEAM, job("a1", 1, range(1, 5)), job("b1", 3))).gives == {}, "two are its part"
     whole = cluster(8, TEAM, job("a1", 2, [1, 2]), job("a2", 2, [3, 4], order=1), job("b1", 2))
-    assert (sharing(whole).stops, sharing(whole).gives) == ({"u-a2": "u-b1"}, {})
+    assert (transfers(whole).stops, transfers(whole).gives) == ({"u-a2": "u-b1"}, {})
     c1 = job("c1", 1, range(5, 9))
     busy = cluster(8, [*TEAM, C], job("a1", 1, range(1, 5)), c1, job("b1", 2))
-    assert sharing(busy).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}, "from whom it helps"
+    assert transfers(busy).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}, "from whom it helps"
     free = cluster(8, [*TEAM, C], job("a1", 2, [1, 2]), job("c1", 1, range(3, 9)), job("b1", 2))
-    assert sharing(free).gives == {"u-c1": {"n8": "u-b1", "n7": "u-b1"}}, "the four are not all in use"
+    assert transfers(free).gives == {"u-c1": {"n8": "u-b1", "n7": "u-b1"}}, "the four are not all in use"
 
 
 def test_a_guarantee_is_had_under_a_capability() -> None:
     tree = [*TEAM[:2], Queue(name="b", parent="p", weight=0.01, guarantee=Amount(nodes=3))]
-    assert len(sharing(cluster(8, tree, job("a1", 1, range(1, 5)), job("b1", 3))).gives["u-a1"]) == 3
+    assert len(transfers(cluster(8, tree, job("a1", 1, range(1, 5)), job("b1", 3))).gives["u-a1"]) == 3
 
 
 def test_nobody_gives_what_a_capability_keeps_from_the_other() -> None:
     tree = [Queue(name="a", capability=Amount(nodes=2)), B]
     short = job("a1", 1, [7, 8], most=4)
-    assert sharing(cluster(8, tree, job("b1", 1, range(1, 7)), short)) == Sharing()
+    assert transfers(cluster(8, tree, job("b1", 1, range(1, 7)), short)) == Transfers()
     more = [Queue(name="a", capability=Amount(nodes=3)), B]
-    assert sharing(cluster(8, more, job("b1", 1, range(1, 7)), short)).gives == {"u-b1": {"n6": "u-a1"}}
+    assert transfers(cluster(8, more, job("b1", 1, range(1, 7)), short)).gives == {"u-b1": {"n6": "u-a1"}}
     two = cluster(6, tree, job("b1", 1, range(1, 7)), job("a1", 2), job("a2", 2, order=1))
-    assert len(sharing(two).gives["u-b1"]) == 2, "for the first of them: the second may not start beside it"
+    assert len(transfers(two).gives["u-b1"]) == 2, "for the first of them: the second may not start beside it"
 
 
 def test_nobody_gives_what_is_less_than_the_other_needs_under_a_capability() -> None:
@@ -586,7 +588,7 @@ def test_nobody_gives_what_is_less_than_the_other_needs_under_a_capability() -> 
     for slots, gives in ((4, {}), (5, {"u-a1": {"n2": "u-a2"}})):
         view = cluster(3, [Queue(name="a", capability=Amount(slots=slots)), B], lender, short)
         nodes = {name: make_node(name, slots=2, ready={"u-a1": READY, "u-a2": READY}) for name in view.nodes}
-        assert sharing(replace(view, nodes=nodes, notes=Notes())).gives == gives, slots
+        assert transfers(replace(view, nodes=nodes, notes=Notes())).gives == gives, slots
 
 
 def test_a_part_is_no_more_than_a_capability_and_others_have_the_rest() -> None:
@@ -623,7 +625,7 @@ def test_what_must_hold_of_every_view_with_capabilities(
     sizes = {one.uid: one.spec.nodes.min for one in jobs}
     jobs = [in_roles(one) if roles else one for one in jobs]
     view = cluster(used + idle, tree, *jobs)
-    found, path = sharing(view), {"a": "pa", "b": "pb", "c": "c"}
+    found, path = transfers(view), {"a": "pa", "b": "pb", "c": "c"}
     has = dict.fromkeys("pabc", 0)
     for one in jobs:
         for name in path[one.spec.queue]:
@@ -643,4 +645,4 @@ def test_what_must_hold_of_every_view_with_capabilities(
             if cap is not None and name in path[view.jobs[uid].spec.queue]:
                 assert after[name] <= cap, "nobody gives anything for one that may not have it"
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
-    assert sharing(turned) == found, "whatever order they are read in"
+    assert transfers(turned) == found, "whatever order they are read in"

@@ -13,8 +13,8 @@ from nodeagent.model.world import Member, Place
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.fairshare.resources import Resources, least
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.queueing.elastic import MOST_OF_ROLES, sharing
-from nodeagent.plan.queueing.ledger import Sharing
+from nodeagent.plan.queueing.elastic import MOST_OF_ROLES, transfers
+from nodeagent.plan.queueing.transfers import Transfers
 from nodeagent.plan.steps import End
 from tests.unit.plan.build import NOW, READY, WALL, make_head, make_job, make_node, make_spec, spend
 from tests.unit.plan.fairshare.test_reclaim import TEAM, A, auto, cluster, formed, in_roles, job
@@ -29,31 +29,35 @@ def servers(name: str, least: int, *, order: int = 0) -> JobRecord:
 
 def test_nodes_come_back_for_all_places_of_a_job() -> None:
     elastic = job("a1", 1, range(1, 6))
-    assert sharing(cluster(6, [A, PROMISED], elastic, servers("b1", 3))).gives == {"u-a1": {"n5": "u-b1", "n4": "u-b1"}}
-    assert sharing(cluster(6, [A, PROMISED], elastic, servers("b1", 6))) == Sharing(), "not for a part of them"
+    assert transfers(cluster(6, [A, PROMISED], elastic, servers("b1", 3))).gives == {
+        "u-a1": {"n5": "u-b1", "n4": "u-b1"}
+    }
+    assert transfers(cluster(6, [A, PROMISED], elastic, servers("b1", 6))) == Transfers(), "not for a part of them"
 
 
 def test_what_was_borrowed_comes_back_in_a_cluster_of_one_queue_too() -> None:
     lender = auto("a1", [1, 2, 3])
-    assert sharing(cluster(4, [A], lender, servers("a2", 3))).gives == {"u-a1": {"n3": "u-a2", "n2": "u-a2"}}
-    assert sharing(cluster(4, [A], lender, servers("a2", 4))) == Sharing(takes={"u-a1": ("n4",)}), "it holds up nobody"
+    assert transfers(cluster(4, [A], lender, servers("a2", 3))).gives == {"u-a1": {"n3": "u-a2", "n2": "u-a2"}}
+    assert transfers(cluster(4, [A], lender, servers("a2", 4))) == Transfers(takes={"u-a1": ("n4",)}), (
+        "it holds up nobody"
+    )
 
 
 def test_nobody_borrows_what_its_places_need() -> None:
     lender = auto("a1", [1])
-    assert sharing(cluster(4, [A], lender, servers("a2", 2))).takes == {"u-a1": ("n4",)}
+    assert transfers(cluster(4, [A], lender, servers("a2", 2))).takes == {"u-a1": ("n4",)}
 
 
 def test_whole_jobs_make_room_for_it() -> None:
     jobs = job("a1", 2, [1, 2]), job("a2", 2, [3, 4], order=1), job("a3", 2, [5, 6], order=2)
-    assert sharing(cluster(6, [A, PROMISED], *jobs, servers("b1", 3))).stops == {"u-a3": "u-b1", "u-a2": "u-b1"}
-    assert sharing(cluster(6, [A, PROMISED], *jobs, servers("b1", 2))).stops == {"u-a3": "u-b1"}
+    assert transfers(cluster(6, [A, PROMISED], *jobs, servers("b1", 3))).stops == {"u-a3": "u-b1", "u-a2": "u-b1"}
+    assert transfers(cluster(6, [A, PROMISED], *jobs, servers("b1", 2))).stops == {"u-a3": "u-b1"}
 
 
 def test_it_makes_room_as_a_whole() -> None:
     gang = formed(in_roles(job("a1", 3, range(1, 4))), 0)
     view = cluster(4, [A, PROMISED], gang, job("b1", 2))
-    assert sharing(view) == Sharing(stops={"u-a1": "u-b1"})
+    assert transfers(view) == Transfers(stops={"u-a1": "u-b1"})
     step = decide(view, view.jobs["u-a1"], WALL).step
     assert isinstance(step, End)
     assert (step.phase, step.planned) == ("holding", True)
@@ -64,14 +68,14 @@ def test_it_makes_room_as_a_whole() -> None:
 def test_under_a_capability_only_those_below_it_give() -> None:
     c1 = job("c1", 1, range(5, 9))
     view = cluster(8, [*TEAM, Queue(name="c")], job("a1", 1, range(1, 5)), c1, servers("b1", 2))
-    assert sharing(view).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}
+    assert transfers(view).gives == {"u-a1": {"n4": "u-b1", "n3": "u-b1"}}
 
 
 def test_only_for_the_first_few_nodes_are_looked_for() -> None:
     lender, late = auto("a0", range(1, 10)), servers("a9", 3, order=99)
     too_large = [servers(f"a{i}", 11, order=i) for i in range(1, MOST_OF_ROLES + 1)]
-    assert set(sharing(cluster(10, [A], lender, *too_large[1:], late)).gives["u-a0"].values()) == {"u-a9"}
-    assert sharing(cluster(10, [A], lender, *too_large, late)).gives == {}
+    assert set(transfers(cluster(10, [A], lender, *too_large[1:], late)).gives["u-a0"].values()) == {"u-a9"}
+    assert transfers(cluster(10, [A], lender, *too_large, late)).gives == {}
 
 
 def of_places(name: str, *roles: tuple[str, int, int]) -> JobRecord:
@@ -96,7 +100,7 @@ def wide(view: Cluster, slots: int) -> Cluster:
 def test_places_share_nodes_with_what_stays_there(workers: int, given: int) -> None:
     """Three slots of each of three nodes are free. That is enough for places of three workers."""
     view = wide(cluster(3, [A], auto("a1", [1, 2, 3]), of_places("a2", ("x", 2, workers), ("y", 1, 3))), 4)
-    assert len(sharing(view).gives.get("u-a1", {})) == given
+    assert len(transfers(view).gives.get("u-a1", {})) == given
 
 
 def test_of_a_gang_of_roles_a_place_counts_with_its_devices() -> None:
@@ -114,8 +118,8 @@ def test_of_a_gang_of_roles_a_place_counts_with_its_devices() -> None:
     owned = Queue(name="b", weight=0.01, guarantee=Amount(slots=2))
     needs = make_spec(name="b1", size=(1, 1), workers=2).model_copy(update={"queue": "b"})
     waits = make_job(spec=needs, uid="u-b1")
-    assert sharing(wide(cluster(2, [A, owned], gang, waits), 3)).stops == {"u-a1": "u-b1"}
-    assert sharing(wide(cluster(2, [A, owned], gang, waits), 4)) == Sharing(), "two slots of each node are free"
+    assert transfers(wide(cluster(2, [A, owned], gang, waits), 3)).stops == {"u-a1": "u-b1"}
+    assert transfers(wide(cluster(2, [A, owned], gang, waits), 4)) == Transfers(), "two slots of each node are free"
 
 
 def test_the_fewest_nodes_that_a_gang_of_roles_could_be_on() -> None:
@@ -137,5 +141,5 @@ def test_all_that_a_gang_of_roles_needs_is_kept_of_a_capability() -> None:
     small = TEAM[0].model_copy(update={"capability": Amount(nodes=2)})
     promised = Queue(name="b", parent="p", weight=0.01, guarantee=Amount(nodes=2))
     view = cluster(3, [small, TEAM[1], promised], donor, formed(job("a2", 1, [2], order=1), NOW), servers("b1", 2))
-    assert sharing(view).stops == {"u-a2": "u-b1"}
+    assert transfers(view).stops == {"u-a2": "u-b1"}
     assert decide(view, donor, WALL).step is None

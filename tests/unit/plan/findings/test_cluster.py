@@ -30,7 +30,7 @@ READY = ("ready", "")
 OUTCOMES = get_args(PeerAnswer.model_fields["outcome"].annotation)
 
 
-def told(
+def reported(
     cluster: Cluster, states: dict[str, tuple[str, str]] | None = None, why: dict[str, tuple[str, ...]] | None = None
 ) -> list[str]:
     """``severity where: what | fix`` of each finding."""
@@ -52,7 +52,7 @@ def with_node(cluster: Cluster, node: NodeRecord) -> Cluster:
 
 
 def test_a_sound_cluster_has_no_findings() -> None:
-    assert told(make_cluster(["n1", "n2"], make_job(phase="running"))) == []
+    assert reported(make_cluster(["n1", "n2"], make_job(phase="running"))) == []
 
 
 def test_nodes_that_are_not_ready() -> None:
@@ -60,7 +60,7 @@ def test_nodes_that_are_not_ready() -> None:
         "n1": ("silent", "its lease has lapsed"), "n2": ("cordoned", "disk (by olga)"),
         "n3": ("left", "its agent was stopped"), "n4": READY, "n5": ("restarting", "its agent was asked to end"),
     }  # fmt: skip
-    lines = told(make_cluster(["n1", "n2", "n3", "n4", "n5"]), states)
+    lines = reported(make_cluster(["n1", "n2", "n3", "n4", "n5"]), states)
     assert [line.partition(" |")[0] for line in lines] == [
         "error node/n1: silent: its lease has lapsed",
         "warning node/n2: cordoned: disk (by olga)",
@@ -84,34 +84,34 @@ def test_nodes_whose_kernels_log_is_closed_are_one_sentence_with_true_advice() -
         cluster = with_node(
             cluster, old.model_copy(update={"facts": old.facts.model_copy(update={"health": (closed,)})})
         )
-    (line,) = told(cluster)
+    (line,) = reported(cluster)
     assert line.startswith("warning cluster: the kernel's log cannot be read on n1, n3: ")
     assert "health.ignore: [probe.kernel_log]" in line
     assert "doctor" not in line
 
 
-def test_a_job_that_is_not_run_is_told() -> None:
+def test_a_job_that_is_not_run_is_reported() -> None:
     refusal = Refusal("unsigned", "it has no signature; delete it", controlled=False)
     cluster = replace(make_cluster(["n1"], make_job()), refused={UID: refusal})
-    assert told(cluster) == ["error job/a: is not run: it has no signature; delete it | nodeagentctl describe a"]
+    assert reported(cluster) == ["error job/a: is not run: it has no signature; delete it | nodeagentctl describe a"]
 
 
 def test_jobs_that_wait_say_for_what() -> None:
     holding = make_cluster(["n1"], make_job(phase="holding", reason="old"))
-    assert told(holding, why={UID: ("needs 2 nodes, 1 fits",)}) == [
+    assert reported(holding, why={UID: ("needs 2 nodes, 1 fits",)}) == [
         "error job/a: holds, nothing of it trains: needs 2 nodes, 1 fits | nodeagentctl describe a"
     ]
     queued = make_cluster(["n1"], make_job(phase="queued", reason="has only just come"))
-    assert told(queued) == ["warning job/a: waits to start: has only just come | nodeagentctl describe a"]
-    assert told(make_cluster(["n1"], make_job(phase="failed"))) == []
-    assert told(make_cluster(["n1"], make_job(phase="paused"))) == []
+    assert reported(queued) == ["warning job/a: waits to start: has only just come | nodeagentctl describe a"]
+    assert reported(make_cluster(["n1"], make_job(phase="failed"))) == []
+    assert reported(make_cluster(["n1"], make_job(phase="paused"))) == []
 
 
 def test_a_node_that_cannot_run_a_job_says_why() -> None:
     cluster = make_cluster(["n1", "n2"], make_job(phase="paused"))
     unfit = Readiness(state="unfit", reason="/shared is missing")
     cluster = with_node(cluster, cluster.nodes["n2"].model_copy(update={"readiness": {UID: unfit}}))
-    assert told(cluster) == ["warning node/n2: cannot run job a: /shared is missing | nodeagentctl describe a"]
+    assert reported(cluster) == ["warning node/n2: cannot run job a: /shared is missing | nodeagentctl describe a"]
 
 
 def test_the_work_grows_with_nodes_and_jobs_and_not_with_their_product() -> None:
@@ -130,31 +130,33 @@ def test_the_work_grows_with_nodes_and_jobs_and_not_with_their_product() -> None
 
 def test_gpus_that_are_left_out() -> None:
     gpu = Gpu(uuid="GPU-1", index=1, healthy=False, why="Xid 79")
-    (line,) = told(changed(make_cluster(["n1"]), "n1", gpus=(gpu,), hostname="host1"))
+    (line,) = reported(changed(make_cluster(["n1"]), "n1", gpus=(gpu,), hostname="host1"))
     assert line == "warning node/n1: GPU 1 (GPU-1) is left out: Xid 79 | on host1: nvidia-smi -q -i GPU-1"
 
 
-def test_sick_nodes_are_named_with_what_mends_them() -> None:
+def test_sick_nodes_are_named_with_what_repairs_them() -> None:
     lost = verdict(device="GPU-n1-0")
     cluster = make_cluster([make_node("n1", gpus=1, health=[lost]), "n2"])
     fix = "reboot the machine, then: nodeagentctl health ack n1"
-    assert told(cluster) == [f"error node/n1: GPU 0 is fatal: it is lost (xid.79) | {fix}"]
+    assert reported(cluster) == [f"error node/n1: GPU 0 is fatal: it is lost (xid.79) | {fix}"]
     worn = verdict("disk", severity="degraded")
-    assert told(make_cluster([make_node("n1", health=[worn])]))[0].startswith("warning node/n1: the node is degraded:")
+    assert reported(make_cluster([make_node("n1", health=[worn])]))[0].startswith(
+        "warning node/n1: the node is degraded:"
+    )
     for harmless in (verdict(severity="info"), verdict(severity="app")):
-        assert told(make_cluster([make_node("n1", health=[harmless])])) == []
+        assert reported(make_cluster([make_node("n1", health=[harmless])])) == []
     for over in (verdict(dry_run=True), lost.model_copy(update={"stage": "probation"})):
-        (line,) = told(make_cluster([make_node("n1", gpus=1, health=[over])]))
+        (line,) = reported(make_cluster([make_node("n1", gpus=1, health=[over])]))
         assert line.startswith("info node/n1:")
 
 
 def test_an_open_breaker_is_named() -> None:
-    lines = told(make_cluster([make_node(n, health=[verdict()]) for n in ("n1", "n2")]))
+    lines = reported(make_cluster([make_node(n, health=[verdict()]) for n in ("n1", "n2")]))
     assert [line.startswith("warning node/n1: the breaker is open: 2 of 2 nodes") for line in lines].count(True) == 1
 
 
 def test_agents_that_differ_in_version() -> None:
-    (line,) = told(changed(make_cluster(["n1", "n2", "n3"]), "n2", agent_version="9.9"))
+    (line,) = reported(changed(make_cluster(["n1", "n2", "n3"]), "n2", agent_version="9.9"))
     assert line.startswith("warning cluster: agents differ in version: ")
     assert "9.9 on n2" in line
     assert " on n1, n3" in line
@@ -163,12 +165,12 @@ def test_agents_that_differ_in_version() -> None:
 def test_addresses_that_other_machines_cannot_use() -> None:
     one = make_cluster(["n1", "n2"])
     here = changed(changed(one, "n1", address="127.0.0.1", boot_id="b"), "n2", address="127.0.0.1", boot_id="b")
-    assert told(here) == [], "one machine may use its loopback"
+    assert reported(here) == [], "one machine may use its loopback"
     there = changed(here, "n2", address="10.0.0.2", boot_id="other")
-    (line,) = told(there)
+    (line,) = reported(there)
     assert line.startswith("error node/n1: its address is 127.0.0.1: no other machine can reach")
     same = changed(changed(one, "n1", address="10.0.0.9", boot_id="b"), "n2", address="10.0.0.9", boot_id="other")
-    (line,) = told(same)
+    (line,) = reported(same)
     assert line.startswith("error cluster: n1, n2 are different machines with the same address 10.0.0.9")
 
 
@@ -230,8 +232,8 @@ def test_users_at_a_limit_are_named() -> None:
     owned = [("ann", job), ("ann", job), ("bob", job), ("bob", ended)]
     assert judge_users("n1", owned, Quota(jobs=3, bytes=10 * size), {}) == ()
     found = judge_users("n1", owned, Quota(jobs=2, bytes=10 * size), {"eve": ("requests", "followers")})
-    said = {where: (f.severity, f.what) for where, f in found}
-    assert said == {
+    reported = {where: (f.severity, f.what) for where, f in found}
+    assert reported == {
         "user/ann": ("warning", "ann has 2 live jobs, and limits.jobs is 2: only operators may submit more"),
         "user/eve": (
             "warning", "eve was refused by the agent of node n1 in the last 5 min: limits.followers, limits.requests"
@@ -248,12 +250,12 @@ def test_what_is_wrong_with_the_queues() -> None:
         rev=2, queues=(Queue(name="a", guarantee=Amount(slots=9)), Queue(name="b", guarantee=Amount(nodes=1)))
     )
     found = replace(make_cluster(["n1", "n2"], lost), queues=tree, queues_rev=2)
-    assert told(found) == [
+    assert reported(found) == [
         "error job/a: its queue gone does not exist any more: it gets no nodes that it does not have | "
         "nodeagentctl queue create gone; or: nodeagentctl stop a",
         "warning cluster: queues are guaranteed 9 slots, and the live nodes have 8 | bring the nodes back, or lower "
         "guarantees: nodeagentctl queue set QUEUE guarantee.NAME=N",
     ]
-    assert "were changed past the agents" in told(replace(found, queues_rev=3))[0]
+    assert "were changed past the agents" in reported(replace(found, queues_rev=3))[0]
     ended = lost.model_copy(update={"phase": "failed"})
-    assert told(replace(make_cluster(["n1"], ended), queues=Queues(rev=1), queues_rev=1)) == []
+    assert reported(replace(make_cluster(["n1"], ended), queues=Queues(rev=1), queues_rev=1)) == []

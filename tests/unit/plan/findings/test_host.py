@@ -69,7 +69,7 @@ def test_a_sound_machine_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize(("change", "severity", "what", "fix"), WRONG)
-def test_what_is_wrong_is_told_alone(change: dict[str, Any], severity: str, what: str, fix: str) -> None:
+def test_what_is_wrong_is_reported_alone(change: dict[str, Any], severity: str, what: str, fix: str) -> None:
     (found,) = judge_host(HostFacts(**(SOUND | change)))
     assert (found.severity, what in found.what, fix in found.fix) == (severity, True, True), found
 

@@ -37,7 +37,7 @@ REPLICATED = GOOD.model_copy(
 )  # fmt: skip
 
 
-def told(facts: StoreFacts, **changes: object) -> list[str]:
+def reported(facts: StoreFacts, **changes: object) -> list[str]:
     """Each finding as one line."""
     found = judge(StoreFacts.model_validate(facts.model_dump() | changes), Timing())
     return [f"{f.severity}: {f.what} | {f.fix}" for f in found]
@@ -48,12 +48,12 @@ def watched(**changes: object) -> SentinelFacts:
 
 
 @pytest.mark.parametrize("facts", [GOOD, REPLICATED])
-def test_a_good_server_has_nothing_to_be_told(facts: StoreFacts) -> None:
-    assert told(facts) == []
+def test_a_good_server_has_no_findings(facts: StoreFacts) -> None:
+    assert reported(facts) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"policy": "allkeys-lru"}, "error: maxmemory-policy is allkeys-lru"),
         ({"policy": "allkeys-lru"}, "| CONFIG SET maxmemory-policy noeviction"),
@@ -75,18 +75,18 @@ def test_a_good_server_has_nothing_to_be_told(facts: StoreFacts) -> None:
         ({"clock_offset": -7.0}, "info: the server's clock and this machine's differ by 7 s"),
     ],
 )
-def test_one_thing_wrong(changes: dict[str, object], said: str) -> None:
-    (line,) = told(GOOD, **changes)
-    assert said in line
+def test_one_thing_wrong(changes: dict[str, object], message: str) -> None:
+    (line,) = reported(GOOD, **changes)
+    assert message in line
 
 
 @pytest.mark.parametrize(("server", "version"), [("redis", "6.2.0"), ("redis", "8.4.1"), ("valkey", "9.0.0")])
 def test_supported_versions(server: str, version: str) -> None:
-    assert told(GOOD, server=server, version=version) == []
+    assert reported(GOOD, server=server, version=version) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"min_replicas": 0}, "error: min-replicas-to-write is 0 with Sentinel"),
         ({"min_replicas": 0}, "| CONFIG SET min-replicas-to-write 1"),
@@ -103,37 +103,37 @@ def test_supported_versions(server: str, version: str) -> None:
         ({"sentinel": watched(primaries=("a:1", "b:1"))}, "warning: the sentinels name different primaries: a:1, b:1"),
     ],
 )
-def test_one_thing_wrong_with_sentinel(changes: dict[str, object], said: str) -> None:
-    assert any(said in line for line in told(REPLICATED, **changes))
+def test_one_thing_wrong_with_sentinel(changes: dict[str, object], message: str) -> None:
+    assert any(message in line for line in reported(REPLICATED, **changes))
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 4])
 def test_what_is_advised_for_the_lag_holds(lag: int) -> None:
     """4 is the largest that fits into the inequality: 4 + 1 + 2.2 < 5 + 3."""
-    assert told(REPLICATED, max_lag=lag) == []
-    assert told(REPLICATED, max_lag=5) != []
-    assert told(REPLICATED, sentinel=watched(down_after=2.201), max_lag=2) == []
-    assert told(REPLICATED, sentinel=watched(down_after=2.2), max_lag=2) != []
+    assert reported(REPLICATED, max_lag=lag) == []
+    assert reported(REPLICATED, max_lag=5) != []
+    assert reported(REPLICATED, sentinel=watched(down_after=2.201), max_lag=2) == []
+    assert reported(REPLICATED, sentinel=watched(down_after=2.2), max_lag=2) != []
 
 
 def test_what_may_not_be_asked_is_unknown_and_never_fine() -> None:
     every = ("policy", "appendonly", "min_replicas", "replicas", "clock_step")
-    lines = told(REPLICATED, **dict.fromkeys(every), pings=(), version="")
+    lines = reported(REPLICATED, **dict.fromkeys(every), pings=(), version="")
     assert len(lines) == len(every) + 2
     assert all(line.startswith("warning: unknown: ") for line in lines)
     for one in ({"appendfsync": None}, {"max_lag": None}, {"sentinel": watched(down_after=None)}):
-        (line,) = told(REPLICATED, **one)
+        (line,) = reported(REPLICATED, **one)
         assert line.startswith("warning: unknown: ")
 
 
 def test_a_server_that_cannot_be_asked_is_one_error_beside_the_sentinels() -> None:
-    assert told(GOOD, problem="nobody is there") == ["error: nobody is there | "]
-    lines = told(REPLICATED, problem="nobody is there", sentinel=watched(answered=2))
+    assert reported(GOOD, problem="nobody is there") == ["error: nobody is there | "]
+    lines = reported(REPLICATED, problem="nobody is there", sentinel=watched(answered=2))
     assert [line.partition(":")[0] for line in lines] == ["error", "warning"]
 
 
 def test_errors_come_first() -> None:
-    lines = told(GOOD, clock_offset=9.0, pings=(0.2,), appendonly=False)
+    lines = reported(GOOD, clock_offset=9.0, pings=(0.2,), appendonly=False)
     assert [line.partition(":")[0] for line in lines] == ["error", "warning", "info"]
 
 

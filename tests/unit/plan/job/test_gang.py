@@ -262,9 +262,9 @@ def test_scaling_down_lets_the_highest_ranks_go() -> None:
     assert (step.cause.kind, step.cause.text, step.planned) == ("scale", "scaled from 3 to 2 nodes by ann", True)
 
 
-@pytest.mark.parametrize("wish", [{"restart": 1}, {"target": 2}], ids=["restart", "scale"])
-def test_a_wish_that_cannot_be_met_does_not_stop_healthy_training(wish: dict[str, int]) -> None:
-    job = running(3, spec=make_spec(size=(2, 3)), **wish)
+@pytest.mark.parametrize("wanted", [{"restart": 1}, {"target": 2}], ids=["restart", "scale"])
+def test_a_request_that_cannot_be_met_does_not_stop_healthy_training(wanted: dict[str, int]) -> None:
+    job = running(3, spec=make_spec(size=(2, 3)), **wanted)
     nodes: Nodes = ["n1", make_node("n2", cordon=True), make_node("n3", cordon=True)]
     assert waits(take(nodes, job)).startswith("not yet ")
     drained: Nodes = [nodes[0], nodes[1], make_node("n3", drain=True)]

@@ -77,7 +77,7 @@ def test_a_lost_node_is_not_missed_while_those_that_went_with_it_come_back() -> 
     assert decision.why == ("node n2 lost; waits a moment: another node has just come back, so it may as well",)
 
 
-def test_a_crash_is_mended_whoever_goes_or_comes_meanwhile() -> None:
+def test_a_crash_is_recovered_from_whichever_node_goes_or_comes() -> None:
     job = running(CRASH)
     cluster = make_cluster(["n1", "n2"], job, next_lapse=1, more_to_return=True)
     assert isinstance(decide(cluster, job, WALL).step, Propose)
@@ -277,7 +277,7 @@ def test_an_early_failure_ends_the_job_once_everybody_has_answered() -> None:
     assert last.reason.startswith("failed within 30 s of its first start, so it is not started again: rank 0 on n1")
 
 
-def test_a_killed_worker_within_the_first_seconds_is_no_typo_whoever_reports_first() -> None:
+def test_a_killed_worker_within_the_first_seconds_is_no_typo_in_any_order_of_reports() -> None:
     job = running(CRASH, restarts=0).model_copy(update={"first_active": NOW - 1000})
     first = take(job).step
     assert isinstance(first, End)
@@ -354,7 +354,7 @@ def test_a_verdict_that_comes_late_ends_the_job_all_the_same() -> None:
     assert (end.phase, end.outcome and end.outcome.code, end.spend) == ("failed", 3, None)
 
 
-def test_whoever_resumes_a_job_that_waited_for_a_verdict_starts_it_again() -> None:
+def test_who_resumes_a_job_that_waited_for_a_verdict_starts_it_again() -> None:
     entry = spend("worker_failed").model_copy(update={"fails": "too many"})
     head = make_head(["n1", "n2"], state="ended", number=5)
     job = make_job("paused", head, active=5, budget={"5": entry}, silent=["n2"])

@@ -19,7 +19,7 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import gone_nodes
 from nodeagent.plan.pods.pod import Keep, SendAck, Start, plan_pods
 from nodeagent.plan.queueing.reservations import reserved
-from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle, allowed
+from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle, phase_may_become
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
@@ -173,11 +173,11 @@ def test_every_decision_is_safe_and_says_why(cluster: Cluster) -> None:
                 assert decision.why
                 check_proposal(cluster, job, step)
                 assert job.phase not in TERMINAL
-                assert allowed(job.phase, "forming")
+                assert phase_may_become(job.phase, "forming")
             case End() as step:
                 assert decision.why
                 assert step.reason
-                assert allowed(job.phase, step.phase), f"{job.phase} -> {step.phase}"
+                assert phase_may_become(job.phase, step.phase), f"{job.phase} -> {step.phase}"
                 assert set(step.lost) == set(gone_nodes(cluster, job))
                 assert (step.phase in TERMINAL) == (step.outcome is not None)
             case Activate(token):

@@ -78,7 +78,7 @@ def test_a_node_leaves_before_its_window_begins_and_works_again_when_it_is_over(
     assert with_windows(cluster, one).nodes["n2"] is cluster.nodes["n2"]
 
 
-def test_what_is_said_of_it() -> None:
+def test_what_is_reported_of_it() -> None:
     (node, _) = with_windows(make_cluster(["n1", "n2"]), window(0)).nodes.values()
     assert node.cordon is not None
     assert node.cordon.reason == TEXT
@@ -162,7 +162,7 @@ def test_how_long_a_job_needs_a_node(spec: JobSpec, seconds: float) -> None:
     assert takes(spec) == (seconds + GRACE) * 1000
 
 
-def test_whoever_has_left_does_not_come_back_before_the_window() -> None:
+def test_who_has_left_does_not_come_back_before_the_window() -> None:
     """Whose grace is long leaves early: what is left then is time for others."""
     spec = make_spec(size=(1, 2)).model_copy(update={"grace": 3600.0})
     one, gone = window(HOUR + MARGIN), make_job("running", make_head(["n2"]), spec=spec)

@@ -19,7 +19,7 @@ from nodeagent.plan.nodes.candidates import candidates
 from nodeagent.plan.nodes.health import takes_work
 from nodeagent.plan.nodes.members import needed_by, survivors
 from nodeagent.plan.pods.prepare import should_prepare
-from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.steps import End, Propose
@@ -72,7 +72,7 @@ def test_they_are_not_given_back_to_who_would_not_use_them() -> None:
     waits = make_job(spec=make_spec(size=(1, 1), workers=4), order=1)
     for spot, gives in ((True, {}), (False, {"u-b": {"n2": "u-a"}})):
         cluster = make_cluster([make_node("n1"), make_node("n2", spot=spot)], runs, waits)
-        assert sharing(cluster).gives == gives
+        assert transfers(cluster).gives == gives
 
 
 @REPEATABLE

@@ -194,16 +194,16 @@ def test_an_ended_job_is_let_go_of_by_one_unless_another_still_stops_workers() -
 def test_a_generation_waits_for_one_keeper_to_let_go() -> None:
     members = ("n1", "n2")
     waits = forming(*members, keepers=("n1", "n2", "n3"), lends=members)
-    said = decide(all_of(waits), waits, WALL)
-    assert said.step is None
-    assert said.why == ("waits for one of n1, n2, n3 to let go of the generation before",)
+    answer = decide(all_of(waits), waits, WALL)
+    assert answer.step is None
+    assert answer.why == ("waits for one of n1, n2, n3 to let go of the generation before",)
     free = forming(*members, keepers=("n1", "n2", "n3"), lends=("n1",), acks=("n2",))
     assert isinstance(decide(all_of(free), free, WALL).step, Activate)
     outside = forming(*members, keepers=("n3",), acks=(*members, "n3"))
     assert isinstance(decide(all_of(outside), outside, WALL).step, Activate)
 
 
-def test_when_no_keeper_is_heard_nothing_newer_starts() -> None:
+def test_when_no_keeper_answers_nothing_newer_starts() -> None:
     head = make_head(["n1", "n2"], number=7)
     job = make_job("running", head, keepers=["n1", "n2"])
     cluster = all_of(job, lapsed=("n1", "n2"))
@@ -221,7 +221,7 @@ def test_when_no_keeper_is_heard_nothing_newer_starts() -> None:
     assert isinstance(decide(all_of(forgotten, lapsed=("n1", "n2")), forgotten, WALL).step, Propose)
 
 
-def test_a_keeper_that_came_back_with_another_life_is_heard() -> None:
+def test_a_keeper_that_came_back_with_another_life_counts() -> None:
     job = make_job("running", make_head(["n1"]), keepers=["n1"])
     assert silence(make_cluster([make_node("n1", of_life="reborn")], job), job) == ""
 
@@ -230,8 +230,8 @@ def test_silence_holds_up_neither_an_operator_nor_a_success() -> None:
     def silent(head: Head, **more: str) -> str | None:
         job = make_job("running", head, keepers=["n1"])
         job = job.model_copy(update={"control": job.control.model_copy(update=more)})
-        said = decide(all_of(job, lapsed=("n1",)), job, WALL)
-        return getattr(said.step, "phase", None)
+        answer = decide(all_of(job, lapsed=("n1",)), job, WALL)
+        return getattr(answer.step, "phase", None)
 
     assert silent(make_head(["n1"]), desired="stop") == "stopped"
     assert silent(make_head(["n1"]), desired="pause") in ("pausing", "paused")

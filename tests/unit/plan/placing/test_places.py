@@ -295,19 +295,19 @@ def test_a_restart_alone_is_reported_once() -> None:
         )
 
 
-def told(*ready: str) -> PodReport:
+def reported(*ready: str) -> PodReport:
     return PodReport(state="running", ready=ready)
 
 
 def test_what_is_ready_is_reported_once() -> None:
     action = next_action({}, ready=("pserver.0",))
-    assert isinstance(action, ReportPod) and action.report == told("pserver.0")
-    assert next_action({"n1": told("pserver.0")}, ready=("pserver.0",)) is None
+    assert isinstance(action, ReportPod) and action.report == reported("pserver.0")
+    assert next_action({"n1": reported("pserver.0")}, ready=("pserver.0",)) is None
 
 
 def test_a_role_starts_when_all_places_before_it_are_ready() -> None:
-    assert next_action({"n1": told("pserver.0"), "n2": told()}, ready=("pserver.0",)) is None
-    both = {"n1": told("pserver.0"), "n2": told("pserver.1")}
+    assert next_action({"n1": reported("pserver.0"), "n2": reported()}, ready=("pserver.0",)) is None
+    both = {"n1": reported("pserver.0"), "n2": reported("pserver.1")}
     action = next_action(both, ready=("pserver.0",))
     assert isinstance(action, Release)
     assert (action.roles, action.why) == (("trainer",), "all places of pserver are ready")
@@ -331,12 +331,15 @@ def test_a_pod_has_not_succeeded_if_some_of_its_workers_never_started() -> None:
 
 def test_a_place_whose_workers_have_ended_well_keeps_nobody_waiting() -> None:
     """Its pod says nothing of what is ready any more, and may have ended before it was seen to be."""
-    both = {"n1": told("pserver.0"), "n2": PodReport(state="succeeded")}
+    both = {"n1": reported("pserver.0"), "n2": PodReport(state="succeeded")}
     assert isinstance(next_action(both, ready=("pserver.0",)), Release)
-    left = {"n1": told("pserver.0"), "n2": PodReport(state="left")}
+    left = {"n1": reported("pserver.0"), "n2": PodReport(state="left")}
     assert not isinstance(next_action(left, ready=("pserver.0",)), Release)
 
 
 def test_a_doomed_generation_starts_nobody() -> None:
-    both = {"n1": told("pserver.0"), "n2": failed(make_exit(2, code=7)).model_copy(update={"ready": ("pserver.1",)})}
+    both = {
+        "n1": reported("pserver.0"),
+        "n2": failed(make_exit(2, code=7)).model_copy(update={"ready": ("pserver.1",)}),
+    }
     assert not isinstance(next_action(both, ready=("pserver.0",)), Release)

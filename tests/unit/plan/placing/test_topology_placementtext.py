@@ -45,7 +45,7 @@ def test_where_its_nodes_stand(racks: list[str], where: str) -> None:
     assert placed_text(make_cluster(nodes, job), job) == where
 
 
-def test_nothing_is_said_where_nobody_says_where_nodes_stand() -> None:
+def test_nothing_is_reported_where_nobody_says_where_nodes_stand() -> None:
     job = make_job("running", make_head(["n1"]))
     assert placed_text(make_cluster(["n1"], job), job) == ""
     assert placed_text(make_cluster(["n1"]), make_job()) == ""

@@ -90,9 +90,9 @@ def test_first_it_stops_what_is_older_with_grace_only_if_planned() -> None:
     for of_head, grace in ((7.0, 7.0), (0.0, 0.0), (None, 30.0)):
         head = make_head(["n1"], state="forming", number=2, holders=["n1", "n2"], planned=True, grace=of_head)
         for node in ("n1", "n2"):  # one stays, one leaves: a scale-in's own time is for both
-            told = act(make_job("forming", head, active=1), old, node=node)
-            assert isinstance(told, Stop)
-            assert told.grace == grace
+            reported = act(make_job("forming", head, active=1), old, node=node)
+            assert isinstance(reported, Stop)
+            assert reported.grace == grace
     stopping = act(forming(), status("stopping", generation=OLD, highest=OLD))
     assert isinstance(stopping, Stop), "asked again until it is seen: a shorter grace overrides a longer one"
 
@@ -249,9 +249,9 @@ def test_it_starts_when_active_and_promised() -> None:
 
 
 def test_without_a_promise_it_refuses() -> None:
-    said = act(active(), status("ready", highest=OLD))
-    assert isinstance(said, ReportPod)
-    assert said.report.state == "refused"
+    shown = act(active(), status("ready", highest=OLD))
+    assert isinstance(shown, ReportPod)
+    assert shown.report.state == "refused"
 
 
 def test_what_runs_of_an_older_generation_is_killed_first() -> None:
@@ -269,22 +269,22 @@ def test_an_agent_that_comes_back_leaves_running_workers_alone() -> None:
 
 def test_it_reports_what_changes_once() -> None:
     crashed = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(make_exit(code=7),))
-    said = act(active(), crashed)
-    assert isinstance(said, ReportPod)
-    assert (said.report, said.why) == (failed(make_exit(code=7), seq=0), "exit code 7")
+    shown = act(active(), crashed)
+    assert isinstance(shown, ReportPod)
+    assert (shown.report, shown.why) == (failed(make_exit(code=7), seq=0), "exit code 7")
     assert act(active({"n1": failed(make_exit(code=7), seq=4)}), crashed) is None
     more = crashed.model_copy(update={"exits": (make_exit(code=7), make_exit(1, signal=9, order=1))})
     assert isinstance(act(active({"n1": failed(make_exit(code=7), seq=4)}), more), ReportPod)
 
 
 def test_a_shim_that_is_gone_took_its_workers_with_it() -> None:
-    said = act(active(), None)
-    assert isinstance(said, ReportPod)
-    assert said.report == PodReport(state="lost", reason="its shim is gone, and its workers with it")
-    said = act(active(), status("gone", reason="the shim was killed"))
-    assert isinstance(said, ReportPod)
-    assert said.why == "the shim was killed"
-    assert act(active({"n1": said.report}), status("gone", reason="the shim was killed")) is None
+    shown = act(active(), None)
+    assert isinstance(shown, ReportPod)
+    assert shown.report == PodReport(state="lost", reason="its shim is gone, and its workers with it")
+    shown = act(active(), status("gone", reason="the shim was killed"))
+    assert isinstance(shown, ReportPod)
+    assert shown.why == "the shim was killed"
+    assert act(active({"n1": shown.report}), status("gone", reason="the shim was killed")) is None
 
 
 def test_a_shim_that_goes_after_its_workers_had_ended_changes_nothing() -> None:
@@ -336,7 +336,7 @@ def test_a_node_in_another_life_does_not_stay() -> None:
     assert stop.given_up == GivenUp(stays=True, world=2)
 
 
-def test_when_the_whole_gang_is_stopped_all_of_it_is_written_and_that_is_told() -> None:
+def test_when_the_whole_gang_is_stopped_all_of_it_is_written_and_that_is_reported() -> None:
     job = make_job("pausing", ended_head("n1", "n2"), active=1)
     stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
     assert isinstance(stop, Stop)
@@ -435,9 +435,12 @@ def test_workers_that_were_stopped_under_an_active_generation_are_reported() -> 
     lease: nobody ever noticed that nothing ran."""
     killed = make_exit(0, signal=9, stopped=True)
     stopped = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(killed,))
-    told = act(active(), stopped)
-    assert isinstance(told, ReportPod)
-    assert (told.report.state, told.report.reason) == ("fenced", "an agent that left this node stopped its workers")
+    reported = act(active(), stopped)
+    assert isinstance(reported, ReportPod)
+    assert (reported.report.state, reported.report.reason) == (
+        "fenced",
+        "an agent that left this node stopped its workers",
+    )
     ended = stopped.model_copy(update={"generation": OLD})
     assert not isinstance(act(forming(), ended), ReportPod), "stopped as planned"
 
@@ -466,7 +469,7 @@ def test_a_job_that_is_short_of_nodes_gets_a_pod_beyond_the_standbys() -> None:
 
 
 @pytest.mark.parametrize(("going", "prepared"), [("drained", True), ("scaled in", True), ("cordoned", False)])
-def test_whoever_is_about_to_leave_is_replaced_beyond_the_standbys(going: str, prepared: bool) -> None:
+def test_who_is_about_to_leave_is_replaced_beyond_the_standbys(going: str, prepared: bool) -> None:
     """Found by the simulation: the only node that was free for it kept two standbys, and the drain never ended."""
     full = [make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, order=i) for i in range(2)]
     mine = make_job("running", make_head(["n3"]), uid="u-2", target=1, order=2)

@@ -62,8 +62,8 @@ def forming(
     lends: tuple[str, ...] = (),
 ) -> JobRecord:
     released = any(n in keepers for n in acks)
-    said = (*acks, *lends)
-    head = make_head(members, state="forming", number=2, holders=holders, acks=said, released=released)
+    shown = (*acks, *lends)
+    head = make_head(members, state="forming", number=2, holders=holders, acks=shown, released=released)
     return make_job("forming", head, active=1, keepers=keepers)
 
 

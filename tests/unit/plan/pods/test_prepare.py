@@ -29,7 +29,7 @@ def test_members_the_missing_and_one_spare_keep_a_pod() -> None:
 
 @pytest.mark.parametrize("begun", [READY, PREPARING])
 def test_a_spare_is_kept_when_a_node_of_a_lower_name_comes(begun: Readiness) -> None:
-    """Otherwise its standby is thrown away, and the job has none until the other one is warm."""
+    """Otherwise its fork server is thrown away, and the job has none until the other one is warm."""
     job = make_job("running", make_head(["n2"]), target=1)
     came, spare = make_node("n1", ready={}), make_node("n3", ready={UID: begun})
     cluster = make_cluster([came, "n2", spare], job)

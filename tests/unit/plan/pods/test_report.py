@@ -22,22 +22,22 @@ def test_read_report() -> None:
     two = (*ENDED, WorkerState(rank=1, local_rank=1, pid=8, state="running"))
     done, crash, killed = make_exit(code=0), make_exit(1, code=7), make_exit(0, signal=15, stopped=True)
 
-    def said(exits: tuple[WorkerExit, ...], workers: tuple[WorkerState, ...] = two, **more: object) -> str | None:
+    def reason(exits: tuple[WorkerExit, ...], workers: tuple[WorkerState, ...] = two, **more: object) -> str | None:
         fields = {"uid": UID, "phase": "running", "generation": Token(number=2, id="g2"), "workers": workers}
         report = read_report(PodStatus.model_validate({**fields, "exits": exits, **more}))
         return report.state if report is not None else None
 
-    assert said(()) is None
-    assert said((done,)) is None
-    assert said((done,), ENDED) == "succeeded"
+    assert reason(()) is None
+    assert reason((done,)) is None
+    assert reason((done,), ENDED) == "succeeded"
     status = PodStatus(uid=UID, phase="running", generation=Token(number=2, id="g2"), workers=ENDED, exits=(done,))
     assert read_report(status) == PodReport(state="succeeded"), "the same text from every member"
-    assert said((done, make_exit(1, code=0))) == "succeeded"
-    assert said((done, crash)) == "failed"
-    assert said((killed,), ENDED) is None, "we stopped it: neither success nor failure"
-    assert said((killed, crash)) == "failed"
-    assert said((killed,), ENDED, fenced=True) == "fenced"
-    assert said((), refused="hook failed") == "refused"
+    assert reason((done, make_exit(1, code=0))) == "succeeded"
+    assert reason((done, crash)) == "failed"
+    assert reason((killed,), ENDED) is None, "we stopped it: neither success nor failure"
+    assert reason((killed, crash)) == "failed"
+    assert reason((killed,), ENDED, fenced=True) == "fenced"
+    assert reason((), refused="hook failed") == "refused"
 
 
 PLAIN = "Traceback (most recent call last):\n" + 60 * "  File train.py, line 7, in step\n" + "ValueError: no"
@@ -81,11 +81,11 @@ def test_victims_keep_what_makes_them_ones(wrote: str) -> None:
 
 def as_brief(report: PodReport) -> PodReport:
     """As the store keeps it where many have failed."""
-    told = report_arguments(report)
-    return PodReport.from_json(told.get("brief", told["body"])).model_copy(update={"seq": report.seq})
+    reported = report_arguments(report)
+    return PodReport.from_json(reported.get("brief", reported["body"])).model_copy(update={"seq": report.seq})
 
 
-def test_whoever_is_blamed_is_so_by_the_short_texts_too() -> None:
+def test_who_is_blamed_is_so_by_the_short_texts_too() -> None:
     rng = random.Random(7)
     for _ in range(300):
         reports = {}
@@ -101,8 +101,8 @@ def test_whoever_is_blamed_is_so_by_the_short_texts_too() -> None:
             reports[node] = PodReport(state="failed", exits=tuple(exits), seq=seq)
         few = {n: r.model_copy(update={"exits": with_few_texts(r.exits)}) for n, r in reports.items()}
         whole = blame(reports)
-        for told in (few, {n: as_brief(r) for n, r in few.items()}):
-            found = blame(told)
+        for reported in (few, {n: as_brief(r) for n, r in few.items()}):
+            found = blame(reported)
             assert (found is None) == (whole is None)
             if whole is not None and found is not None:
                 assert (found.text, found.victim, found.node, found.code) == (
@@ -112,8 +112,8 @@ def test_whoever_is_blamed_is_so_by_the_short_texts_too() -> None:
 
 def test_the_brief_form_of_a_report_is_sent_where_it_is_shorter() -> None:
     assert "brief" not in report_arguments(PodReport(state="failed", exits=(ended(0, "ValueError: no"),)))
-    told = report_arguments(PodReport(state="failed", exits=(ended(0, PLAIN),)))
-    assert len(told["brief"]) < len(told["body"]) - len(PLAIN) + BRIEF + 100
+    reported = report_arguments(PodReport(state="failed", exits=(ended(0, PLAIN),)))
+    assert len(reported["brief"]) < len(reported["body"]) - len(PLAIN) + BRIEF + 100
 
 
 def test_the_role_that_completes_the_job_has_ended_well() -> None:
@@ -123,20 +123,20 @@ def test_the_role_that_completes_the_job_has_ended_well() -> None:
     )
     member = Member(node="n1", life="l", group_rank=0, first_rank=4, workers=3, devices=("cpu0",), places=places)
 
-    def said(
+    def reason(
         *exits: WorkerExit, report: PodReport | None = None, role: str = "trainer", asked: tuple[str, ...] = ()
     ) -> PodReport | None:
         status = PodStatus(uid=UID, phase="running", exits=exits)
         return with_completion(report, status, member, role, asked)
 
     first, second = make_exit(5, code=0), make_exit(6, code=0)
-    assert said(first) is None
-    assert said(first, make_exit(6, signal=15, stopped=True)) is None
-    assert said(first, make_exit(6, code=1)) is None
-    assert said(first, second) == PodReport(state="running", completed=True)
-    assert said(first, second, role="evaluator") is None, "it has no place here"
+    assert reason(first) is None
+    assert reason(first, make_exit(6, signal=15, stopped=True)) is None
+    assert reason(first, make_exit(6, code=1)) is None
+    assert reason(first, second) == PodReport(state="running", completed=True)
+    assert reason(first, second, role="evaluator") is None, "it has no place here"
     both = ("pserver", "trainer")
-    assert said(first, second, role="", asked=both) == PodReport(state="running", tasks=("trainer",))
-    assert said(make_exit(4, code=0), first, second, role="", asked=both) == PodReport(state="running", tasks=both)
+    assert reason(first, second, role="", asked=both) == PodReport(state="running", tasks=("trainer",))
+    assert reason(make_exit(4, code=0), first, second, role="", asked=both) == PodReport(state="running", tasks=both)
     failed = PodReport(state="failed")
-    assert said(first, second, report=failed) == PodReport(state="failed", completed=True)
+    assert reason(first, second, report=failed) == PodReport(state="failed", completed=True)

@@ -14,7 +14,7 @@ from nodeagent.model.queue import Amount, Queue, queue_of
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.fairshare.queues import entitlements
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import REPEATABLE, WALL
@@ -27,15 +27,15 @@ KEEPS = Queue(name="a", reclaimable=False)
 
 def given_by(view: Cluster, name: str) -> int:
     """How many nodes the job gives back."""
-    return len(sharing(view).gives.get(f"u-{name}", ()))
+    return len(transfers(view).gives.get(f"u-{name}", ()))
 
 
 def test_what_is_borrowed_comes_back_first_from_the_queue_most_above_its_part() -> None:
     """a has most of it, and is far below its part; b is above its own."""
     tree = [Queue(name="a", weight=9), B, C]
     jobs = auto("a1", range(1, 6)), auto("b1", range(6, 10))
-    assert sharing(cluster(9, tree, *jobs, job("c1", 1))).gives == {"u-b1": {"n9": "u-c1"}}
-    more = sharing(cluster(9, tree, *jobs, job("c1", 4))).gives
+    assert transfers(cluster(9, tree, *jobs, job("c1", 1))).gives == {"u-b1": {"n9": "u-c1"}}
+    more = transfers(cluster(9, tree, *jobs, job("c1", 4))).gives
     assert more == {"u-b1": dict.fromkeys(["n9", "n8", "n7"], "u-c1"), "u-a1": {"n5": "u-c1"}}, "whoever is below"
     equal = cluster(8, [A, B, C], auto("a1", range(1, 6)), auto("b1", range(6, 9)), job("c1", 4))
     assert (given_by(equal, "a1"), given_by(equal, "b1")) == (3, 1), "one after the other"
@@ -43,7 +43,7 @@ def test_what_is_borrowed_comes_back_first_from_the_queue_most_above_its_part() 
 
 def test_of_one_queue_who_has_most_on_top_of_its_target_gives_first() -> None:
     view = cluster(9, [A, B], auto("a1", [1, 2]), auto("a2", range(3, 8)), *ones("a", [8, 9]), job("b1", 2))
-    assert sharing(view).gives == {"u-a2": {"n7": "u-b1", "n6": "u-b1"}}
+    assert transfers(view).gives == {"u-a2": {"n7": "u-b1", "n6": "u-b1"}}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_one_of_several_roles_and_one_whose_nodes_are_together_take_nothing_that
     two = placed.borrower("a1", "n1 n2"), placed.borrower("c1", "n3 n4 n5", order=1)
     waits = placed.job("b1", 2, within="rack")
     view = placed.cluster({"r1": "n1 n2 n6", "r2": "n3 n4 n5"}, *two, waits, queues=[KEEPS, B, C])
-    assert sharing(view).gives == {"u-c1": {"n5": "u-b1", "n4": "u-b1"}}, "though n6 is idle beside n2"
+    assert transfers(view).gives == {"u-c1": {"n5": "u-b1", "n4": "u-b1"}}, "though n6 is idle beside n2"
 
 
 def test_between_queues_borrowed_nodes_are_evened_out_up_to_their_parts() -> None:
@@ -79,7 +79,7 @@ def test_between_queues_borrowed_nodes_are_evened_out_up_to_their_parts() -> Non
         assert given_by(cluster(6, [keeps, B], mine, other), "a1") == 0
     assert given_by(cluster(6, [KEEPS_ALL, B], mine, auto("a2", [6])), "a1") == 2, "within one queue as ever"
     three = cluster(9, [A, B, C], auto("a1", range(1, 6)), auto("b1", [6]), *ones("b", [7, 8]), auto("c1", [9]))
-    assert sharing(three).gives == {"u-a1": {"n5": "u-c1", "n4": "u-c1"}}, "what was given counts: b has its part"
+    assert transfers(three).gives == {"u-a1": {"n5": "u-c1", "n4": "u-c1"}}, "what was given counts: b has its part"
 
 
 def test_a_gang_does_not_count_on_what_does_not_come_back() -> None:
@@ -101,7 +101,7 @@ def test_nobody_borrows_a_kept_node_who_would_not_give_it_back(queue: Queue, tak
     borrows, waits = auto("a1", [4]).model_copy(update={"order": 9}), job("b2", 3, order=1)
     view = cluster(4, [queue, B], *ones("b", [1]), borrows, waits)
     assert [one.nodes for one in reserved(view).found] == [{"n1", "n2", "n3"}]
-    assert len(sharing(view).takes.get("u-a1", ())) == takes
+    assert len(transfers(view).takes.get("u-a1", ())) == takes
 
 
 def test_what_a_queue_only_keeps_for_a_job_is_nothing_that_it_could_give() -> None:
@@ -158,7 +158,7 @@ def test_what_must_hold_of_every_view(
     inner: bool,
 ) -> None:
     view = drawn(queues, running, waiting, idle, inner)
-    found = sharing(view)
+    found = transfers(view)
     for queue in view.queues.by_name.values():
         below = {uid for uid, one in view.jobs.items() if queue in [*view.queues.path(one.spec.queue)]}
         lost = 0
@@ -171,7 +171,7 @@ def test_what_must_hold_of_every_view(
             has = sum(size(view.jobs[uid]) for uid in below)
             assert has - lost >= view.queues.guaranteed(queue.name, "nodes"), "nothing that is guaranteed"
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
-    assert sharing(turned) == found, "whatever order they are read in"
+    assert transfers(turned) == found, "whatever order they are read in"
 
 
 LENDERS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), max_size=6)
@@ -201,6 +201,6 @@ def test_each_node_comes_from_the_queue_most_above_its_part(
         expected[most] += 1
         has[most], lent[most] = has[most] - 1, lent[most] - 1
     got = Counter[str]()
-    for uid, nodes in sharing(view).gives.items():
+    for uid, nodes in transfers(view).gives.items():
         got[queue_of(view.jobs[uid].spec.queue)] += sum(view.jobs[taker].head is None for taker in nodes.values())
     assert +got == (expected if sum(expected.values()) == needs else Counter()), "and nothing in vain"

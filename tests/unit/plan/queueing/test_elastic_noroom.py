@@ -10,8 +10,8 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Amount, Queue
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.waiting import explain
-from nodeagent.plan.queueing.elastic import making_room, sharing
-from nodeagent.plan.queueing.ledger import Sharing
+from nodeagent.plan.queueing.elastic import making_room, transfers
+from nodeagent.plan.queueing.transfers import Transfers
 from tests.unit.plan.build import NOW, WALL
 from tests.unit.plan.fairshare.test_reclaim import A, B, C, auto, cluster, formed, job, ones
 
@@ -43,7 +43,7 @@ def why(view: Cluster, name: str = "b1") -> str:
 )
 def test_why_nobody_makes_room(queues: list[Queue], needs: int, text: str) -> None:
     view = cluster(6, queues, ALL, job("b1", needs))
-    assert sharing(view) == Sharing()
+    assert transfers(view) == Transfers()
     assert why(view) == f"nobody makes room for it: {text}"
 
 
@@ -81,7 +81,7 @@ def test_who_makes_room() -> None:
     assert why(four) == "job a8 makes room for it, job a7 makes room for it, job a6 makes room for it and 1 more"
 
 
-def test_nothing_is_said_where_there_is_nothing_to_say() -> None:
+def test_there_is_no_sentence_where_there_is_nothing_to_report() -> None:
     assert why(cluster(8, [A, B], ALL, job("b1", 2))) == "", "there is room"
     alone = cluster(6, [], ALL, job("b1", 2))
     assert making_room(alone, alone.jobs["u-b1"]) == "", "one queue"

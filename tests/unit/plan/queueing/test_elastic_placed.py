@@ -16,7 +16,7 @@ from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
 from nodeagent.plan.pods.prepare import should_prepare
-from nodeagent.plan.queueing.elastic import nodes_wanted, sharing
+from nodeagent.plan.queueing.elastic import nodes_wanted, transfers
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
 
@@ -80,36 +80,36 @@ def cluster(where: dict[str, str], *jobs: JobRecord, h100: Iterable[str] = (), q
 
 def test_a_job_borrows_only_nodes_that_it_may_have() -> None:
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5"}, one := borrower("a", "n1", asked=H100), h100=["n1", "n3", "n5"])
-    assert sharing(view).takes == {"u-a": ("n3", "n5")}
+    assert transfers(view).takes == {"u-a": ("n3", "n5")}
     assert nodes_wanted(view, one) == 3
 
 
 def test_nothing_is_given_back_for_a_job_that_may_not_have_it() -> None:
     lent, asks = borrower("a", "n1 n2 n3"), job("b", 1, asked=H100)
-    assert sharing(cluster({"r1": "n1 n2 n3"}, lent, asks, h100=["n1"])).gives == {}, "only its own would do"
-    assert sharing(cluster({"r1": "n1 n2 n3"}, lent, asks, h100=["n2"])).gives == {"u-a": {"n2": "u-b"}}
+    assert transfers(cluster({"r1": "n1 n2 n3"}, lent, asks, h100=["n1"])).gives == {}, "only its own would do"
+    assert transfers(cluster({"r1": "n1 n2 n3"}, lent, asks, h100=["n2"])).gives == {"u-a": {"n2": "u-b"}}
 
 
 def test_a_job_within_one_rack_borrows_of_that_rack() -> None:
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5 n6"}, one := borrower("a", "n4 n5", within="rack"))
-    assert sharing(view).takes == {"u-a": ("n6",)}
+    assert transfers(view).takes == {"u-a": ("n6",)}
     assert nodes_wanted(view, one) == 3
     assert [c.node for c in place(view, one).chosen] == ["n4", "n5", "n6"]
     poor, rich = borrower("a", "n4", within="rack"), borrower("b", "n1 n2 n3 n5", order=1)
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5"}, poor, rich)
-    assert sharing(view).gives == {"u-b": {"n5": "u-a"}}, "of those that it could use"
+    assert transfers(view).gives == {"u-b": {"n5": "u-a"}}, "of those that it could use"
 
 
 def test_a_job_in_segments_borrows_nothing() -> None:
     one = borrower("a", "n1 n2", target=2, segments=2)
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5"}, one)
-    assert (sharing(view).takes, nodes_wanted(view, one)) == ({}, 2)
+    assert (transfers(view).takes, nodes_wanted(view, one)) == ({}, 2)
 
 
 def test_idle_nodes_near_to_a_job_are_borrowed_first_and_get_ready() -> None:
     one = borrower("a", "n4 n5", most=3)
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5 n6"}, one)
-    assert sharing(view).takes == {"u-a": ("n6",)}
+    assert transfers(view).takes == {"u-a": ("n6",)}
     cold = {n: record.model_copy(update={"readiness": {}}) for n, record in view.nodes.items()}
     view = replace(view, nodes=cold, notes=Notes())
     assert [n for n in ("n1", "n2", "n3", "n6") if should_prepare(view, one, n)] == ["n6"]
@@ -118,7 +118,7 @@ def test_idle_nodes_near_to_a_job_are_borrowed_first_and_get_ready() -> None:
 def test_a_node_gets_ready_for_the_job_that_is_to_have_it_also_if_a_nearer_one_is_for_another() -> None:
     one, two = borrower("a", "n1", most=2), borrower("b", "n4", most=2, order=1)
     view = cluster({"r1": "n1 n2 n4", "r2": "n5 n6"}, one, two)
-    assert sharing(view).takes == {"u-a": ("n2",), "u-b": ("n5",)}
+    assert transfers(view).takes == {"u-a": ("n2",), "u-b": ("n5",)}
     cold = {n: record.model_copy(update={"readiness": {}}) for n, record in view.nodes.items()}
     assert should_prepare(replace(view, nodes=cold, notes=Notes()), two, "n5")
 
@@ -127,17 +127,17 @@ def test_a_whole_gang_of_one_rack_is_given_back() -> None:
     """The newest alone would be n3 and n2, with n6: two racks."""
     lent, waits = borrower("a", "n1 n4 n5 n2 n3"), job("b", 3, within="rack")
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5 n6"}, lent, waits)
-    assert sharing(view).gives == {"u-a": {"n4": "u-b", "n5": "u-b"}}
+    assert transfers(view).gives == {"u-a": {"n4": "u-b", "n5": "u-b"}}
     step = decide(view, lent, WALL).step
     assert isinstance(step, Propose)
     assert sorted(step.members) == ["n1", "n2", "n3"]
-    assert sharing(cluster({"r1": "n1 n2", "r2": "n3 n4"}, borrower("a", "n1 n2 n3"), waits)).gives == {}, "in vain"
+    assert transfers(cluster({"r1": "n1 n2", "r2": "n3 n4"}, borrower("a", "n1 n2 n3"), waits)).gives == {}, "in vain"
 
 
 def test_segments_are_given_back_whole() -> None:
     lent, waits = borrower("a", "n1 n2 n4 n5 n6"), job("b", 4, segments=2)
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5 n6"}, lent, waits)
-    assert sharing(view).gives == {"u-a": {"n2": "u-b", "n5": "u-b", "n6": "u-b"}}
+    assert transfers(view).gives == {"u-a": {"n2": "u-b", "n5": "u-b", "n6": "u-b"}}
 
 
 def test_a_job_that_runs_short_within_one_rack_gets_back_nodes_of_that_rack() -> None:
@@ -151,13 +151,13 @@ def test_a_job_that_runs_short_within_one_rack_gets_back_nodes_of_that_rack() ->
         }
     )
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5 n6"}, borrower("a", "n4 n3 n5 n6"), short)
-    assert sharing(view).gives == {"u-a": {"n3": "u-b"}}
+    assert transfers(view).gives == {"u-a": {"n3": "u-b"}}
 
 
 def test_a_queue_makes_room_in_one_rack_with_the_very_nodes_that_are_asked_of_it() -> None:
     has, waits = job("a1", 1, "n1 n4 n5 n2 n3 n6"), job("b1", 3, within="rack")
     view = cluster({"r1": "n1 n2 n3", "r2": "n4 n5 n6"}, has, waits, queues=[A, B])
-    assert (sharing(view).gives, sharing(view).stops) == ({"u-a1": {"n4": "u-b1", "n5": "u-b1", "n6": "u-b1"}}, {})
+    assert (transfers(view).gives, transfers(view).stops) == ({"u-a1": {"n4": "u-b1", "n5": "u-b1", "n6": "u-b1"}}, {})
     now = view.jobs[has.uid]
     assert {c.node for c in place(view, now).chosen} == {"n1", "n2", "n3"}, "whatever it re-forms for"
     step = decide(view, now, WALL).step
@@ -171,7 +171,7 @@ def test_where_one_rack_cannot_be_had_another_is_tried() -> None:
     keeps, has = job("c1", 1, "n8 n1 n2 n3", order=1), job("a1", 1, "n7 n4 n5 n6", order=2)
     where = {"r1": "n1 n2 n3 n8", "r2": "n4 n5 n6", "r3": "n7"}
     view = cluster(where, keeps, has, job("b1", 3, within="rack"), queues=tree)
-    assert sharing(view).gives == {"u-a1": {"n4": "u-b1", "n5": "u-b1", "n6": "u-b1"}}
+    assert transfers(view).gives == {"u-a1": {"n4": "u-b1", "n5": "u-b1", "n6": "u-b1"}}
 
 
 # --- whatever the cluster
@@ -217,7 +217,7 @@ def test_nobody_gets_a_node_that_will_not_do_and_nothing_is_given_in_vain(
         needs = least * (segments or 1)
         jobs.append(job(f"b{at}", needs, asked=asked, within=within_one, segments=segments, order=50 + at))
     view = cluster(by_rack, *jobs, h100=h100, queues=[A, B] if many else [])
-    found, by_uid = sharing(view), view.jobs
+    found, by_uid = transfers(view), view.jobs
     for uid, nodes in found.takes.items():
         one = by_uid[uid]
         assert one.head is not None
@@ -239,4 +239,4 @@ def test_nobody_gets_a_node_that_will_not_do_and_nothing_is_given_in_vain(
             names = {c.node for c in place(view, one).chosen}
             assert not names & found.gives[one.uid].keys()
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
-    assert sharing(turned) == found, "whatever order they are read in"
+    assert transfers(turned) == found, "whatever order they are read in"

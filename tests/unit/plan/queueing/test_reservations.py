@@ -20,7 +20,7 @@ from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.queueing import departures, reservations
-from nodeagent.plan.queueing.elastic import sharing
+from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.queue import GIVE_WAY
 from nodeagent.plan.queueing.reservations import line, open_room, reserved
 from nodeagent.plan.steps import Propose
@@ -407,22 +407,22 @@ def borrower(on: list[str], target: int, order: int = 0) -> JobRecord:
 def test_idle_nodes_that_are_kept_are_lent_and_count_as_free() -> None:
     cluster = cluster_of(4, borrower(["n1"], 1, order=9), runs("a", ["n2"], 60), waits("big", 3, 1))
     assert reserved(cluster).found[0].nodes == {"n2", "n3", "n4"}
-    assert set(sharing(cluster).takes["u-auto"]) == {"n3", "n4"}
+    assert set(transfers(cluster).takes["u-auto"]) == {"n3", "n4"}
     lent = cluster_of(4, borrower(["n1", "n3", "n4"], 1, order=9), runs("a", ["n2"], 60), waits("big", 3, 1))
     assert reserved(lent).found[0].start == NOW + 60 * MINUTE + GRACE * 1000
     free = cluster_of(4, borrower(["n1", "n3", "n4"], 1, order=9), waits("big", 3, 1))
-    assert set(sharing(free).gives["u-auto"]) == {"n3", "n4"}
+    assert set(transfers(free).gives["u-auto"]) == {"n3", "n4"}
 
 
 def test_what_is_borrowed_is_not_given_back_to_one_that_could_not_use_it() -> None:
     cluster = cluster_of(
         4, borrower(["n1", "n3", "n4"], 1), runs("a", ["n2"], 60), waits("big", 3, 1), waits("small", 1, 2)
     )
-    assert sharing(cluster).gives == {}
+    assert transfers(cluster).gives == {}
     quick = cluster_of(
         4, borrower(["n1", "n3", "n4"], 1), runs("a", ["n2"], 60), waits("big", 3, 1), waits("small", 1, 2, minutes=5)
     )
-    assert set(sharing(quick).gives["u-auto"].values()) == {"u-small"}
+    assert set(transfers(quick).gives["u-auto"].values()) == {"u-small"}
 
 
 # --- the estimate
@@ -576,9 +576,7 @@ def all_started(cluster: Cluster) -> Cluster:
 
 @REPEATABLE
 @given(crowds(), st.integers(0, 60))
-def test_whoever_comes_later_pushes_nobody_back(
-    drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int
-) -> None:
+def test_who_comes_later_pushes_nobody_back(drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int) -> None:
     """The start of the first in line is no later once those behind it have started."""
     count, running, waiting = drawn
     cluster = at(cluster_of(count, *running, *waiting), NOW + minute * MINUTE)

@@ -41,7 +41,7 @@ def test_a_file_of_before_the_freeze_is_written(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr, (tmp_path / "f").read_text()) == (0, "", "kept")
 
 
-def test_a_full_disk_is_told_and_does_not_change_the_code() -> None:
+def test_a_full_disk_is_reported_and_does_not_change_the_code() -> None:
     done = ended("held = [open('/dev/full', 'w')]; held[0].write('lost'); code = 3")
     assert (done.returncode, "No space left on device" in done.stderr) == (3, True)
 

@@ -1,4 +1,4 @@
-"""What the standby does to make forks fast, in a process of its own."""
+"""What the fork server does to make forks fast, in a process of its own."""
 
 from __future__ import annotations
 

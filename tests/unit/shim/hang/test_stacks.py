@@ -76,8 +76,8 @@ def test_the_main_thread_is_the_one_with_the_processes_number() -> None:
 
 def test_stacks_for_people() -> None:
     thread = {"os_thread_id": 7, "thread_name": "MainThread", "active": True, "owns_gil": True}
-    said = text([thread | {"frames": [COND, SCRIPT]}, thread | {"os_thread_id": 8, "thread_name": None, "frames": []}])
-    assert said.splitlines()[:3] == [
+    shown = text([thread | {"frames": [COND, SCRIPT]}, thread | {"os_thread_id": 8, "thread_name": None, "frames": []}])
+    assert shown.splitlines()[:3] == [
         'Thread 7 "MainThread" (active, holds the GIL)',
         "    pthread_cond_wait (/usr/lib/libc.so.6)",
         "    train (train.py:49)",

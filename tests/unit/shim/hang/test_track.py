@@ -124,7 +124,7 @@ def test_a_tracer_is_not_a_stop() -> None:
         (progress(None, 0.0), 10.0, "long"),
     ],
 )
-def test_progress_that_is_told_has_a_limit_and_phases_have_their_own(
+def test_progress_that_is_reported_has_a_limit_and_phases_have_their_own(
     last: WorkerProgress, now: float, overdue: str
 ) -> None:
     one = track()

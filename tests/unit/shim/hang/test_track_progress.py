@@ -32,13 +32,13 @@ def run(code: str, path: Path | None, check: bool = True) -> str:
     return done.stdout
 
 
-def told(page: Page) -> WorkerProgress:
+def reported(page: Page) -> WorkerProgress:
     found = page.read(boottime())
     assert found is not None
     return found
 
 
-def test_nothing_is_told_at_first(page: Page) -> None:
+def test_nothing_is_reported_at_first(page: Page) -> None:
     assert page.read(boottime()) is None
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_told_at_first(page: Page) -> None:
 def test_what_is_written_is_read(page: Page, calls: str, step: int | None, phase: str, bound: float | None) -> None:
     before = boottime()
     run(calls, page.path)
-    found = told(page)
+    found = reported(page)
     assert (found.step, found.phase, found.bound) == (step, phase, bound)
     assert before <= found.at <= boottime()
 
@@ -82,7 +82,7 @@ def test_it_costs_next_to_nothing(page: Page) -> None:
         "print(time.perf_counter() - start)"
     )
     assert float(run(code, page.path)) < 2.0, "20 microseconds a call, on the busiest machine"
-    assert told(page).step == 99999
+    assert reported(page).step == 99999
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_is_no_page_tells_nothing(page: Page, content: bytes) -> None:
 
 def test_odd_values_are_made_sense_of(page: Page) -> None:
     page.path.write_bytes(PAGE.pack(MAGIC, -7, 9e99, float("inf"), b"\xff\xfe"))
-    found = told(page)
+    found = reported(page)
     assert (found.step, found.bound, found.phase) == (None, None, "��")
     assert found.at <= boottime()
 

@@ -1,4 +1,4 @@
-"""What the larger parts of one agent share: which node it is, by what it reaches the world, and its copy of the store.
+"""The context of the larger parts of one agent: its node, by what it reaches the world, and its copy of the store.
 
 Decides nothing and does nothing. The simulation has the same parts and other worlds; a part that needs only one or two
 of these takes those.
@@ -19,7 +19,7 @@ from nodeagent.store.base import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class AgentContext:
     """Of one agent, from its start to its end."""
 
     node: str

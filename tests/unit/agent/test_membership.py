@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.lease import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Lease
+from nodeagent.agent.membership import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known
-from nodeagent.agent.shared import Shared
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.lease.statefiles import Pulse
 from nodeagent.model.facts import MachineUsage, PodUsage
@@ -69,14 +69,14 @@ def usage(memory: int) -> PodUsage:
 def make_lease(
     folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None,
     start: int = 1,
-) -> Lease:  # fmt: skip
+) -> Membership:  # fmt: skip
     identity = Identity(folder, "b")
     identity.incarnation = Incarnation(life=life, start=start)
-    shared = Shared(
+    context = AgentContext(
         "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
         snapshot=Snapshot(TIMING), metrics=metrics or Metrics(),
     )  # fmt: skip
-    return Lease(shared, identity, node("n1").facts)
+    return Membership(context, identity, node("n1").facts)
 
 
 class Away(HereStore):
@@ -140,7 +140,7 @@ async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_a
         await lease.join()
 
 
-async def test_nothing_is_told_before_the_agent_has_joined(tmp_path: Path) -> None:
+async def test_nothing_is_published_before_the_agent_has_joined(tmp_path: Path) -> None:
     """Who ends an agent that never reached the store has it report that: its life goes on with the next start."""
     clock = Clock()
     store = HereStore(Server(clock.now))
@@ -153,7 +153,7 @@ async def test_nothing_is_told_before_the_agent_has_joined(tmp_path: Path) -> No
     await again.beat()
 
 
-async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
+async def test_usage_goes_along_when_pods_are_published(tmp_path: Path) -> None:
     clock = Clock()
     store = Recorder(Server(clock.now))
     store.sent = []
@@ -168,8 +168,8 @@ async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
         lease.usage = {"u": usage(memory)}
     clock.at += PODS_REFRESH
     await lease.beat()
-    told = [None if pods is None else pods[0].usage for pods in store.sent]
-    assert told == [usage(5), None, usage(7)]
+    reported = [None if pods is None else pods[0].usage for pods in store.sent]
+    assert reported == [usage(5), None, usage(7)]
     assert await store.pods({"u": [pod.node]}) == {"u": (pod.model_copy(update={"usage": usage(7)}),)}
 
 
@@ -238,7 +238,7 @@ async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:
     assert set(server.state.jobs) == {"u9"}
 
 
-async def test_what_a_late_join_put_back_is_told_again(tmp_path: Path) -> None:
+async def test_what_a_late_join_put_back_is_published_again(tmp_path: Path) -> None:
     """Found by the simulation: a node stayed sick in the store that had long been repaired."""
     clock = Clock()
     store = HereStore(Server(clock.now))
@@ -247,9 +247,11 @@ async def test_what_a_late_join_put_back_is_told_again(tmp_path: Path) -> None:
     await lease.join()
     await lease.beat()
     await store.join("n1", lease.incarnation, old, TIMING)  # sent before, and served only now
-    told: list[str] = []
+    reported: list[str] = []
     for _ in range(3):
         clock.at += TIMING.heartbeat
         await lease.beat()
-        told.append((await store.cordon("n1", None, f"r{len(told)}")).facts.hostname)
-    assert told == ["before", lease.facts.hostname, lease.facts.hostname], "seen with one beat, mended with the next"
+        reported.append((await store.cordon("n1", None, f"r{len(reported)}")).facts.hostname)
+    assert reported == ["before", lease.facts.hostname, lease.facts.hostname], (
+        "seen with one beat, mended with the next"
+    )

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
+from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.recovery import Known, offer
-from nodeagent.agent.shared import Shared
 from nodeagent.model.facts import PodUsage
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
@@ -47,21 +47,21 @@ class IdTakenError(Exception):
     """Another agent holds this node's id; the text names both addresses."""
 
 
-class Lease:
+class Membership:
     """This node's standing in the cluster."""
 
     def __init__(
         self,
-        shared: Shared,
+        context: AgentContext,
         identity: Identity,
         facts: NodeFacts,
         saved: Callable[[], Saved | None] = lambda: None,
     ) -> None:
         """``identity``: taken. ``saved``: what is on the disk by now."""
-        self.node, self.facts, self._timing = shared.node, facts, shared.timing
-        self._store, self._host, self._clock = shared.store, shared.host, shared.clock
-        self._identity, self._snapshot, self._metrics = identity, shared.snapshot, shared.metrics
-        self._process = shared.process
+        self.node, self.facts, self._timing = context.node, facts, context.timing
+        self._store, self._host, self._clock = context.store, context.host, context.clock
+        self._identity, self._snapshot, self._metrics = identity, context.snapshot, context.metrics
+        self._process = context.process
         self.joined = False
         self.lost = False
         """This life was declared lost, or its id is another's: nothing may run here until there is a new life."""
@@ -76,7 +76,8 @@ class Lease:
         """When (our clock) the next lease of another node runs out, as far as known."""
         self.newest_event = "0-0"
         self.usage: Mapping[str, PodUsage] = {}
-        """What the pods use, by job uid: goes along whenever their states are told, and is no reason to tell them."""
+        """What the pods use, by job uid: goes along when their states are published, and is no reason to publish
+        them."""
         self.kept: Known | None = None
         """What was on the disk at the start, until the store has been read: it is given back if the store lost it."""
         self.regroup = 0.0
@@ -109,7 +110,7 @@ class Lease:
         await self._join(announced=False)
 
     async def _join(self, *, announced: bool) -> None:
-        """``announced``: the store has just been given what is known here. Who joins counts as heard."""
+        """``announced``: the store has just been given what is known here. A node that joins counts as having come."""
         self.next_lapse = None
         facts = self.facts
         try:
@@ -185,7 +186,7 @@ class Lease:
             if queued and self.away_since is not None:
                 raise StoreUnavailableError("the beat before was not answered: this one would not be either")
             more, offers = True, 0
-            self.next_lapse = None  # old news unless it is answered: whoever waited for it would ask without a pause
+            self.next_lapse = None  # old news until it is answered: waiting for it would ask without a pause
             while more:
                 try:
                     more = (await self._beat()).more

@@ -1,8 +1,8 @@
 """What becomes of idle and of borrowed nodes, and who makes room: all jobs of a view together, one job after the other.
 
 A job that lacks nodes gets idle ones, then what others have borrowed; if that is not enough, jobs of queues with more
-than their part make room (``NodeLedger._make_room``), by the rules of ``fairshare/reclaim.py``. What is idle still is
-lent. For whom nodes are looked for, and in which order, is decided in ``elastic.py``.
+than their part make room (``TransferPlanner._make_room``), by the rules of ``fairshare/reclaim.py``. What is idle
+still is lent. For whom nodes are looked for, and in which order, is decided in ``elastic.py``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_PLACES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class Transfers:
     """Who borrows and who gives back, all jobs together."""
 
     takes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Sharing:
     """A job (uid) that runs and is to wait in line again, and the job (uid) that it makes room for."""
 
 
-NO_SHARING = Sharing()
+NO_TRANSFERS = Transfers()
 
 
 def borrows(job: JobRecord) -> bool:
@@ -69,7 +69,7 @@ class _Source:
     whole: bool = False
 
 
-class NodeLedger:
+class TransferPlanner:
     """What is idle, what is lent, and what becomes of it. What a generation leaves counts as free already: it will be
     in a moment, and nothing more need be given back for it."""
 

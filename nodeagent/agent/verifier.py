@@ -2,7 +2,7 @@
 live.
 
 Owns the verdict of each record and what has to be remembered for it: jobs seen while their admission was good count as
-known for as long as they live, however old it gets; jobs that have ended never count again, whoever writes them back.
+known for as long as they live, however old it gets; jobs that have ended never count again, even if written back.
 Tells a refusal once, in log and metric. Must never touch the store, and a verdict never stops what runs: it keeps from
 starting (``plan/``, ``apply.py``).
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -50,7 +50,7 @@ class _Judged:
     points: bool
 
 
-class TrustGuard:
+class AdmissionVerifier:
     """One agent's verdicts. ``dirty`` is set when there is something to be saved."""
 
     def __init__(self, node: str, seal: Seal, ledger: Ledger, metrics: Metrics) -> None:
@@ -336,9 +336,16 @@ class Upkeep:
     """Two tasks of one agent, for as long as it runs."""
 
     def __init__(
-        self, guard: TrustGuard, seal: Seal, *, lease: Lease, store: Store, clock: Clock, snapshot: Snapshot
+        self,
+        verifier: AdmissionVerifier,
+        seal: Seal,
+        *,
+        lease: Membership,
+        store: Store,
+        clock: Clock,
+        snapshot: Snapshot,
     ) -> None:
-        self._guard, self._seal = guard, seal
+        self._verifier, self._seal = verifier, seal
         self._lease, self._store, self._clock, self._snapshot = lease, store, clock, snapshot
         self._renewed: dict[str, float] = {}
         self._log = structlog.get_logger("trust").bind(node=lease.node)
@@ -346,13 +353,13 @@ class Upkeep:
     async def remember(self) -> None:
         """Write down what changed, whenever something has."""
         while True:
-            await self._guard.dirty.wait()
-            self._guard.dirty.clear()
+            await self._verifier.dirty.wait()
+            self._verifier.dirty.clear()
             try:
-                await self._guard.save(self._clock.wall())
+                await self._verifier.save(self._clock.wall())
             except OSError as error:
                 self._log.error("which jobs have ended cannot be written down; trying again", why=str(error))
-                self._guard.dirty.set()
+                self._verifier.dirty.set()
             await asyncio.sleep(SAVE_PAUSE)
 
     async def renew(self) -> None:
@@ -365,7 +372,7 @@ class Upkeep:
     async def _renew_due(self) -> None:
         now, wall = self._clock.now(), self._clock.wall()
         self._renewed = {uid: at for uid, at in self._renewed.items() if now < at + RENEW_PAUSE}
-        for job in self._guard.due(self._snapshot.jobs, wall):
+        for job in self._verifier.due(self._snapshot.jobs, wall):
             if job.uid in self._renewed or job.admission is None:
                 continue
             self._renewed[job.uid] = now

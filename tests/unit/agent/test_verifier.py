@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nodeagent.agent.guard import LOOK_AGAIN, SKEW, TrustGuard
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.verifier import LOOK_AGAIN, SKEW, AdmissionVerifier
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.queue import NO_QUEUES, Queue, Queues, QueuesRecord
@@ -45,13 +45,13 @@ class Bench:
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
         self.metrics = Metrics()
-        self.guard = TrustGuard("n1", SEAL, self.disk, self.metrics)
+        self.verifier = AdmissionVerifier("n1", SEAL, self.disk, self.metrics)
 
     def look(
         self, *jobs: JobRecord, now: float = NOW, era: str = "e1", whole: bool = True, seasoned: bool = False,
         unread: Mapping[str, str] = {},
     ) -> dict[str, Refusal]:  # fmt: skip
-        return self.guard.look({j.uid: j for j in jobs}, era, now, whole=whole, seasoned=seasoned, unread=unread)
+        return self.verifier.look({j.uid: j for j in jobs}, era, now, whole=whole, seasoned=seasoned, unread=unread)
 
     def why(self, job: JobRecord, now: float = NOW, era: str = "e1") -> str:
         """The kind of refusal, empty if there is none."""
@@ -59,7 +59,7 @@ class Bench:
         return found.kind if found else ""
 
     async def restarted(self, now: float = NOW) -> Bench:
-        await self.guard.save(now)
+        await self.verifier.save(now)
         return Bench(self.disk)
 
     def counted(self, kind: str) -> float:
@@ -68,8 +68,8 @@ class Bench:
 
 def signed(job: JobRecord | None = None, *, at: float = NOW, **control: Any) -> JobRecord:
     job = job or make_job()
-    wish = SEAL.control(job.uid, job.control.model_copy(update=control))
-    return job.model_copy(update={"control": wish, "admission": SEAL.admit(job.uid, job.owner, job.spec, at, "n7")})
+    request = SEAL.control(job.uid, job.control.model_copy(update=control))
+    return job.model_copy(update={"control": request, "admission": SEAL.admit(job.uid, job.owner, job.spec, at, "n7")})
 
 
 def changed(job: JobRecord, **fields: Any) -> JobRecord:
@@ -84,7 +84,7 @@ def test_what_was_signed_may_run() -> None:
     assert Bench().look(signed()) == {}
 
 
-def test_a_refusal_is_told_and_counted_once_and_again_when_it_comes_back() -> None:
+def test_a_refusal_is_reported_and_counted_once_and_again_when_it_comes_back() -> None:
     bench, job = Bench(), make_job()
     with capture_logs() as logs:
         for rev in range(3):
@@ -211,7 +211,7 @@ async def test_who_has_seen_it_goes_on_and_may_renew_it() -> None:
     weekend = await (await bench.restarted()).restarted()
     late = NOW + 30 * 24 * HOUR + 60 * HOUR
     assert (await bench.restarted(late)).why(job, now=late) == ""
-    assert weekend.guard.due({UID: job}, NOW + 60 * HOUR) == [job]
+    assert weekend.verifier.due({UID: job}, NOW + 60 * HOUR) == [job]
 
 
 async def test_nobody_is_believed_to_live_after_a_week_without_a_sight_of_it() -> None:
@@ -259,12 +259,12 @@ def test_an_admission_from_the_future_is_not_believed() -> None:
 def test_due_are_living_jobs_in_the_second_half_of_their_admission() -> None:
     bench, job = Bench(), signed()
     assert bench.why(job) == ""
-    assert bench.guard.due({UID: job}, NOW + LIFETIME / 2 - 1) == []
-    assert bench.guard.due({UID: job}, NOW + LIFETIME / 2 + 1) == [job]
+    assert bench.verifier.due({UID: job}, NOW + LIFETIME / 2 - 1) == []
+    assert bench.verifier.due({UID: job}, NOW + LIFETIME / 2 + 1) == [job]
     far_ahead = signed(at=NOW + 10 * HOUR)
-    assert bench.guard.due({UID: far_ahead}, NOW) == [far_ahead], "of a clock that is far ahead"
-    assert bench.guard.due({UID: make_job()}, NOW) == []
-    assert bench.guard.due({UID: ended(job)}, NOW + LIFETIME) == []
+    assert bench.verifier.due({UID: far_ahead}, NOW) == [far_ahead], "of a clock that is far ahead"
+    assert bench.verifier.due({UID: make_job()}, NOW) == []
+    assert bench.verifier.due({UID: ended(job)}, NOW + LIFETIME) == []
 
 
 def test_an_unsigned_control_is_refused_and_says_so() -> None:
@@ -294,23 +294,23 @@ def test_what_an_operator_wants_of_a_forged_job_is_known() -> None:
     assert (found.kind, found.controlled) == ("unsigned", True)
 
 
-def test_what_is_to_be_saved_is_told() -> None:
+def test_what_is_to_be_saved_is_reported() -> None:
     bench, job = Bench(), signed()
     bench.look(make_job())
-    assert not bench.guard.dirty.is_set(), "nothing is kept of what nobody signed"
+    assert not bench.verifier.dirty.is_set(), "nothing is kept of what nobody signed"
     bench.look(job)
-    assert bench.guard.dirty.is_set()
-    bench.guard.dirty.clear()
+    assert bench.verifier.dirty.is_set()
+    bench.verifier.dirty.clear()
     bench.look(changed(job, rev=7))
-    assert not bench.guard.dirty.is_set()
+    assert not bench.verifier.dirty.is_set()
     bench.look(changed(job, rev=7), now=NOW + 2 * HOUR)
-    assert bench.guard.dirty.is_set(), "it still lives"
-    bench.guard.dirty.clear()
+    assert bench.verifier.dirty.is_set(), "it still lives"
+    bench.verifier.dirty.clear()
     bench.look(ended(job), now=NOW + 2 * HOUR)
-    assert bench.guard.dirty.is_set()
-    bench.guard.dirty.clear()
+    assert bench.verifier.dirty.is_set()
+    bench.verifier.dirty.clear()
     bench.look(ended(job), now=NOW + 2 * HOUR)
-    assert not bench.guard.dirty.is_set()
+    assert not bench.verifier.dirty.is_set()
 
 
 async def test_a_record_that_cannot_be_read_has_not_ended() -> None:
@@ -335,7 +335,7 @@ def test_the_same_view_is_not_looked_at_again_before_time_could_change_it() -> N
     jobs, unread = {job.uid: job}, dict[str, str]()
 
     def look(now: float) -> object:
-        return bench.guard.look(jobs, "e1", now, whole=True, seasoned=True, unread=unread)
+        return bench.verifier.look(jobs, "e1", now, whole=True, seasoned=True, unread=unread)
 
     found = look(NOW)
     assert look(NOW + LOOK_AGAIN - 1) is found
@@ -343,7 +343,7 @@ def test_the_same_view_is_not_looked_at_again_before_time_could_change_it() -> N
     found = look(NOW + LOOK_AGAIN)
     assert look(NOW) is not found, "the clock went back"
     found = look(NOW)
-    bench.guard.refusal(job.model_copy(), NOW)
+    bench.verifier.refusal(job.model_copy(), NOW)
     assert look(NOW) is not found, "another record was judged meanwhile"
     found = look(NOW)
     jobs = {job.uid: changed(job, owner=7)}
@@ -381,29 +381,29 @@ def shared(rev: int, *names: str) -> QueuesRecord:
 
 
 def test_the_newest_queues_that_are_signed_count() -> None:
-    guard = Bench().guard
-    assert guard.tree(None) is NO_QUEUES
+    verifier = Bench().verifier
+    assert verifier.tree(None) is NO_QUEUES
     first, second = shared(1, "a"), shared(2, "a", "b")
-    assert guard.tree(first) is first.tree
-    assert guard.tree(second) is guard.tree(second) is second.tree
+    assert verifier.tree(first) is first.tree
+    assert verifier.tree(second) is verifier.tree(second) is second.tree
 
 
 def test_queues_that_were_changed_in_the_store_are_refused_once_and_the_good_ones_stay() -> None:
-    guard, good = Bench().guard, shared(1, "a")
+    verifier, good = Bench().verifier, shared(1, "a")
     grabbed = good.tree.model_copy(update={"queues": (Queue(name="a", weight=1000),), "rev": 2})
     forged = QueuesRecord(tree=grabbed, rev=102)
-    assert guard.tree(good) is good.tree
+    assert verifier.tree(good) is good.tree
     with capture_logs() as logs:
-        assert [guard.tree(forged), guard.tree(forged)] == [good.tree, good.tree]
+        assert [verifier.tree(forged), verifier.tree(forged)] == [good.tree, good.tree]
     assert len(logs) == 1
-    assert Bench().guard.tree(forged) is NO_QUEUES
+    assert Bench().verifier.tree(forged) is NO_QUEUES
 
 
 def test_older_queues_written_back_are_refused() -> None:
-    guard, first, second = Bench().guard, shared(1, "a"), shared(2, "b")
-    guard.tree(second)
-    assert guard.tree(QueuesRecord(tree=first.tree, rev=103)) is second.tree
-    assert guard.tree(shared(3)).queues == ()
+    verifier, first, second = Bench().verifier, shared(1, "a"), shared(2, "b")
+    verifier.tree(second)
+    assert verifier.tree(QueuesRecord(tree=first.tree, rev=103)) is second.tree
+    assert verifier.tree(shared(3)).queues == ()
 
 
 def reserved(rev: int, *ids: str) -> WindowsRecord:
@@ -412,14 +412,14 @@ def reserved(rev: int, *ids: str) -> WindowsRecord:
 
 
 def test_the_newest_windows_that_are_signed_count() -> None:
-    guard, first, second = Bench().guard, reserved(1, "w1"), reserved(2, "w1", "w2")
-    assert guard.windows(None) is NO_WINDOWS
-    assert guard.windows(first) is first.windows
-    assert guard.windows(second) is guard.windows(second) is second.windows
+    verifier, first, second = Bench().verifier, reserved(1, "w1"), reserved(2, "w1", "w2")
+    assert verifier.windows(None) is NO_WINDOWS
+    assert verifier.windows(first) is first.windows
+    assert verifier.windows(second) is verifier.windows(second) is second.windows
     forged = WindowsRecord(windows=second.windows.model_copy(update={"rev": 3, "windows": ()}), rev=103)
     with capture_logs() as logs:
-        assert [guard.windows(forged), guard.windows(forged)] == [second.windows, second.windows]
-        assert guard.windows(WindowsRecord(windows=first.windows, rev=104)) is second.windows
+        assert [verifier.windows(forged), verifier.windows(forged)] == [second.windows, second.windows]
+        assert verifier.windows(WindowsRecord(windows=first.windows, rev=104)) is second.windows
     assert len(logs) == 2
-    assert guard.windows(reserved(4)).windows == ()
-    assert guard.windows(None) is NO_WINDOWS
+    assert verifier.windows(reserved(4)).windows == ()
+    assert verifier.windows(None) is NO_WINDOWS
