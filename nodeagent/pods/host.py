@@ -206,6 +206,12 @@ class ShimHost:
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
         self._command(uid, "release", token=token.model_dump(), roles=list(roles))
 
+    def stop_role(self, uid: str, token: Token, role: str, number: int) -> None:
+        self._command(uid, "stop_role", token=token.model_dump(), role=role, number=number)
+
+    def start_role(self, uid: str, token: Token, role: str, number: int, wait: float) -> None:
+        self._command(uid, "start_role", token=token.model_dump(), role=role, number=number, wait=wait)
+
     def stop(
         self,
         uid: str,

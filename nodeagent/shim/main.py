@@ -262,6 +262,15 @@ class Shim:
         if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
             self.gang.release(command["roles"])
 
+    def _do_stop_role(self, command: Command) -> None:
+        if self.gang is not None and self.gang.token == command["token"]:
+            self.gang.stop_role(command["role"], command["number"])
+
+    def _do_start_role(self, command: Command) -> None:
+        if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
+            self.gang.rounds.start(command["role"], command["number"], command["wait"])
+            self.changed()
+
     def _do_stop(self, command: Command) -> None:
         if self.readiness is not None:
             self.readiness.close()
@@ -371,6 +380,8 @@ class Shim:
             "ports": self.place_ports.held,
             "waiting": gang.waiting if gang else [],
             "ready": list(self.readiness.ready) if self.readiness is not None else [],
+            "rounds": dict(gang.rounds.reached) if gang else {},
+            "down": sorted(gang.rounds.down) if gang else [],
             "commit": self.commits.request(),
             "snapshot_bytes": self.snapshots.bytes,
             "written": gang.written if gang else "",

@@ -16,6 +16,7 @@ from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.blame import describe, leaves_broken
 from nodeagent.plan.failure.faults import final_report
 from nodeagent.plan.failure.policies import tasks_asked_for
+from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
 from nodeagent.plan.nodes.candidates import staying, strays
 from nodeagent.plan.nodes.failsafe import better, chooser, must_let_go
 from nodeagent.plan.nodes.health import claimed
@@ -102,6 +103,31 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRole:
+    """Kill this node's workers of a role, which is started again as a whole."""
+
+    uid: str
+    token: Token
+    role: str
+    number: int
+    """Of the round that they are stopped for."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRole:
+    """Start this node's workers of a role again: all of it is down, on every node."""
+
+    uid: str
+    token: Token
+    role: str
+    number: int
+    wait: float
+    """Seconds until they start."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReportPod:
     """Tell the store how the pod's workers are."""
 
@@ -141,7 +167,20 @@ class Retire:
     why: str
 
 
-PodAction = Prepare | Stop | Promise | SendAck | Start | Release | ReportPod | LookAtWorkers | Keep | Retire
+PodAction = (
+    Prepare
+    | Stop
+    | Promise
+    | SendAck
+    | Start
+    | Release
+    | StopRole
+    | StartRole
+    | ReportPod
+    | LookAtWorkers
+    | Keep
+    | Retire
+)
 
 
 def asks_the_store(action: PodAction) -> bool:
@@ -273,7 +312,7 @@ def while_stopping(case: PodCase) -> PodAction | None:
 def _may(case: PodCase, action: PodAction) -> bool:
     """Whether the action is allowed: nothing is begun for a job that this agent refuses, nor on devices that are kept
     free for a repair. (Agents that chose these devices before they knew of the repair choose again.)"""
-    if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release):
+    if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release | StartRole):
         return False
     begins = isinstance(action, Promise | Start)
     return not begins or case.job is None or not _set_aside(case.cluster, case.job, case.node)
@@ -442,7 +481,8 @@ def _run(case: PodCase) -> PodAction | None:
         if doomed and not status.quiet:
             return Stop(job.uid, None, doomed)
         reported = _own_report(case, job, head, status, doomed=bool(doomed))
-        return reported or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
+        goes_on = None if doomed else _round(case, job, head, status) or _release(job, head, status)
+        return reported or goes_on or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, node, False, f"generation {head.number} is active")
     if status.highest != head.token:
@@ -466,6 +506,8 @@ def _own_report(case: PodCase, job: JobRecord, head: Head, status: PodStatus, *,
     if status.ready and not status.quiet:
         report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
     report = with_alone(report, sent, status, Alone(member, case.cluster.served))
+    if status.rounds:
+        report = (report or PodReport(state="running")).model_copy(update={"rounds": status.rounds})
     return _report(job, head, sent, report)
 
 
@@ -503,9 +545,26 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
     if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
         why = f"{report.alone[-1].text}; it is started again, and the gang goes on"
+    elif report.state == "running" and report.rounds != (sent.rounds if sent is not None else {}):
+        why = f"down, to be started again with all of their role: the workers of {', '.join(report.rounds)}"
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return ReportPod(job.uid, head.token, report, why)
+
+
+def _round(case: PodCase, job: JobRecord, head: Head, status: PodStatus) -> StopRole | StartRole | None:
+    """What is next for a role here that is started again as a whole."""
+    if final_report(head.reports.get(case.node)):
+        return None  # all that it ran has ended well, and is over: the gang is formed anew
+    what = next_round(head, head.members[case.node], status.rounds, status.down)
+    if what is None:
+        return None
+    nodes = ", ".join(member.node for member in members_with(head, what.role))
+    if not what.starts:
+        why = f"a worker of {what.role} failed: the role is started again on {nodes}"
+        return StopRole(job.uid, head.token, what.role, what.number, why)
+    wait = round_wait(job, head, what.role, case.cluster.served)
+    return StartRole(job.uid, head.token, what.role, what.number, wait, f"all of {what.role} is down on {nodes}")
 
 
 def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
@@ -517,7 +576,8 @@ def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
     roles, sizes = {role.name: role for role in job.spec.roles}, head.sizes
     found = []
     for name in status.waiting:
-        if ready.issuperset(f"{other}.{i}" for other in roles[name].after for i in range(sizes[other])):
+        first = (f"{other}.{i}" for other in roles[name].after for i in range(sizes[other]))
+        if name not in status.down and ready.issuperset(first):
             found.append(name)
     if not found:
         return None
