@@ -52,9 +52,9 @@ class Applier:
             case pod.Stop(uid, grace, why, given_up, broken, sooner):
                 log.debug("stop", why=why, grace=grace)
                 self._host.stop(uid, grace, given_up, broken, sooner)
-            case pod.Promise(uid, token, rendezvous, why, ports):
+            case pod.Promise(uid, token, rendezvous, why, ports, above):
                 log.debug("promise", generation=token.number, why=why)
-                self._host.promise(uid, token, rendezvous, ports)
+                self._host.promise(uid, token, rendezvous, ports, above)
             case pod.Start(uid, token, why):
                 if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)

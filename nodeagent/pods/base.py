@@ -149,9 +149,10 @@ class PodHost(Protocol):
         killed) and prepared anew."""
         ...
 
-    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
         """Write ``highest`` = token durably and, if asked, hold an address for that generation, and ``ports`` for the
-        places here. Only for a quiet pod, or one whose workers have all been sent SIGKILL."""
+        places here. ``above``: so many ports after the address' belong to workers, and are to be in the config's range.
+        Only for a quiet pod, or one whose workers have all been sent SIGKILL."""
         ...
 
     def start(self, uid: str, order: StartOrder) -> None:

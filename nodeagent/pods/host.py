@@ -196,8 +196,8 @@ class ShimHost:
         self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, PodStatus(uid=uid, phase="unfit", reason=text))
         self.changed.set()
 
-    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
-        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous, ports=ports)
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
+        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous, ports=ports, above=above)
 
     def start(self, uid: str, order: StartOrder) -> None:
         if uid in self._pods:

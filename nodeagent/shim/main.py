@@ -187,7 +187,7 @@ class Shim:
             if self.holder.token != token or self.holder.failed:
                 self.holder.release()
                 if command["rendezvous"]:
-                    self.holder.hold(token, self.preparation.standby)
+                    self.holder.hold(token, self.preparation.standby, command["above"])
 
     def _do_start(self, command: Command) -> None:
         token = command["token"]

@@ -67,7 +67,7 @@ class SimHost:
 
         self._do(prepare)
 
-    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
         self._do(lambda: self._machine.promise(uid, token, rendezvous, ports))
 
     def start(self, uid: str, order: StartOrder) -> None:

@@ -6,6 +6,7 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -56,6 +57,8 @@ class Promise:
     why: str
     ports: int = 0
     """So many are held for the node's places."""
+    above: int = 0
+    """Of a rendezvous: so many ports after its own are named to workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +306,7 @@ def while_stopping(case: PodCase) -> PodAction | None:
     if case.forms:
         astray = case.node in strays(case.cluster, job, {case.node: status.folder})
         if case.is_member and not head.planned and not astray and status.highest != head.token:
-            action = _promise(job, head, case.node)
+            action = _promise(case.cluster, job, head, case.node)
     elif case.runs and status.generation == head.token:
         action = _own_report(case, job, head, status, doomed=True)
     return action if action is None or _may(case, action) else None
@@ -454,7 +457,7 @@ def _form(case: PodCase) -> PodAction | None:
     if node in strays(cluster, job, {node: status.folder}):
         return None  # the others form without it as soon as its record says so
     if status.highest != head.token:
-        return _promise(job, head, node)
+        return _promise(cluster, job, head, node)
     leads = head.members[node].group_rank == 0
     if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
         return None
@@ -534,9 +537,21 @@ def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
     return (0, 0, uid) if job is None else (*line_key(job), uid)
 
 
-def _promise(job: JobRecord, head: Head, node: str) -> Promise:
+def _promise(cluster: Cluster, job: JobRecord, head: Head, node: str) -> Promise:
     me = head.members[node]
-    return Promise(job.uid, head.token, me.group_rank == 0, f"generation {head.number} is forming", me.ports)
+    leads = me.group_rank == 0
+    above = _ports_above(cluster, head, node) if leads and not me.places else 0
+    return Promise(job.uid, head.token, leads, f"generation {head.number} is forming", me.ports, above)
+
+
+def _ports_above(cluster: Cluster, head: Head, first: str) -> int:
+    """How far the workers' ports count up from the rendezvous', as in ``pods/environment.py``: at each address by
+    itself, which nodes may share; and one more at that of the first node."""
+    at = {name: node.facts.address for name in head.members if (node := cluster.nodes.get(name)) is not None}
+    workers: Counter[str] = Counter()
+    for name, member in head.members.items():
+        workers[at.get(name, name)] += member.workers
+    return max(workers[at.get(first, first)], max(workers.values()) - 1)
 
 
 def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> ReportPod | None:
