@@ -59,9 +59,9 @@ class Applier:
             case pod.Stop(uid, grace, why, given_up, broken, sooner):
                 log.debug("stop", why=why, grace=grace)
                 self._host.stop(uid, grace, given_up, broken, sooner)
-            case pod.Promise(uid, token, rendezvous, why, ports):
+            case pod.Promise(uid, token, rendezvous, why, ports, above):
                 log.debug("promise", generation=token.number, why=why)
-                self._host.promise(uid, token, rendezvous, ports)
+                self._host.promise(uid, token, rendezvous, ports, above)
             case pod.Start(uid, token, why):
                 if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)
@@ -70,6 +70,13 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.info("release", generation=token.number, roles=list(roles), why=why)
                     self._host.release(uid, token, roles)
+            case pod.StopRole(uid, token, role, number, why):
+                log.info("stop role", generation=token.number, role=role, round=number, why=why)
+                self._host.stop_role(uid, token, role, number)
+            case pod.StartRole(uid, token, role, number, wait, why):
+                if job is not None and self._allowed(job):
+                    log.info("start role", generation=token.number, role=role, round=number, wait=wait, why=why)
+                    self._host.start_role(uid, token, role, number, wait)
             case pod.LookAtWorkers(uid, why, limit):
                 log.debug("look", why=why)
                 self._host.look(uid, limit)

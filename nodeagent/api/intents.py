@@ -257,12 +257,6 @@ def _goal_of_role(asked: Asked, job: JobRecord) -> int:
             f"{' by its file' if elastic else ''}, and it is to have {sizes[asked.role]}",
             "choose a size within; nothing was changed",
         )
-    if asked.target > 1 and any(policy.do == "RestartTask" for policy in role.policies or ()):
-        raise ApiError(
-            "state",
-            f"role {asked.role} of job {job.name!r} has a policy that says RestartTask, which is for one place",
-            "submit the job with RestartPod or RestartJob there; nothing was changed",
-        )
     growing = _growing(job)
     if growing is not None and growing.role != asked.role:
         raise ApiError(

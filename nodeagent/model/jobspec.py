@@ -81,8 +81,9 @@ ActionName = Literal[
 ]  # fmt: skip
 """What a policy can do: re-form the gang; start a whole role, or one place of it, again while the others go on; pause
 the job until somebody resumes it; or end it as stopped, succeeded or failed."""
-Alone = Literal["gang", "worker", "place"]
-"""What is started again when a worker fails: all, itself alone, or the workers of its place."""
+Alone = Literal["gang", "worker", "place", "role"]
+"""What is started again when a worker fails: all, itself alone, the workers of its place, or those of its role on all
+nodes."""
 
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 """The values of torchrun's option."""
@@ -185,7 +186,7 @@ class Role(Record):
     def alone(self) -> tuple[tuple[int | None, Alone], ...]:
         """What is started again when one of its workers fails, by exit code (None: any): the first that fits. Only what
         its own policies say, and then its ``restart``: the end of a job is not its shim's to decide."""
-        says: dict[ActionName, Alone] = {"RestartJob": "gang", "RestartTask": "place", "RestartPod": "place"}
+        says: dict[ActionName, Alone] = {"RestartJob": "gang", "RestartTask": "role", "RestartPod": "place"}
         rules = [
             (policy.exit_code, says[policy.do])
             for policy in self.policies or ()

@@ -164,6 +164,8 @@ class WorkerExit(Record):
     """The grace, in seconds, that ran out before it had ended: then it was killed."""
     place: str = ""
     """Of a job of several roles: the name of its place."""
+    round: int = 0
+    """It was started again with its whole role, for this round of it (``PodReport.rounds``); 0: it was not."""
     missed: bool = False
     """It was to leave with the others and died before it began to save; or it was killed because it waited for a worker
     that did so."""
@@ -185,6 +187,8 @@ class AloneRestart(Record):
     """Its exit code, 128+n for signal n."""
     text: str
     """For people: which worker it was, and how it ended."""
+    round: int = 0
+    """As of ``WorkerExit``: workers of a role that failed in one round cost one restart together."""
     error: str = ""
     """As of ``WorkerExit``, at most ``BRIEF``; of the newest only."""
 
@@ -209,6 +213,9 @@ class PodReport(Record):
     """Roles for whose completion a policy waits, and whose workers here have all ended well."""
     alone: tuple[AloneRestart, ...] = ()
     """Its workers that were started again alone in this generation, in the order they ended."""
+    rounds: dict[str, int] = {}
+    """Of roles that are started again as a whole: role to a round of it, of which this is a promise: no worker of an
+    earlier round runs here, and none will. The gang's own start is round 0."""
     unreachable: dict[str, str] = {}
     """Members that its agent could not reach when it reported: node to the ``host:port`` that it tried. For people."""
     detected: float = 0.0

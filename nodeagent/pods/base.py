@@ -92,6 +92,10 @@ class PodStatus(Record):
     """Roles of ``generation`` whose workers here wait for others to be ready."""
     ready: tuple[str, ...] = ()
     """Names of the places of ``generation`` here that are ready, in a job whose roles start one after another."""
+    rounds: dict[str, int] = {}
+    """As of ``PodReport``: role to the newest round for which all its workers here were dead."""
+    down: tuple[str, ...] = ()
+    """Those of these roles whose workers here wait for the order to start that round."""
     commit: CommitRequest | None = None
     stepped: float | None = None
     """When (CLOCK_BOOTTIME) the last worker of ``generation`` reported its first step; None: not all have."""
@@ -145,9 +149,10 @@ class PodHost(Protocol):
         killed) and prepared anew."""
         ...
 
-    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
         """Write ``highest`` = token durably and, if asked, hold an address for that generation, and ``ports`` for the
-        places here. Only for a quiet pod, or one whose workers have all been sent SIGKILL."""
+        places here. ``above``: so many ports after the address' belong to workers, and are to be in the config's range.
+        Only for a quiet pod, or one whose workers have all been sent SIGKILL."""
         ...
 
     def start(self, uid: str, order: StartOrder) -> None:
@@ -157,6 +162,15 @@ class PodHost(Protocol):
 
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
         """Start the workers of these roles in this generation: those that they waited for are ready."""
+        ...
+
+    def stop_role(self, uid: str, token: Token, role: str, number: int) -> None:
+        """Kill the role's workers of this generation, for a new round of it with this number: ``rounds`` says when all
+        of them are dead. Nothing if that round, or a later one, was stopped for before."""
+        ...
+
+    def start_role(self, uid: str, token: Token, role: str, number: int, wait: float) -> None:
+        """Start the role's workers, which are ``down`` for this round, after ``wait`` seconds."""
         ...
 
     def stop(

@@ -196,8 +196,8 @@ class ShimHost:
         self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, PodStatus(uid=uid, phase="unfit", reason=text))
         self.changed.set()
 
-    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
-        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous, ports=ports)
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
+        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous, ports=ports, above=above)
 
     def start(self, uid: str, order: StartOrder) -> None:
         if uid in self._pods:
@@ -205,6 +205,12 @@ class ShimHost:
 
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
         self._command(uid, "release", token=token.model_dump(), roles=list(roles))
+
+    def stop_role(self, uid: str, token: Token, role: str, number: int) -> None:
+        self._command(uid, "stop_role", token=token.model_dump(), role=role, number=number)
+
+    def start_role(self, uid: str, token: Token, role: str, number: int, wait: float) -> None:
+        self._command(uid, "start_role", token=token.model_dump(), role=role, number=number, wait=wait)
 
     def stop(
         self,

@@ -65,6 +65,12 @@ class PlaceRestarts:
             if w.failed is not None and w.again is None:
                 self._start(w, restart.wait)
 
+    def forget(self, place: str) -> None:
+        """The place is started again with its whole role."""
+        restart = self._places.pop(place, None)
+        if restart is not None:
+            restart.gives_up.cancel()
+
     def drop(self) -> None:
         """The gang is stopped: nothing is started again."""
         for restart in self._places.values():
@@ -77,6 +83,11 @@ class PlaceRestarts:
     def _give_up(self, place: str) -> None:
         del self._places[place]
         self._refuse(f"workers of {place} do not end, even with SIGKILL, so it cannot be started again")
+
+
+def role_of(place: str) -> str:
+    """Of ``trainer.0`` the role; empty of no place."""
+    return place.rpartition(".")[0]
 
 
 def is_reaped(w: Worker) -> bool:

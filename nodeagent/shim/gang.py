@@ -22,7 +22,7 @@ from typing import Any
 
 from nodeagent.model.backoff import backoff
 from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_atomic
-from nodeagent.shim.again import PlaceRestarts, is_reaped
+from nodeagent.shim.again import PlaceRestarts, is_reaped, role_of
 from nodeagent.shim.container import Containers
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import ForkServer
@@ -31,6 +31,7 @@ from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
 from nodeagent.shim.processes import kill_session, own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
+from nodeagent.shim.rounds import RoleRounds
 from nodeagent.shim.snapshots import WriteOut
 
 CLEAN = (0, 101)
@@ -66,7 +67,8 @@ class Worker:
     failed: dict[str, Any] | None = None
     """How it ended, if it is to be started again."""
     along: bool = False
-    """It was killed since another worker of its place failed: it is started again with that one."""
+    """It was killed since another worker of its place, or of its role on some node, failed: it is started again with
+    that one."""
     step: int | None = None
     doing: str = ""
     """Its progress as last reported."""
@@ -83,7 +85,7 @@ LATE = 0.8
 REFORM = (101, 102)
 """Exit codes that ask for the whole gang to be formed anew (``plan.blame.REFORM_CODES``)."""
 NOBODY: Mapping[str, float] = MappingProxyType({})
-GANG, WORKER = "gang", "worker"
+GANG, WORKER, ROLE = "gang", "worker", "role"
 """What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
 """Ends of workers that were started again alone that are reported: the newest (``model.world.MOST_ALONE``)."""
@@ -133,6 +135,7 @@ class LocalGang:
         self.restarted: list[dict[str, Any]] = []
         """Ends of workers that were started again alone, or are about to be."""
         self._places = PlaceRestarts(parts, self.workers, self._start_after, self._refuse_again)
+        self.rounds = RoleRounds(parts, self.workers, self._places, self._start_after, self._refuse_again)
         self._restarts: deque[float] = deque()
         """When (monotonic) that was, within the window of the budget."""
         self._memory = MemoryKills()
@@ -197,20 +200,27 @@ class LocalGang:
     @property
     def waiting(self) -> list[str]:
         """Roles whose workers wait for others to be ready."""
-        return sorted({_role(w.place) for w in self.workers if w.held})
+        return sorted({role_of(w.place) for w in self.workers if w.held})
 
     def release(self, roles: Sequence[str]) -> None:
         """Start the workers of these roles, if they wait."""
-        chosen = [w for w in self.workers if w.held and _role(w.place) in roles]
+        free = [role for role in roles if not self.rounds.stops(role)]
+        chosen = [w for w in self.workers if w.held and role_of(w.place) in free]
         if not chosen or self.stopping or self.fenced or self.refused:
             return
         for w in chosen:
             w.held = False
         self._launch_all(chosen)
 
+    def stop_role(self, role: str, number: int) -> None:
+        """Kill its workers here, which are to be started again with those on other nodes."""
+        if not (self.stopping or self.fenced or self.refused or self._post_stop_done):
+            self.rounds.stop(role, number)
+
     def _drop_held(self) -> None:
         """What waits is not started any more, nor started again."""
         self._places.drop()
+        self.rounds.drop()
         for w in self.workers:
             if w.failed is not None:
                 if w.again is not None:
@@ -254,7 +264,7 @@ class LocalGang:
             if self._kill_at is None:
                 for w in self.living():
                     if w.leave is not None:
-                        w.leave(min(grace, sooner.get(_role(w.place), grace)))
+                        w.leave(min(grace, sooner.get(role_of(w.place), grace)))
                     else:
                         self._terminate(w, alone=saves_itself(self.process(w)))
             at = time.monotonic() + grace
@@ -300,7 +310,7 @@ class LocalGang:
         """Seconds until this worker is killed, once a planned stop has begun."""
         if self._kill_at is None:
             return None
-        less = self._grace - self._shorter.get(_role(w.place), self._grace)
+        less = self._grace - self._shorter.get(role_of(w.place), self._grace)
         return max(0.0, self._kill_at - less - time.monotonic())
 
     def on_fence(self) -> None:
@@ -341,7 +351,7 @@ class LocalGang:
 
         def over() -> None:
             for w in self.living():
-                if _role(w.place) == role:
+                if role_of(w.place) == role:
                     w.farewell.overdue = grace
                     self.parts.guard.signal(w.pid, signal.SIGKILL)
 
@@ -352,7 +362,7 @@ class LocalGang:
         """Those that had the signal alone, of this role or all, are still not done: whatever they started has it too,
         before SIGKILL."""
         for w in self.living():
-            if w.leave is None and (not role or _role(w.place) == role):
+            if w.leave is None and (not role or role_of(w.place) == role):
                 self._terminate(w, alone=False)
 
     def _terminate(self, w: Worker, *, alone: bool) -> None:
@@ -407,7 +417,7 @@ class LocalGang:
             except OSError as error:  # no descriptors, say: all of its ranks start, or none
                 self._refuse_unstarted(f"rank {rank} could not be started: {error.strerror}")
                 return
-            w.held = bool(place and self.parts.pod["roles"][_role(place)]["after"])
+            w.held = bool(place and self.parts.pod["roles"][role_of(w.place)]["after"])
             self.workers.append(w)
         self._launch_all([w for w in self.workers if not w.held])
 
@@ -437,7 +447,7 @@ class LocalGang:
 
     def _launch(self, w: Worker, env: dict[str, str]) -> None:
         pod, cwd = self.parts.pod, self.parts.pod["working_dir"]
-        command = pod["roles"][_role(w.place)]["command"] if w.place else pod["command"]
+        command = pod["roles"][role_of(w.place)]["command"] if w.place else pod["command"]
         out, err = w.captures
         limits: Sequence[tuple[int, int]] = own_limits(self.parts.pod["limits"])
         if self.parts.containers is not None:
@@ -541,6 +551,7 @@ class LocalGang:
         if w.along and not (self.stopping or self.fenced or self.refused):
             w.failed = record
             self._places.reaped(w.place)
+            self.rounds.reaped(role_of(w.place))
         elif scope != GANG and code not in (0, *REFORM) and self._may_restart():
             w.failed = record
             self._restart(w, record, scope)
@@ -556,7 +567,7 @@ class LocalGang:
 
     def _may_be_alone(self, w: Worker) -> bool:
         """It may be started again while the gang goes on: nobody has stopped it, or the gang."""
-        rules = self.parts.pod["roles"][_role(w.place)]["alone"] if w.place else []
+        rules = self.parts.pod["roles"][role_of(w.place)]["alone"] if w.place else []
         over = self.stopping or self.fenced or self.refused or w.stopped
         return not over and any(scope != GANG for _, scope in rules)
 
@@ -564,7 +575,7 @@ class LocalGang:
         """What is started again after this exit code, 128+n for signal n (``model.jobspec.Alone``)."""
         if not self._may_be_alone(w):
             return GANG
-        rules = self.parts.pod["roles"][_role(w.place)]["alone"]
+        rules = self.parts.pod["roles"][role_of(w.place)]["alone"]
         return next(str(scope) for only, scope in rules if only in (None, code))
 
     def _may_restart(self) -> bool:
@@ -579,7 +590,13 @@ class LocalGang:
         starts."""
         limits = self.parts.pod["restarts"]
         self._restarts.append(time.monotonic())
+        if scope == ROLE:
+            record["round"] = self.rounds.reached.get(role_of(w.place), 0) + 1
         self.restarted = [*self.restarted, record][-RESTARTED_KEPT:]
+        if scope == ROLE:  # how long it waits, the agents know, who see how often it failed elsewhere
+            note(w.log, f"rank {w.rank} ended; it is started again with all of {role_of(w.place)}, on all nodes")
+            self.stop_role(role_of(w.place), record["round"])
+            return
         wait = backoff(len(self._restarts), limits["backoff_min"], limits["backoff_max"])
         alone = "alone" if scope == WORKER else f"with the others of {w.place}"
         note(w.log, f"rank {w.rank} ended; it is started again {alone}" + (f" in {wait:g} s" if wait else ""))
@@ -669,11 +686,6 @@ def _session(pid: int) -> int:
         return os.getsid(pid) if pid else 0
     except OSError:  # it has ended
         return 0
-
-
-def _role(place: str) -> str:
-    """Of ``trainer.0`` the role."""
-    return place.rpartition(".")[0]
 
 
 def note(log: RotatingFile, text: str) -> None:

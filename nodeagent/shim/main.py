@@ -187,7 +187,7 @@ class Shim:
             if self.holder.token != token or self.holder.failed:
                 self.holder.release()
                 if command["rendezvous"]:
-                    self.holder.hold(token, self.preparation.fork_server)
+                    self.holder.hold(token, self.preparation.fork_server, command["above"])
 
     def _do_start(self, command: Command) -> None:
         token = command["token"]
@@ -261,6 +261,15 @@ class Shim:
     def _do_release(self, command: Command) -> None:
         if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
             self.gang.release(command["roles"])
+
+    def _do_stop_role(self, command: Command) -> None:
+        if self.gang is not None and self.gang.token == command["token"]:
+            self.gang.stop_role(command["role"], command["number"])
+
+    def _do_start_role(self, command: Command) -> None:
+        if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
+            self.gang.rounds.start(command["role"], command["number"], command["wait"])
+            self.changed()
 
     def _do_stop(self, command: Command) -> None:
         if self.readiness is not None:
@@ -371,6 +380,8 @@ class Shim:
             "ports": self.place_ports.held,
             "waiting": gang.waiting if gang else [],
             "ready": list(self.readiness.ready) if self.readiness is not None else [],
+            "rounds": dict(gang.rounds.reached) if gang else {},
+            "down": sorted(gang.rounds.down) if gang else [],
             "commit": self.commits.request(),
             "snapshot_bytes": self.snapshots.bytes,
             "written": gang.written if gang else "",

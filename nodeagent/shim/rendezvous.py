@@ -20,16 +20,19 @@ STORE_BOUND = 5.0
 """Seconds until a store process that does not answer is given up, and the port is only kept free."""
 
 
-def bind_free(host: str, bounds: tuple[int, int], avoid: int = 0) -> socket.socket:
-    """A socket bound to a free port within the bounds, but not to ``avoid``. Without SO_REUSEADDR first, since only
+def bind_free(host: str, bounds: tuple[int, int], avoid: int = 0, above: int = 0) -> socket.socket:
+    """A socket bound to a free port within the bounds, but not to ``avoid``, with so many ports ``above`` it there
+    if one is free that has them. Without SO_REUSEADDR first, since only
     that excludes others for certain; ports of which old connections linger are the second choice. Raises OSError if
     there is none."""
     low, high = bounds
-    ports = [port for port in range(low, high + 1) if port != avoid]
+    free = [port for port in range(low, high + 1) if port != avoid]
+    ports = [port for port in free if port + above <= high]
     first = random.randrange(len(ports)) if ports else 0
+    ports = ports[first:] + ports[:first] + [port for port in free if port + above > high]
     family, _, _, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     for reuse in (False, True):
-        for port in ports[first:] + ports[:first]:
+        for port in ports:
             candidate = socket.socket(family, socket.SOCK_STREAM)
             try:
                 candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
@@ -94,12 +97,12 @@ class Holder:
         """There was no address to have; asking again may find one."""
         return self.held is None and bool(self.problem)
 
-    def hold(self, token: dict[str, Any], fork_server: ForkServer) -> None:
-        """Take a new address; ``held`` follows."""
+    def hold(self, token: dict[str, Any], fork_server: ForkServer, above: int = 0) -> None:
+        """Take a new address; ``held`` follows. ``above``: as of ``bind_free``."""
         self.release()
         self.token = token
         try:
-            held = bind_free(self._host, self._ports, self._last)
+            held = bind_free(self._host, self._ports, self._last, above)
         except OSError as error:
             self.problem = str(error)
             self._changed()

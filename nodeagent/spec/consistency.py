@@ -165,51 +165,39 @@ _WAITS = ("PodPending", "Unknown")
 """What a job is in that does not run."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RoleSize:
-    """A role beside others."""
-
-    name: str
-    places: int
-    """0 if that is not known."""
-
-
 def written_policy_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
     """Of a job file, as far as its policies are mappings: other mistakes are reported where values are checked."""
     turns = "%" in str(tree.get("array", ""))
-    yield from _of_list(("policies",), tree.get("policies"), turns, None)
+    yield from _of_list(("policies",), tree.get("policies"), turns, a_role=False)
     written = tree.get("roles")
     roles = written if isinstance(written, dict) else {}
     several = len(roles) > 1
     for name, role in roles.items():
         if isinstance(role, dict):
-            sizes = [size for size in (role.get("nodes"), role.get("replicas")) if type(size) is int]
-            beside = _RoleSize(str(name), max(sizes, default=0)) if several else None
-            yield from _of_list(("roles", name, "policies"), role.get("policies"), turns, beside)
+            yield from _of_list(("roles", name, "policies"), role.get("policies"), turns, several)
 
 
 def policy_mistakes(spec: JobSpec) -> Iterator[Mistake]:
     """Of a job that somebody may have written by hand."""
     turns = spec.array is not None and bool(spec.array.at_once)
-    yield from _of_list(("policies",), [one.model_dump() for one in spec.policies], turns, None)
+    yield from _of_list(("policies",), [one.model_dump() for one in spec.policies], turns, a_role=False)
     for role in spec.roles:
         own = [one.model_dump() for one in role.policies or ()]
-        beside = _RoleSize(role.name, role.places) if spec.several else None
-        yield from _of_list(("roles", role.name, "policies"), own, turns, beside)
+        yield from _of_list(("roles", role.name, "policies"), own, turns, spec.several)
 
 
-def _of_list(path: Path, written: object, turns: bool, role: _RoleSize | None) -> Iterator[Mistake]:
-    """``turns``: the job is a member of an array of which only some run at once. ``role``: whose own policies they are,
-    if that is one of several."""
+def _of_list(path: Path, written: object, turns: bool, a_role: bool) -> Iterator[Mistake]:
+    """``turns``: the job is a member of an array of which only some run at once. ``a_role``: they are the own policies
+    of one of several roles."""
     for i, one in enumerate(written if isinstance(written, Sequence) and not isinstance(written, str) else ()):
         if isinstance(one, Mapping):
             on = one.get("on")
             events = [on] if isinstance(on, str) else list(on) if isinstance(on, list | tuple) else []
-            yield from _of_policy((*path, i), events, one, turns, role)
+            yield from _of_policy((*path, i), events, one, turns, a_role)
 
 
 def _of_policy(
-    path: Path, events: Sequence[Any], one: Mapping[str, Any], turns: bool, role: _RoleSize | None
+    path: Path, events: Sequence[Any], one: Mapping[str, Any], turns: bool, a_role: bool
 ) -> Iterator[Mistake]:
     do, waits = one.get("do"), one.get("timeout") is not None
     faults = [event for event in events if event in FAULTS or event == "*"]
@@ -232,18 +220,16 @@ def _of_policy(
         what = f"RestartJob for {_names(faults)} is not waited with: the gang is formed anew as soon as it can be"
         yield Mistake((*path, "timeout"), what, "remove it")
     if do in ("RestartPod", "RestartTask"):
-        yield from _started_again(path, events, do, waits, role)
+        yield from _started_again(path, events, do, waits, a_role)
     if do == "CompleteJob" and (waiting := [*(e for e in events if e in _WAITS), *(faults if waits else ())]):
         what = f"CompleteJob for {_names(waiting)} after a timeout would complete a job that does not run"
         yield Mistake((*path, "do"), what, "write AbortJob, TerminateJob or FailJob")
 
 
-def _started_again(
-    path: Path, events: Sequence[Any], do: str, waits: bool, role: _RoleSize | None
-) -> Iterator[Mistake]:
-    """Of what goes on in a running generation: only a worker's failure is the matter of one place."""
+def _started_again(path: Path, events: Sequence[Any], do: str, waits: bool, a_role: bool) -> Iterator[Mistake]:
+    """Of what goes on in a running generation: only a worker's failure is the matter of one place, or one role."""
     right = "write RestartJob"
-    if role is None:
+    if not a_role:
         what = f"{do} starts a part of the gang again while the rest goes on, which only a service allows"
         yield Mistake((*path, "do"), what, "write it in the policies of that role beside others, or write RestartJob")
         return
@@ -251,12 +237,6 @@ def _started_again(
         yield Mistake((*path, "do"), f"{do} is for WorkerFailed: {_names(others)} takes the gang along", right)
     if waits:
         yield Mistake((*path, "timeout"), f"{do} is not waited with: the role's clients wait for it", "remove it")
-    if do == "RestartTask" and role.places > 1:
-        what = (
-            f"RestartTask is for a role of one place, and {role.name} has {role.places}: its places are started again "
-            f"together only with the gang"
-        )
-        yield Mistake((*path, "do"), what, "write RestartPod (the place that failed) or RestartJob (all)")
 
 
 def _names(events: Sequence[Any]) -> str:

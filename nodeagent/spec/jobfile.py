@@ -168,8 +168,8 @@ class PolicyFile(_Written):
         Field(examples=["RestartJob"])
     )
     """RestartJob: re-form the gang, which spends the budget if the fault is the job's own. RestartPod,
-    RestartTask, in a role's own list: start the place that failed, or a role of one place, again while the others go
-    on. AbortJob: pause the job until somebody resumes it. TerminateJob, CompleteJob, FailJob: it ends as stopped,
+    RestartTask, in a role's own list: start the place that failed, or all places of the role, again while the others
+    go on. AbortJob: pause the job until somebody resumes it. TerminateJob, CompleteJob, FailJob: it ends as stopped,
     succeeded or failed."""
 
     timeout: Annotated[

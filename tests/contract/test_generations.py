@@ -226,6 +226,25 @@ async def test_each_restart_of_a_worker_alone_is_an_event_and_no_start_of_the_ge
     ]
 
 
+async def test_a_promise_of_a_round_wakes_the_gang_once_and_ends_with_the_generation(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    token = head(job).token
+    for rounds in ({}, {"a": 1}, {"a": 1}, {"a": 1, "b": 1}, {"a": 3, "b": 1}):
+        report = PodReport(state="running", rounds=rounds)
+        job = await bench.store.report(job.uid, token, "n1", bench.lives["n1"], report)
+        assert head(job).reports["n1"].rounds == rounds
+    told = [(e.kind, e.text) for e in await bench.store.events("0-0", 100) if e.kind == "RoleStopped"]
+    assert told == [
+        ("RoleStopped", f"no worker of {role} runs on n1: restart {number} of that role in this generation")
+        for role, number in (("a", 1), ("b", 1), ("a", 3))
+    ]
+    job = await bench.propose(job, "n1", "n2")
+    late = PodReport(state="running", rounds={"a": 4})
+    await refused("stale", bench.store.report(job.uid, token, "n1", bench.lives["n1"], late))
+    assert not head(job).reports, "nothing of it is left"
+
+
 async def test_reports_are_only_for_members_of_the_active_head(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.propose(await bench.submit(), "n1")

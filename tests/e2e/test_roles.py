@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodeagent.osutil.linux import is_running
 from tests.e2e.support import ROOT, Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
@@ -124,6 +126,111 @@ roles:
     job = shared.until_phase("service", "failed", 60)
     assert "restart budget spent: 4 restarts within 3600 s; last: " in job["reason"]
     shared.until(lambda: not pids(shared, "service"), 15, "all are stopped")
+
+
+RING = """
+import os, socket, struct, sys, time
+from pathlib import Path
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+at = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+notices = os.environ["NODEAGENT_ROLE_INDEX"] != "2"
+Path(f"begun.{os.getpid()}").touch()
+if rank == 0:
+    server, peers = socket.create_server(at), {}
+    while len(peers) < world - 1:
+        peer, _ = server.accept()
+        peers[struct.unpack("!i", peer.recv(4, socket.MSG_WAITALL))[0]] = peer
+    run = os.getpid()
+    for peer in peers.values(): peer.sendall(struct.pack("!i", run))
+else:
+    while True:  # rank 0 may not listen yet
+        try: peer = socket.create_connection(at)
+        except ConnectionRefusedError: time.sleep(0.02)
+        else: break
+    peer.sendall(struct.pack("!i", rank))
+    data = peer.recv(4, socket.MSG_WAITALL)
+    if len(data) < 4: sys.exit(3)
+    run, peers = struct.unpack("!i", data)[0], {0: peer}
+Path(f"{run}.{rank}.{os.environ['TORCHELASTIC_RESTART_COUNT']}").touch()
+print(f"meets in {run}", flush=True)
+for peer in peers.values(): peer.setblocking(False)
+while not Path("enough").exists():
+    for peer in peers.values():
+        try: gone = peer.recv(1) == b""
+        except BlockingIOError: gone = False
+        except ConnectionResetError: gone = True
+        if gone and notices: sys.exit(1)  # as a collective fails when a peer is gone
+    time.sleep(0.05)
+"""
+
+
+def test_a_role_is_started_again_whole_on_all_its_nodes(shared: Cluster) -> None:
+    """Its workers need each other: those that notice fail when one is killed. Last, a node's agent is stuck just then,
+    and its workers notice nothing."""
+    folder = shared.work / "ring"
+    folder.mkdir()
+    (folder / "ring.py").write_text(RING)
+    (folder / "work.py").write_text(WORK)
+    python = json.dumps(sys.executable)
+    shared.submit(f"""
+name: ring
+working_dir: {folder}
+completes: work
+roles:
+  work: {{command: [{python}, work.py], nodes: 2, workers_per_node: 1, gpus_per_worker: 0}}
+  ring: {{command: [{python}, ring.py], nodes: 3, workers_per_node: 2, gpus_per_worker: 0,
+    policies: [{{on: WorkerFailed, do: RestartTask}}]}}
+""")
+
+    def runs() -> dict[str, set[str]]:
+        """The ranks that have met, by run."""
+        found: dict[str, set[str]] = {}
+        for path in folder.glob("*.*.*"):
+            run, rank, _ = path.name.split(".")
+            found.setdefault(run, set()).add(rank)
+        return found
+
+    def whole() -> int:
+        return sum(len(ranks) == 6 for ranks in runs().values())
+
+    def workers() -> dict[int, int]:
+        pods = shared.job("ring")["pods"]
+        return {w["rank"]: w["pid"] for p in pods for w in p["workers"] if w["state"] == "running"}
+
+    def seen() -> bool:
+        return len(found := workers()) == 8 and all(map(is_running, found.values()))
+
+    shared.until(lambda: whole() == 1 and seen(), 60, "all of it meets")
+    before, calm = workers(), pids(shared, "ring")
+    for times, victim in enumerate(("ring.2", "ring.0"), start=1):
+        os.kill(pids(shared, "ring")[victim], signal.SIGKILL)
+        shared.until(lambda times=times: whole() == times + 1 and seen(), 30, "it meets again")  # type: ignore[misc]
+    after, job = workers(), shared.job("ring")
+    assert all(len(ranks) == 6 for ranks in runs().values()), "nobody has met one of another run"
+    assert (job["generation"], job["restarts"], job["phase"]) == (1, 0, "running")
+    kept = {rank for rank in before if before[rank] == after[rank]}
+    assert {before[rank] for rank in kept} == {calm["work.0"], calm["work.1"]}, "the others saw nothing"
+    assert job["budget"]["used"] == 2, "who fails for another's failure costs nothing more"
+    assert len(shared.happened("RoleStopped", "ring")) == 2 * NODES
+
+    node = next(p["node"] for p in job["pods"] for w in p["workers"] if w["place"] == "ring.2")
+    agent, late = shared.node(node)["agent_pid"], pids(shared, "ring")["ring.2"]
+    begun = len(list(folder.glob("begun.*")))
+    shared.frozen.add(node)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        os.kill(pids(shared, "ring")["ring.0"], signal.SIGKILL)
+        down = 2 * NODES + NODES - 1
+        shared.until(lambda: len(shared.happened("RoleStopped", "ring")) == down, 20, "it is down on two nodes")
+        time.sleep(0.5)
+        assert is_running(late) and len(list(folder.glob("begun.*"))) == begun, "one of it still lives: nobody starts"
+    finally:
+        os.kill(agent, signal.SIGCONT)
+        shared.frozen.discard(node)
+    shared.until(lambda: whole() == 4 and seen(), 30, "it meets again")
+    assert not is_running(late) and shared.job("ring")["generation"] == 1
+    (folder / "enough").touch()
+    shared.until_phase("ring", "succeeded", 30)
 
 
 def test_a_role_is_scaled_while_the_job_runs(shared: Cluster) -> None:

@@ -283,7 +283,7 @@ async def test_a_place_is_started_again_whole_and_nobody_else(tmp_path: Path) ->
 async def test_a_place_that_is_about_to_start_again_is_not_after_a_stop(tmp_path: Path) -> None:
     job = spec(tmp_path, None)
     (tmp_path / "server.py").write_text(WHOLE)
-    server = job.roles[0].model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="RestartTask"),)})
+    server = job.roles[0].model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="RestartPod"),)})
     job = job.model_copy(update={"roles": (server, job.roles[1]), "restarts": RestartLimits(max=2, backoff_min=30.0)})
     async with open_bench(tmp_path) as bench:
         await begin(bench, job, places=("server.0", "server.0", "trainer.0"))
@@ -297,6 +297,81 @@ async def test_a_place_that_is_about_to_start_again_is_not_after_a_stop(tmp_path
         status = await bench.until(lambda s: s.phase == "exited")
         assert [(e.rank, e.stopped) for e in status.exits] == [(0, True), (1, True)]
         assert begun(tmp_path) == 2
+
+
+def whole(folder: Path, **limits: float) -> JobSpec:
+    """Its servers need each other: those of all nodes are started again together."""
+    job = spec(folder, None)
+    (folder / "server.py").write_text(WHOLE)
+    rules = (
+        Policy(on=("WorkerFailed",), exit_code=8, do="RestartPod"),
+        Policy(on=("WorkerFailed",), do="RestartTask"),
+    )
+    server = job.roles[0].model_copy(update={"policies": rules})
+    roles = (server, job.roles[1].model_copy(update={"command": server.command, "after": ()}))
+    return job.model_copy(update={"roles": roles, "restarts": RestartLimits.model_validate({"max": 3, **limits})})
+
+
+def end_worker(bench: Bench, folder: Path, worker: int, code: int) -> None:
+    (folder / "code").write_text(str(code))
+    (folder / "code").rename(folder / f"fail-{bench.host.status()[UID].ports[worker]}")
+
+
+FOUR = ("server.0", "server.0", "server.1", "trainer.0")
+
+
+async def test_a_role_that_failed_waits_until_it_is_down_everywhere(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        first = [w.pid for w in (await begin(bench, whole(tmp_path), places=FOUR)).workers]
+        await wait_for(lambda: begun(tmp_path) == 4)
+        end_worker(bench, tmp_path, 2, 0)
+        await bench.until(lambda s: [(e.rank, e.code) for e in s.exits] == [(2, 0)])
+        end_worker(bench, tmp_path, 1, 7)
+        down = await bench.until(lambda s: s.down == ("server",))
+        assert (down.rounds, down.phase, down.exits) == ({"server": 1}, "running", ())
+        assert [(e.rank, e.code, e.round) for e in down.restarted] == [(1, 7, 1)]
+        assert [w.pid for w in down.workers] == [None] * 3 + first[3:]
+        assert not any(is_running(pid or 0) for pid in first[:3])
+        bench.host.start_role(UID, token(1), "server", 2, 0.0)  # not promised
+        bench.host.start_role(UID, token(9), "server", 1, 0.0)  # of another generation
+        bench.host.start_role(UID, token(1), "server", 1, 0.0)
+        again = await bench.until(lambda s: all(w.pid for w in s.workers))
+        assert (again.down, again.rounds, again.workers[3].pid) == ((), {"server": 1}, first[3])
+        await wait_for(lambda: begun(tmp_path) == 7)  # also the one that had ended well
+        bench.host.stop_role(UID, token(1), "server", 1)  # once more: it has been stopped for that
+        bench.host.start_role(UID, token(1), "server", 1, 0.0)
+        bench.host.stop_role(UID, token(1), "trainer", 1)
+        status = await bench.until(lambda s: s.down == ("trainer",))
+        assert [w.pid for w in status.workers[:3]] == [w.pid for w in again.workers[:3]]
+        assert "it is started again with all of server" in (bench.logs / "g1" / "rank1.log").read_text()
+        bench.host.stop(UID, 0.0)
+        await bench.until(lambda s: s.phase == "exited" and s.down == ())
+
+
+async def test_a_role_is_stopped_for_a_failure_elsewhere_whatever_it_was_about_to_do(tmp_path: Path) -> None:
+    """A place of it waits to be started again by itself; then the role for its round; then the next round is asked
+    for."""
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, whole(tmp_path, backoff_min=1.0), places=FOUR)
+        await wait_for(lambda: begun(tmp_path) == 4)
+        end_worker(bench, tmp_path, 0, 8)
+        await bench.until(lambda s: [w.pid for w in s.workers[:2]] == [None, None])
+        bench.host.stop_role(UID, token(1), "server", 1)
+        status = await bench.until(lambda s: s.down == ("server",))
+        assert [(e.rank, e.round) for e in status.restarted] == [(0, 0)], "no failure of its own for this round"
+        bench.host.start_role(UID, token(1), "server", 1, 2.0)
+        await bench.until(lambda s: s.down == ())
+        bench.host.stop_role(UID, token(1), "server", 2)
+        await bench.until(lambda s: s.rounds == {"server": 2})
+        bench.host.start_role(UID, token(1), "server", 2, 3.0)
+        await bench.until(lambda s: s.rounds == {"server": 2} and all(w.pid for w in s.workers))
+        await wait_for(lambda: begun(tmp_path) >= 7)
+        assert begun(tmp_path) == 7, "neither its place nor the first round has started"
+        bench.host.stop_role(UID, token(1), "server", 3)
+        bench.host.stop(UID, 0.0)
+        status = await bench.until(lambda s: s.phase == "exited")
+        bench.host.start_role(UID, token(1), "server", 3, 0.0)
+        assert all(e.stopped for e in status.exits) and begun(tmp_path) == 7
 
 
 async def test_ports_are_kept_until_the_start(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class SimHost:
 
         self._do(prepare)
 
-    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
         self._do(lambda: self._machine.promise(uid, token, rendezvous, ports))
 
     def start(self, uid: str, order: StartOrder) -> None:
@@ -75,6 +75,12 @@ class SimHost:
 
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
         self._do(lambda: self._machine.release(uid, token, roles))
+
+    def stop_role(self, uid: str, token: Token, role: str, number: int) -> None:
+        self._do(lambda: self._machine.stop_role(uid, token, role, number))
+
+    def start_role(self, uid: str, token: Token, role: str, number: int, wait: float) -> None:
+        self._do(lambda: self._machine.start_role(uid, token, role, number, wait))
 
     def stop(
         self,

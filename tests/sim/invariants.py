@@ -13,7 +13,7 @@ from nodeagent.plan.failure.policies import BY
 from nodeagent.plan.job.running import scaled_size
 from nodeagent.plan.steps import GENERATION, POD, PodState, may_become, phase_may_become, pod_state
 from tests.inprocess.server import Server
-from tests.sim.machine import SimMachine
+from tests.sim.machine import SimMachine, SimPod
 
 SWEEP = 1.0
 """Seconds between two looks at everything."""
@@ -243,6 +243,21 @@ class Checker:
                 if not self._was_ready(job, job.head, name):
                     raise Broken(f"{machine.name} runs {pod.places} of {pod.generation}, and {name} was not ready")
 
+    def _one_round(self, machine: SimMachine) -> None:
+        """Never do workers of two rounds of a role live at the same time: not on a frozen machine either, which may
+        thaw."""
+        for uid, pod in machine.pods.items():
+            for role, number in _rounds(pod).items():
+                for other in self.machines.values():
+                    theirs = other.pods.get(uid)
+                    if theirs is None or theirs.generation != pod.generation:
+                        continue
+                    if _rounds(theirs).get(role, number) != number:
+                        raise Broken(
+                            f"{machine.name} runs round {number} of {role} of {pod.generation}, and {other.name} "
+                            f"round {_rounds(theirs)[role]}"
+                        )
+
     def _was_ready(self, job: JobRecord, head: Head, name: str) -> bool:
         """A place was ready in this generation, or its workers have all ended well."""
         if any((job.uid, head.token, name) in machine.were_ready for machine in self.machines.values()):
@@ -258,6 +273,7 @@ class Checker:
     def _machine(self, machine: SimMachine) -> None:
         self._pod_states(machine)
         self._in_order(machine)
+        self._one_round(machine)
         name, now = machine.name, _executes(machine)
         before = self._on.get(name, {})
         if now == before:
@@ -471,6 +487,11 @@ def _devices_of(job: JobRecord) -> set[tuple[str, str]]:
         return set()
     entries = [*(head.members.values() if head.state != "ended" else ()), *head.holders.values()]
     return {(entry.node, device) for entry in entries for device in entry.devices}
+
+
+def _rounds(pod: SimPod) -> dict[str, int]:
+    """Role to the round that its living workers here are of."""
+    return {role: pod.runs.get(role, 0) for role in {pod.role_of(local) for local in pod.alive}} if pod.places else {}
 
 
 def _executes(machine: SimMachine) -> dict[str, Token]:

@@ -78,6 +78,14 @@ class SimPod:
     """A process that a worker started has left the worker's group and session, and runs on when that ends."""
     exits: list[WorkerExit] = field(default_factory=list)
     restarted: list[WorkerExit] = field(default_factory=list)
+    rounds: dict[str, int] = field(default_factory=dict)
+    """Role to the newest round for which all its workers here were dead."""
+    runs: dict[str, int] = field(default_factory=dict)
+    """Role to the round that its workers here are of: what really happens, for the checker."""
+    stops: dict[str, int] = field(default_factory=dict)
+    """Role to the round for which its workers are being killed."""
+    down: set[int] = field(default_factory=set)
+    """Local ranks that wait until their role is started again."""
     fenced: bool = False
     refused: str = ""
     rendezvous: Rendezvous | None = None
@@ -107,14 +115,29 @@ class SimPod:
     @property
     def live(self) -> bool:
         """It has workers that run, or may be started still."""
-        return bool(self.alive or self.held)
+        return bool(self.alive or self.held or self.down or self.stops)
+
+    @property
+    def next_order(self) -> int:
+        """Of the next worker that ends."""
+        return 1 + max((e.order for e in (*self.exits, *self.restarted)), default=-1)
 
     def role_of(self, local: int) -> str:
         """The role of a worker; empty in a job of one role."""
         return self.places[local].rpartition(".")[0] if self.places else ""
 
     def drop_held(self) -> None:
-        """What waits is not started any more."""
+        """What waits is not started any more, nor started again."""
+        self.stops.clear()
+        over = {*self.alive, *self.held, *self.dropped, *(e.local_rank for e in self.exits)}
+        for local in sorted({*range(len(self.ranks))} - over):
+            self.exits.append(
+                WorkerExit(
+                    rank=self.ranks[local], local_rank=local, pid=self.pids[local], signal=9, stopped=True,
+                    order=self.next_order,
+                )
+            )  # fmt: skip
+        self.down.clear()
         if self.held and not self.alive and not self.exits:
             self.refused = self.refused or "stopped before its workers started"
         self.dropped |= self.held
@@ -135,6 +158,7 @@ class SimPod:
             tuple(self.alive), tuple(self.exits), tuple(self.restarted), self.fenced, self.refused,
             self.rendezvous, self.ports, self.commit_request, self.stall,
             self.warming, tuple(self.held), tuple(self.dropped), tuple(self.ready),
+            tuple(self.rounds.items()), tuple(self.down),
         )  # fmt: skip
         if self._last_status is None or self._last_status[0] != of:
             self._last_status = of, self._status()
@@ -143,8 +167,8 @@ class SimPod:
     def _status(self) -> PodStatus:
         by_rank = {e.local_rank: e for e in self.exits}
         workers = tuple(
-            WorkerState(rank=r, local_rank=i, pid=None if i in self.held else self.pids[i],
-                        state="starting" if i in self.held else "running" if i in self.alive else "exited",
+            WorkerState(rank=r, local_rank=i, pid=None if i in self.held | self.down else self.pids[i],
+                        state="starting" if i in self.held | self.down else "running" if i in self.alive else "exited",
                         exit=None if i in self.alive or i not in by_rank else (by_rank[i].code or 0))
             for i, r in enumerate(self.ranks) if i not in self.dropped
         )  # fmt: skip
@@ -157,6 +181,7 @@ class SimPod:
             commit=self.commit_request if self.alive else None,
             stall=self.stall, warming=self.warming and self.generation is None,
             waiting=tuple(sorted({self.role_of(local) for local in self.held})), ready=tuple(self.ready),
+            rounds=dict(self.rounds), down=tuple(sorted({self.role_of(local) for local in self.down})),
         )  # fmt: skip
 
 
@@ -248,14 +273,70 @@ class SimMachine:
         pod = self.pods.get(uid)
         if pod is None or local not in pod.alive or pod.killing or pod.hung:
             return
-        order = len(pod.exits) + len(pod.restarted)
         pod.restarted.append(
-            WorkerExit(rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], signal=9, order=order)
+            WorkerExit(rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], signal=9, order=pod.next_order)
         )
         self._pid += 1
         pod.pids = (*pod.pids[:local], self._pid, *pod.pids[local + 1 :])
         if pod.places and pod.places[local] in pod.ready:
             pod.ready.remove(pod.places[local])
+        self._get_ready(pod)
+        self.touch()
+
+    def role_fails(self, uid: str, local: int) -> None:
+        """A worker of a role that is started again as a whole fails: its shim kills the others of the role here."""
+        pod = self.pods.get(uid)
+        if pod is None or local not in pod.alive or pod.killing or pod.hung or pod.role_of(local) in pod.stops:
+            return
+        role = pod.role_of(local)
+        number = pod.rounds.get(role, 0) + 1
+        pod.alive.discard(local)
+        pod.restarted.append(
+            WorkerExit(
+                rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], signal=9, order=pod.next_order,
+                round=number,
+            )
+        )  # fmt: skip
+        self._stop_role(pod, role, number)
+
+    def stop_role(self, uid: str, token: Token, role: str, number: int) -> None:
+        pod = self._acts(uid)
+        if pod is None or pod.generation != token or pod.phase != "running" or pod.killing or not pod.live:
+            return
+        if number > max(pod.rounds.get(role, 0), pod.stops.get(role, 0)):
+            self._stop_role(pod, role, number)
+
+    def _stop_role(self, pod: SimPod, role: str, number: int) -> None:
+        """Its workers die a moment later; the role is down then."""
+        token, pod.stops[role] = pod.generation, number
+        pod.ready = [name for name in pod.ready if name.rpartition(".")[0] != role]
+        self.touch()
+
+        def dead() -> None:
+            if self._acts(pod.uid) is not pod or pod.generation != token or pod.stops.get(role) != number:
+                return
+            del pod.stops[role]
+            mine = {local for local in range(len(pod.ranks)) if pod.role_of(local) == role} - pod.held - pod.dropped
+            well = [e for e in pod.exits if e.local_rank in mine and e.code == 0]
+            pod.exits = [e for e in pod.exits if e not in well]
+            self.well -= {(pod.uid, token, e.rank) for e in well if token is not None}
+            pod.alive -= mine
+            pod.down |= mine
+            pod.rounds[role] = number
+            self.touch()
+
+        self.later(self.rng.uniform(0.001, 0.1), dead)
+
+    def start_role(self, uid: str, token: Token, role: str, number: int, wait: float) -> None:
+        pod = self._acts(uid)
+        if pod is None or pod.generation != token or pod.rounds.get(role) != number:
+            return
+        mine = {local for local in pod.down if pod.role_of(local) == role}
+        self._pid += len(pod.ranks)
+        pod.pids = tuple(self._pid + local if local in mine else pid for local, pid in enumerate(pod.pids))
+        pod.runs[role] = number
+        pod.down -= mine
+        pod.alive |= mine
         self._get_ready(pod)
         self.touch()
 
@@ -280,7 +361,7 @@ class SimMachine:
         pod.alive.discard(local)
         pod.exits.append(
             WorkerExit(rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], code=code, signal=signal,
-                       stopped=pod.killing, order=len(pod.exits) + len(pod.restarted), error=error, missed=missed)
+                       stopped=pod.killing, order=pod.next_order, error=error, missed=missed)
         )  # fmt: skip
         if code == 0 and signal is None and not pod.killing and pod.generation is not None:
             self.well.add((pod.uid, pod.generation, pod.ranks[local]))
@@ -344,6 +425,7 @@ class SimMachine:
         self.guilty.append(Guilt(uid, token, self.name, None, False))
         pod.alive.clear()
         pod.held.clear()
+        pod.down.clear()
 
         def gone() -> None:
             """Once the pod's cgroup is empty."""
@@ -558,7 +640,7 @@ class SimMachine:
             return
         if pod.highest is None or order.token.number < pod.highest.number or pod.live or pod.outside:
             return
-        pod.restarted = []
+        pod.restarted, pod.rounds, pod.runs, pod.stops, pod.down = [], {}, {}, {}, set()
         pod.generation, pod.exits, pod.fenced, pod.refused, pod.stall = order.token, [], False, "", None
         pod.ranks, pod.pids, pod.env = (), (), order.environments
         pod.places, pod.ready, pod.dropped = order.places, [], set()
@@ -581,6 +663,8 @@ class SimMachine:
         if pod is None or pod.generation != token or pod.phase != "running":
             return
         chosen = {local for local in pod.held if pod.role_of(local) in roles}
+        for role in {pod.role_of(local) for local in chosen}:
+            pod.runs[role] = pod.rounds.get(role, 0)
         pod.held -= chosen
         pod.alive |= chosen
         self._get_ready(pod)
@@ -590,10 +674,12 @@ class SimMachine:
         """Places whose workers have been started are ready a moment later, unless the generation stops."""
         token = pod.generation
         assert token is not None
-        waiting = {pod.places[local] for local in pod.held}
+        waiting = {pod.places[local] for local in pod.held | pod.down}
 
         def ready(name: str) -> None:
-            if self._acts(pod.uid) is pod and pod.generation == token and pod.phase == "running":
+            role = name.rpartition(".")[0]
+            stops = role in pod.stops or any(pod.role_of(local) == role for local in pod.down)
+            if self._acts(pod.uid) is pod and pod.generation == token and pod.phase == "running" and not stops:
                 if name not in pod.ready:
                     pod.ready.append(name)
                 self.were_ready.add((pod.uid, token, name))
@@ -647,6 +733,7 @@ class SimMachine:
         elif pod is not None:
             pod.alive.clear()
             pod.held.clear()
+            pod.down.clear()
             pod.outside = False
             self._forget(uid)
             self.touch()

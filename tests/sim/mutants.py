@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -32,7 +32,9 @@ from nodeagent.model.jobspec import Role
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Member, PodReport
 from nodeagent.plan.cluster import Cluster, RefusalKind
+from nodeagent.plan.failure import rounds
 from nodeagent.plan.failure.faults import find_fault
+from nodeagent.plan.failure.rounds import next_round
 from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.job import gang, running
@@ -473,6 +475,21 @@ def roles_start_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pod, "_release", at_once)
 
 
+def roles_start_again_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """A role that is started again as a whole starts on each node as soon as its workers there are dead."""
+    patch.setattr(rounds, "agreed_round", rounds.asked_round)
+
+
+def failures_ask_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """A node stops its workers of such a role only when one of them fails."""
+
+    def starts(head: Head, member: Member, reached: Mapping[str, int], down: Iterable[str]) -> rounds.Round | None:
+        what = next_round(head, member, reached, down)
+        return what if what is None or what.starts else None
+
+    patch.setattr(pod, "next_round", starts)
+
+
 def _least_one(one: Role) -> dict[str, object]:
     return {"replicas" if one.replicas else "nodes": one.size.model_copy(update={"min": 1})}
 
@@ -534,6 +551,8 @@ MUTANTS = (
     Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
     Mutant(one_trainer_is_enough, provocations.trainers_end_one_by_one),
     Mutant(roles_start_at_once, provocations.trainers_end_one_by_one),
+    Mutant(roles_start_again_one_by_one, provocations.a_role_is_started_again),
+    Mutant(failures_ask_one_by_one, provocations.a_role_is_started_again),
     Mutant(roles_shrink_to_nothing, provocations.loses_one_node_and_then_another),
     Mutant(places_keep_their_gaps, provocations.loses_one_node_and_then_another),
     Mutant(roles_stay_small, provocations.loses_one_node_and_then_another),

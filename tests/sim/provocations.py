@@ -10,7 +10,7 @@ from nodeagent.model.node import Cordon
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.machine import HIDDEN
-from tests.sim.roles import end, role
+from tests.sim.roles import WHOLE, end, role
 from tests.sim.teams import Returns
 from tests.sim.test_failsafe import cut, members, pids, started
 from tests.sim.test_shares import share
@@ -517,6 +517,27 @@ async def trainers_end_one_by_one(cluster: SimCluster) -> None:
         end(cluster, cluster.job("j"), "trainer", 1)
         await asyncio.sleep(2)
     await cluster.until(lambda: cluster.job("j").phase == "succeeded", 10, "the last one has ended")
+
+
+async def a_role_is_started_again(cluster: SimCluster) -> None:
+    """On three nodes, of which one's agent is stuck just then, and another's worker fails a moment later."""
+    servers, trainers = role("server", replicas=2), role("trainer", nodes=3, workers=2, policies=WHOLE)
+    await cluster.submit("j", 1, 1, 1, roles=(servers, trainers), completes="server")
+    await cluster.until(lambda: cluster.whole("j"), 90, "whole")
+    head = cluster.job("j").head
+    assert head is not None
+    first, second, third = (cluster.nodes[m.node] for m in head.ordered() if m.ranks_of("trainer"))
+    local = {m.node: min(m.ranks_of("trainer")) - m.first_rank for m in head.ordered() if m.ranks_of("trainer")}
+    third.freeze_agent()
+    first.machine.role_fails("uid-j", local[first.name])
+    await asyncio.sleep(0.2)
+    second.machine.role_fails("uid-j", local[second.name])
+    await asyncio.sleep(TIMING.lease)
+    assert not cluster.whole("j"), "it waits for the third"
+    third.thaw()
+    await cluster.until(lambda: cluster.whole("j"), 10, "all of it is started again")
+    pods = [node.machine.pods["uid-j"] for node in (first, second, third)]
+    assert cluster.job("j").restarts == 0 and [pod.runs["trainer"] for pod in pods] == [1, 1, 1]
 
 
 async def the_next_fault_comes_before_the_verdict(cluster: SimCluster) -> None:

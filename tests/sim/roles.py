@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nodeagent.model.job import TERMINAL, JobRecord, Phase
-from nodeagent.model.jobspec import Nodes, Role
+from nodeagent.model.jobspec import Nodes, Policy, Role
 from nodeagent.store.base import StoreRefusedError
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.faults import FAULTS, Fault
+from tests.sim.machine import SimMachine
 from tests.sim.schedule import heal, unscale
 from tests.sim.virtual import run_virtual
 
@@ -23,6 +24,8 @@ STORM = 40.0
 """Seconds of faults."""
 SLOTS = 4
 JOB = "j"
+WHOLE = (Policy(on=("WorkerFailed",), do="RestartTask"),)
+"""Of a role that is started again as a whole, while the others go on."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Seen:
 
 def role(
     name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1, restart: Literal["gang", "alone"] = "gang",
-    after: tuple[str, ...] = (), least: int = 0,
+    after: tuple[str, ...] = (), least: int = 0, policies: tuple[Policy, ...] | None = None,
 ) -> Role:  # fmt: skip
     """One with as many places as ``nodes`` or ``replicas`` says; elastic with ``least``."""
     size = nodes or replicas
@@ -65,6 +68,7 @@ def role(
     return Role(
         name=name, command=("train",), nodes=places if nodes else Nodes(min=1, max=size, target=size),
         replicas=None if nodes else places, workers_per_node=workers, restart=restart, after=after,
+        policies=policies,
     )  # fmt: skip
 
 
@@ -86,7 +90,7 @@ def drawn(seed: int) -> Roles:
         both = rng.choice([("trainer",), ("server",), ("server", "trainer")])
         roles.append(role("judge", replicas=rng.randint(1, nodes), after=both if rng.random() < 0.8 else ()))
     rng.shuffle(roles)
-    roles = [_elastic(seed, one) for one in roles]
+    roles = [_whole(seed, _elastic(seed, one)) for one in roles]
     return Roles(
         nodes, tuple(roles), rng.choice(["trainer", "trainer", "trainer", ""]), rng.choice([0.0, 0.1, 0.3, 0.6])
     )
@@ -101,6 +105,13 @@ def _elastic(seed: int, one: Role) -> Role:
     if one.replicas is None:
         return one.model_copy(update={"nodes": size})
     return one.model_copy(update={"replicas": size, "nodes": Nodes(min=1, max=size.max, target=size.target)})
+
+
+def _whole(seed: int, one: Role) -> Role:
+    """A third of them are started again as a whole."""
+    if random.Random(f"roles {seed}: whole {one.name}").random() < 2 / 3:
+        return one
+    return one.model_copy(update={"restart": "gang", "policies": WHOLE})
 
 
 def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> int:
@@ -139,6 +150,25 @@ def restart_alone(cluster: SimCluster) -> None:
     machine = cluster.nodes[member.node].machine
     if ranks and machine.running(job.uid) == job.head.token and not machine.frozen.closed:
         machine.worker_restarts(job.uid, cluster.rng.choice(ranks) - member.first_rank)
+
+
+def restart_whole(cluster: SimCluster, most: int = 2) -> None:
+    """Some workers of a role that is started again as a whole fail, at most so many, within a moment: some of them
+    because of the first one."""
+    job = cluster.find(JOB)
+    roles = [one.name for one in job.spec.roles if one.policies == WHOLE] if job is not None else []
+    if job is None or job.head is None or job.head.state != "active" or not roles:
+        return
+    token, name = job.head.token, cluster.rng.choice(roles)
+    workers = [(m, rank) for m in job.head.ordered() for rank in sorted(m.ranks_of(name))]
+    for member, rank in cluster.rng.sample(workers, min(len(workers), cluster.rng.randint(1, most))):
+        machine, local = cluster.nodes[member.node].machine, rank - member.first_rank
+
+        def fails(machine: SimMachine = machine, local: int = local) -> None:
+            if machine.running(job.uid) == token:
+                machine.role_fails(job.uid, local)
+
+        machine.later(cluster.rng.choice([0.0, 0.01, 0.2]), fails)
 
 
 async def storm(cluster: SimCluster, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -205,9 +235,11 @@ async def _run(seed: int) -> Seen:
     shape, seen = drawn(seed), Seen()
 
     def meanwhile() -> None:
-        """Servers fail now and then, and are started again alone; workers end well now and then."""
+        """Servers fail now and then, and are started again alone; so are whole roles; workers end well now and then."""
         if cluster.rng.random() < 0.3:
             restart_alone(cluster)
+        if cluster.rng.random() < 0.3:
+            restart_whole(cluster)
         if cluster.rng.random() < shape.ending:
             seen.ended_in_storm += end_one(cluster, shape.completes)
 

@@ -13,10 +13,11 @@ from collections import Counter
 import pytest
 
 from nodeagent.model.jobspec import RestartLimits
+from nodeagent.model.world import Member
 from nodeagent.plan.failure.faults import all_succeeded, restarts_spent
 from tests.sim import roles
 from tests.sim.cluster import SimCluster
-from tests.sim.roles import end, role
+from tests.sim.roles import WHOLE, end, role
 from tests.sim.schedule import unscale
 from tests.sim.test_directed import simulate
 from tests.sim.test_random import REPLAY
@@ -42,6 +43,7 @@ def test_what_seeds_stand_for() -> None:
         kinds["a chain"] += any(after[before] for befores in after.values() for before in befores)
         kinds["all have to end"] += not shape.completes
         kinds["a third role"] += len(shape.roles) > 2
+        kinds["a role is started again as a whole"] += any(one.policies == roles.WHOLE for one in shape.roles)
         kinds["workers end in the storm"] += shape.ending > 0
         assert sum(one.places * int(one.workers_per_node) for one in shape.roles) <= shape.nodes * roles.SLOTS
     assert min(kinds.values()) > 30, kinds
@@ -111,6 +113,133 @@ def test_services_that_restart_alone_disturb_nobody_until_the_budget_is_spent() 
         assert c.job("j").reason.startswith("restart budget spent: 3 restarts within 1000 s; last: server.0, rank ")
 
     simulate(2, scenario)
+
+
+TRAINERS = (ROLES[0], role("trainer", nodes=3, workers=2, policies=WHOLE))
+
+
+def trainers(c: SimCluster) -> list[Member]:
+    """Members with trainers, by rank."""
+    head = c.job("j").head
+    assert head is not None
+    return [m for m in head.ordered() if m.ranks_of("trainer")]
+
+
+def fail(c: SimCluster, member: Member, after: float = 0.0) -> None:
+    """A trainer of this member fails, after so many seconds."""
+    machine, local = c.nodes[member.node].machine, min(member.ranks_of("trainer")) - member.first_rank
+    machine.later(after, lambda: machine.role_fails("uid-j", local))
+
+
+def rounds(c: SimCluster) -> list[int]:
+    """Of the trainers on each node that has some."""
+    return [c.nodes[m.node].machine.pods["uid-j"].runs.get("trainer", 0) for m in trainers(c)]
+
+
+def pids(c: SimCluster, name: str) -> dict[int, int]:
+    """Rank to pid of the role's workers."""
+    found = dict[int, int]()
+    for member in c.job("j").head.ordered():  # type: ignore[union-attr]
+        pod = c.nodes[member.node].machine.pods["uid-j"]
+        found |= {rank: pod.pids[rank - member.first_rank] for rank in member.ranks_of(name)}
+    return found
+
+
+@pytest.mark.parametrize("apart", [None, 0.0, 0.005, 0.05])
+def test_a_role_is_started_again_on_all_its_nodes_and_disturbs_nobody(apart: float | None) -> None:
+    """``apart``: so many seconds later a worker of it fails on another node, too."""
+
+    async def scenario(c: SimCluster) -> None:
+        limits = RestartLimits(max=3, window=1000.0)
+        await c.submit("j", 1, 1, 1, roles=TRAINERS, completes="server", restarts=limits)
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        servers, before = pids(c, "server"), pids(c, "trainer")
+        fail(c, trainers(c)[0])
+        if apart is not None:
+            fail(c, trainers(c)[2], apart)
+        await c.until(lambda: c.whole("j") and min(rounds(c)) > 0, 10, "all of it runs again")
+        await asyncio.sleep(5)
+        assert rounds(c) in ([1, 1, 1], [2, 2, 2] if apart == 0.05 else [1, 1, 1])
+        job, after = c.job("j"), pids(c, "trainer")
+        assert (job.restarts, restarts_spent(job, c.server.state.served)) == (0, rounds(c)[0])
+        assert pids(c, "server") == servers and all(after[rank] != before[rank] for rank in before)
+
+    simulate(3, scenario)
+
+
+def test_a_node_that_is_lost_while_a_role_is_down_has_the_gang_formed_anew() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=TRAINERS, completes="server")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        first, _, third = trainers(c)
+        c.nodes[third.node].freeze_agent()
+        c.nodes[third.node].lease.gate.close()
+        fail(c, first)
+        await asyncio.sleep(1)
+        assert c.job("j").head.reports[first.node].rounds == {"trainer": 1}  # type: ignore[union-attr]
+        await c.until(lambda: c.job("j").restarts == 1 and c.job("j").phase == "running", 60, "formed anew")
+        c.nodes[third.node].thaw()
+        await c.until(lambda: c.whole("j"), 60, "whole")
+        job = c.job("j")
+        assert [entry.kind for entry in job.budget.values()] == ["node_lost"]
+        assert rounds(c) == [0, 0, 0] and not any(r.rounds for r in job.head.reports.values())  # type: ignore[union-attr]
+
+    simulate(4, scenario)
+
+
+def test_an_operator_who_restarts_the_job_meanwhile_wins() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=TRAINERS, completes="server")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        first, second, _ = trainers(c)
+        c.nodes[second.node].freeze_agent()
+        fail(c, first)
+        await asyncio.sleep(1)
+        await c.operate("j", restart=1)
+        await asyncio.sleep(1)
+        c.nodes[second.node].thaw()
+        await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 60, "formed anew")
+        assert rounds(c) == [0, 0, 0]
+
+    simulate(3, scenario)
+
+
+def test_who_had_ended_well_is_started_again_with_the_others() -> None:
+    async def scenario(c: SimCluster) -> None:
+        jobs = (role("server", nodes=3), TRAINERS[1])
+        await c.submit("j", 1, 1, 1, roles=jobs, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        end(c, c.job("j"), "trainer", 2)
+        await asyncio.sleep(2)
+        done, other = trainers(c)[:2]
+        assert c.job("j").head.reports[done.node].completed  # type: ignore[union-attr]
+        fail(c, other)
+        await c.until(lambda: c.whole("j") and rounds(c) == [1, 1, 1], 10, "all of it runs again")
+        await asyncio.sleep(2)
+        assert not c.job("j").head.reports[done.node].completed  # type: ignore[union-attr]
+        end(c, c.job("j"), "trainer")
+        await c.until(lambda: c.job("j").phase == "succeeded", 10, "all of it has ended well")
+
+    simulate(3, scenario)
+
+
+def test_where_a_pod_is_over_the_gang_is_formed_anew() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=TRAINERS, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        done = next(m for m in trainers(c) if not m.ranks_of("server"))
+        other = next(m for m in trainers(c) if m is not done)
+        for local in range(done.workers):
+            c.nodes[done.node].machine.worker_ends("uid-j", local, code=0)
+        await asyncio.sleep(2)
+        assert c.job("j").head.reports[done.node].state == "succeeded"  # type: ignore[union-attr]
+        fail(c, other)
+        await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 20, "formed anew")
+        cause = c.job("j").head.cause  # type: ignore[union-attr]
+        assert (cause.kind, cause.node) == ("worker_failed", other.node)
+        assert f"trainer cannot be started again alone: {done.node} has ended well" in cause.text
+
+    simulate(3, scenario)
 
 
 def places(c: SimCluster) -> list[str]:

@@ -33,6 +33,7 @@ from nodeagent.plan.failure.blame import (
 )
 from nodeagent.plan.failure.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.failure.policies import ENDS, EVENTS, answer, roles_on, sentence
+from nodeagent.plan.failure.rounds import agreed_round, unable
 from nodeagent.plan.nodes.members import gone_nodes
 
 
@@ -58,10 +59,19 @@ def restarts_spent(job: JobRecord, served: int) -> int:
 
 
 def alone_times(head: Head | None) -> tuple[int, ...]:
-    """When (served time, ms) workers of this generation were started again alone, as far as that was reported."""
+    """When (served time, ms) workers of this generation were started again alone, as far as that was reported. All that
+    failed before their whole role was started again count once: they may have failed for each other."""
     if head is None:
         return ()
-    return tuple(sorted(one.at for report in head.reports.values() for one in report.alone))[-MOST_ALONE:]
+    times, rounds = list[int](), dict[tuple[str, int], int]()
+    for node, report in head.reports.items():
+        for one in report.alone:
+            role = _role(head, node, one.rank)
+            if one.round and role:
+                rounds[role[0], one.round] = min(one.at, rounds.get((role[0], one.round), one.at))
+            else:
+                times.append(one.at)
+    return tuple(sorted([*times, *rounds.values()]))[-MOST_ALONE:]
 
 
 def check_budget(job: JobRecord, served: int) -> BudgetVerdict:
@@ -315,6 +325,22 @@ def _alone_fault(case: _Case, head: Head) -> Fault | None:
             if over or answered.action in ENDS:
                 outcome = Outcome(code=one.exit, text=cause.text, error=one.error)
                 return _fault(case, cause, outcome, one.exit, answered=answered)
+    return _round_fault(case, head)
+
+
+def _round_fault(case: _Case, head: Head) -> Fault | None:
+    """A role cannot be started again as a whole, since a node has done all that it had to, and holds no worker that
+    could start with the others: the gang is formed anew, for the failure that its restart was for."""
+    stuck = unable(head)
+    if stuck is None:
+        return None
+    role, done = stuck
+    for node, report in head.reports.items():
+        one = report.alone[-1] if report.alone else None
+        if one is not None and one.round > agreed_round(head, role) and _role(head, node, one.rank) == (role,):
+            ended = f"{one.text} on {node}, and {role} cannot be started again alone: {done} has ended well"
+            cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
+            return _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)
     return None
 
 

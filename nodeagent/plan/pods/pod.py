@@ -6,6 +6,7 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.blame import describe, leaves_broken
 from nodeagent.plan.failure.faults import final_report
 from nodeagent.plan.failure.policies import tasks_asked_for
+from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
 from nodeagent.plan.nodes.candidates import staying, strays
 from nodeagent.plan.nodes.failsafe import better, chooser, must_let_go
 from nodeagent.plan.nodes.health import claimed
@@ -55,6 +57,8 @@ class Promise:
     why: str
     ports: int = 0
     """So many are held for the node's places."""
+    above: int = 0
+    """Of a rendezvous: so many ports after its own are named to workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,31 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRole:
+    """Kill this node's workers of a role, which is started again as a whole."""
+
+    uid: str
+    token: Token
+    role: str
+    number: int
+    """Of the round that they are stopped for."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRole:
+    """Start this node's workers of a role again: all of it is down, on every node."""
+
+    uid: str
+    token: Token
+    role: str
+    number: int
+    wait: float
+    """Seconds until they start."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReportPod:
     """Tell the store how the pod's workers are."""
 
@@ -141,7 +170,20 @@ class Retire:
     why: str
 
 
-PodAction = Prepare | Stop | Promise | SendAck | Start | Release | ReportPod | LookAtWorkers | Keep | Retire
+PodAction = (
+    Prepare
+    | Stop
+    | Promise
+    | SendAck
+    | Start
+    | Release
+    | StopRole
+    | StartRole
+    | ReportPod
+    | LookAtWorkers
+    | Keep
+    | Retire
+)
 
 
 def asks_the_store(action: PodAction) -> bool:
@@ -264,7 +306,7 @@ def while_stopping(case: PodCase) -> PodAction | None:
     if case.forms:
         astray = case.node in strays(case.cluster, job, {case.node: status.folder})
         if case.is_member and not head.planned and not astray and status.highest != head.token:
-            action = _promise(job, head, case.node)
+            action = _promise(case.cluster, job, head, case.node)
     elif case.runs and status.generation == head.token:
         action = _own_report(case, job, head, status, doomed=True)
     return action if action is None or _may(case, action) else None
@@ -273,7 +315,7 @@ def while_stopping(case: PodCase) -> PodAction | None:
 def _may(case: PodCase, action: PodAction) -> bool:
     """Whether the action is allowed: nothing is begun for a job that this agent refuses, nor on devices that are kept
     free for a repair. (Agents that chose these devices before they knew of the repair choose again.)"""
-    if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release):
+    if case.uid in case.cluster.refused and isinstance(action, Prepare | Promise | Start | Release | StartRole):
         return False
     begins = isinstance(action, Promise | Start)
     return not begins or case.job is None or not _set_aside(case.cluster, case.job, case.node)
@@ -415,7 +457,7 @@ def _form(case: PodCase) -> PodAction | None:
     if node in strays(cluster, job, {node: status.folder}):
         return None  # the others form without it as soon as its record says so
     if status.highest != head.token:
-        return _promise(job, head, node)
+        return _promise(cluster, job, head, node)
     leads = head.members[node].group_rank == 0
     if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
         return None
@@ -442,7 +484,8 @@ def _run(case: PodCase) -> PodAction | None:
         if doomed and not status.quiet:
             return Stop(job.uid, None, doomed)
         reported = _own_report(case, job, head, status, doomed=bool(doomed))
-        return reported or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
+        goes_on = None if doomed else _round(case, job, head, status) or _release(job, head, status)
+        return reported or goes_on or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, node, False, f"generation {head.number} is active")
     if status.highest != head.token:
@@ -466,6 +509,8 @@ def _own_report(case: PodCase, job: JobRecord, head: Head, status: PodStatus, *,
     if status.ready and not status.quiet:
         report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
     report = with_alone(report, sent, status, Alone(member, case.cluster.served))
+    if status.rounds:
+        report = (report or PodReport(state="running")).model_copy(update={"rounds": status.rounds})
     return _report(job, head, sent, report)
 
 
@@ -492,9 +537,21 @@ def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
     return (0, 0, uid) if job is None else (*line_key(job), uid)
 
 
-def _promise(job: JobRecord, head: Head, node: str) -> Promise:
+def _promise(cluster: Cluster, job: JobRecord, head: Head, node: str) -> Promise:
     me = head.members[node]
-    return Promise(job.uid, head.token, me.group_rank == 0, f"generation {head.number} is forming", me.ports)
+    leads = me.group_rank == 0
+    above = _ports_above(cluster, head, node) if leads and not me.places else 0
+    return Promise(job.uid, head.token, leads, f"generation {head.number} is forming", me.ports, above)
+
+
+def _ports_above(cluster: Cluster, head: Head, first: str) -> int:
+    """How far the workers' ports count up from the rendezvous', as in ``pods/environment.py``: at each address by
+    itself, which nodes may share; and one more at that of the first node."""
+    at = {name: node.facts.address for name in head.members if (node := cluster.nodes.get(name)) is not None}
+    workers: Counter[str] = Counter()
+    for name, member in head.members.items():
+        workers[at.get(name, name)] += member.workers
+    return max(workers[at.get(first, first)], max(workers.values()) - 1)
 
 
 def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> ReportPod | None:
@@ -503,9 +560,26 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
     if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
         why = f"{report.alone[-1].text}; it is started again, and the gang goes on"
+    elif report.state == "running" and report.rounds != (sent.rounds if sent is not None else {}):
+        why = f"down, to be started again with all of their role: the workers of {', '.join(report.rounds)}"
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return ReportPod(job.uid, head.token, report, why)
+
+
+def _round(case: PodCase, job: JobRecord, head: Head, status: PodStatus) -> StopRole | StartRole | None:
+    """What is next for a role here that is started again as a whole."""
+    if final_report(head.reports.get(case.node)):
+        return None  # all that it ran has ended well, and is over: the gang is formed anew
+    what = next_round(head, head.members[case.node], status.rounds, status.down)
+    if what is None:
+        return None
+    nodes = ", ".join(member.node for member in members_with(head, what.role))
+    if not what.starts:
+        why = f"a worker of {what.role} failed: the role is started again on {nodes}"
+        return StopRole(job.uid, head.token, what.role, what.number, why)
+    wait = round_wait(job, head, what.role, case.cluster.served)
+    return StartRole(job.uid, head.token, what.role, what.number, wait, f"all of {what.role} is down on {nodes}")
 
 
 def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
@@ -517,7 +591,8 @@ def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
     roles, sizes = {role.name: role for role in job.spec.roles}, head.sizes
     found = []
     for name in status.waiting:
-        if ready.issuperset(f"{other}.{i}" for other in roles[name].after for i in range(sizes[other])):
+        first = (f"{other}.{i}" for other in roles[name].after for i in range(sizes[other]))
+        if name not in status.down and ready.issuperset(first):
             found.append(name)
     if not found:
         return None

@@ -68,7 +68,7 @@ def _alone(exited: WorkerExit, case: Alone, newest: bool) -> AloneRestart:
     name = f"{place.name}, rank {exited.rank}," if place is not None else f"rank {exited.rank}"
     return AloneRestart(
         rank=exited.rank, order=exited.order, at=case.served, exit=shell_code(exited),
-        text=f"{name} failed: {describe(exited)}", error=exited.error[-BRIEF:] if newest else "",
+        text=f"{name} failed: {describe(exited)}", round=exited.round, error=exited.error[-BRIEF:] if newest else "",
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def same_report(sent: PodReport, report: PodReport) -> bool:
 def _gist(report: PodReport) -> tuple[object, ...]:
     last = report.alone[-1].order if report.alone else None
     failed = sum(not e.stopped for e in report.exits)
-    return report.state, failed, report.stall, report.completed, report.tasks, report.ready, last
+    return report.state, failed, report.stall, report.completed, report.tasks, report.ready, report.rounds, last
 
 
 def going_on(sent: PodReport | None) -> PodReport | None:

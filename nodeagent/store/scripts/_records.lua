@@ -530,8 +530,8 @@ end
 
 -- Events on which only the members, holders and keepers of their job act. Any agent may have to act on other events
 -- (free devices, a job that needs nodes), except on those that are only for people.
-local OF_GANG = { WorkerFailed = true, PodFailed = true, WorkersLeft = true, FaultJudged = true, NodeLost = true,
-  GenerationForming = true, GenerationActive = true }
+local OF_GANG = { WorkerFailed = true, PodFailed = true, RoleStopped = true, WorkersLeft = true, FaultJudged = true,
+  NodeLost = true, GenerationForming = true, GenerationActive = true }
 local FOR_PEOPLE = { GenerationStarted = true, JobAfterMet = true }
 
 -- what: kind, text and, if they apply, job (record), node, generation, by; everybody: the event concerns all agents;

@@ -1,4 +1,13 @@
 -- report: uid, token, node, life, start, state, body, brief?, reason
+-- A role with a round that this node had not promised before, and that round: others of its gang may wait for it.
+local function further(new, old)
+  for role, round in pairs(new or {}) do
+    if round > (old[role] or 0) then
+      return role, int(round)
+    end
+  end
+end
+
 local job, no, counts = job_of_caller(job_lean)
 if no then
   return no
@@ -12,12 +21,13 @@ if not member or cjson.decode(member).life ~= A.life then
   return refuse('stale', 'node ' .. A.node .. ' is no member of generation ' .. job.head_number .. ' of job ' .. job.name)
 end
 local body = cjson.decode(A.body)
-local alone, last = body.alone or {}, -1
+local alone, last, rounds = body.alone or {}, -1, {}
 local started = A.state == 'running' and not job['report:' .. A.node] and not body.completed and not next(body.ready or {})
-  and not next(alone) and not next(body.tasks or {}) and type(body.stall) ~= 'table'
-if next(alone) and job['report:' .. A.node] then
-  local before = cjson.decode(string.match(job['report:' .. A.node], '{.*')).alone or {}
-  last = before[1] and before[#before].order or last
+  and not next(alone) and not next(body.rounds or {}) and not next(body.tasks or {}) and type(body.stall) ~= 'table'
+if (next(alone) or next(body.rounds or {})) and job['report:' .. A.node] then
+  local before = cjson.decode(string.match(job['report:' .. A.node], '{.*'))
+  last = next(before.alone or {}) and before.alone[#before.alone].order or last
+  rounds = before.rounds or {}
 end
 if started then
   count_started(job, body.started)
@@ -28,6 +38,7 @@ for _, one in ipairs(alone) do
       text = one.text .. ' on ' .. A.node .. '; it is started again, and the gang goes on' })
   end
 end
+local role, round = further(body.rounds, rounds)
 local before = succeeded(job['report:' .. A.node])
 local first = put_report(job, counts, 'report', A.node, A.state, A.body, A.brief)
 local well = succeeded(job['report:' .. A.node])
@@ -50,6 +61,9 @@ if first then
   end
   event({ kind = A.state == 'failed' and 'WorkerFailed' or 'PodFailed', job = job, node = A.node,
     generation = job.head_number, by = A.node, text = text, alone = true })
+elseif role then
+  event({ kind = 'RoleStopped', job = job, node = A.node, generation = job.head_number, by = A.node, alone = true,
+    text = 'no worker of ' .. role .. ' runs on ' .. A.node .. ': restart ' .. round .. ' of that role in this generation' })
 elseif started then
   event({ kind = 'GenerationStarted', job = job, node = A.node, generation = job.head_number, by = A.node,
     text = A.reason })

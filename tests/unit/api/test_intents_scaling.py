@@ -8,7 +8,7 @@ from nodeagent.api import intents
 from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Asked
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase, Scale
-from nodeagent.model.jobspec import Nodes, Policy, Together
+from nodeagent.model.jobspec import Nodes, Together
 from nodeagent.model.world import Cause, Head, Member
 from nodeagent.store.messages import Answer
 from tests.unit.api.fakes import spec
@@ -226,19 +226,6 @@ GROWING = Scale(request="q", want=3, before=2, role="trainer", timeout=10, deadl
 def test_what_a_role_cannot_have(role: str, target: int, text: str) -> None:
     with pytest.raises(ApiError, match=text):
         intents.scale(ask("scale", target=target, role=role), job_of_roles(), SERVED)
-
-
-def test_a_role_that_restarts_whole_keeps_its_one_place() -> None:
-    record = job_of_roles()
-    policy = Policy(on=("WorkerFailed",), do="RestartTask")
-    roles = (
-        record.spec.roles[0].model_copy(update={"replicas": Nodes(min=1, max=1, target=1), "policies": (policy,)}),
-        record.spec.roles[1],
-    )
-    record = record.model_copy(update={"spec": record.spec.model_copy(update={"roles": roles})})
-    with pytest.raises(ApiError, match="role pserver of job 'digits' has a policy that says RestartTask"):
-        intents.scale(ask("scale", target=2, role="pserver"), record, SERVED)
-    assert intents.scale(ask("scale", target=3, role="trainer"), record, SERVED) is not None
 
 
 def test_another_role_waits_for_the_end_of_a_scale_out() -> None:

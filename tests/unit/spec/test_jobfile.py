@@ -470,11 +470,6 @@ def test_all_mistakes_of_all_policies_are_named_at_once() -> None:
             "\n  v: {command: x, nodes: 1}",
             "RestartPod is not waited with",
         ),
-        (
-            "name: a\nroles:\n  w: {command: x, replicas: 2, policies: [{on: WorkerFailed, do: >>RestartTask}]}"
-            "\n  v: {command: x, nodes: 1}",
-            "RestartTask is for a role of one place, and w has 2",
-        ),
     ],
 )
 def test_only_a_service_beside_others_is_started_again_in_part(text: str, expected: str) -> None:
@@ -498,6 +493,9 @@ def test_what_is_started_again_when_a_worker_fails() -> None:
     spec = job(ROLES.replace("pserver: {", f"pserver: {{restart: alone, policies: {rules}, ", 1))
     assert spec.roles[0].alone == ((3, "gang"), (4, "place"), (None, "worker"))
     assert spec.roles[1].alone == ((None, "gang"),)
+    rules = "[{on: WorkerFailed, exit_code: 4, do: RestartPod}, {on: WorkerFailed, do: RestartTask}]"
+    whole = job(ROLES.replace("pserver: {", f"pserver: {{policies: {rules}, ", 1)).roles[0]
+    assert whole.places > 1 and whole.alone == ((4, "place"), (None, "role"), (None, "gang"))
 
 
 def test_a_job_written_by_hand_has_its_policies_checked_too() -> None:

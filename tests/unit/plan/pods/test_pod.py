@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from nodeagent.plan.pods.pod import (
     plan_pods,
 )
 from nodeagent.pods.base import GivenUp, PodStatus, Rendezvous
+from nodeagent.pods.environment import worker_environments
 from tests.unit.plan.build import (
     PREPARING,
     READY,
@@ -155,7 +157,7 @@ def test_it_promises_while_what_is_older_dies_but_not_while_that_has_its_grace()
         assert isinstance(stop, Stop)
         return more[0] if more else None
 
-    assert promised(forming(), old) == Promise(UID, NEW, True, "generation 2 is forming")
+    assert promised(forming(), old) == Promise(UID, NEW, True, "generation 2 is forming", above=2)
     assert promised(forming(), old, "n2") == Promise(UID, NEW, False, "generation 2 is forming")
     assert promised(forming(planned=True), old) is None, "it may still need its rendezvous"
     assert promised(forming(), status("stopping", generation=OLD, highest=NEW)) is None, "once is enough"
@@ -164,8 +166,36 @@ def test_it_promises_while_what_is_older_dies_but_not_while_that_has_its_grace()
 
 def test_then_it_promises_and_rank_0_holds_a_rendezvous() -> None:
     stopped = status("exited", generation=OLD, highest=OLD)
-    assert act(forming(), stopped) == Promise(UID, NEW, True, "generation 2 is forming")
+    assert act(forming(), stopped) == Promise(UID, NEW, True, "generation 2 is forming", above=2)
     assert act(forming(), stopped, node="n2") == Promise(UID, NEW, False, "generation 2 is forming")
+
+
+@pytest.mark.parametrize("shared", [(), ("n1", "n2"), ("n2", "n3"), ("n1", "n2", "n3")])
+@pytest.mark.parametrize("hosted", [True, False])
+def test_it_takes_a_rendezvous_after_which_there_is_room_for_all_ports_that_workers_are_told(
+    shared: tuple[str, ...], hosted: bool
+) -> None:
+    """As they are told of them, whichever nodes share an address."""
+    names = ("n1", "n2", "n3")
+    plain = {name: make_node(name) for name in names}
+    at = {name: "10.9.9.9" if name in shared else f"10.0.0.{i}" for i, name in enumerate(names)}
+    nodes = {
+        name: node.model_copy(update={"facts": node.facts.model_copy(update={"address": at[name]})})
+        for name, node in plain.items()
+    }
+    head = make_head(names, state="forming", number=2, workers=4)
+    cluster = make_cluster(nodes.values(), make_job("forming", head))
+    statuses = {UID: status("ready", generation=OLD, highest=OLD)}
+    (promise,) = plan_pods(cluster, "n1", Incarnation(life=life("n1"), start=3), statuses, 2)
+    assert isinstance(promise, Promise)
+
+    head = head.model_copy(update={"state": "active", "address": f"{at['n1']}:29400", "store_hosted": hosted})
+    found = set()
+    for name in names:
+        for env in worker_environments(make_job("running", head), head, nodes[name], nodes):
+            told = [*json.loads(env["TF_CONFIG"])["cluster"]["worker"], env["JAX_COORDINATOR_ADDRESS"]]
+            found |= {int(address.rpartition(":")[2]) - 29400 for address in told}
+    assert 0 <= promise.above - max(found) <= (0 if hosted else 1), "JAX needs one more where torch's store is served"
 
 
 def test_then_it_acknowledges_rank_0_with_its_address() -> None:

@@ -1,0 +1,46 @@
+"""Which port is taken for a rendezvous, or for a place."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from nodeagent.shim.rendezvous import bind_free
+
+
+@pytest.fixture
+def low() -> Iterator[int]:
+    """The first of ten ports that nobody has now."""
+    for first in range(21_000, 30_000, 10):
+        sockets: list[socket.socket] = []
+        try:
+            for port in range(first, first + 10):
+                sockets.append(socket.socket())
+                sockets[-1].bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        finally:
+            for one in sockets:
+                one.close()
+        yield first
+        return
+    pytest.fail("no ten free ports")
+
+
+@pytest.mark.parametrize("above", [0, 4, 9, 10, 5000])
+def test_what_counts_up_from_a_port_stays_in_the_range(low: int, above: int) -> None:
+    """As long as a port is free that has so many above it; then any port will do."""
+    taken: list[socket.socket] = []
+    try:
+        for _ in range(10):
+            taken.append(bind_free("127.0.0.1", (low, low + 9), above=above))
+        with pytest.raises(OSError, match=f"no free port in {low}-{low + 9} on 127.0.0.1"):
+            taken.append(bind_free("127.0.0.1", (low, low + 9), above=above))
+        ports = [one.getsockname()[1] - low for one in taken]
+        room = max(0, 10 - above)
+        assert sorted(ports[:room]) == list(range(room)) and sorted(ports) == list(range(10))
+    finally:
+        for one in taken:
+            one.close()
