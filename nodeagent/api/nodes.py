@@ -21,6 +21,9 @@ from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.store.base import StoreUnavailableError
 
+PAGE = 500
+"""The most nodes in one answer of the list: about a megabyte."""
+
 
 class NodeRoutes:
     """The handlers, for one agent's view."""
@@ -39,15 +42,18 @@ class NodeRoutes:
             web.post("/v1/nodes/{node}/forget", self.forget),
         ]
 
-    async def index(self, _request: web.Request) -> web.Response:
-        """GET /v1/nodes: by name."""
+    async def index(self, request: web.Request) -> web.Response:
+        """GET /v1/nodes?after&limit: by name, those after this one. ``next`` is the ``after`` of the next page, and
+        empty where there is none."""
         cluster, now = self.view.cluster(), time.time()
+        room, after = min(requests.number(request, "limit") or PAGE, PAGE), request.query.get("after", "")
         away = self.view.health().store_away_since
 
         def text() -> bytes:
-            work = work_on(cluster)
-            rows = [node_json(cluster.nodes[n], cluster, now, work) for n in sorted(cluster.nodes)]
-            return json.dumps(items(rows, store_away_since=away)).encode()
+            work, names = work_on(cluster), sorted(name for name in cluster.nodes if name > after)
+            rows = [node_json(cluster.nodes[name], cluster, now, work) for name in names[:room]]
+            more = names[room - 1] if len(names) > room else ""
+            return json.dumps(items(rows, store_away_since=away, next=more)).encode()
 
         # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
         return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")

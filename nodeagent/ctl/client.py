@@ -170,12 +170,21 @@ class Client:
         self.patience = patience
         if self.remote is not None:
             return
-        near = [n["api_socket"] for n in self.get("/v1/nodes")["items"] if _is_near(n)]
+        near = [n["api_socket"] for n in self.pages("/v1/nodes")["items"] if _is_near(n)]
         self.sockets += [path for path in near if path not in self.sockets]
 
     def get(self, path: str, **query: object) -> Json:
         """The answer to a GET. Raises ``CtlError`` for every answer that is not a success."""
         return self._call("GET", path + _query(query), None)
+
+    def pages(self, path: str) -> Json:
+        """A list that comes in pages, as one answer: the first page's, with the items of all."""
+        whole = page = self.get(path)
+        while after := page["next"]:
+            page = self.get(path, after=after)
+            whole["items"] += page["items"]
+        del whole["next"]
+        return whole
 
     def change(self, method: str, path: str, request_id: str | None = None, **body: object) -> Json:
         """Sends a change, which is done at most once however often it is sent: again for ``ASK_AGAIN_FOR`` seconds

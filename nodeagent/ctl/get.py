@@ -4,7 +4,7 @@ launchers need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -62,21 +62,11 @@ def columns(rows: Iterable[Json]) -> tuple[Column, ...]:
     return (name, status, *([PLACE] if any(map(_place, rows)) else []), *others)
 
 
-def _past(client: Client) -> Iterator[Json]:
-    """The history, page by page."""
-    after = ""
-    while True:
-        page = client.get("/v1/history", after=after)
-        yield from page["items"]
-        if not (after := page["next"]):
-            return
-
-
 def _listed(client: Client, *, everything: bool) -> Json:
     answer = client.get("/v1/jobs")
     if everything:
         there = {job["uid"] for job in answer["items"]}
-        answer["items"][:0] = [job for job in _past(client) if job["uid"] not in there]
+        answer["items"][:0] = [job for job in client.pages("/v1/history")["items"] if job["uid"] not in there]
     return answer
 
 
@@ -158,7 +148,7 @@ def world(client: Client, ref: str) -> dict[str, int]:
                 Exit.REFUSED,
                 f"nodeagentctl describe {job['name']}",
             )
-        found = members(client.get("/v1/nodes")["items"], job)
+        found = members(client.pages("/v1/nodes")["items"], job)
         if found is not None:
             return found
     raise CtlError(f"the nodes of job {job['name']} are changing just now", Exit.REFUSED, "ask again in a moment")

@@ -81,7 +81,7 @@ def nodes(ctx: click.Context, node: str | None, fmt: str) -> None:
     if node:
         show(client.get(node_path(node.removeprefix("node/"))), fmt, "node", COLUMNS, single=True)
         return
-    show(client.get("/v1/nodes"), fmt, "node", COLUMNS, empty="no node has joined yet")
+    show(client.pages("/v1/nodes"), fmt, "node", COLUMNS, empty="no node has joined yet")
 
 
 @click.command(short_help="Give a node no new work.")

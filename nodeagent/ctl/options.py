@@ -53,7 +53,7 @@ def _complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str)
 def complete_nodes(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Node names for the shell."""
     try:
-        nodes = agent_client.find(ctx.obj).get("/v1/nodes")["items"]
+        nodes = agent_client.find(ctx.obj).pages("/v1/nodes")["items"]
     except CtlError:
         return []
     return [n["name"] for n in nodes if n["name"].startswith(incomplete)]

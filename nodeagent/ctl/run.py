@@ -373,7 +373,7 @@ def _see_gpus(ctx: click.Context, local: int | None) -> bool:
     """Returns whether the nodes on which the job will run have GPUs."""
     if local is None:
         with suppress(NoAgentError):
-            return any(node["gpus"] for node in agent_client.find(ctx.obj).get("/v1/nodes")["items"])
+            return any(node["gpus"] for node in agent_client.find(ctx.obj).pages("/v1/nodes")["items"])
     if hardware_missing():
         return False
     from nodeagent.hardware.discovery import installed_gpus

@@ -55,7 +55,7 @@ def peer_figures(run_folder: Path) -> tuple[Figure, ...]:
     from nodeagent.ctl.terminal import CtlError
 
     try:
-        nodes = Client([str(run_folder / "api.sock")]).get("/v1/nodes")["items"]
+        nodes = Client([str(run_folder / "api.sock")]).pages("/v1/nodes")["items"]
     except CtlError:
         return ()
     boot, socket = _boot(), str(run_folder / "api.sock")

@@ -14,6 +14,7 @@ import os
 import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from nodeagent.local.layout import LocalError, LocalTimedOutError
 
@@ -84,10 +85,15 @@ def agent_ready(api_socket: Path) -> tuple[bool, str]:
 def live_nodes(api_socket: Path) -> set[str] | None:
     """The live nodes in the view of the agent behind this socket, cordoned ones included; None if it does not
     answer."""
-    status, text = _get(api_socket, "/v1/nodes")
-    if status != 200:
-        return None
-    return {node["name"] for node in json.loads(text)["items"] if node["state"] not in AWAY}
+    live, after, more = set[str](), "", True
+    while more:
+        status, text = _get(api_socket, f"/v1/nodes?after={quote(after)}")
+        if status != 200:
+            return None
+        page = json.loads(text)
+        live |= {node["name"] for node in page["items"] if node["state"] not in AWAY}
+        after, more = page["next"], page["next"] != ""
+    return live
 
 
 def _get(api_socket: Path, path: str) -> tuple[int, str]:

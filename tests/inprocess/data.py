@@ -133,6 +133,8 @@ class Data:
         self.names = 0
         """Goes up whenever a key comes or goes."""
         self.now = now
+        self.calls = 0
+        """Commands so far."""
         self.wrote: Callable[[], None] = lambda: None
         """Called when an entry was added to a stream."""
 
@@ -141,6 +143,7 @@ class Data:
         command = getattr(self, name.lower(), None)
         if command is None:
             raise CommandError(f"ERR unknown command '{name}'")
+        self.calls += 1
         return command(*words)
 
     # --- keys

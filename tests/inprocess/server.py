@@ -6,6 +6,7 @@ import asyncio
 import copy
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -38,6 +39,8 @@ class Server:
         self.data = Data(self.now)
         self.data.wrote = self._ring
         self.read = Read()
+        self.costs = Counter[tuple[str, int]]()
+        """How often each step took so many commands."""
         self.state = State(self.data, prefix(CLUSTER))
         """What the keys say, decoded."""
 
@@ -202,12 +205,14 @@ class HereLink:
 
     async def evaluate(self, script: Script, *arguments: str) -> Any:
         key, *rest = arguments
+        before = self._server.data.calls
         try:
             return runtime().run(self._server.data, script.sha, script.source, (key,), rest)
         except CommandError as error:
             self._server.failed(script, error)
             raise ReplyError(str(error)) from None
         finally:
+            self._server.costs[script.name, self._server.data.calls - before] += 1
             self._server.stepped()
 
     async def drop(self) -> None:

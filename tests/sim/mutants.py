@@ -60,6 +60,9 @@ from tests.sim.virtual import run_virtual
 Provocation = Callable[[SimCluster], Awaitable[None]]
 Mutate = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(1, 9)
+SIZES: dict[Provocation, int] = {provocations.a_large_gang_forms_again: 40}
+"""Nodes of the provocations that need more than ``FEW``."""
+FEW = 4
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def caught(provocation: Provocation, seeds: range) -> int | None:
 
     async def main(seed: int) -> None:
         async with asyncio.TaskGroup() as tasks:
-            cluster = SimCluster(seed, 4, tasks)
+            cluster = SimCluster(seed, SIZES.get(provocation, FEW), tasks)
             for node in cluster.nodes.values():
                 node.start_agent()
             try:
@@ -379,6 +382,21 @@ def every_renewal_is_a_usual_one(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def a_wake_brings_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Who is woken has to ask what has happened."""
+    change(patch, ("return bytes <= NEWS_BYTES and words or { 'e', '' }", "return { 'e', '' }"))
+
+
+def every_acknowledgement_is_the_whole_step(patch: pytest.MonkeyPatch) -> None:
+    """The short way of an acknowledgement is never taken."""
+    change(patch, ("if others > PART and node[1]", "if false and node[1]"))
+
+
+def acknowledged_and_still_held(patch: pytest.MonkeyPatch) -> None:
+    """The short way of an acknowledgement lets a member hold on to what it held before."""
+    change(patch, ("      job[of_holder] = nil\n", ""))
+
+
 def acknowledged_unsaved(patch: pytest.MonkeyPatch) -> None:
     """A command is answered without waiting until it is on any disk."""
 
@@ -587,6 +605,9 @@ MUTANTS = (
     Mutant(departures_not_saved, provocations.its_lease_process_dies_as_it_leaves),
     Mutant(renewed_in_any_era, provocations.the_store_goes_back_while_agents_are_dead),
     Mutant(every_renewal_is_a_usual_one, provocations.the_store_goes_back_while_agents_are_dead),
+    Mutant(a_wake_brings_nothing, provocations.a_large_gang_forms_again),
+    Mutant(every_acknowledgement_is_the_whole_step, provocations.a_large_gang_forms_again),
+    Mutant(acknowledged_and_still_held, provocations.a_large_gang_forms_again),
     Mutant(marks_lost_unnoticed, provocations.removals_that_an_agent_sleeps_through),
     Mutant(acknowledged_unsaved, saved.dark_after_an_answer),
     Mutant(one_disk_is_enough, saved.dark_after_an_answer),

@@ -16,6 +16,9 @@ from tests.sim.test_failsafe import cut, members, pids, started
 from tests.sim.test_shares import share
 from tests.sim.test_signatures import forged, write
 
+SHORT_ACK = 16
+"""Commands that an acknowledgement in its usual case takes; the whole step takes more."""
+
 
 async def falls_silent_and_scales(cluster: SimCluster) -> None:
     """A node that falls silent, a scale-in, a drain: the moments at which the rules above matter."""
@@ -615,3 +618,18 @@ async def nodes_that_others_may_not_take_back(cluster: SimCluster) -> None:
     await cluster.until(borrow, 90, "each has two nodes")
     await cluster.submit("c", 1, 1, 1, queue="needy")
     await asyncio.sleep(2 * MIN_RUNTIME)
+async def a_large_gang_forms_again(cluster: SimCluster) -> None:
+    """A worker of a gang of 40 nodes dies. What that costs the store is part of the rules: a wake brings a member what
+    has happened, so that nobody has to ask, and once many have acknowledged the others do so by the short way."""
+    size = len(cluster.nodes)
+    await cluster.submit("a", 1, size, size)
+    await cluster.until(lambda: cluster.whole("a"), 10, "whole")
+    await asyncio.sleep(5)
+    before = cluster.server.costs.copy()
+    cluster.nodes["n7"].machine.worker_ends("uid-a", 0, signal=9)
+    await cluster.until(lambda: cluster.job("a").restarts == 1 and cluster.whole("a"), 5, "formed again")
+    cost = cluster.server.costs - before
+    beats = sum(times for (step, _), times in cost.items() if step == "beat")
+    assert beats < size, f"{beats} beats of {size} nodes, for three wakes"
+    short = sum(times for (step, commands), times in cost.items() if step == "ack" and commands <= SHORT_ACK)
+    assert short >= size // 4, f"{short} of {size} acknowledgements took the short way: {cost}"

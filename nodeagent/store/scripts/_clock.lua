@@ -145,14 +145,21 @@ local function node_read(id)
   return nodes_read[id] or nil
 end
 
--- Reads only the fields that say whether a node is there, and which life it is: its facts are most of the record.
+-- Reads only the fields that say whether a node is there, and which life it is: its facts are most of the record. Once:
+-- what changes a record changes nodes_read, or forgets both.
+local briefs_read = {}
 local function node_brief(id)
   if nodes_read[id] ~= nil then
     return nodes_read[id] or nil
   end
-  local found = redis.call('HMGET', P .. 'node:' .. id, 'id', 'life', 'lost', 'left', 'start', 'seq', 'address')
-  return found[1] and { id = found[1], life = found[2], lost = found[3], left = found[4], start = found[5],
-    seq = found[6], address = found[7] } or nil
+  local brief = briefs_read[id]
+  if not brief then
+    local found = redis.call('HMGET', P .. 'node:' .. id, 'id', 'life', 'lost', 'left', 'start', 'seq', 'address')
+    brief = found[1] and { id = found[1], life = found[2], lost = found[3], left = found[4], start = found[5],
+      seq = found[6], address = found[7] } or nil
+    briefs_read[id] = brief
+  end
+  return brief
 end
 
 -- The end of a node's lease, even if the node left or was declared lost: a beat brings those nodes in neither list.

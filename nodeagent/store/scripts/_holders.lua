@@ -1,18 +1,31 @@
 -- The nodes that may still run workers, and the devices that they hold.
 
+-- The node's booked devices: device to the job's uid. Callers must not change it.
+local booked_on = {}
+local function booked(node)
+  booked_on[node] = booked_on[node] or to_map(redis.call('HGETALL', P .. 'alloc:' .. node))
+  return booked_on[node]
+end
+
 -- Gives the job exactly these devices (set) of a node.
 local function book(node, uid, devices)
-  local key = P .. 'alloc:' .. node
-  local owners = to_map(redis.call('HGETALL', key))
-  for device, owner in pairs(owners) do
+  local words, free = {}, {}
+  for device, owner in pairs(booked(node)) do
     if owner == uid and not devices[device] then
-      redis.call('HDEL', key, device)
+      free[#free + 1] = device
     end
   end
   for device in pairs(devices) do
-    if owners[device] ~= uid then
-      redis.call('HSET', key, device, uid)
+    if booked(node)[device] ~= uid then
+      words[#words + 1] = device
+      words[#words + 1] = uid
     end
+  end
+  if #words + #free > 0 then
+    local key = P .. 'alloc:' .. node
+    in_parts(free, 1, function(...) redis.call('HDEL', key, ...) end)
+    in_parts(words, 2, function(...) redis.call('HSET', key, ...) end)
+    booked_on[node] = nil
   end
 end
 
@@ -180,7 +193,7 @@ local function delete_node(node)
   redis.call('ZREM', LEASE, node)
   redis.call('ZREM', DEPARTED, node)
   redis.call('HDEL', SAVED, node)
-  nodes_read[node] = nil
+  nodes_read[node], briefs_read[node] = nil, nil
   return bury('node:' .. node)
 end
 

@@ -1,7 +1,6 @@
 -- Reading and writing records, revisions, requests and events.
 -- A record is a flat hash of texts; only what changed is written, and only a change raises its revision.
 local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE, WAKE_KEPT = 1024, 10000, 65536, 2000, 60000
-local NEWS_WORDS, NEWS_BYTES = 512, 65536
 
 local function touch(record)
   local rev = redis.call('HINCRBY', META, 'rev', 1)
@@ -31,32 +30,35 @@ local function in_parts(words, step, call)
   end
 end
 
--- Removes the oldest marks of removals. An agent that has not read as far as the newest of these reads everything anew.
-local GONE_KEPT, GONE_EACH = 1024, 64
-local function forget_marks()
-  local listed, marks, revs = redis.call('ZRANGE', CHANGES, 0, -1, 'WITHSCORES'), {}, {}
-  for i = 1, #listed, 2 do
-    if string.sub(listed[i], 1, 5) == 'gone:' then
-      marks[#marks + 1], revs[#revs + 1] = listed[i], listed[i + 1]
+-- The record is removed; the mark shows that a step removed it.
+local bury
+do
+  -- Removes the oldest marks of removals. An agent that has not read as far as the newest of these reads everything anew.
+  local GONE_KEPT, GONE_EACH = 1024, 64
+  local function forget_marks()
+    local listed, marks, revs = redis.call('ZRANGE', CHANGES, 0, -1, 'WITHSCORES'), {}, {}
+    for i = 1, #listed, 2 do
+      if string.sub(listed[i], 1, 5) == 'gone:' then
+        marks[#marks + 1], revs[#revs + 1] = listed[i], listed[i + 1]
+      end
+    end
+    local old = {}
+    for i = 1, #marks - GONE_KEPT do
+      old[i] = marks[i]
+    end
+    if old[1] then
+      redis.call('HSET', META, 'horizon', revs[#old])
+      in_parts(old, 1, function(...) redis.call('ZREM', CHANGES, ...) end)
     end
   end
-  local old = {}
-  for i = 1, #marks - GONE_KEPT do
-    old[i] = marks[i]
-  end
-  if old[1] then
-    redis.call('HSET', META, 'horizon', revs[#old])
-    in_parts(old, 1, function(...) redis.call('ZREM', CHANGES, ...) end)
-  end
-end
 
--- The record is removed; the mark shows that a step removed it.
-local function bury(record)
-  redis.call('ZREM', CHANGES, record)
-  if redis.call('HINCRBY', META, 'buried', 1) % GONE_EACH == 0 then
-    forget_marks()
+  function bury(record)
+    redis.call('ZREM', CHANGES, record)
+    if redis.call('HINCRBY', META, 'buried', 1) % GONE_EACH == 0 then
+      forget_marks()
+    end
+    return touch('gone:' .. record)
   end
-  return touch('gone:' .. record)
 end
 
 local PACK_FROM = 32
@@ -97,15 +99,40 @@ local function drop(record)
   end
 end
 
--- The entries of one kind of a job ('member', 'holder', 'missing', 'report', 'last', 'spend'): key to text.
-local function entries(job, kind)
-  local found, prefix = {}, kind .. ':'
-  for field, value in pairs(job) do
-    if string.sub(field, 1, #prefix) == prefix then
-      found[string.sub(field, #prefix + 1)] = value
+-- Which entries of each kind a job has, made once a step: kind to key to field. A record over a thousand nodes has six
+-- thousand fields, and a step asks for its members, holders and others again and again. Fields that come later are added
+-- by the job's own table; those that go are still listed.
+local entries
+do
+  local kinds_of = {}
+  local function kinds_in(job)
+    local kinds = {}
+    local function add(field)
+      local kind, key = string.match(field, '^([^:]+):(.*)$')
+      if kind then
+        kinds[kind] = kinds[kind] or {}
+        kinds[kind][key] = field
+      end
     end
+    for field in pairs(job) do
+      add(field)
+    end
+    setmetatable(job, { __newindex = function(_, field, value)
+      rawset(job, field, value)
+      add(field)
+    end })
+    return kinds
   end
-  return found
+
+  -- The entries of one kind of a job ('member', 'holder', 'missing', 'report', 'last', 'spend'): key to text.
+  function entries(job, kind)
+    kinds_of[job] = kinds_of[job] or kinds_in(job)
+    local found = {}
+    for key, field in pairs(kinds_of[job][kind] or {}) do
+      found[key] = job[field]
+    end
+    return found
+  end
 end
 
 -- Writes the difference; true if there was one. packs: kinds of entries for which one mark will stand; the function
@@ -279,6 +306,31 @@ local function pack(job, packs)
   end
 end
 
+local function succeeded(report)
+  return string.match(report or '', '^%d+ (%a+) ') == 'succeeded'
+end
+
+-- The number of members that have yet to acknowledge, the number of holders, the last place in the order of faults, how
+-- many members have reported success (done) and how many have not (undone), and (only from the kept counts) whether a
+-- node that is no member has let go. It always counts the whole record: `counts:<uid>` only saves the counting.
+local function counted(job)
+  local counts = { missing = 0, holding = 0, report = 0, last = 0, done = 0, undone = 0, freed = 0 }
+  for field, value in pairs(job) do
+    local kind, node = string.match(field, '^(%a+):(.*)$')
+    if kind == 'holder' then
+      counts.holding = counts.holding + 1
+    elseif kind == 'missing' then
+      counts.missing = counts.missing + 1
+    elseif kind == 'member' then
+      local well = succeeded(job['report:' .. node]) and 'done' or 'undone'
+      counts[well] = counts[well] + 1
+    elseif kind == 'report' or kind == 'last' then
+      counts[kind] = math.max(counts[kind], tonumber(string.match(value, '^%d+')))
+    end
+  end
+  return counts
+end
+
 local COUNTS = { 'missing', 'holding', 'report', 'last', 'done', 'undone', 'freed' }
 local counts_of = {} -- of jobs that were read lean
 -- whole: this step begins, activates or ends a generation, or completes it, and has read the whole record.
@@ -289,7 +341,7 @@ local function job_save(job, whole)
     pack(job, packs)
   end
   jobs_before[job.uid] = copied(job)
-  local counts = counts_of[job.uid]
+  local counts = counts_of[job.uid] or whole and counted(job)
   if changed and counts then
     local words = { 'rev', job.rev }
     for _, name in ipairs(COUNTS) do
@@ -332,31 +384,6 @@ local function job_news(uid, since, era)
     end
   end)
   return news, 'since'
-end
-
-local function succeeded(report)
-  return string.match(report or '', '^%d+ (%a+) ') == 'succeeded'
-end
-
--- The number of members that have yet to acknowledge, the number of holders, the last place in the order of faults, how
--- many members have reported success (done) and how many have not (undone), and (only from the kept counts) whether a
--- node that is no member has let go. It always counts the whole record: `counts:<uid>` only saves the counting.
-local function counted(job)
-  local counts = { missing = 0, holding = 0, report = 0, last = 0, done = 0, undone = 0, freed = 0 }
-  for field, value in pairs(job) do
-    local kind, node = string.match(field, '^(%a+):(.*)$')
-    if kind == 'holder' then
-      counts.holding = counts.holding + 1
-    elseif kind == 'missing' then
-      counts.missing = counts.missing + 1
-    elseif kind == 'member' then
-      local well = succeeded(job['report:' .. node]) and 'done' or 'undone'
-      counts[well] = counts[well] + 1
-    elseif kind == 'report' or kind == 'last' then
-      counts[kind] = math.max(counts[kind], tonumber(string.match(value, '^%d+')))
-    end
-  end
-  return counts
 end
 
 local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since', 'rev', 'head_id',
@@ -498,6 +525,7 @@ end
 -- read it up to then, needs no beat. So one text serves all members of a gang. Only { 'e', '' } if there is no such wake,
 -- or if the changes are many. The job must be saved, and nothing else that members need may have changed with it.
 local function wake_news(job)
+  local NEWS_WORDS, NEWS_BYTES = 512, 65536
   local packed = P .. 'packed:' .. job.uid
   local since = tonumber(redis.call('HGET', packed, 'woken') or '')
   redis.call('HSET', packed, 'woken', job.rev)

@@ -1,13 +1,19 @@
 -- How a member's acknowledgement is taken: by the usual case of the step, and by the whole of it.
 
 -- The sum of this signature (hex) and of the earlier ones, in parts of 32 bits, so that the sum is exact.
+local PARTS, PART_OF_SUM, PART_OF_TEXT = '%d %d %d %d %d %d %d %d', '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)', 8
 local function sealed(sum, signature)
-  local parts = {}
-  for part in string.gmatch(sum ~= '' and sum or '0 0 0 0 0 0 0 0', '%d+') do
-    local at = 8 * #parts
-    parts[#parts + 1] = string.format('%.0f', tonumber(part) + (tonumber(string.sub(signature, at + 1, at + 8), 16) or 0))
+  local parts = { string.match(sum, PART_OF_SUM) }
+  for i = 1, 8 do
+    parts[i] = (parts[i] or 0) + (tonumber(string.sub(signature, 8 * i - 7, 8 * i), 16) or 0)
   end
-  return table.concat(parts, ' ')
+  return string.format(PARTS, unpack(parts))
+end
+-- Keeps the longest of the members' times (seconds).
+local function slowest(job, field, seconds)
+  if seconds > tonumber(job[field]) then
+    job[field] = string.format('%.4f', seconds)
+  end
 end
 
 -- Takes a member's acknowledgement. The fields that other members need are kept once for all members together, so each
@@ -22,8 +28,8 @@ local function take_ack(job, member, ack)
   job['host:' .. member.node] = ack.host ~= '' and cjson.encode(ack.host) or nil
   job['ports:' .. member.node] = #ack.ports > 0 and cjson.encode(ack.ports) or nil
   job.head_seal = sealed(job.head_seal, ack.signature)
-  job.head_stopped = string.format('%.4f', math.max(tonumber(job.head_stopped), ack.stopped))
-  job.head_ready = string.format('%.4f', math.max(tonumber(job.head_ready), ack.ready))
+  slowest(job, 'head_stopped', ack.stopped)
+  slowest(job, 'head_ready', ack.ready)
   if leads then
     job.head_address, job.head_store_hosted = ack.address, ack.store_hosted and '1' or '0'
   end

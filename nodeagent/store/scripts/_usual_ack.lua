@@ -5,7 +5,6 @@ do
   local asked, prefix = cjson.decode(ARGV[3]), KEYS[1]
   local key, marks, counted_in = prefix .. 'job:' .. asked.uid, prefix .. 'marks:' .. asked.uid, prefix .. 'counts:' .. asked.uid
   local PART = 64 -- as of own_reply: a reply that brings more changes of others brings none of them
-  local KINDS = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
   local base, id = asked.base, asked.node
   local era = base and base.era
   local served, keep_clock = usual_clock(era)
@@ -13,13 +12,13 @@ do
   local others = served and redis.call('ZCOUNT', marks, string.format('(%.0f', base.rev), '+inf') or 0
   if others > PART and node[1] == asked.life and node[2] ~= '1' and node[3] ~= '1'
     and node[4] == string.format('%.0f', asked.start) and not asked.last then
-    local fields = { 'rev', 'head_id', 'head_number', 'head_state', 'phase', 'head_seal', 'head_stopped', 'head_ready' }
-    for _, kind in ipairs(KINDS) do
-      fields[#fields + 1] = kind .. id
-    end
+    local of_member, of_holder, of_missing, of_silent = 'member:' .. id, 'holder:' .. id, 'missing:' .. id, 'silent:' .. id
+    local of_keeper, of_host, of_ports, of_report, of_last = 'keeper:' .. id, 'host:' .. id, 'ports:' .. id, 'report:' .. id, 'last:' .. id
+    local fields = { 'rev', 'head_id', 'head_number', 'head_state', 'phase', 'head_seal', 'head_stopped', 'head_ready',
+      of_member, of_holder, of_keeper, of_missing, of_host, of_ports, of_silent, of_report, of_last }
     local job, before = {}, redis.call('HMGET', key, unpack(fields))
-    for i, field in ipairs(fields) do
-      job[field] = before[i] or nil
+    for i = 1, #fields do
+      job[fields[i]] = before[i] or nil
     end
     local counts = redis.call('HMGET', counted_in, 'rev', 'missing', 'holding', 'report', 'last', 'done', 'undone', 'freed')
     local missing, holding = tonumber(counts[2] or ''), tonumber(counts[3] or '')
@@ -27,26 +26,27 @@ do
     for i = 4, 8 do
       whole = whole and tonumber(counts[i] or '')
     end
-    local member, holder = job['member:' .. id], job['holder:' .. id]
-    member, holder = member and cjson.decode(member), holder and cjson.decode(holder)
-    local ack, silent = cjson.decode(asked.ack), job['silent:' .. id]
+    local member, holder = job[of_member], job[of_holder]
+    local keeps = not holder or holder == member -- its devices; and its text shows whether it is the first member
+    local follows = member and string.find(member, '"group_rank":[1-9]')
+    local is_ours = cjson.encode(asked.life)
+    local ack = cjson.decode(asked.ack)
     if whole and missing > 1 and job.head_id == asked.token.id
       and job.head_number == string.format('%.0f', asked.token.number) and job.head_state == 'forming'
-      and job.phase ~= 'pausing' and not ack.ended and member and member.life == asked.life and member.group_rank > 0
-      and job['missing:' .. id] and not job['keeper:' .. id]
-      and (not holder or table.concat(holder.devices, ' ') == table.concat(member.devices, ' '))
+      and job.phase ~= 'pausing' and not ack.ended and follows and job[of_missing] == is_ours and not job[of_keeper] and keeps
       and tonumber(redis.call('ZSCORE', marks, 'rev') or '') == tonumber(job.rev) and redis.call('ZCARD', marks) <= 65536 then
-      take_ack(job, member, ack)
-      job['holder:' .. id] = nil
-      if silent and cjson.decode(silent) == asked.life then
-        job['silent:' .. id] = nil
+      take_ack(job, { node = id, group_rank = 1 }, ack)
+      job[of_holder] = nil
+      if job[of_silent] == is_ours then
+        job[of_silent] = nil
       end
       keep_clock()
       local rev = string.format('%.0f', redis.call('HINCRBY', prefix .. 'meta', 'rev', 1))
       redis.call('ZADD', prefix .. 'changes', rev, 'job:' .. asked.uid)
       job.rev = rev
       local set, removed, marked = {}, {}, {}
-      for i, field in ipairs(fields) do
+      for i = 1, #fields do
+        local field = fields[i]
         local after = job[field]
         if after ~= (before[i] or nil) then
           marked[#marked + 1] = rev
@@ -64,12 +64,9 @@ do
       redis.call('ZADD', marks, unpack(marked))
       redis.call('HSET', counted_in, 'rev', rev, 'missing', string.format('%.0f', missing - 1), 'holding',
         string.format('%.0f', holding - (holder and 1 or 0)))
-      local own = {}
-      for _, kind in ipairs(KINDS) do
-        own[#own + 1] = kind .. id
-        own[#own + 1] = job[kind .. id] or false
-      end
-      return { 1, own, 'part', era, tonumber(rev) }
+      return { 1, { of_member, before[9], of_holder, false, of_keeper, false, of_missing, false, of_host, job[of_host] or false,
+        of_ports, job[of_ports] or false, of_silent, job[of_silent] or false, of_report, before[16], of_last, before[17] },
+        'part', era, tonumber(rev) }
     end
   end
 end

@@ -62,7 +62,7 @@ for _, id in ipairs(order) do
   if cordons[id] then
     return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordons[id]).reason)
   end
-  local taken = to_map(redis.call('HGETALL', P .. 'alloc:' .. id))
+  local taken = booked(id)
   for _, device in ipairs(members[id].devices) do
     if taken[device] and taken[device] ~= job.uid then
       return refuse('busy', 'device ' .. device .. ' of node ' .. id .. ' belongs to job ' .. taken[device])

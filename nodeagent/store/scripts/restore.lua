@@ -133,7 +133,7 @@ local function restore_node(new)
   end
   put('node:' .. id, new, new.rev)
   node_pack(new)
-  nodes_read[id] = nil
+  nodes_read[id], briefs_read[id] = nil, nil
   if new.lost == '1' or new.left == '1' then
     depart(id, math.min(redis.call('ZSCORE', LEASE, id) or redis.call('ZSCORE', DEPARTED, id) or served, served))
   else

@@ -79,6 +79,18 @@ def test_no_socket_to_ask() -> None:
         client.Client([]).get("/v1/nodes")
 
 
+def test_a_list_in_pages_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose last page is empty, as the history's is."""
+    pages = {"": (["a", "b"], "b"), "b": (["c"], "c"), "c": (list[str](), "")}
+
+    def answer(_client: client.Client, path: str, after: str = "") -> dict[str, object]:
+        names, more = pages[after]
+        return {"apiVersion": path, "items": list(names), "next": more}
+
+    monkeypatch.setattr(client.Client, "get", answer)
+    assert client.Client([]).pages("/v1/nodes") == {"apiVersion": "/v1/nodes", "items": ["a", "b", "c"]}
+
+
 def test_nobody(nowhere: Path) -> None:
     with pytest.raises(NoAgentError) as raised:
         client.find()

@@ -43,10 +43,11 @@ def test_an_address_with_colons_is_reported_by_its_hostname() -> None:
 )
 def test_the_lines_of_each_format(form: str, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Agent:
-        def get(self, path: str) -> dict[str, Any]:
-            if path == "/v1/nodes":
-                return {"items": [node("n1", [2, 3, 4]), node("n2", [0, 1])]}
+        def get(self, _path: str) -> dict[str, Any]:
             return JOB | {"phase": "running", "generation_state": "active"}
+
+        def pages(self, _path: str) -> dict[str, Any]:
+            return {"items": [node("n1", [2, 3, 4]), node("n2", [0, 1])]}
 
     monkeypatch.setattr(get, "connect", lambda _: Agent())
     done = CliRunner().invoke(cli, ["hosts", "j", "--format", form], catch_exceptions=False)

@@ -19,11 +19,11 @@ import yaml
 
 class Ready(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200 if self.path in ("/readyz", "/v1/nodes") else 404)
+        self.send_response(200 if self.path.partition("?")[0] in ("/readyz", "/v1/nodes") else 404)
         self.end_headers()
         data = Path(sys.argv[sys.argv.index("--config") + 1]).parents[1]
         nodes = [{"name": path.parent.name, "state": "ready"} for path in data.glob("n*/agent.yaml")]
-        self.wfile.write(json.dumps({"items": nodes}).encode())
+        self.wfile.write(json.dumps({"items": nodes, "next": ""}).encode())
 
     def address_string(self) -> str:
         return "local"
