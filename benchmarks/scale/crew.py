@@ -12,10 +12,11 @@ from benchmarks.scale.meter import Cost, Meter
 from nodeagent.model.job import JobRecord, Phase, Spend
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, Head, PodReport
-from nodeagent.store.client import NEVER, connect, read_nodes
+from nodeagent.store.client import NEVER, connect
 from nodeagent.store.codec import report_arguments
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
+from nodeagent.store.nodetable import read_nodes
 from nodeagent.store.scripts import who
 from nodeagent.store.server import PrivateRedis
 from nodeagent.store.whois import parse_info

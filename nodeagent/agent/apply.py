@@ -6,6 +6,7 @@ An effect is believed only when the next snapshot or status shows it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from typing import TypedDict
 
 import structlog
 
@@ -15,8 +16,8 @@ from nodeagent.agent.reach import Reach
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.agent.verifier import AdmissionVerifier
-from nodeagent.model.job import Checkpoint, JobRecord, Spend
-from nodeagent.model.world import PodReport
+from nodeagent.model.job import Checkpoint, Control, JobRecord, Spend
+from nodeagent.model.world import PodReport, Token
 from nodeagent.plan import steps
 from nodeagent.plan.pods import pod
 from nodeagent.pods.base import PodHost, StartOrder
@@ -24,6 +25,16 @@ from nodeagent.pods.environment import roles_file, worker_environments
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.trust.seal import Seal
+
+
+class _Seen(TypedDict):
+    """What a step expects of a job's record, and whose step it is: the same in every message that changes a job."""
+
+    uid: str
+    expect: Token | None
+    expect_state: str
+    control_rev: int
+    by: str
 
 
 class Applier:
@@ -185,85 +196,24 @@ class Applier:
         """Take one step of a job in the store; true if it was taken (by us). Raises StoreUnavailableError."""
         why = "; ".join(decision.why)
         log = self._log.bind(job=job.name)
-        token = job.head.token if job.head is not None else None
-        state = job.head.state if job.head is not None else ""
         match decision.step:
             case steps.Propose() as step:
                 log.info("propose", nodes=sorted(step.members), cause=step.cause.kind, why=why)
-                proposal = Proposal(
-                    uid=job.uid,
-                    expect=token,
-                    expect_state=state,
-                    control_rev=job.control.rev,
-                    id=self._random_id(),
-                    members=step.members,
-                    lost=step.lost,
-                    cause=step.cause,
-                    spend=_counted(job, step.spend),
-                    planned=step.planned,
-                    kept=self._keeps_steps(job.uid),
-                    grace=step.grace,
-                    form_ms=step.form_ms,
-                    outside=step.outside,
-                    keepers=step.keepers,
-                    claims=step.claims,
-                    read=self._snapshot.rev,
-                    by=self._lease.node,
-                )
-                return await self._write(self._store.propose(proposal))
+                return await self._write(self._store.propose(self._proposal(job, step)))
             case steps.End() as step:
                 log.info("end", phase=step.phase, why=why)
-                wanted = step.control
-                if wanted is not None:
-                    wanted = self._seal.control(job.uid, wanted.model_copy(update={"rev": job.control.rev + 1}))
-                ending = Ending(
-                    uid=job.uid,
-                    expect=token,
-                    expect_state=state,
-                    control_rev=job.control.rev,
-                    phase=step.phase,
-                    reason=step.reason,
-                    outcome=step.outcome,
-                    spend=_counted(job, step.spend),
-                    lost=step.lost,
-                    planned=step.planned,
-                    grace=step.grace,
-                    kept=self._keeps_steps(job.uid),
-                    delay_ms=step.delay_ms,
-                    control=wanted,
-                    by_policy=step.by_policy,
-                    wall=self._clock.wall(),
-                    by=self._lease.node,
-                )
-                return await self._write(self._store.end(ending))
+                return await self._write(self._store.end(self._ending(job, step)))
             case steps.Activate(active):
                 return await self._write(self._store.activate(job.uid, active))
             case steps.Settle() as step:
                 log.info("settle", kind=step.event, why=why)
-                settled = step.control.model_copy(update={"rev": job.control.rev + 1})
-                settlement = Settlement(
-                    uid=job.uid,
-                    expect=token,
-                    expect_state=state,
-                    control_rev=job.control.rev,
-                    control=self._seal.control(job.uid, settled),
-                    event=step.event,
-                    text=step.text,
-                    by=self._lease.node,
-                )
+                control = self._next_control(job, step.control)
+                settlement = Settlement(**self._seen(job), control=control, event=step.event, text=step.text)
                 return await self._write(self._store.settle(settlement))
             case steps.Judge(number, spend):
                 log.info("judge", generation=number, cause=spend.kind, why=why)
-                judgement = Judgement(
-                    uid=job.uid,
-                    expect=token,
-                    expect_state=state,
-                    control_rev=job.control.rev,
-                    number=number,
-                    spend=spend.model_copy(update={"counted_by": _counter(job, number)}),
-                    by=self._lease.node,
-                )
-                return await self._write(self._store.judge(judgement))
+                counted = spend.model_copy(update={"counted_by": _counter(job, number)})
+                return await self._write(self._store.judge(Judgement(**self._seen(job), number=number, spend=counted)))
             case steps.Remove():
                 log.info("remove", why=why)
                 await self._store.remove(job.uid)
@@ -271,6 +221,54 @@ class Applier:
                 return True
             case None:
                 return False
+
+    def _seen(self, job: JobRecord) -> _Seen:
+        head = job.head
+        return {
+            "uid": job.uid,
+            "expect": head.token if head is not None else None,
+            "expect_state": head.state if head is not None else "",
+            "control_rev": job.control.rev,
+            "by": self._lease.node,
+        }
+
+    def _next_control(self, job: JobRecord, control: Control) -> Control:
+        return self._seal.control(job.uid, control.model_copy(update={"rev": job.control.rev + 1}))
+
+    def _proposal(self, job: JobRecord, step: steps.Propose) -> Proposal:
+        return Proposal(
+            **self._seen(job),
+            id=self._random_id(),
+            members=step.members,
+            lost=step.lost,
+            cause=step.cause,
+            spend=_counted(job, step.spend),
+            planned=step.planned,
+            kept=self._keeps_steps(job.uid),
+            grace=step.grace,
+            form_ms=step.form_ms,
+            outside=step.outside,
+            keepers=step.keepers,
+            claims=step.claims,
+            read=self._snapshot.rev,
+        )
+
+    def _ending(self, job: JobRecord, step: steps.End) -> Ending:
+        return Ending(
+            **self._seen(job),
+            phase=step.phase,
+            reason=step.reason,
+            outcome=step.outcome,
+            spend=_counted(job, step.spend),
+            lost=step.lost,
+            planned=step.planned,
+            grace=step.grace,
+            kept=self._keeps_steps(job.uid),
+            delay_ms=step.delay_ms,
+            control=self._next_control(job, step.control) if step.control is not None else None,
+            by_policy=step.by_policy,
+            wall=self._clock.wall(),
+        )
 
     async def _write(self, step: Awaitable[JobRecord]) -> bool:
         """Await a store step and take in its reply. A refusal means that the view was old: read again."""

@@ -43,7 +43,7 @@ from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import boot_id, boottime, power_mark, socket_path
 from nodeagent.spec.agentconfig import AgentConfig
-from nodeagent.store import door as store_door
+from nodeagent.store.endpoint import AccessError, StoreEndpoint
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 from nodeagent.store.wire import Reached
@@ -125,7 +125,7 @@ class LocalLeaseProcess:
         self._promises, self._bridged = promises_reader(self._folder, self._boot), bridged_reader(self._folder)
         self._address, self._unannounced = address_reader(self._folder), unannounced_reader(self._folder)
         self._pulse = str(pulse_file(self._folder))
-        self._login = store_door.StoreDoor(config.redis)
+        self._login = StoreEndpoint(config.redis)
         self._order = self._standing()
         self._tended = False
         """The order is this agent's."""
@@ -240,7 +240,7 @@ class LocalLeaseProcess:
             return None
         try:
             greeting = self._login.greeting()
-        except store_door.AccessError as error:  # the agent's own connections may go on for long without it
+        except AccessError as error:  # the agent's own connections may go on for long without it
             self._complain(str(error))
             return None
         renew, leave = load("renew_lease"), load("leave")

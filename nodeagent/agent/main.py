@@ -142,7 +142,7 @@ def _hopeless() -> tuple[type[Exception], ...]:
     from nodeagent.api.server import ListenError
     from nodeagent.spec.errors import CheckError
     from nodeagent.store.base import StoreRefusedError
-    from nodeagent.store.door import AccessError
+    from nodeagent.store.endpoint import AccessError
     from nodeagent.trust.key import KeyFileError
 
     return (AccessError, IdentityError, IdTakenError, KeyFileError, ListenError, StoreRefusedError, CheckError)

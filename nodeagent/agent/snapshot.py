@@ -17,8 +17,8 @@ from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.plan.nodes.availability import NO_CLOSING, Closing, closed, closing
+from nodeagent.store.errors import waits_for
 from nodeagent.store.messages import BeatReply, Unread
-from nodeagent.store.trouble import waits_for
 
 MOST_CONCERN = 256
 """Most jobs whose events an agent waits for; of others its heartbeats tell."""

@@ -25,7 +25,7 @@ from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.forward import FAILURES, PeerRefusedError, Way, peer_lines, way_to, words
 from nodeagent.api.locallogs import Query, Readers, followed_lines, stored_lines
-from nodeagent.api.marks import Marks
+from nodeagent.api.logcursor import LogCursor
 from nodeagent.api.requests import find_any_job, send
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.world import Head
@@ -233,7 +233,7 @@ class LogRoutes:
     async def _peer(self, node_id: str, asked: _Asked, queue: asyncio.Queue[Line | None]) -> None:
         """One other agent's lines, through its restarts and freezes, until the job has ended."""
         uid, query = asked.uid, asked.query
-        marks, tail = Marks(), query.tail is not None
+        marks, tail = LogCursor(), query.tail is not None
         loop = asyncio.get_running_loop()
         good = loop.time()
         while True:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import click
 
-from nodeagent.api.marks import Marks, Source, source_of
+from nodeagent.api.logcursor import LogCursor, Source, source_of
 from nodeagent.ctl.arrays import members
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
@@ -37,7 +37,7 @@ class Printer:
         self._err = err or sys.stderr
         self._outputs = outputs
         """None: everything goes to the console."""
-        self.marks = Marks()
+        self.marks = LogCursor()
         self.lines = 0
         """The number of lines so far."""
         self._shown: set[str] = set()

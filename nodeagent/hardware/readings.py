@@ -46,7 +46,7 @@ class GpuReading:
     remap_failed: bool | None = None
     remapped_uncorrectable: int | None = None
     sram_exceeded: bool | None = None
-    retired_pages: int | None = None
+
     temperature: int | None = None
     """Degrees Celsius."""
     margin: int | None = None

@@ -101,7 +101,6 @@ class MemoryKills:
     """Counts from now on."""
 
     def __init__(self, root: Path = ROOT) -> None:
-        self._root = root
         group = _group(root)
         self._file = group if group is not None else root / "proc/vmstat"
         self._certain = group is not None

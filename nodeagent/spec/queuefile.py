@@ -281,11 +281,6 @@ def _one(tree: Queues, queue: Queue) -> Iterator[TreeMistake]:
         yield TreeMistake(queue.name, "parent", text, "leave it out")
 
 
-def amount_text(amount: Amount) -> str:
-    """For people: ``8 gpus, 2 nodes``; empty without any limit."""
-    return ", ".join(f"{value} {name}" for name, value in amount.stated.items())
-
-
 def with_queue(tree: Queues, queue: Queue) -> Queues:
     """The tree with this queue, new or changed."""
     return _of(tree, [*(q for q in tree.queues if q.name != queue.name), queue])

@@ -15,9 +15,9 @@ from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.errors import NotReplicatedError, explain, strict, timing_differs
 from nodeagent.store.link import StoreLink
 from nodeagent.store.scripts import ActedOn, load, never
-from nodeagent.store.trouble import NotReplicatedError, strict, timing_differs, trouble
 from nodeagent.store.wire import Reached, ReplyError
 
 REPLICAS_SHARE = 0.5
@@ -124,7 +124,7 @@ class Calls:
         except (ReplyError, OSError) as error:
             await self._commands.forget()
             await self._waits.forget()
-            raise StoreUnavailableError(trouble(links.address, timeout, error)) from error
+            raise StoreUnavailableError(explain(links.address, timeout, error)) from error
 
 
 def _steps_own(reply: Any) -> list[Any]:

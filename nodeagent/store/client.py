@@ -11,7 +11,6 @@ import json
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota, first_control
@@ -27,7 +26,8 @@ from nodeagent.store import codec, keys
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.decoder import Base, Decoder
-from nodeagent.store.link import Links, StoreLink
+from nodeagent.store.errors import strict
+from nodeagent.store.link import Links
 from nodeagent.store.messages import (
     Answer,
     Beat,
@@ -46,6 +46,7 @@ from nodeagent.store.messages import (
     Unread,
     Woken,
 )
+from nodeagent.store.nodetable import NodeTable
 from nodeagent.store.scripts import (
     always,
     beat_brings_jobs,
@@ -56,8 +57,7 @@ from nodeagent.store.scripts import (
     timing_arguments,
     who,
 )
-from nodeagent.store.trouble import strict
-from nodeagent.store.wire import Reached, ReplyError, readable
+from nodeagent.store.wire import Reached, readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
@@ -84,8 +84,7 @@ class RedisStore:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._prefix = calls, calls.prefix
         self._decoder = Decoder()
-        self._nodes = Base(0, "")
-        """The revision up to which all nodes' records were read by ``read_nodes``."""
+        self._nodes = NodeTable(calls, self._decoder.node)
         self._anew = Base(0, "")
         """The store's revision at the first of the beats that read everything: removals since then show by marks."""
 
@@ -134,8 +133,8 @@ class RedisStore:
             arguments["ahead"] = beat.ahead
         if beat.rev == 0:
             arguments["nodes"] = NEVER
-        elif beat.rev < self._nodes.rev and beat.era == self._nodes.era:
-            arguments["nodes"] = self._nodes.rev
+        elif beat.rev < self._nodes.upto.rev and beat.era == self._nodes.upto.era:
+            arguments["nodes"] = self._nodes.upto.rev
         if 0 < beat.rev < self._anew.rev and beat.era == self._anew.era:
             arguments["anew"] = self._anew.rev
         (
@@ -173,11 +172,10 @@ class RedisStore:
                 unread.append(Unread(key=key, why=_plain(error)))
         read = await self._read_whole(missing)
         if read is not None and beat.rev == 0 and not recovering:
-            found = await self._read_nodes(era)
+            found = await self._nodes.read(era)
             if found is None:
                 read = None
             else:
-                self._nodes = Base(found.rev, era)
                 nodes += found.nodes
                 unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
         if read is None:  # the lease is renewed nevertheless; the next beat asks again
@@ -510,14 +508,6 @@ class RedisStore:
             job = self._decoder.news(uid, flat, era, base.rev, upto=int(upto[0]) if upto else None)
         return job if job is not None else await self._job("read", {"uid": uid})
 
-    async def _read_nodes(self, era: str) -> FoundNodes | None:
-        """All nodes of this era; None if they cannot be read now."""
-        try:
-            async with self._calls.link() as link:
-                return await read_nodes(link, self._prefix, self._decoder.node, era)
-        except StoreUnavailableError:
-            return None
-
     async def _read_whole(self, uids: list[str]) -> tuple[list[JobRecord], list[Unread]] | None:
         """Reads whole records of jobs. A beat brought only changes of these jobs, but the decoder has no record that
         the changes fit to. None if they cannot be read now."""
@@ -606,61 +596,3 @@ def _shown(text: str) -> str:
 def _plain(error: ValueError) -> str:
     """The error's text in one printable line."""
     return _shown(" ".join(str(error).split())[:300])
-
-
-FIELDS = ("id", "life", "start", "lost", "left", "joined", "rev", "facts", "readiness")
-"""Fields of a record, in the order of its text's lines (``_records.lua``)."""
-PLACE = "node:"
-
-
-@dataclass(frozen=True, slots=True)
-class FoundNodes:
-    """The nodes; each record is at least as new as ``rev`` of ``era``."""
-
-    era: str
-    rev: int
-    nodes: tuple[NodeRecord, ...]
-    unread: Mapping[str, ValueError]
-    """Records (keys) that cannot be decoded."""
-
-
-async def read_nodes(
-    link: StoreLink, prefix: str, decode: Callable[[Sequence[str], str], NodeRecord], era: str
-) -> FoundNodes | None:
-    """All nodes; None if the store's era is another one before or after the reads. ``decode`` gets the fields and
-    values, and the cordon. Raises ReplyError and ConnectionError."""
-    before, rev = await link.ask("HMGET", f"{prefix}meta", "era", "rev")
-    listed = await link.ask("ZRANGE", f"{prefix}changes", 0, -1, "WITHSCORES")
-    texts: dict[str, str] = {}
-    with suppress(ReplyError):  # a key of another type counts as empty
-        flat = await link.ask("HGETALL", f"{prefix}nodes")
-        texts = dict(zip(flat[::2], flat[1::2], strict=True))
-    flat = await link.ask("HGETALL", f"{prefix}cordons")
-    cordons = dict(zip(flat[::2], flat[1::2], strict=True))
-    nodes, unread = [], {}
-    for key, newest in zip(listed[::2], listed[1::2], strict=True):
-        if not key.startswith(PLACE):
-            continue
-        name = key.removeprefix(PLACE)
-        try:
-            if key != key.encode(errors="backslashreplace").decode():
-                raise ValueError("its name is not UTF-8")
-            fields = _fields(texts.get(name, ""), int(newest)) or await link.ask("HGETALL", prefix + key)
-            if fields:  # else a step removed the node; the next beat reports it
-                nodes.append(decode(fields, cordons.get(name, "")))
-        except ValueError as error:
-            unread[key] = error
-    if before != era or await link.ask("HGET", f"{prefix}meta", "era") != era:
-        return None
-    return FoundNodes(era, int(rev), tuple(nodes), unread)
-
-
-def _fields(text: str, newest: int) -> list[str] | None:
-    """The fields of this text; None if it is older than ``newest``."""
-    values = text.split("\n")
-    if len(values) != len(FIELDS):
-        return None
-    fields = dict(zip(FIELDS, values, strict=True))
-    if not fields["rev"].isdecimal() or int(fields["rev"]) < newest:
-        return None
-    return [word for field in fields.items() for word in field]

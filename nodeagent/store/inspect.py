@@ -10,9 +10,9 @@ from typing import Any
 
 from nodeagent.model.facts import SentinelFacts, StoreFacts
 from nodeagent.spec.storeconfig import RedisConfig, shown
-from nodeagent.store.door import AccessError, StoreDoor
+from nodeagent.store.endpoint import AccessError, StoreEndpoint
+from nodeagent.store.errors import explain
 from nodeagent.store.link import SENTINEL_SHARE, Host, StoreLink, ask_sentinel
-from nodeagent.store.trouble import trouble
 from nodeagent.store.whois import parse_info
 from nodeagent.store.wire import ReplyError
 
@@ -28,17 +28,17 @@ async def inspect(config: RedisConfig, timeout: float) -> StoreFacts:
         address=str(config.place), tls=config.place.tls, replicas_wanted=config.replicas_wanted
     )  # fmt: skip
     try:
-        door = StoreDoor(config)
+        endpoint = StoreEndpoint(config)
     except AccessError as error:
         return facts.model_copy(update={"problem": str(error)})
-    sentinel = await _sentinels(door, timeout) if config.place.service else None
-    link = StoreLink(door, SENTINEL_SHARE * timeout)
+    sentinel = await _sentinels(endpoint, timeout) if config.place.service else None
+    link = StoreLink(endpoint, SENTINEL_SHARE * timeout)
     try:
         async with asyncio.timeout(timeout):
             await link.open()
         found = await _server(link, timeout)
     except (ReplyError, OSError) as error:
-        found = {"problem": trouble(facts.address, timeout, error)}
+        found = {"problem": explain(facts.address, timeout, error)}
     finally:
         await link.drop()
     return facts.model_copy(update=found | {"sentinel": sentinel})
@@ -109,9 +109,9 @@ async def _pings(link: StoreLink, timeout: float) -> tuple[float, ...]:
     return tuple(took)
 
 
-async def _sentinels(door: StoreDoor, timeout: float) -> SentinelFacts:
-    hosts, service = door.place.hosts, door.place.service
-    answers = await asyncio.gather(*(_one_sentinel(door, host, timeout) for host in hosts))
+async def _sentinels(endpoint: StoreEndpoint, timeout: float) -> SentinelFacts:
+    hosts, service = endpoint.place.hosts, endpoint.place.service
+    answers = await asyncio.gather(*(_one_sentinel(endpoint, host, timeout) for host in hosts))
     reported = [answer for answer in answers if answer is not None]
     after = [
         int(answer["down-after-milliseconds"]) / 1000 for answer in reported if "down-after-milliseconds" in answer
@@ -129,11 +129,11 @@ async def _sentinels(door: StoreDoor, timeout: float) -> SentinelFacts:
     )
 
 
-async def _one_sentinel(door: StoreDoor, host: Host, timeout: float) -> dict[str, str] | None:
+async def _one_sentinel(endpoint: StoreEndpoint, host: Host, timeout: float) -> dict[str, str] | None:
     """What the sentinel knows of the service; None if the sentinel does not answer or knows no such service."""
     try:
         async with asyncio.timeout(timeout):
-            flat = await ask_sentinel(door, host, "MASTER", door.place.service)
+            flat = await ask_sentinel(endpoint, host, "MASTER", endpoint.place.service)
     except (ReplyError, OSError):
         return None
     return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -17,7 +17,7 @@ from typing import Any
 
 from nodeagent.model.timing import Timing
 from nodeagent.spec.storeconfig import RedisConfig, shown
-from nodeagent.store.door import StoreDoor
+from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.scripts import Script
 from nodeagent.store.whois import identity, parse_info, require_primary
 from nodeagent.store.wire import Connection, Reached, ReplyError
@@ -29,11 +29,11 @@ class NoPrimaryError(ConnectionError):
     """No sentinel could name the primary."""
 
 
-async def find_primary(door: StoreDoor, patience: float) -> Host:
+async def find_primary(endpoint: StoreEndpoint, patience: float) -> Host:
     """The address that more than half of the sentinels name, as soon as they do. After ``patience`` seconds, the
     address that most of the answers so far name. Raises NoPrimaryError."""
-    hosts, service = door.place.hosts, door.place.service
-    tasks = [asyncio.create_task(_named(door, host, service)) for host in hosts]
+    hosts, service = endpoint.place.hosts, endpoint.place.service
+    tasks = [asyncio.create_task(_named(endpoint, host, service)) for host in hosts]
     votes: Counter[Host] = Counter()
     troubles: list[str] = []
     try:
@@ -57,12 +57,12 @@ async def find_primary(door: StoreDoor, patience: float) -> Host:
     return votes.most_common(1)[0][0]
 
 
-async def ask_sentinel(door: StoreDoor, host: Host, *command: str) -> Any:
+async def ask_sentinel(endpoint: StoreEndpoint, host: Host, *command: str) -> Any:
     """One question to one sentinel, on a connection of its own."""
-    connection = door.sentinel(host)
+    connection = endpoint.sentinel(host)
     try:
         await connection.open()
-        for words in (*door.sentinel_greeting(), ("SENTINEL", *command)):
+        for words in (*endpoint.sentinel_greeting(), ("SENTINEL", *command)):
             await connection.send(*words)
             answer = await connection.receive()
         return answer
@@ -70,8 +70,8 @@ async def ask_sentinel(door: StoreDoor, host: Host, *command: str) -> Any:
         await connection.close()
 
 
-async def _named(door: StoreDoor, host: Host, service: str) -> Host:
-    answer = await ask_sentinel(door, host, "GET-MASTER-ADDR-BY-NAME", service)
+async def _named(endpoint: StoreEndpoint, host: Host, service: str) -> Host:
+    answer = await ask_sentinel(endpoint, host, "GET-MASTER-ADDR-BY-NAME", service)
     if answer is None:
         raise NoPrimaryError(f"{shown(*host)} knows no service {service!r}")
     return str(answer[0]), int(answer[1])
@@ -90,8 +90,8 @@ SENTINEL_SHARE = 0.5
 class StoreLink:
     """One connection, and what its server reports about itself."""
 
-    def __init__(self, door: StoreDoor, patience: float) -> None:
-        self._door = door
+    def __init__(self, endpoint: StoreEndpoint, patience: float) -> None:
+        self._endpoint = endpoint
         self._patience = patience
         self._connection: Connection | None = None
         self.fresh = True
@@ -105,10 +105,10 @@ class StoreLink:
 
     async def open(self) -> None:
         """Find the server, connect, and ask for its identity."""
-        host = await find_primary(self._door, self._patience) if self._door.place.service else None
-        self._connection = self._door.server(host)
+        host = await find_primary(self._endpoint, self._patience) if self._endpoint.place.service else None
+        self._connection = self._endpoint.server(host)
         await self._connection.open()
-        greeting = self._door.greeting()
+        greeting = self._endpoint.greeting()
         for command in (*greeting, ("INFO",)):  # all in one round trip; before 7.0 INFO takes one section or all
             await self._connection.send(*command)
         for _ in greeting:
@@ -147,9 +147,9 @@ class Links:
     """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each."""
 
     def __init__(self, at: str | RedisConfig, limit: int, timeout: float = Timing().store_timeout) -> None:
-        self._door = StoreDoor(RedisConfig(url=at) if isinstance(at, str) else at)
+        self._endpoint = StoreEndpoint(RedisConfig(url=at) if isinstance(at, str) else at)
         self._patience = SENTINEL_SHARE * timeout
-        self.address = str(self._door.place)
+        self.address = str(self._endpoint.place)
         self._idle: list[StoreLink] = []
         self._used: set[StoreLink] = set()
         self._room = asyncio.Semaphore(limit)
@@ -164,7 +164,7 @@ class Links:
         async with self._room:
             if self._closed:
                 raise ConnectionError("this store was closed")
-            link = self._idle.pop() if self._idle else StoreLink(self._door, self._patience)
+            link = self._idle.pop() if self._idle else StoreLink(self._endpoint, self._patience)
             self._used.add(link)
             try:
                 if not link.run_id:

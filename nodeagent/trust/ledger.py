@@ -1,7 +1,7 @@
 """What one agent has seen of signed jobs, kept on its disk over restarts: which jobs live, and which have ended.
 
-This module keeps the file and its bounds; the guard acts on the entries. An entry is made only for a job with a good
-signature, so a user who can write to the store cannot fill the file.
+This module keeps the file and its bounds; the verifier (``agent/verifier.py``) acts on the entries. An entry is made
+only for a job with a good signature, so a user who can write to the store cannot fill the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LedgerEntry:
 
 
 class Ledger(Protocol):
-    """The guard's storage for its entries."""
+    """The verifier's storage for its entries."""
 
     def load(self) -> dict[str, LedgerEntry]:
         """The stored entries, by job uid."""

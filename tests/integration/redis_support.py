@@ -16,7 +16,7 @@ import pytest
 
 from nodeagent.osutil.tether import tethered
 from nodeagent.spec.storeconfig import RedisConfig
-from nodeagent.store.door import StoreDoor
+from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import StoreLink
 from nodeagent.store.server import find_server
 from nodeagent.store.wire import ReplyError
@@ -137,7 +137,7 @@ async def _linked(primary: Server, replica: Server, lines: tuple[str, ...]) -> b
     """It, and all the others, acknowledge what is written. Online is not enough: a replica's first acknowledgement
     may take a second."""
     url = f"redis://:{_password(lines)}@127.0.0.1:{primary.port}/0"
-    link = StoreLink(StoreDoor(RedisConfig(url=url)), 1.0)
+    link = StoreLink(StoreEndpoint(RedisConfig(url=url)), 1.0)
     try:
         await link.open()
         await link.ask("PUBLISH", "nobody", "listens")  # goes to the replicas, and leaves no key
@@ -167,7 +167,7 @@ def _password(lines: Sequence[str]) -> str:
 async def ask(server: Server, *command: str, password: str = "", user: str = "") -> object:
     """One command on a connection of its own, whatever the server's role is."""
     login = f"{user}:{password}@" if password else ""
-    door = StoreDoor(RedisConfig(url=f"redis://{login}{server.address}:{server.port}/0"))
+    door = StoreEndpoint(RedisConfig(url=f"redis://{login}{server.address}:{server.port}/0"))
     connection = door.server()
     try:
         await connection.open()

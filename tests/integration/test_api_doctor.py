@@ -15,8 +15,8 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.errors import waits_for
 from nodeagent.store.server import PrivateRedis
-from nodeagent.store.trouble import waits_for
 from tests.unit.api.fakes import BOOT, LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.redis

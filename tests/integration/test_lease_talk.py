@@ -12,7 +12,7 @@ from nodeagent.lease.order import Server as Place
 from nodeagent.lease.order import StoreScript, Tls
 from nodeagent.lease.resp import Reply, Talk, TalkError
 from nodeagent.spec.storeconfig import RedisConfig
-from nodeagent.store.door import StoreDoor
+from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import StoreLink
 from tests.integration.redis_support import Authority, Server, Yard, frozen, yard
 from tests.ports import free_port
@@ -57,7 +57,7 @@ def asked(talk: Talk) -> Reply:
 
 async def test_it_knows_the_server_by_the_name_that_the_agent_knows(servers: Yard, to: Callable[..., Talk]) -> None:
     server = await servers.server()
-    link = StoreLink(StoreDoor(RedisConfig(url=server.url)), 1.0)
+    link = StoreLink(StoreEndpoint(RedisConfig(url=server.url)), 1.0)
     await link.open()
     await link.drop()
     for place in (at(server), Place(str(server.socket), "", 0, (), None)):

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
-from nodeagent.store.trouble import waits_for
+from nodeagent.store.errors import waits_for
 from tests.integration.browser_support import CHROMIUM, WHY_NOT, Page, browser
 from tests.integration.page_scenes import MARKUP, busy
 from tests.integration.remote_support import TOKENS, https, write_tokens

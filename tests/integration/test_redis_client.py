@@ -17,7 +17,7 @@ from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import COMMAND_LINKS, RedisStore, connect
-from nodeagent.store.door import StoreDoor
+from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import Links, StoreLink
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import FAST, Bench, facts, refused, spec
@@ -41,7 +41,7 @@ async def store(server: PrivateRedis) -> AsyncIterator[RedisStore]:
 
 
 async def raw(server: PrivateRedis, *command: str) -> object:
-    link = StoreLink(StoreDoor(RedisConfig(url=server.url)), 1.0)
+    link = StoreLink(StoreEndpoint(RedisConfig(url=server.url)), 1.0)
     await link.open()
     reply: object = await link.ask(*command)
     await link.drop()

@@ -14,7 +14,7 @@ from nodeagent.plan.findings.store import judge
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig, TlsConfig
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import connect
-from nodeagent.store.door import AccessError
+from nodeagent.store.endpoint import AccessError
 from nodeagent.store.inspect import inspect
 from tests.contract.bench import FAST, Bench, spec
 from tests.integration.redis_support import BOUND, Authority, Server, Yard, ask, yard

@@ -14,7 +14,7 @@ from nodeagent.plan.findings.store import judge
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import RedisStore, connect
-from nodeagent.store.door import StoreDoor
+from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.inspect import inspect
 from nodeagent.store.link import Links, NoPrimaryError, find_primary
 from nodeagent.store.whois import NotPrimaryError, identity
@@ -215,7 +215,7 @@ async def _ended(store: RedisStore) -> None:
 async def test_what_the_sentinels_can_tell(watched: Watched, stores: list[RedisStore], tmp_path: Path) -> None:
     primary, _, sentinels = watched
     config = through(sentinels, tmp_path)
-    assert await find_primary(StoreDoor(config), 5.0) == ("127.0.0.1", primary.port)
+    assert await find_primary(StoreEndpoint(config), 5.0) == ("127.0.0.1", primary.port)
 
     facts = await inspect(config, TIMEOUT)
     assert facts.problem == ""
@@ -233,9 +233,9 @@ async def test_what_the_sentinels_can_tell(watched: Watched, stores: list[RedisS
     assert "knows no service 'cpus'" in await unavailable(submit(elsewhere, "alpha"))
 
     with frozen(sentinels[0]):  # two of three agree: nobody waits for the third
-        assert await find_primary(StoreDoor(config), BOUND) == ("127.0.0.1", primary.port)
+        assert await find_primary(StoreEndpoint(config), BOUND) == ("127.0.0.1", primary.port)
         with frozen(sentinels[1]):  # the one that is left decides when the patience is over
-            assert await find_primary(StoreDoor(config), 2.0) == ("127.0.0.1", primary.port)
+            assert await find_primary(StoreEndpoint(config), 2.0) == ("127.0.0.1", primary.port)
             store = opened(stores, config)
             await submit(store, "alpha")
             facts = await inspect(config, TIMEOUT)
@@ -243,7 +243,7 @@ async def test_what_the_sentinels_can_tell(watched: Watched, stores: list[RedisS
             assert facts.sentinel.answered == 1
             with frozen(sentinels[2]):
                 with pytest.raises(NoPrimaryError, match=r"3 did not answer within 0\.2 s"):
-                    await find_primary(StoreDoor(config), 0.2)
+                    await find_primary(StoreEndpoint(config), 0.2)
                 await submit(store, "alpha")  # a link that is open needs no sentinel
 
 

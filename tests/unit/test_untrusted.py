@@ -64,7 +64,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "osutil/untrusted.py": ("AF_UNIX fchown open rename rmdir scandir unlink", "this is the way"),
     "spec/configfile.py": ("read_bytes read_text", ADMIN),
     "spec/schema.py": ("mkdir write_text", "a developer's command"),
-    "store/door.py": ("open", ADMIN),
+    "store/endpoint.py": ("open", ADMIN),
     "store/inspect.py": ("open", STORE),
     "store/link.py": ("open", STORE),
     "store/scripts.py": ("iterdir read_bytes read_text", "nodeagent's own files"),

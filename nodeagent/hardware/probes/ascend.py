@@ -22,7 +22,6 @@ BOUND = 12.0
 """Seconds for npu-smi: it takes some for each of 8 or 16 chips."""
 SOURCE = "npu-smi info, column Health"
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_PAIR = re.compile(r"(\d+)\s*/\s*(\d+)")
 _MOST_OWNERS = 8
 
 

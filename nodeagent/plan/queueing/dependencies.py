@@ -27,9 +27,8 @@ class _Members:
     """Of one array."""
 
     known: int = 0
-    succeeded: int = 0
     bad: str = ""
-    """The name of one that ended otherwise."""
+    """The name of one that did not succeed."""
     ended: int = 0
     running: int = 0
     waiting: list[JobRecord] = field(default_factory=list)
@@ -49,7 +48,6 @@ def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
             one.running += job.phase in USES_TIME
             if job.phase in TERMINAL:
                 one.ended += 1
-                one.succeeded += job.phase == "succeeded"
                 one.bad = one.bad or ("" if job.phase == "succeeded" else job.name)
             elif job.phase not in USES_TIME and job.control.desired == "run" and job.uid not in cluster.refused:
                 one.waiting.append(job)

@@ -20,7 +20,7 @@ from nodeagent.model.pod import Stall
 from nodeagent.model.world import PodReport
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.trouble import waits_for
+from nodeagent.store.errors import waits_for
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_metrics import values
 from tests.unit.ctl import samples

@@ -23,7 +23,7 @@ from nodeagent.plan.findings.cluster import (
     names,
     ranked,
 )
-from nodeagent.store.trouble import waits_for
+from nodeagent.store.errors import waits_for
 from tests.unit.plan.build import UID, make_cluster, make_job, make_node, make_spec, verdict
 
 READY = ("ready", "")

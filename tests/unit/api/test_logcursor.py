@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.api.marks import Marks
+from nodeagent.api.logcursor import LogCursor
 
 Line = dict[str, Any]
 
@@ -27,7 +27,7 @@ def test_broken_anywhere_any_number_of_times(steps: list[tuple[str, int, int]], 
     for number, (node, rank, later) in enumerate(steps):
         now[node, rank] = now.get((node, rank), 0) + later
         lines.append(line(node, rank, now[node, rank], number))
-    marks, got = Marks(), []
+    marks, got = LogCursor(), []
     for cut in [*sorted(cuts), len(lines)]:
         skipper = marks.again(tail=False)
         for each in lines[: max(cut, 0)]:
@@ -38,7 +38,7 @@ def test_broken_anywhere_any_number_of_times(steps: list[tuple[str, int, int]], 
 
 
 def test_after_a_tail_what_is_older_stays_out() -> None:
-    marks = Marks()
+    marks = LogCursor()
     marks.seen(line("a", 0, 5))
     skipper = marks.again(tail=True)
     assert [skipper.skip(each) for each in (line("a", 1, 4), line("a", 0, 4), line("a", 0, 5), line("a", 1, 6))] == [

@@ -23,7 +23,7 @@ class AccessError(OSError):
     """A password file or certificate that cannot be used. ``str()`` tells the operator what to do."""
 
 
-class StoreDoor:
+class StoreEndpoint:
     """Makes connections for one ``redis`` section. Raises ``AccessError`` at once if a file cannot be used now."""
 
     def __init__(self, config: RedisConfig) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.door import AccessError
+from nodeagent.store.endpoint import AccessError
 from nodeagent.store.link import NoPrimaryError
 from nodeagent.store.whois import NotPrimaryError
 from nodeagent.store.wire import ReplyError
@@ -31,7 +31,7 @@ class NotReplicatedError(ConnectionError):
     """A step was done, but too few replicas have it."""
 
 
-def trouble(address: str, timeout: float, error: Exception) -> str:
+def explain(address: str, timeout: float, error: Exception) -> str:
     """One sentence about an error of the connection or the server at ``address``."""
     where, chain = f"the store at {address}", tuple(_chain(error))
     if isinstance(error, AccessError):

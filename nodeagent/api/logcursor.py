@@ -18,7 +18,7 @@ def source_of(line: Line) -> Source:
     return line["node"], line["generation"], line["rank"], line["stream"]
 
 
-class Marks:
+class LogCursor:
     """The last time seen of each source, and the number of lines with that time."""
 
     def __init__(self) -> None:
