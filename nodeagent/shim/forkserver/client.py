@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent.shim.checks import program_words
+from nodeagent.shim.checks import UnfitError, program_words, python_program, resolve
 from nodeagent.shim.forkserver.pool import Pool
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import start_program
@@ -52,6 +52,7 @@ class Standby:
         self.unusable = False
         """Another one would be no better: workers start cold."""
         self._notes: list[str] = []
+        self._interpreter = ""
 
     @property
     def notes(self) -> list[str]:
@@ -75,6 +76,7 @@ class Standby:
         }  # fmt: skip
         source = str(Path(__file__).with_name("server.py"))
         argv = [command[0], source, json.dumps(config)]
+        self._interpreter = _interpreter(command, env, cwd)
         env = {"RES_OPTIONS": "timeout:1 attempts:1", **env, **ONE_THREAD}
         with contextlib.closing(theirs):
             self.pid = start_program(argv, env, cwd, 2, 2, keep=(theirs.fileno(),))
@@ -83,9 +85,12 @@ class Standby:
         self._loop.watch(ours.fileno(), self._readable)
         self._loop.after(WARM_BOUND, lambda: self._give_up(ours))
 
-    def takes(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Whether it could start this: it is warm, and the message is one that a socket takes whole."""
-        return self.warm and len(json.dumps([list(argv), dict(env)])) < MOST_REPORTED
+    def takes(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bool:
+        """Whether it could start this: it is warm, this is a program for the very interpreter that it is (another role
+        may have another one, or none), and the message is one that a socket takes whole."""
+        if not self.warm or python_program(argv, cwd) is None or _interpreter(argv, env, cwd) != self._interpreter:
+            return False
+        return len(json.dumps([list(argv), dict(env)])) < MOST_REPORTED
 
     def fork(
         self,
@@ -214,3 +219,11 @@ class Standby:
             self.unusable = True
             self._notes.append(f"the standby was not warm after {WARM_BOUND:.0f} s; workers start without one")
             self.kill()
+
+
+def _interpreter(command: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+    """The program that a command begins with; empty if there is none, as whoever starts it will find."""
+    try:
+        return resolve(command[0], cwd, env.get("PATH", ""))
+    except UnfitError:
+        return ""
