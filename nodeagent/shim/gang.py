@@ -453,7 +453,7 @@ class RunningGang:
         if self.parts.containers is not None:
             command, env = self.parts.containers.start(command, env, w.local_rank)
             limits = self.parts.containers.limits(limits)
-        elif self.parts.standby.takes(command, env, cwd):
+        elif self.parts.standby.takes(command, env):
             w.by_standby = True
             self.parts.standby.fork(
                 command,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent.shim.checks import UnfitError, program_words, python_program, resolve
+from nodeagent.shim.checks import program_words
 from nodeagent.shim.forkserver.pool import Pool
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import start_program
@@ -52,7 +52,8 @@ class Standby:
         self.unusable = False
         """Another one would be no better: workers start cold."""
         self._notes: list[str] = []
-        self._interpreter = ""
+        self._programs: Sequence[Sequence[str]] = ()
+        self._path = ""
 
     @property
     def notes(self) -> list[str]:
@@ -66,9 +67,11 @@ class Standby:
         cwd: str,
         path0: str,
         preload: Sequence[str],
-        guessed: Sequence[str] = (),
+        guessed: Sequence[str],
+        programs: Sequence[Sequence[str]],
     ) -> None:
-        """Run the interpreter of the job's command on server.py; ``warm`` follows."""
+        """Run the interpreter of the job's command on server.py; ``warm`` follows. ``programs``: the commands that it
+        could start, by what is in their folders (``checks.check``)."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "shim": os.getpid(), "fd": theirs.fileno(), "preload": list(preload),
@@ -76,7 +79,7 @@ class Standby:
         }  # fmt: skip
         source = str(Path(__file__).with_name("server.py"))
         argv = [command[0], source, json.dumps(config)]
-        self._interpreter = _interpreter(command, env, cwd)
+        self._programs, self._path = [list(program) for program in programs], env.get("PATH", "")
         env = {"RES_OPTIONS": "timeout:1 attempts:1", **env, **ONE_THREAD}
         with contextlib.closing(theirs):
             self.pid = start_program(argv, env, cwd, 2, 2, keep=(theirs.fileno(),))
@@ -85,10 +88,11 @@ class Standby:
         self._loop.watch(ours.fileno(), self._readable)
         self._loop.after(WARM_BOUND, lambda: self._give_up(ours))
 
-    def takes(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bool:
+    def takes(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether it could start this: it is warm, this is a program for the very interpreter that it is (another role
         may have another one, or none), and the message is one that a socket takes whole."""
-        if not self.warm or python_program(argv, cwd) is None or _interpreter(argv, env, cwd) != self._interpreter:
+        found = "/" in argv[0] or env.get("PATH", "") == self._path
+        if not (self.warm and found and list(argv) in self._programs):
             return False
         return len(json.dumps([list(argv), dict(env)])) < MOST_REPORTED
 
@@ -219,11 +223,3 @@ class Standby:
             self.unusable = True
             self._notes.append(f"the standby was not warm after {WARM_BOUND:.0f} s; workers start without one")
             self.kill()
-
-
-def _interpreter(command: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
-    """The program that a command begins with; empty if there is none, as whoever starts it will find."""
-    try:
-        return resolve(command[0], cwd, env.get("PATH", ""))
-    except UnfitError:
-        return ""
