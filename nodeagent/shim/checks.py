@@ -45,9 +45,10 @@ class UnfitError(Exception):
 
 def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     """What the shim needs to know of the job's folders: ``base`` (the environment before the job's own, with the site's
-    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``fork_server`` (whether
-    the command is one it can stand in for), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder``
-    tells. Raises UnfitError for the first thing that is wrong."""
+    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``fork_server`` (whether the
+    command is one it can stand in for), ``programs`` (the roles' commands that it can, too), ``path0`` (what its
+    ``sys.path`` begins with), and what ``see_folder`` tells.
+    Raises UnfitError for the first thing that is wrong."""
     cwd, command = pod["working_dir"], pod["command"]
     _check_room(Path(pod["state"]))
     _check_folder(cwd)
@@ -66,8 +67,13 @@ def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     check_limits(pod["limits"])
     program = python_program(command, cwd) if pod["fork_server"] else None
     path0 = "" if program is None else cwd if program == "-m" else str(Path(cwd, program).resolve().parent)
+    programs: list[Sequence[str]] = []
+    if program is not None:
+        own = resolve(command[0], cwd, env["PATH"])
+        commands = [command, *(role["command"] for role in pod["roles"].values())]
+        programs = [one for one in commands if resolve(one[0], cwd, env["PATH"]) == own and python_program(one, cwd)]
     found = {"base": base, "env_file": from_file, "container": container}
-    return found | {"fork_server": program is not None, "path0": path0} | folder
+    return found | {"fork_server": program is not None, "programs": programs, "path0": path0} | folder
 
 
 def _load(names: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:

@@ -165,7 +165,10 @@ class Preparation:
         env = self.environment({})
         pod = self._pod
         guessed = [name for name in pod["guessed"] if self._starts == 1 or name == "torch"]  # another one may end it
-        self.fork_server.start(pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"], guessed)
+        self.fork_server.start(
+            pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"], guessed,
+            self.checked["programs"],
+        )  # fmt: skip
         pid = self.fork_server.pid
         assert pid is not None
 

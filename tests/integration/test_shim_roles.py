@@ -235,6 +235,32 @@ async def test_a_role_may_have_less_grace_than_the_others(tmp_path: Path) -> Non
         assert [(e.place, e.signal, e.stopped, e.overdue) for e in status.exits] == [("server.0", 9, True, 0.5)]
 
 
+async def test_the_standby_starts_no_other_program_than_its_own(tmp_path: Path) -> None:
+    """Each role has its command: one may be no Python, or another one, or nothing that a standby can stand in for."""
+    other = tmp_path / "bin" / "python"
+    other.parent.mkdir()
+    other.symlink_to(sys.executable)
+    (tmp_path / "say.py").write_text("import sys; print('by', sys.executable, *sys.argv[1:])")
+    (tmp_path / "say.sh").write_text("echo by sh $1\n")
+    job = spec(tmp_path, None, standby=True)
+    commands = {
+        "server": (sys.executable, "say.py", "one"),
+        "same": (sys.executable, "-u", "say.py", "two"),
+        "other": (str(other), "say.py"),
+        "shell": ("sh", "say.sh", "three"),
+        "code": (sys.executable, "-c", "print('by -c')"),
+    }
+    roles = tuple(job.roles[0].model_copy(update={"name": n, "command": c}) for n, c in commands.items())
+    job = job.model_copy(update={"roles": roles, "completes": ""})
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(job)
+        await begin(bench, job, places=tuple(f"{name}.0" for name in commands))
+        status = await bench.until(lambda s: len(s.exits) == len(commands))
+        assert [e.code for e in status.exits] == [0] * len(commands)
+        said = [bench.output(1, rank)[0] for rank in range(len(commands))]
+        assert said == [f"by {sys.executable} one", f"by {sys.executable} two", f"by {other}", "by sh three", "by -c"]
+
+
 def begun(folder: Path) -> int:
     """How often any worker was started."""
     return len(list(folder.glob("started-*")))

@@ -618,6 +618,8 @@ async def nodes_that_others_may_not_take_back(cluster: SimCluster) -> None:
     await cluster.until(borrow, 90, "each has two nodes")
     await cluster.submit("c", 1, 1, 1, queue="needy")
     await asyncio.sleep(2 * MIN_RUNTIME)
+
+
 async def a_large_gang_forms_again(cluster: SimCluster) -> None:
     """A worker of a gang of 40 nodes dies. What that costs the store is part of the rules: a wake brings a member what
     has happened, so that nobody has to ask, and once many have acknowledged the others do so by the short way."""

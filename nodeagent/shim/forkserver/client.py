@@ -53,6 +53,8 @@ class ForkServer:
         self.unusable = False
         """Another one would be no better: workers start cold."""
         self._notes: list[str] = []
+        self._programs: Sequence[Sequence[str]] = ()
+        self._path = ""
 
     @property
     def notes(self) -> list[str]:
@@ -66,9 +68,11 @@ class ForkServer:
         cwd: str,
         path0: str,
         preload: Sequence[str],
-        guessed: Sequence[str] = (),
+        guessed: Sequence[str],
+        programs: Sequence[Sequence[str]],
     ) -> None:
-        """Run the interpreter of the job's command on server.py; ``warm`` follows."""
+        """Run the interpreter of the job's command on server.py; ``warm`` follows. ``programs``: the commands that it
+        could start, by what is in their folders (``checks.check``)."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "shim": os.getpid(), "fd": theirs.fileno(), "preload": list(preload),
@@ -76,6 +80,7 @@ class ForkServer:
         }  # fmt: skip
         source = str(Path(__file__).with_name("server.py"))
         argv = [command[0], source, json.dumps(config)]
+        self._programs, self._path = [list(program) for program in programs], env.get("PATH", "")
         env = {"RES_OPTIONS": "timeout:1 attempts:1", **env, **ONE_THREAD}
         with contextlib.closing(theirs):
             self.pid = start_program(argv, env, cwd, 2, 2, keep=(theirs.fileno(),))
@@ -85,8 +90,12 @@ class ForkServer:
         self._loop.after(WARM_BOUND, lambda: self._give_up(ours))
 
     def takes(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Whether it could start this: it is warm, and the message is one that a socket takes whole."""
-        return self.warm and len(json.dumps([list(argv), dict(env)])) < MOST_REPORTED
+        """Whether it could start this: it is warm, this is a program for the very interpreter that it is (another role
+        may have another one, or none), and the message is one that a socket takes whole."""
+        found = "/" in argv[0] or env.get("PATH", "") == self._path
+        if not (self.warm and found and list(argv) in self._programs):
+            return False
+        return len(json.dumps([list(argv), dict(env)])) < MOST_REPORTED
 
     def fork(
         self,

@@ -55,8 +55,20 @@ def test_fit(tmp_path: Path) -> None:
     here = str(tmp_path.resolve())
     assert found.pop("base")["PATH"] == "/usr/bin:/bin"
     rest = {"fork_server": True, "path0": here, "folder": marker.read_text(), "container": None}
-    assert found == rest | {"env_file": {"TOKEN": "x"}}
+    assert found == rest | {"env_file": {"TOKEN": "x"}, "programs": [a_pod(tmp_path)["command"]]}
     assert check(a_pod(tmp_path))["folder"] == ""
+
+
+def test_a_standby_stands_in_for_the_roles_that_run_its_own_interpreter(tmp_path: Path) -> None:
+    mine, other = a_pod(tmp_path)["command"][0], tmp_path / "python"
+    other.symlink_to(mine)
+    commands = [
+        [mine, "a.py"], [mine, "-m", "b"], [mine, "-c", "1"], [str(other), "a.py"], ["python3", "a.py"], ["sh", "a.sh"],
+    ]  # fmt: skip
+    roles = {str(i): {"command": command} for i, command in enumerate(commands)}
+    found = check(a_pod(tmp_path, roles=roles))
+    assert found["programs"] == [a_pod(tmp_path)["command"], *commands[:2]]
+    assert check(a_pod(tmp_path, roles=roles, standby=False))["programs"] == []
 
 
 @pytest.mark.parametrize(
