@@ -147,10 +147,11 @@ local function next_holders(job, lost)
     found[node] = nil
   end
   for id, holder in pairs(found) do
-    local node = node_brief(id)
-    local ended = buried('node:' .. id)
+    local node, ended = node_brief(id), nil
     if node then
-      ended = node.life ~= cjson.decode(holder).life or node.lost == '1' or node.left == '1'
+      ended = node.life ~= parsed(holder).life or node.lost == '1' or node.left == '1'
+    else
+      ended = buried('node:' .. id)
     end
     if not ended then
       out[id] = holder

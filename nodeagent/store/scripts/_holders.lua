@@ -50,12 +50,13 @@ end
 -- Counts what the job has used until now, since it has other devices from now on: those of its record, where it had
 -- those of `before` (node to set). What is booked is not asked: somebody may have removed that by hand.
 local function count_devices(job, before, after)
-  local changes = {}
+  local changes, kinds = {}, {}
   local function count(devices, by)
     for node, set in pairs(devices) do
       local change = changes[node] or { gpus = 0, slots = 0 }
       for device in pairs(set) do
-        local kind = string.find(device, '^cpu%d+$') and 'slots' or 'gpus'
+        local kind = kinds[device] or string.find(device, '^cpu%d+$') and 'slots' or 'gpus'
+        kinds[device] = kind
         change[kind] = change[kind] + by
       end
       changes[node] = change

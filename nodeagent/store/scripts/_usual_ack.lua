@@ -12,32 +12,36 @@ do
   local others = served and redis.call('ZCOUNT', marks, string.format('(%.0f', base.rev), '+inf') or 0
   if others > PART and node[1] == asked.life and node[2] ~= '1' and node[3] ~= '1'
     and node[4] == string.format('%.0f', asked.start) and not asked.last then
-    local of_member, of_holder, of_missing, of_silent = 'member:' .. id, 'holder:' .. id, 'missing:' .. id, 'silent:' .. id
-    local of_keeper, of_host, of_ports, of_report, of_last = 'keeper:' .. id, 'host:' .. id, 'ports:' .. id, 'report:' .. id, 'last:' .. id
+    local of_member, of_holder, of_missing = 'member:' .. id, 'holder:' .. id, 'missing:' .. id
+    local of_silent, of_keeper, of_host, of_ports = 'silent:' .. id, 'keeper:' .. id, 'host:' .. id, 'ports:' .. id
+    local of_report, of_last = 'report:' .. id, 'last:' .. id
     local fields = { 'rev', 'head_id', 'head_number', 'head_state', 'phase', 'head_seal', 'head_stopped', 'head_ready',
       of_member, of_holder, of_keeper, of_missing, of_host, of_ports, of_silent, of_report, of_last }
     local job, before = {}, redis.call('HMGET', key, unpack(fields))
     for i = 1, #fields do
       job[fields[i]] = before[i] or nil
     end
-    local counts = redis.call('HMGET', counted_in, 'rev', 'missing', 'holding', 'report', 'last', 'done', 'undone', 'freed')
+    local counts = redis.call('HMGET', counted_in, 'rev', 'missing', 'holding', 'report', 'last', 'done', 'undone',
+      'freed')
     local missing, holding = tonumber(counts[2] or ''), tonumber(counts[3] or '')
     local whole = job.rev and counts[1] == job.rev and missing and holding
     for i = 4, 8 do
       whole = whole and tonumber(counts[i] or '')
     end
     local member, holder = job[of_member], job[of_holder]
-    local keeps = not holder or holder == member -- its devices; and its text shows whether it is the first member
-    local follows = member and string.find(member, '"group_rank":[1-9]')
-    local is_ours = cjson.encode(asked.life)
+    local follows = member and string.find(member, '"group_rank":[1-9]') -- it is not the first
+    local keeps = not holder or holder == member or follows
+      and table.concat(cjson.decode(holder).devices, ' ') == table.concat(cjson.decode(member).devices, ' ')
+    local is_ours = cjson.encode(asked.life) -- as begin_acks writes a member's life
     local ack = cjson.decode(asked.ack)
     if whole and missing > 1 and job.head_id == asked.token.id
       and job.head_number == string.format('%.0f', asked.token.number) and job.head_state == 'forming'
-      and job.phase ~= 'pausing' and not ack.ended and follows and job[of_missing] == is_ours and not job[of_keeper] and keeps
+      and job.phase ~= 'pausing' and not ack.ended and follows and job[of_missing] == is_ours
+      and not job[of_keeper] and keeps
       and tonumber(redis.call('ZSCORE', marks, 'rev') or '') == tonumber(job.rev) and redis.call('ZCARD', marks) <= 65536 then
       take_ack(job, { node = id, group_rank = 1 }, ack)
       job[of_holder] = nil
-      if job[of_silent] == is_ours then
+      if job[of_silent] and cjson.decode(job[of_silent]) == asked.life then
         job[of_silent] = nil
       end
       keep_clock()
@@ -64,9 +68,10 @@ do
       redis.call('ZADD', marks, unpack(marked))
       redis.call('HSET', counted_in, 'rev', rev, 'missing', string.format('%.0f', missing - 1), 'holding',
         string.format('%.0f', holding - (holder and 1 or 0)))
-      return { 1, { of_member, before[9], of_holder, false, of_keeper, false, of_missing, false, of_host, job[of_host] or false,
-        of_ports, job[of_ports] or false, of_silent, job[of_silent] or false, of_report, before[16], of_last, before[17] },
-        'part', era, tonumber(rev) }
+      local own = { of_member, job[of_member], of_holder, false, of_keeper, false, of_missing, false,
+        of_host, job[of_host] or false, of_ports, job[of_ports] or false, of_silent, job[of_silent] or false,
+        of_report, job[of_report] or false, of_last, job[of_last] or false }
+      return { 1, own, 'part', era, tonumber(rev) }
     end
   end
 end
