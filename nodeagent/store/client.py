@@ -156,7 +156,7 @@ class RedisStore:
                     gone.append(key)
                     self._decoder.forget(key.removeprefix("job:"))
                 elif key.startswith("node:"):
-                    nodes.append(self._decoder.node(flat, cordon))
+                    nodes.append(self._decoder.node(codec.own_record(key, flat), cordon))
                 elif key == QUEUES:
                     queues = codec.decode_queues(flat)
                 elif key == WINDOWS:
@@ -164,7 +164,7 @@ class RedisStore:
                 elif key.startswith("usage:"):
                     usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
                 elif kind == "whole":
-                    jobs.append(self._decoder.job(flat, era, followed=True))
+                    jobs.append(self._decoder.job(codec.own_record(key, flat), era, followed=True))
                 elif job := self._decoder.news(key.removeprefix("job:"), flat, era, beat.rev, followed=True):
                     jobs.append(job)
                 else:
@@ -647,7 +647,10 @@ async def read_nodes(
                 raise ValueError("its name is not UTF-8")
             fields = _fields(texts.get(name, ""), int(newest)) or await link.ask("HGETALL", prefix + key)
             if fields:  # else a step removed the node; the next beat reports it
-                nodes.append(decode(fields, cordons.get(name, "")))
+                node = decode(codec.own_record(key, fields), cordons.get(name, ""))
+                if node.rev < int(newest):
+                    raise ValueError(f"it has revision {node.rev}, and a step has left revision {int(newest)}")
+                nodes.append(node)
         except ValueError as error:
             unread[key] = error
     if before != era or await link.ask("HGET", f"{prefix}meta", "era") != era:

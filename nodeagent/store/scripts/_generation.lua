@@ -150,7 +150,7 @@ local function next_holders(job, lost)
     local node = node_brief(id)
     local ended = buried('node:' .. id)
     if node then
-      ended = node.life ~= cjson.decode(holder).life or node.lost == '1' or node.left == '1'
+      ended = (node.life ~= cjson.decode(holder).life or node.lost == '1' or node.left == '1') and as_written(id)
     end
     if not ended then
       out[id] = holder
