@@ -171,8 +171,8 @@ def judge_before(cluster: Cluster, job: JobRecord, wall: float) -> Decision | No
 
 
 def judge_ended(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
-    """The same of a job that was stopped, or ended otherwise, before its last fault was judged: only whether a lost node was
-    the cause, which costs nothing. Nothing else follows from it any more."""
+    """The same of a job that was stopped, or ended otherwise, before its last fault was judged: only whether a lost
+    node was the cause, which costs nothing. Nothing else follows from it any more."""
     if not job.silent:
         return None
     found = faults.late_fault(cluster, job, wall)
