@@ -7,7 +7,7 @@ and in which era of the store. Every deadline counts from *before* the beat was 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -38,6 +38,9 @@ changed under it, by hand or by an agent that does not belong there: it counts a
 
 MOST_RUNS = 64
 """Most jobs that the store is asked about in one beat."""
+
+MOST_DAMAGED = 16
+"""Most records that one beat reports as damaged."""
 
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
@@ -241,7 +244,7 @@ class Membership:
             notes=notes,
             runs=runs,
             ahead=self._snapshot.ahead,
-            damaged=self._damaged(runs),
+            damaged=self._damaged(),
             silent=self._snapshot.silent,
         )
         try:
@@ -287,13 +290,13 @@ class Membership:
                 out.append(job.uid)
         return tuple(sorted(out)[:MOST_RUNS])
 
-    def _damaged(self, runs: Collection[str]) -> tuple[str, ...]:
-        """Records that only damage can have made what they are: of what runs here, where all agents have this version.
-        (Another one may write what this one cannot read.)"""
-        unread = [key for key in self._snapshot.unread if key.removeprefix("job:") in runs]
-        if self._snapshot.rereads or (unread and not self._snapshot.one_version(self.facts.agent_version)):
+    def _damaged(self) -> tuple[str, ...]:
+        """Records that only damage can have made what they are, where all agents have this version: another one may
+        write what this one cannot read."""
+        unread = self._snapshot.unread
+        if not unread or self._snapshot.rereads or not self._snapshot.one_version(self.facts.agent_version):
             return ()
-        return tuple(sorted(unread))
+        return tuple(sorted(unread)[:MOST_DAMAGED])
 
     def has_news(self, now: float) -> bool:
         """There is something that the next beat is to tell."""

@@ -23,7 +23,8 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError
 
 PATHS = ("/healthz", "/readyz", "/metrics")
-"""Paths for every caller: probes and Prometheus do not identify themselves, and use any host name."""
+"""Paths for every caller: probes and Prometheus do not identify themselves. The metrics name jobs, so they are answered
+under loopback's own names only (``UNNAMED``)."""
 MAX_LAG = 1.0
 """Seconds by which the main loop may be late and still count as healthy."""
 

@@ -45,10 +45,9 @@ class UnfitError(Exception):
 
 def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     """What the shim needs to know of the job's folders: ``base`` (the environment before the job's own, with the site's
-    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``fork_server`` (whether the
-    command is one it can stand in for), ``programs`` (the roles' commands that it can, too), ``path0`` (what its
-    ``sys.path`` begins with), and what ``see_folder`` tells.
-    Raises UnfitError for the first thing that is wrong."""
+    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``fork_server`` (whether
+    the command is one it can stand in for), ``programs`` (the roles' commands that it can, too), ``path0`` (what its
+    ``sys.path`` begins with), and what ``see_folder`` tells. Raises UnfitError for the first thing that is wrong."""
     cwd, command = pod["working_dir"], pod["command"]
     _check_room(Path(pod["state"]))
     _check_folder(cwd)

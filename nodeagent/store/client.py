@@ -155,7 +155,7 @@ class RedisStore:
                     gone.append(key)
                     self._decoder.forget(key.removeprefix("job:"))
                 elif key.startswith("node:"):
-                    nodes.append(self._decoder.node(flat, cordon))
+                    nodes.append(self._decoder.node(codec.own_record(key, flat), cordon))
                 elif key == QUEUES:
                     queues = codec.decode_queues(flat)
                 elif key == WINDOWS:
@@ -163,7 +163,7 @@ class RedisStore:
                 elif key.startswith("usage:"):
                     usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
                 elif kind == "whole":
-                    jobs.append(self._decoder.job(flat, era, followed=True))
+                    jobs.append(self._decoder.job(codec.own_record(key, flat), era, followed=True))
                 elif job := self._decoder.news(key.removeprefix("job:"), flat, era, beat.rev, followed=True):
                     jobs.append(job)
                 else:

@@ -60,6 +60,15 @@ def pairs(flat: Sequence[str]) -> dict[str, str]:
     return _Fields(zip(flat[::2], flat[1::2], strict=True))
 
 
+def own_record(key: str, flat: Sequence[str]) -> Sequence[str]:
+    """The hash that was read at this key. Raises ValueError if it is another record's: somebody wrote it there."""
+    kind, _, name = key.partition(":")
+    found = pairs(flat)["uid" if kind == "job" else "id"]
+    if found != name:
+        raise ValueError(f"the record of {kind} {found} is there")
+    return flat
+
+
 def encode(arguments: Mapping[str, object]) -> str:
     """A step's arguments as JSON, without those that are None."""
     return json.dumps({key: value for key, value in arguments.items() if value is not None}, ensure_ascii=False)

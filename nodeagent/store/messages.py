@@ -361,9 +361,9 @@ class Settlement(Record):
 class Judgement(Record):
     """The judgement on how the last active generation ended, after all its members have answered or are lost.
 
-    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev``; the phase is not terminal; ``number`` is
-    ``last_number`` and has a budget entry (``stale``). Effect: the entry is replaced, ``silent`` is empty; event
-    FaultJudged. A judgement that was done before returns the job.
+    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev``; the phase is not terminal, or the entry does
+    not count (a lost node was the cause); ``number`` is ``last_number`` and has a budget entry (``stale``). Effect: the
+    entry is replaced, ``silent`` is empty; event FaultJudged. A judgement that was done before returns the job.
     """
 
     uid: str

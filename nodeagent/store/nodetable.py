@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from nodeagent.model.node import NodeRecord
+from nodeagent.store import codec
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.decoder import Base
@@ -56,7 +57,10 @@ async def read_nodes(
                 raise ValueError("its name is not UTF-8")
             fields = _fields(texts.get(name, ""), int(newest)) or await link.ask("HGETALL", prefix + key)
             if fields:  # else a step removed the node; the next beat reports it
-                nodes.append(decode(fields, cordons.get(name, "")))
+                node = decode(codec.own_record(key, fields), cordons.get(name, ""))
+                if node.rev < int(newest):
+                    raise ValueError(f"it has revision {node.rev}, and a step has left revision {int(newest)}")
+                nodes.append(node)
         except ValueError as error:
             unread[key] = error
     if before != era or await link.ask("HGET", f"{prefix}meta", "era") != era:

@@ -506,6 +506,18 @@ async def test_a_fault_is_judged_once(bench: Bench) -> None:
     await refused("ended", bench.store.judge(judgement(job, spend=spend())))
 
 
+async def test_of_a_job_that_has_ended_only_what_costs_nothing_is_judged(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.report(job, "n1", "failed")
+    job = await bench.end(job, "holding", spend=spend())
+    job = await bench.end(job, "stopped")
+    assert (job.silent, job.budget["1"].counts) == ({"n2": "n2-a"}, True)
+    await refused("ended", bench.store.judge(judgement(job, spend=spend("another worker"))))
+    job = await bench.store.judge(judgement(job))
+    assert (job.phase, job.silent, job.budget) == ("stopped", {}, {"1": FREE})
+
+
 async def test_of_many_faults_the_first_few_keep_all_that_the_workers_wrote(bench: Bench) -> None:
     nodes = [f"n{i}" for i in range(1, 20)]
     await bench.up(*nodes)

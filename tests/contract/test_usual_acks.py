@@ -59,6 +59,7 @@ class Hand:
             data.hset(job, f"keeper:{node}", json.dumps(self.bench.lives[node].life))
         elif dice < 0.09:
             data.hset(f"{KEY}node:{node}", self.random.choice(("lost", "left")), "1")
+            data.hdel(f"{KEY}nodes", node)  # the copy that a step would have made anew
         elif dice < 0.11:
             data.hset(job, f"silent:{node}", json.dumps(self.random.choice(("another", self.bench.lives[node].life))))
         elif dice < 0.12:

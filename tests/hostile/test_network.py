@@ -1,8 +1,8 @@
 """Somebody who reaches an agent's https port, with no credential, or with a token that he should not have.
 
 That nobody is let in without one, over plain HTTP, by silence, or with a token that was taken out of the file is in
-tests/integration/test_api_remote.py; foreign names for loopback in tests/unit/api/test_page.py; garbage as datagrams in
-tests/unit/lease/test_peers.py. Here is what a valid token cannot do.
+tests/integration/test_api_remote.py; garbage as datagrams in tests/unit/lease/test_peers.py. Here is what a valid token
+cannot do, and what a web page cannot that has pointed a name of its own at 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,29 @@ def test_a_body_without_end(door: Door) -> None:
     assert status == 400
     assert str(MAX_BODY) in answer["error"]["message"]
     assert ask(door, "GET", "/v1/jobs")[0] == 200
+
+
+NOT_ITS_NAMES = (
+    "Host: evil.example\r\n", "Host: evil.example:9470\r\n", "Host: 127.0.0.1.evil.example\r\n",
+    "Host: localhost@evil.example\r\n", "Host: 127.0.0.1 evil.example\r\n", "Host: \r\n", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("named", NOT_ITS_NAMES)
+@pytest.mark.parametrize("target", ["/metrics", "/v1/status", "/healthz/../metrics", "/%6detrics", "//metrics"])
+def test_a_name_that_is_not_loopbacks_is_told_nothing_of_jobs(agent: LiveAgent, target: str, named: str) -> None:
+    """DNS rebinding: a browser here that follows such a name reads what the page that owns the name may read."""
+    agent.submit(spec("secret-project", user=USER))
+    agent.until(lambda: "secret-project" in plainly(agent, "/metrics", "Host: 127.0.0.1\r\n"))
+    answer = plainly(agent, target, named)
+    assert "secret-project" not in answer
+    assert answer.split()[1] in ("400", "403", "404"), answer
+
+
+def plainly(agent: LiveAgent, target: str, named: str) -> str:
+    """What loopback HTTP answers to this request, byte for byte."""
+    assert agent.server is not None
+    port = int(agent.server.http_url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        plain.sendall(f"GET {target} HTTP/1.1\r\n{named}Connection: close\r\n\r\n".encode())
+        return b"".join(iter(lambda: plain.recv(65536), b"")).decode()

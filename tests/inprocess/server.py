@@ -91,6 +91,15 @@ class Server:
             self.take(key)
             self.data.set(full, text)
 
+    def value(self, key: str) -> Value | None:
+        """What a key of the cluster holds now."""
+        return copy.deepcopy(self.data.keys.get(prefix(CLUSTER) + key))
+
+    def overwrite(self, key: str, value: Value) -> None:
+        """Somebody writes this over what a key held."""
+        self.take(key)
+        self.data.keys[prefix(CLUSTER) + key] = copy.deepcopy(value)
+
     def stepped(self) -> None:
         """Called after each step."""
 

@@ -13,7 +13,7 @@ from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import WindowsRecord
 from nodeagent.store import codec
 from nodeagent.store.decoder import Decoder
-from tests.inprocess.data import Data, Expiring
+from tests.inprocess.data import Data, Expiring, SortedSet
 
 
 class State:
@@ -59,7 +59,8 @@ class State:
                     known = self._jobs[uid] = (rev, self._decoder.job(flat))
                 except (ValueError, KeyError):  # somebody has written over it
                     continue
-            found[uid] = known[1]
+            if known[1].uid == uid:
+                found[uid] = known[1]
         return found
 
     @property
@@ -85,7 +86,8 @@ class State:
                     known = self._nodes[name] = (rev, cordon, codec.decode_node(flat, cordon))
                 except (ValueError, KeyError):
                     continue
-            found[name] = known[2]
+            if known[2].id == name:
+                found[name] = known[2]
         return found
 
     @property
@@ -112,8 +114,8 @@ class State:
         return frozenset(self._scores("awaited"))
 
     def _scores(self, name: str) -> dict[str, int]:
-        found: Any = self._data.keys.get(self._prefix + name)
-        return {member: int(score) for member, score in found.scores.items()} if found is not None else {}
+        found = self._data.keys.get(self._prefix + name)
+        return {member: int(score) for member, score in found.scores.items()} if isinstance(found, SortedSet) else {}
 
     @property
     def alloc(self) -> dict[str, dict[str, str]]:

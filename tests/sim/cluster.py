@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from nodeagent.store.base import StoreRefusedError
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
 from tests.folders import in_memory
+from tests.inprocess.data import Value
 from tests.inprocess.server import HereStore, Server
 from tests.sim.disk import SimDisk
 from tests.sim.host import SimHost
@@ -242,6 +243,7 @@ class SimCluster:
         self._stirred.set()
         if self.damaged and self._era != (era := self.server.state.era):
             self._era = era
+            self.checker.disbelieved.clear()
             self.checker.store_loses()  # damage has been noticed, or more of it has
         self.checker.records()
 
@@ -256,17 +258,22 @@ class SimCluster:
                 self.checker.forgotten |= missing
             await asyncio.sleep(0.01)
 
-    async def damage_store(self, *keys: str) -> dict[str, int]:
-        """Somebody removes these keys by hand; the numbers of the generations that the store had then, by uid. Nothing
-        is removed where no agent knows of the job: it would be gone."""
+    async def damage_store(self, values: Mapping[str, Value | None]) -> dict[str, int]:
+        """Somebody writes these over what keys held (None: removes the key) by hand; the numbers of the generations
+        that the store had then, by uid. Nothing is done where no agent knows of the job: it would be gone."""
         before = self.server.state.jobs
-        lost = {key.removeprefix("job:") for key in keys} & set(before)
+        lost = {key.removeprefix("job:") for key in values if key.startswith("job:")}
         numbers = {uid: job.head.number for uid, job in before.items() if job.head is not None}
         if not any(n.agent and lost <= set(n.agent.cluster().jobs) for n in self.nodes.values()):
             return {}
         self.checker.store_loses()
-        self.damaged = True
-        self.server.take(*keys)
+        self.damaged, self._era = True, self.server.state.era
+        for key, value in values.items():
+            if value is None and self.server.value(key) is not None:
+                self.server.take(key)
+            if value is not None:
+                self.server.overwrite(key, value)
+                self.checker.disbelieved.add(key.removeprefix("job:"))
         return numbers
 
     async def roll_back_store(self, seconds: float, same_process: bool = False) -> dict[str, int]:
@@ -311,18 +318,25 @@ class SimCluster:
         assert job is not None, f"{name} is not in the store\n{self.describe()}"
         return job
 
-    async def patiently(self, step: Callable[[], Awaitable[object]]) -> None:
-        """A person's write: told to try again while the store recovers, one does."""
+    async def patiently(self, step: Callable[[], Awaitable[object]], record: str = "") -> None:
+        """A person's write: told to try again while the store recovers, one does. A ``record`` that cannot be read is
+        removed by hand, as agents ask for: those who know it give it back."""
         for _ in range(10):
             try:
                 await step()
             except StoreRefusedError as refusal:
-                if refusal.code != "recovering":
+                if refusal.code == "version" and record:
+                    await self.damage_store({record: None})
+                elif refusal.code != "recovering":
                     raise
                 await self.until(lambda: not self.server.state.recovering, RECOVERED, "the store has recovered")
             else:
                 return
         raise AssertionError("the store recovered again and again")
+
+    def _record_of(self, name: str) -> str:
+        job = self.find(name)
+        return f"job:{job.uid}" if job is not None else ""
 
     async def operate(self, name: str, **changes: object) -> None:
         request = f"r{self.rng.getrandbits(48):x}"
@@ -335,7 +349,7 @@ class SimCluster:
             control = SEAL.control(job.uid, job.control.model_copy(update=more))
             await self._write(job, control, request, "JobChanged", "changed")
 
-        await self.patiently(step)
+        await self.patiently(step, self._record_of(name))
 
     async def scale(self, name: str, verb: Verb, **body: object) -> bool:
         """What the API does with such a request; false if the job cannot have it."""
@@ -359,7 +373,7 @@ class SimCluster:
             done = asked.done(job, new or job.control)
             await self._write(job, new, request, "JobScaled", str(body), done.text)
 
-        await self.patiently(step)
+        await self.patiently(step, self._record_of(name))
         return taken
 
     async def _write(
@@ -378,7 +392,7 @@ class SimCluster:
             if name in self.server.state.nodes:
                 await HereStore(self.server).cordon(name, cordon, request)
 
-        await self.patiently(step)
+        await self.patiently(step, f"node:{name}")
 
     def whole(self, name: str) -> bool:
         """The job is active and all its members' workers, and only they, execute it."""

@@ -10,11 +10,15 @@ from nodeagent.api.intents import Verb
 from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Cordon
+from nodeagent.store import codec
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.keys import prefix
-from tests.inprocess.server import CLUSTER
+from tests.inprocess.data import Expiring, SortedSet
 from tests.sim.cluster import Node, SimCluster
 
+GARBAGE = ("", "{", "x", "\x00\x7f", "[]")
+"""What somebody writes into a field by hand, and nobody can read there."""
+TEXTS = {*codec.JOB_TEXT, *(f"head_{name}" for name in codec.HEAD_TEXT), "active_id"}
+"""Fields of a job in which these can be read."""
 NOTICED = 15.0
 """Seconds in which damage is found that some agent would find."""
 Fault = Callable[[SimCluster], Awaitable[None]]
@@ -224,14 +228,40 @@ async def roll_back_store(cluster: SimCluster) -> None:
 
 async def damage_store(cluster: SimCluster) -> None:
     """Some of its keys are removed by hand."""
-    state = cluster.server.state
-    if not cluster.settled() or not state.jobs:
+    if (there := _damageable(cluster)) and cluster.settled():
+        chosen = cluster.rng.sample(there, min(len(there), cluster.rng.choice([1, 1, 2, 4])))
+        await _reached_by_a_reader(cluster, await cluster.damage_store(dict.fromkeys(chosen)), NOTICED)
+
+
+async def overwrite_store(cluster: SimCluster) -> None:
+    """One of its keys is written over by hand: by another type, by a field that nobody can read, by what the key held a
+    while ago, or by what another record holds."""
+    if not (there := _damageable(cluster)):
         return
-    node, job = _any(cluster).name, cluster.rng.choice(sorted(state.jobs))
+    key, way = cluster.rng.choice(there), cluster.rng.choice(["type", "garbage", "older", "other"])
+    value = cluster.server.value(key)
+    if way == "type":
+        value = cluster.rng.choice([Expiring("x", None), SortedSet() if isinstance(value, dict) else {"x": "x"}])
+    elif way == "garbage" and isinstance(value, dict):
+        value[cluster.rng.choice(sorted(value.keys() - TEXTS))] = cluster.rng.choice(GARBAGE)
+    elif way == "other" and key.startswith(("job:", "node:")):
+        records = [f"job:{uid}" for uid in cluster.server.state.jobs] + [f"node:{name}" for name in cluster.nodes]
+        value = cluster.server.value(cluster.rng.choice(sorted({*records} - {key})))
+    elif way == "older" and key != "lease":  # what it says of the ends of leases is believed (docs/protocol.md)
+        await asyncio.sleep(cluster.rng.choice([0.3, 1.0, 5.0, 20.0]))
+    else:
+        return
+    if value is not None and cluster.settled() and cluster.server.value(key) not in (None, value):
+        await _reached_by_a_reader(cluster, await cluster.damage_store({key: value}), NOTICED)
+
+
+def _damageable(cluster: SimCluster) -> list[str]:
+    """Keys of which somebody makes something else, by hand: of one job, of one node, and of all."""
+    if not cluster.server.state.jobs:
+        return []
+    node, job = _any(cluster).name, cluster.rng.choice(sorted(cluster.server.state.jobs))
     keys = [f"job:{job}", f"node:{node}", f"alloc:{node}", "names", "highest", "lease", "changes"]
-    there = [key for key in keys if prefix(CLUSTER) + key in cluster.server.data.keys]
-    chosen = cluster.rng.sample(there, min(len(there), cluster.rng.choice([1, 1, 2, 4])))
-    await _reached_by_a_reader(cluster, await cluster.damage_store(*chosen), NOTICED)
+    return [key for key in keys if cluster.server.value(key) is not None]
 
 
 async def _reached_by_a_reader(cluster: SimCluster, lost: Mapping[str, int], seconds: float = 0.0) -> None:
@@ -350,6 +380,6 @@ FAULTS: tuple[Fault, ...] = (
     cut_link, cut_link,
     cut_store, cut_store, away_and_killed, away_and_killed, cut_peers, cut_peers, bad_link, bad_link, cut_workers,
     freeze_store, overload_store, restart_store, empty_store,
-    roll_back_store, damage_store, one_address_for_two, step_store_clock, late_guard, scale, pause_and_resume,
-    restart_job, cordon, sicken, sicken,
+    roll_back_store, damage_store, overwrite_store, one_address_for_two, step_store_clock, late_guard, scale,
+    pause_and_resume, restart_job, cordon, sicken, sicken,
 )  # fmt: skip

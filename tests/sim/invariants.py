@@ -73,6 +73,9 @@ class Checker:
         """Uids of the jobs whose submission was acknowledged."""
         self.forgotten: set[str] = set()
         """Those that nobody was left to know of when the store had lost them."""
+        self.disbelieved: set[str] = set()
+        """Jobs whose record somebody has written over by hand, and nobody has noticed yet: what it says is no rule
+        broken. What the machines run is looked at all the same."""
         self.checks = 0
         self.first: Broken | None = None
         """The first one broken: kept, since some checks run where an exception would go nowhere."""
@@ -180,7 +183,7 @@ class Checker:
             if job.active is not None:
                 self._tokens.setdefault(uid, {})[job.active.number] = job.active
                 self._active[uid] = max(self._active.get(uid, 0), job.active.number)
-            if settled:
+            if settled and uid not in self.disbelieved:
                 self._record(job)
                 self._seen[uid] = job
         if not settled:

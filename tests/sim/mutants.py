@@ -564,7 +564,19 @@ def what_is_guaranteed_comes_back(patch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
+def records_of_nodes_are_believed(patch: pytest.MonkeyPatch) -> None:
+    """What a node's record says is believed, whoever has written it."""
+    change(patch, ("local function as_written(id)\n", "local function as_written(id)\n  do return true end\n"))
+
+
+def older_records_are_read(patch: pytest.MonkeyPatch) -> None:
+    """An agent is sent a record that is older than the one that a step has left."""
+    change(patch, ("if has < tonumber(changed[i + 1]) then", "if has < 0 then"))
+
+
 MUTANTS = (
+    Mutant(records_of_nodes_are_believed, provocations.its_record_denies_a_nodes_life),
+    Mutant(older_records_are_read, provocations.an_older_record_is_there_when_an_agent_starts),
     Mutant(only_groups_are_killed, provocations.a_process_outside_its_group),
     Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
     Mutant(one_trainer_is_enough, provocations.trainers_end_one_by_one),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
+from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import Script
 from nodeagent.trust.ledger import LedgerEntry
-from tests.inprocess.data import CommandError
-from tests.inprocess.server import Server
+from tests.inprocess.data import CommandError, Value
+from tests.inprocess.server import CLUSTER, Server
 
 
 class SimLedger:
@@ -26,18 +27,29 @@ class SimLedger:
 
 class WatchedServer(Server):
     """Tells after each step. A script that fails ends the simulation: a broken rule has to show in what it breaks. Only
-    where somebody has written over records (``spoiled``) a step may meet what it cannot read."""
+    while something that somebody has written over by hand is there may a step meet what it cannot read."""
 
     def __init__(self, clock: Callable[[], float], stepped: Callable[[], None]) -> None:
         super().__init__(clock)
         self._stepped = stepped
-        self.spoiled = False
+        self._by_hand: dict[str, Value | None] = {}
+
+    def overwrite(self, key: str, value: Value) -> None:
+        super().overwrite(key, value)
+        self._by_hand[key] = self._held(key)
+
+    def spoil(self, key: str, field: str = "", text: str = "x") -> None:
+        super().spoil(key, field, text)
+        self._by_hand[key] = self._held(key)
+
+    def _held(self, key: str) -> Value | None:
+        return self.data.keys.get(prefix(CLUSTER) + key)
 
     def stepped(self) -> None:
         self._stepped()
 
     def failed(self, script: Script, error: CommandError) -> None:
-        if not self.spoiled:
+        if not any(value is self._held(key) for key, value in self._by_hand.items()):
             raise RuntimeError(f"{script.name}.lua failed: {error}")
 
 

@@ -635,3 +635,37 @@ async def a_large_gang_forms_again(cluster: SimCluster) -> None:
     assert beats < size, f"{beats} beats of {size} nodes, for three wakes"
     short = sum(times for (step, commands), times in cost.items() if step == "ack" and commands <= SHORT_ACK)
     assert short >= size // 4, f"{short} of {size} acknowledgements took the short way: {cost}"
+
+
+async def its_record_denies_a_nodes_life(cluster: SimCluster) -> None:
+    """Somebody writes another life into the record of the job's one node, which is stuck; the job is to move. Its
+    workers have no peers whose end would end them."""
+    await started(cluster, 1, 1)
+    (only,) = members(cluster)
+    node = cluster.nodes[only]
+    node.freeze_agent()
+    node.lease.gate.close()
+    cluster.checker.store_loses()
+    cluster.damaged = True
+    cluster.server.spoil(f"node:{only}", "life", "x")
+    await cluster.cordon(only, Cordon(reason="test", by="test", at=0.0, drain=True))
+    await asyncio.sleep(8)
+    node.thaw()
+    await cluster.until(lambda: cluster.whole("j") and only not in members(cluster), 60, "moved")
+
+
+async def an_older_record_is_there_when_an_agent_starts(cluster: SimCluster) -> None:
+    """Somebody writes back what a job's record was some generations ago, and an agent that has just started reads that,
+    and offers it as what it knows."""
+    await started(cluster, 2, 3)
+    older = cluster.server.value("job:uid-j")
+    assert older is not None
+    for times in (1, 2):
+        cluster.nodes[members(cluster)[0]].machine.worker_ends("uid-j", 0, signal=9)
+        await cluster.until(lambda: cluster.job("j").restarts == times and cluster.whole("j"), 60, "re-formed")  # noqa: B023
+    restarted, before = cluster.nodes[members(cluster)[0]], cluster.job("j").head
+    await cluster.damage_store({"job:uid-j": older})
+    await restarted.kill_agent()
+    restarted.start_agent()
+    await asyncio.sleep(15)
+    assert cluster.job("j").head == before, cluster.describe()

@@ -1,4 +1,5 @@
-"""Directed schedules with a store in which somebody removes what is there: training goes on, and recovers."""
+"""Directed schedules with a store in which somebody removes what is there, or writes over it: training goes on, and
+recovers."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ import asyncio
 import pytest
 
 from nodeagent.model.base import RECORD_VERSION
+from nodeagent.model.node import Cordon
 from nodeagent.store import codec
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.keys import prefix
-from tests.inprocess.server import CLUSTER
+from tests.inprocess.server import CLUSTER, HereStore
 from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.parts import WatchedServer
+from tests.sim.parts import sim_spec
 from tests.sim.provocations import store_loses_writes
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_failsafe import alive, members, pids, started
@@ -64,9 +67,6 @@ def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field
         before, number = pids(c), _number(c)
         c.checker.store_loses()
         c.damaged = True
-        watched = c.server
-        assert isinstance(watched, WatchedServer)
-        watched.spoiled = True
         c.server.spoil(key, field, text)
         await asyncio.sleep(10)
         assert pids(c) == before, "nothing that runs is hurt"
@@ -75,6 +75,142 @@ def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field
         assert len(c.server.state.jobs) == 1
 
     simulate(4, scenario)
+
+
+SAID = [("start", "9"), ("start", "0"), ("life", "x"), ("lost", "1"), ("left", "1")]
+
+
+@pytest.mark.parametrize(("field", "text"), SAID)
+def test_a_nodes_record_that_says_something_else_ends_neither_its_agent_nor_its_workers(field: str, text: str) -> None:
+    """Its agent took a record with another start for a newer agent's, and ended; its workers were stopped."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before, node = pids(c), c.nodes["n2"]
+        agent = node.agent
+        c.checker.store_loses()
+        c.damaged = True
+        c.server.spoil("node:n2", field, text)
+        await asyncio.sleep(10)
+        assert (pids(c), node.agent) == (before, agent), "nothing that runs is hurt"
+        events = [event.text for event in c.server.state.events if event.kind == "StoreDamaged"]
+        assert events and "node:n2" in events[0], "the key is named"
+        node.machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 60, "it is replaced")
+
+    simulate(4, scenario)
+
+
+@pytest.mark.parametrize(("field", "text"), SAID)
+def test_nor_is_it_believed_while_its_agent_is_dead(field: str, text: str) -> None:
+    """The job re-forms meanwhile: never beside workers that the record denies."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        await c.nodes["n2"].kill_agent()
+        c.checker.store_loses()
+        c.damaged = True
+        c.server.spoil("node:n2", field, text)
+        await c.operate("j", restart=1)
+        await asyncio.sleep(10)
+        c.nodes["n2"].start_agent()
+        await c.until(lambda: c.whole("j") and c.job("j").restarts, 60, "re-formed")
+
+    simulate(4, scenario)
+
+
+@pytest.mark.parametrize("other", ["node:n3", "job:uid-j"])
+def test_another_record_in_the_place_of_a_nodes(other: str) -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before = pids(c)
+        _replace(c, "node:n2", other)
+        await asyncio.sleep(10)
+        assert pids(c) == before, "nothing that runs is hurt"
+        assert c.server.state.nodes["n2"].id == "n2"
+
+    simulate(4, scenario)
+
+
+@pytest.mark.parametrize("agents_restart", [False, True])
+def test_another_jobs_record_in_the_place_of_a_job_that_waits(agents_restart: bool) -> None:
+    """No node runs it, so that no beat names it; whoever read everything anew took it for the other job, and the store
+    removed that one. Both were lost."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        await c.submit("k", 4, 4, 4)
+        await asyncio.sleep(5)
+        before = pids(c)
+        _replace(c, "job:uid-k", "job:uid-j")
+        if agents_restart:
+            for node in list(c.nodes.values())[:2]:
+                await node.kill_agent()
+                node.start_agent()
+        await asyncio.sleep(20)
+        assert set(c.server.state.jobs) == {"uid-j", "uid-k"}
+        assert pids(c) == before, "nothing that runs is hurt"
+        c.checker.check_kept()
+
+    simulate(4, scenario)
+
+
+@pytest.mark.parametrize("restarted", ["", "n1", "n4"], ids=["nobody", "a member's agent", "another agent"])
+def test_an_older_record_of_a_job_starts_no_second_generation(restarted: str) -> None:
+    """An agent that starts right then reads nothing but the older record."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        older = c.server.value("job:uid-j")
+        assert older is not None
+        for _ in range(2):
+            number = _number(c)
+            c.nodes[members(c)[0]].machine.worker_ends("uid-j", 0, signal=9)
+            await c.until(lambda: _number(c) > number and c.whole("j"), 60, "re-formed")  # noqa: B023
+        await c.cordon("n3", Cordon(reason="test", by="test", at=0.0, drain=True))
+        await c.until(lambda: "n3" not in members(c) and c.whole("j"), 60, "moved")
+        number, before = _number(c), pids(c)
+        await c.damage_store({"job:uid-j": older})
+        if restarted:
+            await c.nodes[restarted].kill_agent()
+            c.nodes[restarted].start_agent()
+        await asyncio.sleep(15)
+        assert (_number(c), pids(c)) == (number, before)
+        events = [event.text for event in c.server.state.events if event.kind == "StoreDamaged"]
+        assert events and "job:uid-j" in events[-1], "the key is named"
+
+    simulate(4, scenario)
+
+
+@pytest.mark.parametrize("key", ["changes", "names", "highest"])
+def test_an_older_list_of_the_store_makes_no_second_job_of_a_name(key: str) -> None:
+    """Where the list of all records did not name a job, a second one of its name was taken."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("other", 1, 2, 2)
+        await running(c, 2, "other")
+        older = c.server.value(key)
+        assert older is not None
+        await started(c, 1, 2)
+        before, number = pids(c), _number(c)
+        await c.damage_store({key: older})
+        with pytest.raises(StoreRefusedError) as refused:
+            await HereStore(c.server).submit("uid-2", sim_spec("j", 1, 1, 1), 0, 0.0, "test", "again")
+        assert refused.value.code in ("name_taken", "recovering")
+        await asyncio.sleep(15)
+        assert (_number(c), pids(c)) == (number, before)
+        assert set(c.server.state.jobs) == {"uid-j", "uid-other"}
+
+    simulate(4, scenario)
+
+
+def _replace(c: SimCluster, key: str, other: str) -> None:
+    """Somebody writes what the other record holds over this one."""
+    value = c.server.value(other)
+    assert value is not None
+    c.checker.store_loses()
+    c.damaged = True
+    c.server.overwrite(key, value)
 
 
 @pytest.mark.parametrize("what", ["job", "lease", "all"])

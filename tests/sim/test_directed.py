@@ -543,3 +543,28 @@ def test_a_failure_for_a_lost_peer_names_the_pair_that_is_cut() -> None:
         await running(c, 3)
 
     simulate(3, scenario)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_job_that_is_stopped_while_it_forms_pays_for_its_own_faults_only(lost: bool) -> None:
+    """A node loses its power, and the others' workers fail for it. Before its lease has lapsed the job is stopped."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        await asyncio.sleep(TIMING.early)
+        if lost:
+            await c.nodes["n2"].power_cut()
+        else:
+            c.nodes["n2"].freeze_agent()
+        c.nodes["n1"].machine.worker_ends("uid-j", 0, code=1, error="ValueError: step 12 failed")
+        await c.until(lambda: bool(c.job("j").budget and c.job("j").silent), 3, "the failure is written down")
+        await c.operate("j", desired="stop")
+        await c.until(lambda: c.job("j").phase == "stopped", 3, "stopped")
+        assert [entry.counts for entry in c.job("j").budget.values()] == [True], "n2 may answer still"
+        c.nodes["n2"].thaw()
+        await c.until(lambda: not c.job("j").silent, TIMING.lease * 3, "judged")
+        (entry,) = c.job("j").budget.values()
+        assert (entry.kind, entry.counts) == (("node_lost", False) if lost else ("worker_failed", True))
+
+    simulate(4, scenario)

@@ -175,9 +175,12 @@ GPU_RULES = (
         lambda g: "clock event reasons: " + ", ".join(sorted(g.slowdown or ())),
     ),
     GpuRule(
-        Rule("pcie.width", "degraded", "service", "reading", "the GPU has fewer PCIe lanes than it could have",
+        Rule("pcie.width", "degraded", "service", "reading",
+             "the GPU has fewer PCIe lanes than it could have, though it is in use",
              "NVML PCIe link width", after=60.0),
-        lambda g: _less(g.pcie_width, g.pcie_width_max), lambda g: f"{g.pcie_width} of {g.pcie_width_max} lanes",
+        lambda g: None if g.processes == () and _less(g.pcie_width, g.pcie_width_max)
+        else _less(g.pcie_width, g.pcie_width_max),
+        lambda g: f"{g.pcie_width} of {g.pcie_width_max} lanes",
     ),
     GpuRule(
         Rule("pcie.generation", "info", "none", "reading",

@@ -22,9 +22,12 @@ _AT = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.[0-7])?"
 """A bus id, without or with its function."""
 _XID = re.compile(rf"NVRM: Xid \(PCI:{_AT}(?: GPU-I:\d{{1,4}})?(?: GPU-CI:\d{{1,4}})?\): (\d{{1,5}})(?!\d)")
 """The error of a MIG slice names the slice; it counts as its GPU's."""
+_NVLINK_5 = range(144, 151)
+_NONFATAL = re.compile(r", \w{1,24} Nonfatal\b")
+"""Of an Xid of NVLink 5 the driver says itself that nothing broke."""
 _XID_BEGINS = b";NVRM: Xid ("
-_XIDS = re.compile(rb"^[0-7],[^;\n]*;(NVRM: Xid \([^,\n]*)[,\n]", re.MULTILINE)
-"""Device and code of each Xid among many records that the kernel itself wrote."""
+_XIDS = re.compile(rb"^[0-7],[^;\n]*;(NVRM: Xid \([^,\n]*(?=[,\n])(?:, \w{1,24} Nonfatal\b)?)", re.MULTILINE)
+"""Device and code of each Xid among many records that the kernel itself wrote, and whether it is called nonfatal."""
 _KERNEL = re.compile(rb"[0-7],")
 """How a record of the kernel itself begins: its priority is a level alone, its facility 0. What is written to /dev/kmsg
 from outside never has that."""
@@ -99,7 +102,8 @@ def bus_id(text: str) -> str:
 def parse(text: str, at: float) -> KernelLine | None:
     """What a line of the kernel itself says; None for almost all of them."""
     if found := _XID.match(text):
-        return KernelLine("xid", bus_id(found[1]), int(found[2]), text, at)
+        nonfatal = int(found[2]) in _NVLINK_5 and _NONFATAL.match(text, found.end())
+        return KernelLine("nvlink" if nonfatal else "xid", bus_id(found[1]), int(found[2]), text, at)
     if _OF_A_PROCESS.match(text):
         return None
     for kind, pattern in _KINDS:

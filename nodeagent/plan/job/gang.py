@@ -15,7 +15,7 @@ from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure import faults, policies, timeouts
 from nodeagent.plan.failure.policies import BY, STOPPED_CODE
 from nodeagent.plan.job.proposal import propose_or_hold
-from nodeagent.plan.job.running import after_fault, decide_running, judge_before, settle_scale, still
+from nodeagent.plan.job.running import after_fault, decide_running, judge_before, judge_ended, settle_scale, still
 from nodeagent.plan.job.waiting import decide_waiting
 from nodeagent.plan.nodes.candidates import strays
 from nodeagent.plan.nodes.failsafe import silence
@@ -28,7 +28,7 @@ from nodeagent.plan.steps import Activate, Decision, End, Remove
 def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     """The next step of a job. ``wall`` is Unix time and ends up only in texts for people."""
     if job.phase in TERMINAL:
-        return _ended(cluster, job)
+        return _ended(cluster, job, wall)
     refusal = cluster.refused.get(job.uid)
     if refusal is not None and not (refusal.controlled and job.control.desired == "stop"):
         return Decision(None, (refusal.text,), steady=True)
@@ -75,7 +75,9 @@ def _calm(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
 # --- ended, stopping, pausing -------------------------------------------------------------------
 
 
-def _ended(cluster: Cluster, job: JobRecord) -> Decision:
+def _ended(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
+    if (judged := judge_ended(cluster, job, wall)) is not None:
+        return judged
     still = holding_nodes(cluster, job)
     if still:
         return Decision(None, (f"its last workers are being stopped on {', '.join(still)}",), steady=True)

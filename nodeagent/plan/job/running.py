@@ -170,6 +170,18 @@ def judge_before(cluster: Cluster, job: JobRecord, wall: float) -> Decision | No
     return Decision(Judge(job.last_number, spend), (f"generation {job.last_number} was ended by: {spend.text}",))
 
 
+def judge_ended(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
+    """The same of a job that was stopped, or ended otherwise, before its last fault was judged: only whether a lost
+    node was the cause, which costs nothing. Nothing else follows from it any more."""
+    if not job.silent:
+        return None
+    found = faults.late_fault(cluster, job, wall)
+    if found is None or found.spend.counts:
+        return None
+    why = f"generation {job.last_number} was ended by: {found.spend.text}"
+    return Decision(Judge(job.last_number, found.spend), (why,))
+
+
 def _ended_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -> Decision | None:
     """The job's end by the fault of the generation before, which was judged once this one ran."""
     entry = job.budget.get(str(job.last_number))

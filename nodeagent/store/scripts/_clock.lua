@@ -5,7 +5,8 @@ local P, RUN, VERSION, A = KEYS[1], ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local META, LEASE, CHANGES, EVENTS, CORDONS = P .. 'meta', P .. 'lease', P .. 'changes', P .. 'events', P .. 'cordons'
 local NAMES, HIGHEST, REQUESTS, SAVED = P .. 'names', P .. 'highest', P .. 'requests', P .. 'saved'
 local AWAITED, CALLED, NAMED = P .. 'awaited', P .. 'called', 5
-local DEPARTED = P .. 'departed'
+local DEPARTED, NODES = P .. 'departed', P .. 'nodes'
+local distrust -- _records.lua
 local RELEASE = 1.05 -- of failsafe_limit, as in model/timing.py
 
 local function int(number)
@@ -58,8 +59,11 @@ local function read_meta()
 end
 
 local meta = read_meta()
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now
+do
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
 local served, amnesty = tonumber(meta.served or '0'), tonumber(meta.amnesty or '0')
 local lease_ms, credit_ms, gap_ms = tonumber(meta.lease or '0'), tonumber(meta.credit or '0'), tonumber(meta.gap or '0')
 local revision, known, recover = tonumber(meta.rev or '0'), tonumber(meta.known or '0'), tonumber(meta.recover or '0')
@@ -89,15 +93,17 @@ local function doubt()
   recover = least + (count > 0 and wait or 0)
 end
 
--- A link from before two fail-overs (there and back) names the old history: it must ask again who the server is.
-local function is_old_link()
-  local history = string.match(RUN, '%-(%x+)$')
-  local info = history and redis.pcall('INFO', 'replication')
-  local is = type(info) == 'string' and string.match(info, 'master_replid:(%x+)')
-  return is and is ~= history
-end
-if RUN ~= meta.run and is_old_link() then
-  return refuse('link', 'this connection is older than the last fail-over')
+do
+  -- A link from before two fail-overs (there and back) names the old history: it must ask again who the server is.
+  local function is_old_link()
+    local history = string.match(RUN, '%-(%x+)$')
+    local info = history and redis.pcall('INFO', 'replication')
+    local is = type(info) == 'string' and string.match(info, 'master_replid:(%x+)')
+    return is and is ~= history
+  end
+  if RUN ~= meta.run and is_old_link() then
+    return refuse('link', 'this connection is older than the last fail-over')
+  end
 end
 
 do
@@ -140,7 +146,7 @@ local nodes_read = {}
 local function node_read(id)
   if nodes_read[id] == nil then
     local map = to_map(redis.call('HGETALL', P .. 'node:' .. id))
-    nodes_read[id] = map.id and map or false
+    nodes_read[id] = map.id == id and map or false
   end
   return nodes_read[id] or nil
 end
@@ -155,11 +161,21 @@ local function node_brief(id)
   local brief = briefs_read[id]
   if not brief then
     local found = redis.call('HMGET', P .. 'node:' .. id, 'id', 'life', 'lost', 'left', 'start', 'seq', 'address')
-    brief = found[1] and { id = found[1], life = found[2], lost = found[3], left = found[4], start = found[5],
+    brief = found[1] == id and { id = found[1], life = found[2], lost = found[3], left = found[4], start = found[5],
       seq = found[6], address = found[7] } or nil
     briefs_read[id] = brief
   end
   return brief
+end
+
+-- Whether a node's record is what the steps wrote, by its revision in `changes` and its copy in `nodes`. Asked only where
+-- a node is refused, or counts as gone, by its record: somebody may have written over it by hand.
+local function as_written(id)
+  local node = redis.call('HMGET', P .. 'node:' .. id, 'life', 'start', 'lost', 'left', 'rev')
+  local pack = redis.pcall('HGET', NODES, id)
+  local copy = type(pack) == 'string' and { string.match(pack, '^[^\n]*\n([^\n]*)\n([^\n]*)\n(.-)\n(.-)\n.-\n(%d+)\n') } or {}
+  local same = copy[5] ~= node[5] or (copy[1] == node[1] and copy[2] == node[2] and copy[3] == node[3] and copy[4] == node[4])
+  return same and (tonumber(node[5] or '') or -1) >= tonumber(redis.call('ZSCORE', CHANGES, 'node:' .. id) or '0')
 end
 
 -- The end of a node's lease, even if the node left or was declared lost: a beat brings those nodes in neither list.
@@ -184,7 +200,7 @@ end
 
 local function lapsed(id)
   local node = node_brief(id)
-  if not node or node.left == '1' or node.lost == '1' then
+  if not node or ((node.left == '1' or node.lost == '1') and as_written(id)) then
     return true
   end
   local ends = redis.call('ZSCORE', LEASE, id) -- without one there is no proof of silence
@@ -196,7 +212,7 @@ local function gone(id, life)
   if not node then
     return buried('node:' .. id) and true or false
   end
-  return node.life ~= life or lapsed(id)
+  return (node.life ~= life and as_written(id)) or lapsed(id)
 end
 
 -- The node holds no lease in this life.
@@ -210,7 +226,11 @@ local function not_current(id, life, start, node)
   if not node then
     return refuse('not_current', 'node ' .. id .. ' is not known to the store: it must join first')
   end
-  if node.life ~= life or node.start ~= int(start) then
+  local current = node.life == life and node.start == int(start)
+  if (not current or node.lost == '1' or node.left == '1') and not as_written(id) then
+    return distrust({ 'node:' .. id })
+  end
+  if not current then
     return refuse('not_current', 'node ' .. id .. ' is held by another incarnation (start ' .. node.start .. ', at '
       .. node.address .. '): this agent must stop')
   end

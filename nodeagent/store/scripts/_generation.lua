@@ -149,7 +149,7 @@ local function next_holders(job, lost)
   for id, holder in pairs(found) do
     local node, ended = node_brief(id), nil
     if node then
-      ended = node.life ~= parsed(holder).life or node.lost == '1' or node.left == '1'
+      ended = (node.life ~= parsed(holder).life or node.lost == '1' or node.left == '1') and as_written(id)
     else
       ended = buried('node:' .. id)
     end

@@ -178,7 +178,6 @@ end
 
 -- The fields of a node that agents read, as one text, so that a new agent can read all nodes with one plain command. It
 -- is only a copy: a reader compares its revision with the one in `changes`.
-local NODES = P .. 'nodes'
 local function node_pack(node)
   local lines = {}
   for i, field in ipairs({ 'id', 'life', 'start', 'lost', 'left', 'joined', 'rev', 'facts', 'readiness' }) do
@@ -195,10 +194,16 @@ local function node_save(node)
   nodes_read[node.id] = node
 end
 
+-- What somebody wrote over a job's record by hand counts as missing: another job's record, or an older one of its own.
+local function is_record_of(uid, job)
+  return job.uid == uid
+    and (tonumber(job.rev or '') or -1) >= tonumber(redis.call('ZSCORE', CHANGES, 'job:' .. uid) or '0')
+end
+
 local jobs_before = {}
 local function job_read(uid)
   local job = to_map(redis.call('HGETALL', P .. 'job:' .. uid))
-  if not job.uid then
+  if not is_record_of(uid, job) then
     return nil
   end
   jobs_before[uid] = copied(job)
@@ -402,7 +407,7 @@ local function job_lean(uid, node)
   for i, value in ipairs(redis.call('HMGET', P .. 'job:' .. uid, unpack(fields))) do
     job[fields[i]] = value or nil
   end
-  if not job.uid then
+  if not is_record_of(uid, job) then
     return nil
   end
   local kept, counts = redis.call('HMGET', P .. 'counts:' .. uid, 'rev', unpack(COUNTS)), {}
@@ -431,7 +436,17 @@ local function widened(job)
   return whole
 end
 
+-- What a step answers that was to decide by this record or key.
+local function damaged(key)
+  distrust({ key })
+  return refuse('recovering', 'somebody removed or damaged ' .. key .. ' in the store: the agents restore it, and nothing '
+    .. 'is decided meanwhile; then try again')
+end
+
 local function no_job(uid)
+  if redis.call('EXISTS', P .. 'job:' .. uid) == 1 then
+    return damaged('job:' .. uid)
+  end
   return refuse('not_found', 'there is no job with uid ' .. uid .. ': list the jobs and try again')
 end
 
@@ -580,7 +595,7 @@ end
 
 -- A record or a key differs from what the steps wrote: no step decides anything until the agents have restored what
 -- they know. A record that is missing by then stays missing.
-local function distrust(damaged)
+function distrust(damaged)
   local found = {}
   for _, key in ipairs(damaged) do
     found[#found + 1] = key

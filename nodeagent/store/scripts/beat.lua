@@ -36,8 +36,9 @@ local function damage_of(uid)
   if job[1] ~= uid or not job[2] or not tonumber(job[3]) then
     return record
   end
-  if tonumber(redis.call('ZSCORE', CHANGES, record) or '-1') ~= tonumber(job[3]) then
-    return 'changes'
+  local score = tonumber(redis.call('ZSCORE', CHANGES, record) or '-1')
+  if score ~= tonumber(job[3]) then
+    return score > tonumber(job[3]) and record or 'changes'
   end
   if redis.call('HGET', NAMES, job[2]) ~= uid then
     return 'names'
@@ -67,10 +68,16 @@ local function damage_anywhere()
   end
   local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1)) do
-    if not string.find(record, '^gone:') and redis.call('EXISTS', P .. record) == 0 then
+    local kind, name = string.match(record, '^(%a+):(.*)$')
+    local field = kind == 'job' and 'uid' or kind == 'node' and 'id'
+    local about = field and redis.call('HMGET', P .. record, field, 'rev')
+    if about and (about[1] ~= name or (tonumber(about[2] or '') or -1) < tonumber(redis.call('ZSCORE', CHANGES, record))) then
       return record
     end
-    local node = string.match(record, '^node:(.*)$')
+    if kind ~= 'gone' and redis.call('EXISTS', P .. record) == 0 then
+      return record
+    end
+    local node = kind == 'node' and name
     if node and not redis.call('ZSCORE', LEASE, node) then
       local flags = redis.call('HMGET', P .. record, 'lost', 'left')
       if flags[1] ~= '1' and flags[2] ~= '1' then
@@ -176,11 +183,15 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
     else
       body = redis.call('HGETALL', P .. record)
     end
-    if #body == 0 then -- no step removed it: this agent must not take it for removed, and offer its view without it
-      return distrust({ record })
-    end
-    for _, text in ipairs(body) do
+    local has = -1
+    for at, text in ipairs(body) do
       bytes = bytes + (text and #text or 0)
+      has = at % 2 == 1 and text == 'rev' and tonumber(body[at + 1] or '') or has
+    end
+    -- No step removed it, or left an older one: this agent must not take it for removed, nor read the older one, and offer
+    -- its view like that.
+    if has < tonumber(changed[i + 1]) then
+      return distrust({ record })
     end
     if bytes > PAGE_BYTES and i > 1 then -- the next beat sends the rest
       rev, more = changed[i - 1], 1

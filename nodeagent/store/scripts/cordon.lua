@@ -4,6 +4,9 @@ local node = node_read(id)
 if not node then
   return refuse('not_found', 'there is no node ' .. id .. ': list the nodes and try again')
 end
+if not as_written(id) then
+  return damaged('node:' .. id)
+end
 local was = redis.call('HGET', CORDONS, id)
 if not request_seen(A.request) then
   remember(A.request, id)

@@ -27,8 +27,14 @@ end
 local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, head_id = 1, head_state = 1, head_address = 1, head_seal = 1, array = 1,
   active_id = 1 }
 
-local NUMBERS = { owner = 1, submitted = 1, since = 1, order = 1, ran = 1, restart_done = 1, not_before = 1, last_number = 1, restarts = 1,
-  rev = 1, head_number = 1, head_since = 1, head_deadline = 1, head_control_rev = 1, head_stopped = 1, head_ready = 1 }
+local NUMBERS = { version = 1, owner = 1, submitted = 1, ended = 1, since = 1, order = 1, first_active = 1, running_since = 1,
+  started = 1, ran = 1, restart_done = 1, not_before = 1, last_number = 1, restarts = 1, rev = 1, min = 1, max = 1, at_once = 1,
+  active_number = 1, head_number = 1, head_since = 1, head_deadline = 1, head_control_rev = 1, head_stopped = 1, head_ready = 1 }
+
+-- Fields, and kinds of entries, whose JSON is a record, a text or a list.
+local RECORDS = { spec = 1, control = 1, admission = 1, outcome = 1, checkpoint = 1, held = 1, head_cause = 1, head_outside = 1,
+  member = 1, holder = 1, report = 1, last = 1, spend = 1, used = 1 }
+local QUOTED = { missing = 1, host = 1, keeper = 1, head_keeper = 1, silent = 1 }
 
 -- As agents read it: cjson takes more for JSON (nothing at all, nan, hexadecimal numbers).
 local function is_json(text)
@@ -37,23 +43,34 @@ local function is_json(text)
 end
 
 local function is_number(text)
-  return string.find(text, '^%-?%d[%deE.+-]*$') and tonumber(text)
+  local number = string.find(text, '^%-?%d[%deE.+-]*$') and tonumber(text)
+  return number and math.abs(number) < 1e300
 end
 
-local function reads(job)
+local function is_value(field, text)
+  local kind = kind_of(field) or field
+  local first = string.match(text, '^%s*(.)')
+  if NUMBERS[field] then
+    return is_number(text)
+  end
+  if kind == 'report' or kind == 'last' then
+    text = string.match(text, '^%d+ %a+ (.*)$')
+    first = text and string.match(text, '^%s*(.)')
+  end
+  if TEXTS[field] then
+    return true
+  end
+  return text and is_json(text) and (not RECORDS[kind] or first == '{') and (not QUOTED[kind] or first == '"')
+    and (kind ~= 'ports' or first == '[')
+end
+
+local function reads(uid, job)
   for field, value in pairs(job) do
-    if NUMBERS[field] and not is_number(value) then
-      return false
-    end
-    local text = TEXTS[field] and '""' or value
-    if string.find(field, '^report:') or string.find(field, '^last:') then
-      text = string.match(value, '^%d+ %a+ (.*)$')
-    end
-    if not text or not is_json(text) then
+    if not is_value(field, value) then
       return false
     end
   end
-  return job.uid and job.name and job.phase and job.control and job.spec and job.order
+  return job.uid == uid and job.name and job.phase and job.control and job.spec and job.order
 end
 
 for _, key in ipairs(sorted_keys(TYPES)) do
@@ -72,13 +89,13 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
     end
   end
   if kind == 'job' or kind == 'node' then
-    if check_type(record, 'hash') and kind == 'job' and not reads(to_map(redis.call('HGETALL', P .. record))) then
+    if check_type(record, 'hash') and kind == 'job' and not reads(id, to_map(redis.call('HGETALL', P .. record))) then
       found[#found + 1] = record
     end
     if kind == 'node' then
       check_type('alloc:' .. id, 'hash')
-      if not is_number(redis.call('HGET', P .. record, 'seq') or '0')
-        or not is_number(redis.call('HGET', P .. record, 'start') or '0') then
+      local node = redis.pcall('HMGET', P .. record, 'seq', 'start', 'id')
+      if not node.err and (not is_number(node[1] or '0') or not is_number(node[2] or '0') or node[3] ~= id) then
         found[#found + 1] = record
       end
     else
@@ -95,7 +112,7 @@ for _, shared in ipairs({ { 'queues', 'tree' }, { 'windows', 'windows' } }) do
   end
 end
 for _, name in ipairs(redis.call('HKEYS', HIGHEST)) do
-  if not tonumber(redis.call('HGET', HIGHEST, name)) then
+  if not string.find(redis.call('HGET', HIGHEST, name), '^%d+$') then
     redis.call('HDEL', HIGHEST, name)
     found[#found + 1] = 'highest'
   end

@@ -3,6 +3,9 @@ local node = node_read(A.node)
 if not node then
   return refuse('not_found', 'there is no node ' .. A.node .. ': list the nodes and try again')
 end
+if not as_written(A.node) then
+  return damaged('node:' .. A.node)
+end
 if not lapsed(A.node) then
   return refuse('not_live', 'node ' .. A.node .. ' holds its lease: drain it, or stop its agent, first')
 end

@@ -15,6 +15,9 @@ if tonumber(meta.regroup or '0') ~= A.regroup then
 end
 has_called(id)
 local old = node_read(id)
+if old and not as_written(id) then
+  return distrust({ 'node:' .. id })
+end
 local same = old and old.life == A.life
 local dead = {}
 for life in string.gmatch(old and old.dead or '', '%S+') do

@@ -33,9 +33,7 @@ if no then
   return no
 end
 if tonumber(redis.call('HGET', HIGHEST, job.name) or '0') < tonumber(job.head_number or '0') then -- numbers only grow
-  distrust({ 'highest' })
-  return refuse('recovering', 'somebody removed or damaged highest in the store: the agents restore it, and nothing is '
-    .. 'decided meanwhile; then try again')
+  return damaged('highest')
 end
 local members = decoded(A.members)
 local order = sorted_keys(members)

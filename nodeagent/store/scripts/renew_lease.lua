@@ -5,6 +5,9 @@ local found = redis.call('HMGET', P .. 'node:' .. A.node, 'life', 'lost', 'left'
 if not found[1] then
   return refuse('unknown', 'node ' .. A.node .. ' is not known to the store: its agent must join again')
 end
+if (found[1] ~= A.life or found[2] == '1' or found[3] == '1') and not as_written(A.node) then
+  return distrust({ 'node:' .. A.node })
+end
 if found[1] ~= A.life or found[2] == '1' or found[3] == '1' then
   return refuse('lost', 'this life of node ' .. A.node .. ' is over: its agent must join with a new one')
 end

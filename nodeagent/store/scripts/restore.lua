@@ -194,7 +194,7 @@ local function restore_job(new)
   if redis.call('EXISTS', P .. 'past:' .. new.uid) == 1 then
     return -- the job is in the history: an earlier view knows less
   end
-  local old = job_read(new.uid)
+  local old = job_read(new.uid) -- what was written over by hand is replaced, whatever it says
   raise_highest(new)
   local removed = late and not old and (buried('job:' .. new.uid) or redis.call('ZSCORE', CHANGES, 'job:' .. new.uid))
   if (late and old) or removed then

@@ -27,16 +27,20 @@ for _, new in ipairs(A.jobs) do
 end
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   if string.sub(record, 1, 4) == 'job:' then
-    local name = redis.call('HGET', P .. record, 'name')
-    if not name then
-      distrust({ record })
-      return refuse('recovering', 'somebody removed or damaged ' .. record .. ' in the store: the agents restore it, '
-        .. 'and nothing is decided meanwhile; then try again')
+    local uid, name = string.sub(record, 5), redis.call('HGET', P .. record, 'name')
+    local found = wanted[name] and job_read(uid)
+    if not name or (wanted[name] and not found) then
+      return damaged(record)
     end
-    if wanted[name] then
-      local found = job_read(string.sub(record, 5))
+    if found then
       old[name] = (not old[name] or is_terminal(old[name])) and found or old[name]
     end
+  end
+end
+for _, new in ipairs(A.jobs) do -- the name or the list of the records may have been written over by hand
+  local namesake = redis.call('HGET', NAMES, new.name)
+  if namesake and not old[new.name] and redis.call('EXISTS', P .. 'job:' .. namesake) == 1 then
+    return damaged('job:' .. namesake)
   end
 end
 local ways = {}

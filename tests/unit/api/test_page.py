@@ -136,7 +136,7 @@ async def test_a_name_that_a_page_from_elsewhere_pointed_here_is_not(tmp_path: P
     async with ApiServer(await running(tmp_path), Metrics()) as server:
         status, _, reported = await fetched(server, path, Host=name)
         assert (status, reported["error"]["code"]) == (403, "permission")
-        assert (await fetched(server, "/healthz", Host=name))[0] == 200, "Prometheus may use any name"
+        assert (await fetched(server, "/healthz", Host=name))[0] == 200, "a load balancer may use any name"
 
 
 @asynccontextmanager

@@ -91,6 +91,7 @@ CASES = [
     ("fabric.failed", gpu(fabric="in_progress"), gpu(fabric=None)),
     ("clocks.slowdown", gpu(slowdown=frozenset({"hw_thermal"})), gpu(slowdown=None)),
     ("pcie.width", gpu(pcie_width=8), gpu(pcie_width=8, pcie_width_max=8)),
+    ("pcie.width", gpu(pcie_width=8, processes=None), gpu(pcie_width=8, processes=())),  # at rest the link saves power
     ("pcie.replays", gpu(pcie_replays=106), gpu(pcie_replays=105)),
     ("nvml.missing", replace(ALL_GOOD, expected=("GPU-a", "GPU-b")), replace(ALL_GOOD, gpus=None, expected=("GPU-b",))),
     ("gpu.foreign", gpu(processes=((8, 1),)), gpu(processes=((7, 1), (8, 1)))),

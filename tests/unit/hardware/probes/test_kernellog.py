@@ -30,6 +30,10 @@ LINES = [
     (r"NVRM: API mismatch: the client has the version 550.54.15, but\x0aNVRM: this kernel", "api_mismatch", "", 0),
     ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Fatal, Link 46 MC TS", "sxid_fatal", "0000:c1:00", 28006),
     ("nvidia-nvlink: 0000:3b:00.0: link training failed", "nvlink", "0000:3b:00", 0),
+    ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x4)", "nvlink", "0018:01:00", 145),
+    ("NVRM: Xid (PCI:0019:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link -1 (0x0)", "xid", "0019:01:00", 149),
+    ("NVRM: Xid (PCI:0019:01:00): 79, Nonfatal", "xid", "0019:01:00", 79),
+    ("NVRM: Xid (PCI:0019:01:00): 154, GPU recovery action changed from 0x0 )None(", "xid", "0019:01:00", 154),
     (
         r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\x0a"
         r"NVRM: fallen off the bus and is not responding to commands.",
@@ -208,3 +212,23 @@ def test_records_that_were_overwritten_are_reported_as_lost() -> None:
 @pytest.mark.parametrize(("spent", "seconds"), [(0.0, GATHER), (SHARE * GATHER / 2, GATHER), (SHARE * 0.7, 0.7)])
 def test_looking_into_the_log_takes_its_share_of_a_core_and_no_more(spent: float, seconds: float) -> None:
     assert pause(spent) == pytest.approx(seconds)
+
+
+def test_every_line_of_one_batch_is_found_whatever_stands_beside_it() -> None:
+    """One matcher must not take another's place: of the lines of a batch each counts for what it is alone."""
+    texts = [text for text, *_ in LINES]
+    lines = KernelLines()
+    lines.read([f"2,{number},{number}000000,-;{text}\n".encode() for number, text in enumerate(texts, 1)])
+    found = {(one["kind"], one["device"], one["code"]) for one in lines.take()}
+    alone = [parse(text, 0.0) for text in texts]
+    assert found == {(one.kind, one.device, one.code) for one in alone if one is not None}
+
+
+def test_a_fatal_nvlink_error_does_not_hide_behind_one_that_is_not() -> None:
+    lines = KernelLines()
+    texts = ["145, RLW_RXPIPE Nonfatal XC0", "145, RLW_CTRL Fatal XC0", "145, RLW_RXPIPE Nonfatal XC0"]
+    lines.read([f"2,{at},{at},-;NVRM: Xid (PCI:0000:3b:00): {text}\n".encode() for at, text in enumerate(texts, 1)])
+    assert sorted((one["kind"], one["code"], one["count"]) for one in lines.take()) == [
+        ("nvlink", 145, 2),
+        ("xid", 145, 1),
+    ]
