@@ -235,14 +235,14 @@ async def test_a_role_may_have_less_grace_than_the_others(tmp_path: Path) -> Non
         assert [(e.place, e.signal, e.stopped, e.overdue) for e in status.exits] == [("server.0", 9, True, 0.5)]
 
 
-async def test_the_standby_starts_no_other_program_than_its_own(tmp_path: Path) -> None:
-    """Each role has its command: one may be no Python, or another one, or nothing that a standby can stand in for."""
+async def test_the_fork_server_starts_no_other_program_than_its_own(tmp_path: Path) -> None:
+    """Each role has its command: one may be no Python, or another one, or nothing that a fork server can stand in for."""
     other = tmp_path / "bin" / "python"
     other.parent.mkdir()
     other.symlink_to(sys.executable)
     (tmp_path / "say.py").write_text("import sys; print('by', sys.executable, *sys.argv[1:])")
     (tmp_path / "say.sh").write_text("echo by sh $1\n")
-    job = spec(tmp_path, None, standby=True)
+    job = spec(tmp_path, None, fork_server=True)
     commands = {
         "server": (sys.executable, "say.py", "one"),
         "same": (sys.executable, "-u", "say.py", "two"),
