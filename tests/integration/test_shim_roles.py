@@ -236,7 +236,7 @@ async def test_a_role_may_have_less_grace_than_the_others(tmp_path: Path) -> Non
 
 
 async def test_the_fork_server_starts_no_other_program_than_its_own(tmp_path: Path) -> None:
-    """Each role has its command: one may be no Python, or another one, or nothing that a fork server can stand in for."""
+    """Each role has its command: it may be no Python, or another one, or nothing that the server can run."""
     other = tmp_path / "bin" / "python"
     other.parent.mkdir()
     other.symlink_to(sys.executable)
