@@ -263,10 +263,11 @@ class Snapshot:
     def known(self, now: float) -> Known:
         """What could be given back to a store that lost it."""
         view = self.cluster(now)
+        complete = self.complete and not self.unread  # else others may know more of what could not be read
         return Known(
             cluster_uid=self.cluster_uid,
             era=self.era,
-            rev=self.rev if self.complete else 0,
+            rev=self.rev if complete else 0,
             served=view.served,
             nodes=tuple(view.nodes.values()),
             jobs=tuple(view.jobs.values()),
@@ -274,7 +275,7 @@ class Snapshot:
             lapsed=self._silent,
             queues=self.queues,
             windows=self.windows,
-            whole=self.complete,
+            whole=complete,
         )
 
     def waits(self, now: float) -> str:

@@ -204,6 +204,25 @@ def test_an_older_list_of_the_store_makes_no_second_job_of_a_name(key: str) -> N
     simulate(4, scenario)
 
 
+def test_an_older_list_of_revisions_is_put_right_once() -> None:
+    """It named all records, with earlier revisions: each recovery left it so, and the next one began at once."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        older, number = c.server.value("changes"), _number(c)
+        assert older is not None
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: _number(c) > number and c.whole("j"), 60, "re-formed")
+        await c.damage_store({"changes": older})
+        await asyncio.sleep(20)
+        assert [event.kind for event in c.server.state.events].count("StoreDamaged") == 1
+        number = _number(c)
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: _number(c) > number and c.whole("j"), 60, "re-formed again")
+
+    simulate(4, scenario)
+
+
 def _replace(c: SimCluster, key: str, other: str) -> None:
     """Somebody writes what the other record holds over this one."""
     value = c.server.value(other)

@@ -89,7 +89,7 @@ end
 
 -- Restores the keys that the steps keep beside a record that is there.
 local function listed(key, rev)
-  if not redis.call('ZSCORE', CHANGES, key) then
+  if tonumber(redis.call('ZSCORE', CHANGES, key) or '-1') < tonumber(rev) then -- it may be an older list
     redis.call('ZADD', CHANGES, rev, key)
   end
 end

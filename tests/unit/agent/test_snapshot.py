@@ -307,3 +307,16 @@ def test_a_wake_changes_nothing_while_the_store_recovers() -> None:
     snapshot.absorb(reply(jobs=(make_job(),), rev=5), 0.0)
     snapshot.absorb(reply(rev=5, recovering=True), 0.0)
     assert not snapshot.absorb_jobs([make_job().model_copy(update={"rev": 7})])
+
+
+def test_a_view_with_a_record_that_cannot_be_read_is_not_offered_as_the_whole() -> None:
+    """An agent that had just started could not read one job, and offered all others as all that there are: the store
+    took the job from no other view, and it was lost. The simulation found it."""
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(jobs=(make_job(),), rev=2), 0.0)
+    assert (snapshot.known(0.0).whole, snapshot.known(0.0).rev) == (True, 2)
+    snapshot.absorb(reply(unread=(Unread(key=f"job:{UID}", why="mood"),), rev=3), 1.0)
+    known = snapshot.known(1.0)
+    assert (known.whole, known.rev, [job.uid for job in known.jobs]) == (False, 0, [UID])
+    snapshot.absorb(reply(jobs=(make_job(),), rev=4), 2.0)
+    assert (snapshot.known(2.0).whole, snapshot.known(2.0).rev) == (True, 4)
