@@ -234,8 +234,8 @@ async def test_a_promise_of_a_round_wakes_the_gang_once_and_ends_with_the_genera
         report = PodReport(state="running", rounds=rounds)
         job = await bench.store.report(job.uid, token, "n1", bench.lives["n1"], report)
         assert head(job).reports["n1"].rounds == rounds
-    told = [(e.kind, e.text) for e in await bench.store.events("0-0", 100) if e.kind == "RoleStopped"]
-    assert told == [
+    reported = [(e.kind, e.text) for e in await bench.store.events("0-0", 100) if e.kind == "RoleStopped"]
+    assert reported == [
         ("RoleStopped", f"no worker of {role} runs on n1: restart {number} of that role in this generation")
         for role, number in (("a", 1), ("b", 1), ("a", 3))
     ]
@@ -438,7 +438,7 @@ async def test_who_has_yet_to_answer_is_kept_until_they_do(bench: Bench) -> None
     job = await bench.report(job, "n1", "failed")
     job = await bench.report(job, "n2", "running")
     job = await bench.propose(job, "n1", "n2", spend=spend())
-    assert job.silent == {"n2": "n2-a", "n3": "n3-a"}, "who told of its own fault has answered"
+    assert job.silent == {"n2": "n2-a", "n3": "n3-a"}, "who reported of its own fault has answered"
     job = await bench.ack(job, "n2")
     assert job.silent == {"n3": "n3-a"}
     job = await bench.propose(job, "n1", "n2", spend=spend("again"))

@@ -84,9 +84,9 @@ def test_a_launcher_starts_its_workers_in_the_pods_of_another_role(shared: Clust
 
     def check(started: dict[int, dict[str, Any]]) -> None:
         places = pods()
-        told = sorted((int(one["RANK"]), one["LOCAL_RANK"], one["HOSTNAME"], one["pod"]) for one in started.values())
+        shown = sorted((int(one["RANK"]), one["LOCAL_RANK"], one["HOSTNAME"], one["pod"]) for one in started.values())
         first, second = places["worker.0"], places["worker.1"]
-        assert told == [
+        assert shown == [
             (0, "0", "worker-0", first), (1, "1", "worker-0", first),
             (2, "0", "worker-1", second), (3, "1", "worker-1", second),
         ], "each is in the session of its place's server"  # fmt: skip

@@ -89,7 +89,7 @@ NOT_ITS_NAMES = (
 
 @pytest.mark.parametrize("named", NOT_ITS_NAMES)
 @pytest.mark.parametrize("target", ["/metrics", "/v1/status", "/healthz/../metrics", "/%6detrics", "//metrics"])
-def test_a_name_that_is_not_loopbacks_is_told_nothing_of_jobs(agent: LiveAgent, target: str, named: str) -> None:
+def test_a_name_that_is_not_loopbacks_learns_nothing_of_jobs(agent: LiveAgent, target: str, named: str) -> None:
     """DNS rebinding: a browser here that follows such a name reads what the page that owns the name may read."""
     agent.submit(spec("secret-project", user=USER))
     agent.until(lambda: "secret-project" in plainly(agent, "/metrics", "Host: 127.0.0.1\r\n"))

@@ -257,8 +257,14 @@ async def test_the_fork_server_starts_no_other_program_than_its_own(tmp_path: Pa
         await begin(bench, job, places=tuple(f"{name}.0" for name in commands))
         status = await bench.until(lambda s: len(s.exits) == len(commands))
         assert [e.code for e in status.exits] == [0] * len(commands)
-        said = [bench.output(1, rank)[0] for rank in range(len(commands))]
-        assert said == [f"by {sys.executable} one", f"by {sys.executable} two", f"by {other}", "by sh three", "by -c"]
+        printed = [bench.output(1, rank)[0] for rank in range(len(commands))]
+        assert printed == [
+            f"by {sys.executable} one",
+            f"by {sys.executable} two",
+            f"by {other}",
+            "by sh three",
+            "by -c",
+        ]
 
 
 def begun(folder: Path) -> int:

@@ -77,10 +77,10 @@ def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field
     simulate(4, scenario)
 
 
-SAID = [("start", "9"), ("start", "0"), ("life", "x"), ("lost", "1"), ("left", "1")]
+FALSEHOODS = [("start", "9"), ("start", "0"), ("life", "x"), ("lost", "1"), ("left", "1")]
 
 
-@pytest.mark.parametrize(("field", "text"), SAID)
+@pytest.mark.parametrize(("field", "text"), FALSEHOODS)
 def test_a_nodes_record_that_says_something_else_ends_neither_its_agent_nor_its_workers(field: str, text: str) -> None:
     """Its agent took a record with another start for a newer agent's, and ended; its workers were stopped."""
 
@@ -101,7 +101,7 @@ def test_a_nodes_record_that_says_something_else_ends_neither_its_agent_nor_its_
     simulate(4, scenario)
 
 
-@pytest.mark.parametrize(("field", "text"), SAID)
+@pytest.mark.parametrize(("field", "text"), FALSEHOODS)
 def test_nor_is_it_believed_while_its_agent_is_dead(field: str, text: str) -> None:
     """The job re-forms meanwhile: never beside workers that the record denies."""
 

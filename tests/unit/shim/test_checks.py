@@ -59,7 +59,7 @@ def test_fit(tmp_path: Path) -> None:
     assert check(a_pod(tmp_path))["folder"] == ""
 
 
-def test_a_standby_stands_in_for_the_roles_that_run_its_own_interpreter(tmp_path: Path) -> None:
+def test_a_fork_server_stands_in_for_the_roles_that_run_its_own_interpreter(tmp_path: Path) -> None:
     mine, other = a_pod(tmp_path)["command"][0], tmp_path / "python"
     other.symlink_to(mine)
     commands = [
@@ -68,7 +68,7 @@ def test_a_standby_stands_in_for_the_roles_that_run_its_own_interpreter(tmp_path
     roles = {str(i): {"command": command} for i, command in enumerate(commands)}
     found = check(a_pod(tmp_path, roles=roles))
     assert found["programs"] == [a_pod(tmp_path)["command"], *commands[:2]]
-    assert check(a_pod(tmp_path, roles=roles, standby=False))["programs"] == []
+    assert check(a_pod(tmp_path, roles=roles, fork_server=False))["programs"] == []
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_then_it_promises_and_rank_0_holds_a_rendezvous() -> None:
 
 @pytest.mark.parametrize("shared", [(), ("n1", "n2"), ("n2", "n3"), ("n1", "n2", "n3")])
 @pytest.mark.parametrize("hosted", [True, False])
-def test_it_takes_a_rendezvous_after_which_there_is_room_for_all_ports_that_workers_are_told(
+def test_it_takes_a_rendezvous_after_which_there_is_room_for_the_ports_of_all_workers(
     shared: tuple[str, ...], hosted: bool
 ) -> None:
     """As they are told of them, whichever nodes share an address."""
@@ -193,8 +193,8 @@ def test_it_takes_a_rendezvous_after_which_there_is_room_for_all_ports_that_work
     found = set()
     for name in names:
         for env in worker_environments(make_job("running", head), head, nodes[name], nodes):
-            told = [*json.loads(env["TF_CONFIG"])["cluster"]["worker"], env["JAX_COORDINATOR_ADDRESS"]]
-            found |= {int(address.rpartition(":")[2]) - 29400 for address in told}
+            given = [*json.loads(env["TF_CONFIG"])["cluster"]["worker"], env["JAX_COORDINATOR_ADDRESS"]]
+            found |= {int(address.rpartition(":")[2]) - 29400 for address in given}
     assert 0 <= promise.above - max(found) <= (0 if hosted else 1), "JAX needs one more where torch's store is served"
 
 
