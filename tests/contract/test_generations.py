@@ -438,7 +438,7 @@ async def test_who_has_yet_to_answer_is_kept_until_they_do(bench: Bench) -> None
     job = await bench.report(job, "n1", "failed")
     job = await bench.report(job, "n2", "running")
     job = await bench.propose(job, "n1", "n2", spend=spend())
-    assert job.silent == {"n2": "n2-a", "n3": "n3-a"}, "who reported of its own fault has answered"
+    assert job.silent == {"n2": "n2-a", "n3": "n3-a"}, "who reported its own fault has answered"
     job = await bench.ack(job, "n2")
     assert job.silent == {"n3": "n3-a"}
     job = await bench.propose(job, "n1", "n2", spend=spend("again"))
