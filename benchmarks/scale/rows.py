@@ -56,7 +56,7 @@ async def _one_job(crew: Crew) -> Figures:
     fault = await _fault(crew, job)
     figures["ack, us"] = fault.ack.redis
     figures["fault in all, ms"], figures["fault in all, MB"] = fault.gang.redis / 1000, fault.gang.sent / 1e6
-    for part in ("heard", "told", "acks", "active"):
+    for part in ("received", "reported", "acks", "active"):
         figures[f"fault in all, {part}, ms"] = getattr(fault, part).redis / 1000
     figures["fault in all, an agent, ms"] = fault.agent / 1000
     change = await _change(crew, fault.job)
