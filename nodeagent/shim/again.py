@@ -49,9 +49,7 @@ class PlaceRestarts:
             self._places[place] = _Restart(wait, gives_up)
         for w in self._of(place):
             if not (w.held or w.ended or is_reaped(w)):
-                w.along = True
-                if w.pid:  # else it is being forked, and killed as soon as it has a pid
-                    self._parts.guard.signal(w.pid, signal.SIGKILL)
+                take_along(self._parts, w)
         self.reaped(place)
 
     def reaped(self, place: str) -> None:
@@ -88,6 +86,13 @@ class PlaceRestarts:
 def role_of(place: str) -> str:
     """Of ``trainer.0`` the role; empty of no place."""
     return place.rpartition(".")[0]
+
+
+def take_along(parts: Supervision, w: Worker) -> None:
+    """Another one's failure ends this worker, too."""
+    w.along = True
+    if w.pid:  # else it is being forked, and killed as soon as it has a pid
+        parts.guard.signal(w.pid, signal.SIGKILL)
 
 
 def is_reaped(w: Worker) -> bool:

@@ -8,12 +8,11 @@ started (``plan/failure/rounds.py``). Must never start a worker of a round while
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodeagent.shim.again import DIES_WITHIN, PlaceRestarts, is_reaped, role_of
+from nodeagent.shim.again import DIES_WITHIN, PlaceRestarts, is_reaped, role_of, take_along
 from nodeagent.shim.loop import Delay
 
 if TYPE_CHECKING:
@@ -69,9 +68,7 @@ class RoleRounds:
                 w.again.cancel()
                 w.again = None
             if not is_reaped(w):
-                w.along = True
-                if w.pid:  # else it is being forked, and killed as soon as it has a pid
-                    self._parts.guard.signal(w.pid, signal.SIGKILL)
+                take_along(self._parts, w)
         self.reaped(role)
 
     def reaped(self, role: str) -> None:
