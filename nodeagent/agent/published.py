@@ -41,7 +41,7 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
         if status.phase in ("unknown", "preparing", "gone"):
             out[uid] = Readiness(state="preparing", reason=status.reason, folder=status.folder)
         elif status.phase in ("unfit", "stuck"):
-            out[uid] = Readiness(state="unfit", reason=status.reason, code=status.code)
+            out[uid] = Readiness(state="unfit", reason=status.reason, code=status.code, passing=status.passing)
         else:
             out[uid] = Readiness(state="ready", folder=status.folder, warming=status.warming)
     return out

@@ -134,6 +134,9 @@ class Readiness(Record):
     """For ``unfit``: what is missing, as shown to people ("/shared/resnet is missing")."""
     code: int = 0
     """For ``unfit``: the exit code a shell would give (127 command not found, 126 not executable), else 0."""
+    passing: bool = False
+    """For ``unfit``: what is missing may come although nobody changes the job (a disk is full, a file server is
+    silent). The job waits for it; whatever else is missing on every node ends it."""
     folder: str = ""
     """The random id in the job's checkpoint folder as this node sees it; empty if unknown or the job has none."""
     since: int = 0

@@ -36,6 +36,10 @@ _BOOT_ID = "proc/sys/kernel/random/boot_id"
 ENVIRON_MAX = 8 << 20
 """The most bytes of a process's environment that are read: more than exec accepts (a process may later declare any of
 its memory as its environment)."""
+_PASSING = frozenset({
+    errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM, errno.ENOSPC,
+    errno.ESTALE, errno.ETIMEDOUT,
+})  # fmt: skip
 PREFERRED = -10
 """Niceness of processes on whose speed the workers depend: agents and shims."""
 
@@ -161,6 +165,12 @@ def stat_fields(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text.rpartition(")")[2].split()
+
+
+def passing(error: OSError) -> bool:
+    """What failed may succeed later although nobody changes the request: a disk or a table is full, a file server is
+    silent."""
+    return error.errno in _PASSING
 
 
 def start_time(pid: int) -> int | None:

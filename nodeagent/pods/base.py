@@ -58,6 +58,8 @@ class PodStatus(Record):
     """For unfit, gone, stuck, and a start that failed: the sentence for the person."""
     code: int = 0
     """For unfit: 127, 126 or 0, as in Readiness."""
+    passing: bool = False
+    """For unfit, as in Readiness."""
     folder: str = ""
     """The id of the job's checkpoint folder, as in Readiness."""
     shim_pid: int | None = None

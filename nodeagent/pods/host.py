@@ -25,7 +25,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil import units
-from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
+from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, passing, power_mark, prefer_session, start_time
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.folder import (
@@ -193,7 +193,9 @@ class ShimHost:
             self._records.forget(uid)
             self._clear(run_folder(self._run, uid))
         text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
-        self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, PodStatus(uid=uid, phase="unfit", reason=text))
+        may_pass = isinstance(error, OSError) and passing(error)
+        status = PodStatus(uid=uid, phase="unfit", reason=text, passing=may_pass)
+        self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, status)
         self.changed.set()
 
     def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:

@@ -195,7 +195,7 @@ class PodHandle:
             elif self._started_here and not self._spoke:
                 self.retry_at = self._loop.time() + LOOK_AGAIN
                 why = self.status.reason or last_line(self._record.logs / SHIM_LOG, self._record.owner)
-                self._set(phase="unfit", reason=f"the shim could not start: {why}")
+                self._set(phase="unfit", reason=f"the shim could not start: {why}", passing=True)
             else:
                 why = self._why_killed or "the shim died"
                 self._set(

@@ -22,7 +22,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import passing, write_atomic
 from nodeagent.shim.container import RuntimeMissingError, find_runtime
 from nodeagent.shim.processes import RLIMITS, limit_value
 from nodeagent.shim.sitemodules import ModulesError, loaded
@@ -36,11 +36,13 @@ MARKER_AGAIN = 0.05
 
 
 class UnfitError(Exception):
-    """``str()`` is the sentence for the person, ``code`` what a shell would exit with (127, 126) or 0."""
+    """``str()`` is the sentence for the person, ``code`` what a shell would exit with (127, 126) or 0; ``passing``, as
+    in ``Readiness``, follows from the system's error behind it."""
 
-    def __init__(self, text: str, code: int = 0) -> None:
+    def __init__(self, text: str, code: int = 0, error: OSError | None = None) -> None:
         super().__init__(text)
         self.code = code
+        self.passing = error is not None and passing(error)
 
 
 def check(pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def folder_id(folder: Path, patience: float = MARKER_BOUND) -> str:
             found = _read_marker(marker) or _make_marker(marker)
         except OSError as error:
             text = f"checkpoint_dir {folder}: {MARKER} in it cannot be written or read: {error.strerror}"
-            raise UnfitError(f"{text} (as user {_me()})") from None
+            raise UnfitError(f"{text} (as user {_me()})", error=error) from None
         if re.fullmatch("[0-9a-f]{32}", found):
             return found
         if time.monotonic() >= end:
@@ -116,11 +118,11 @@ def folder_id(folder: Path, patience: float = MARKER_BOUND) -> str:
 
 
 def verdict(look: Callable[[Mapping[str, Any]], dict[str, Any]], pod: Mapping[str, Any]) -> str:
-    """``check`` or ``see_folder`` as one line of JSON; ``reason`` and ``code`` if the node is unfit."""
+    """``check`` or ``see_folder`` as one line of JSON; ``reason``, ``code`` and ``passing`` if the node is unfit."""
     try:
         return json.dumps(look(pod))
     except UnfitError as error:
-        return json.dumps({"reason": str(error), "code": error.code})
+        return json.dumps({"reason": str(error), "code": error.code, "passing": error.passing})
 
 
 def resolve(command: str, cwd: str, path: str) -> str:
@@ -181,7 +183,7 @@ def _check_folder(path: str) -> None:
     except FileNotFoundError:
         raise UnfitError(f"{path} is missing") from None
     except OSError as error:
-        raise UnfitError(f"{path}: {error.strerror} (as user {_me()})") from None
+        raise UnfitError(f"{path}: {error.strerror} (as user {_me()})", error=error) from None
     if not stat.S_ISDIR(mode):
         raise UnfitError(f"{path} is not a folder")
     if not os.access(path, os.X_OK):
@@ -194,7 +196,8 @@ def _check_room(state: Path) -> None:
     try:
         write_atomic(probe, bytes(4096), durable=True)
     except OSError as error:
-        raise UnfitError(f"{state} cannot be written to: {error.strerror} (as user {_me()})") from None
+        text = f"{state} cannot be written to: {error.strerror} (as user {_me()})"
+        raise UnfitError(text, error=error) from None
     finally:
         probe.unlink(missing_ok=True)
 
@@ -203,7 +206,8 @@ def _check_writable(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnfitError(f"checkpoint_dir {path} cannot be created: {error.strerror} (as user {_me()})") from None
+        text = f"checkpoint_dir {path} cannot be created: {error.strerror} (as user {_me()})"
+        raise UnfitError(text, error=error) from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise UnfitError(f"checkpoint_dir {path} is not writable for user {_me()}")
 
@@ -239,7 +243,7 @@ def _read_file(path: str) -> dict[str, str]:
     try:
         return read_env_file(path)
     except OSError as error:
-        raise UnfitError(f"env_file {path}: {error.strerror} (as user {_me()})") from None
+        raise UnfitError(f"env_file {path}: {error.strerror} (as user {_me()})", error=error) from None
     except ValueError as error:
         raise UnfitError(f"env_file {error}") from None
 

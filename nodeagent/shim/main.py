@@ -352,9 +352,9 @@ class Shim:
     def status(self) -> dict[str, Any]:
         """As base.PodStatus."""
         gang, fork_server = self.gang, self.preparation.fork_server
-        phase, reason, code = self.preparation.phase()
+        phase, reason, code, passing = self.preparation.phase()
         if gang is not None:
-            phase, code = gang.phase, 0
+            phase, code, passing = gang.phase, 0, False
             reason = gang.refused or self.preparation.notes
             if phase == "stuck":
                 reason = f"processes {', '.join(map(str, gang.stuck))} do not end, even with SIGKILL"
@@ -363,6 +363,7 @@ class Shim:
             "phase": phase,
             "reason": reason or self.holder.problem or self.place_ports.problem,
             "code": code,
+            "passing": passing,
             "folder": self.preparation.folder,
             "shim_pid": os.getpid(),
             "fork_server_pid": fork_server.pid,

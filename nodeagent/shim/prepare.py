@@ -71,14 +71,14 @@ class Preparation:
         """The id of the job's checkpoint folder as last seen; "" if it has none or none was seen yet."""
         return self.checked["folder"] if self.checked is not None and self.fit else ""
 
-    def phase(self) -> tuple[str, str, int]:
-        """preparing, ready or unfit, with reason and code, as in base.PodStatus."""
+    def phase(self) -> tuple[str, str, int, bool]:
+        """preparing, ready or unfit, with reason, code and passing, as in base.PodStatus."""
         if self.checked is None:
-            return "preparing", "", 0
+            return "preparing", "", 0, False
         if not self.fit:
-            return "unfit", self.checked["reason"], self.checked["code"]
+            return "unfit", self.checked["reason"], self.checked["code"], self.checked["passing"]
         warming = self.fork_server.pid is not None and not self.fork_server.warm
-        return "preparing" if warming else "ready", self.notes, 0
+        return "preparing" if warming else "ready", self.notes, 0, False
 
     @property
     def notes(self) -> str:
@@ -107,7 +107,8 @@ class Preparation:
             raise
         finally:
             os.close(write)
-        nothing = {"reason": f"the job's folders did not answer within {CHECK_BOUND:.0f} s", "code": 0}
+        text = f"the job's folders did not answer within {CHECK_BOUND:.0f} s"
+        nothing = {"reason": text, "code": 0, "passing": True}
 
         def overdue() -> None:
             late(nothing)

@@ -243,8 +243,41 @@ async def test_a_shim_that_cannot_start(tmp_path: Path) -> None:
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
         status = await bench.until(lambda s: s.phase == "unfit")
         assert status.reason == "the shim could not start: no python here"
+        assert status.passing, "which is no fault of the job"
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path))  # not at once again
         assert bench.state().phase == "unfit"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@as_root
+async def test_a_full_disk_may_pass_and_a_missing_program_does_not(tmp_path: Path, small_disk: Path) -> None:
+    async with open_bench(small_disk) as bench:
+        status = await bench.ready(make_spec(("no-such-program",), tmp_path))
+        assert (status.phase, status.code, status.passing) == ("unfit", 127, False)
+        bench.host.retire(UID)
+        await wait_for(lambda: not bench.host.status())
+        ballast = small_disk / "ballast"
+        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(1 << 12))
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        assert (await bench.until(lambda s: s.phase == "unfit")).passing
+        ballast.unlink()
+        bench.grant()
+
+        def looks_again() -> bool:
+            bench.host.prepare(UID, make_spec(SLEEP, tmp_path))  # as each round of the agent
+            return bench.state().phase == "ready"
+
+        await wait_for(looks_again)
 
 
 @as_root

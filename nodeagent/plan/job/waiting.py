@@ -149,6 +149,8 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...],
     if job.active is None and room.unfit and room.unfit == room.live:
         unfit = [c for c in place(cluster, job).others if c.standing == "unfit"]
         text = f"no node can run it: {'; '.join(c.why for c in unfit)}"
+        if any(c.passing for c in unfit):
+            return _wait(job, f"{text}; it starts when one can", 0)
         code = next((c.code for c in unfit if c.code), 1)
         return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
     until = _hold_end(job)

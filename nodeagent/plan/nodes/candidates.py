@@ -37,6 +37,8 @@ class Candidate:
     """``fit``, and its first workers are still being warmed up."""
     ruled_out: bool = False
     """``out`` only because the job's placement excludes it: nothing is wrong with the node."""
+    passing: bool = False
+    """``unfit``, as in ``Readiness``."""
 
 
 def gpus_per_worker(role: Role, installed: int) -> int:
@@ -148,8 +150,8 @@ def _case(cluster: Cluster, all_booked: Booked, node: str, job: JobRecord, own: 
 def _judge(job: JobRecord, case: _Case) -> Candidate:
     node, life = case.node, case.node.incarnation.life
 
-    def no(standing: Standing, why: str, code: int = 0, devices: tuple[str, ...] = ()) -> Candidate:
-        return Candidate(node.id, life, standing, f"{node.id} {why}", devices, code, node.joined)
+    def no(standing: Standing, why: str, devices: tuple[str, ...] = ()) -> Candidate:
+        return Candidate(node.id, life, standing, f"{node.id} {why}", devices, joined=node.joined)
 
     spec = job.spec
     if why := ruled_out(spec, node):
@@ -178,7 +180,7 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
         why = "is getting ready" + (f" ({ready.reason})" if ready.reason else "")
         return no("pending", why, devices=got)
     if ready.state == "unfit":
-        return no("unfit", f"cannot run it: {ready.reason}", ready.code)
+        return replace(no("unfit", f"cannot run it: {ready.reason}"), code=ready.code, passing=ready.passing)
     return Candidate(node.id, life, "fit", "", got, 0, node.joined, ready.warming)
 
 

@@ -86,6 +86,16 @@ def test_it_fails_when_no_node_can_run_it_with_the_code_of_a_shell() -> None:
     assert (step.outcome.code, step.reason) == (127, "no node can run it: n1 cannot run it: /shared/x is missing")
 
 
+def test_it_waits_while_what_is_missing_may_still_come() -> None:
+    full = Readiness(state="unfit", reason="/state cannot be written to: No space left on device", passing=True)
+    decision = take([make_node("n1", ready={UID: UNFIT}), make_node("n2", ready={UID: full})], make_job())
+    assert waits(decision) == (
+        "no node can run it: n1 cannot run it: /shared/x is missing; "
+        "n2 cannot run it: /state cannot be written to: No space left on device; it starts when one can"
+    )
+    assert not decision.at, "for as long as the view stays the same"
+
+
 @pytest.mark.parametrize(
     "other",
     [make_node("n2", ready={UID: PREPARING}), make_node("n2", ready={}), make_node("n2")],
