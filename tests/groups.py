@@ -7,9 +7,10 @@ after `make test`. A new end-to-end test is among them until it is named here; o
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
+from _pytest.mark import ParameterSet
 
 STOP_AT = "NODEAGENT_TESTS_STOP_AT"
 """Environment variable: begin no test after this time, in seconds since the epoch."""
@@ -91,6 +92,11 @@ def sort_out(items: list[pytest.Item]) -> None:
         return found + 0.5 * item.nodeid.startswith(AFTER_THE_START)
 
     items.sort(key=place)
+
+
+def seeds(first: Sequence[int], others: Sequence[int] = ()) -> tuple[ParameterSet, ...]:
+    """Seeds of a simulation, for ``parametrize``: the first ones for `make test`, the others for `make test-rest`."""
+    return (*(pytest.param(n) for n in first), *(pytest.param(n, marks=pytest.mark.slow) for n in others))
 
 
 def skip_when_time_is_over(environ: Mapping[str, str]) -> None:

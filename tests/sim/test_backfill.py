@@ -12,6 +12,7 @@ import pytest
 from nodeagent.model.job import TERMINAL
 from nodeagent.plan.queueing import reservations
 from nodeagent.plan.queueing.queue import GIVE_WAY
+from tests.groups import seeds
 from tests.sim import faults
 from tests.sim.cluster import SimCluster
 from tests.sim.test_directed import simulate
@@ -32,7 +33,7 @@ async def small_jobs(c: SimCluster) -> None:
         await asyncio.sleep(c.rng.uniform(2.0, 4.0))
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", seeds([1], [2]))
 def test_a_stream_of_small_jobs_does_not_push_a_large_gang_back(seed: int) -> None:
     async def scenario(c: SimCluster) -> None:
         loop = asyncio.get_running_loop()

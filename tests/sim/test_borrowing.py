@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.model.queue import MIN_RUNTIME, Queue
+from tests.groups import seeds
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_shares import share
@@ -33,7 +34,7 @@ def spent(c: SimCluster) -> list[str]:
     return [e.text for j in c.server.state.jobs.values() for e in j.budget.values() if e.counts]
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", seeds([1], range(2, 6)))
 def test_it_grows_into_what_is_idle_and_makes_room_for_who_comes(seed: int) -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("a", 1, 6, 1, auto=True)
@@ -67,7 +68,7 @@ def test_two_that_borrow_share_alike() -> None:
     simulate(6, scenario, 3, slots=2)
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))])
+@pytest.mark.parametrize("seed", seeds([1], range(2, 9)))
 def test_whatever_is_lost_meanwhile(seed: int) -> None:
     """A node dies while others give back: in the end everybody has what he is to have."""
 
@@ -86,7 +87,7 @@ def test_whatever_is_lost_meanwhile(seed: int) -> None:
     simulate(6, scenario, seed, slots=2)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", seeds([1], range(2, 6)))
 def test_a_queue_gets_its_part_back_from_one_that_has_all(seed: int) -> None:
     """First from what an elastic job has above its min; then a whole job makes room, and returns."""
 

@@ -14,6 +14,7 @@ from nodeagent.model.jobspec import Policy, Role
 from nodeagent.plan.failure.policies import ENDS, answer
 from nodeagent.plan.failure.timeouts import next_due
 from nodeagent.spec.consistency import policy_mistakes
+from tests.groups import seeds
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.roles import SLOTS, end, restart_alone, role, storm
 from tests.sim.schedule import heal
@@ -147,7 +148,7 @@ async def _run(seed: int) -> None:
             await cluster.close()
 
 
-@pytest.mark.parametrize("seed", range(1, SCHEDULES + 1))
+@pytest.mark.parametrize("seed", seeds([1, 2, 3], range(4, SCHEDULES + 1)))
 def test_random_schedule(seed: int) -> None:
     run_virtual(_run(seed))
 

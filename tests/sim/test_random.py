@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from tests.groups import seeds
 from tests.sim import schedule
 
 REPLAY = "NODEAGENT_SIM_SEED"
@@ -22,12 +23,12 @@ SEEDS = (
 )
 
 
-@pytest.mark.parametrize("seed", [*SEEDS[:4], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[4:])])
+@pytest.mark.parametrize("seed", seeds(SEEDS[:3], SEEDS[3:]))
 def test_random_schedule(seed: int) -> None:
     assert schedule.run(seed) > 100
 
 
-@pytest.mark.parametrize("seed", [*SEEDS[:1], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:4])])
+@pytest.mark.parametrize("seed", seeds(SEEDS[:1], SEEDS[1:4]))
 def test_random_schedule_of_two_teams(seed: int) -> None:
     """In the end no node with room is idle while a job may have more."""
     assert schedule.run(seed, teams=True) > 100

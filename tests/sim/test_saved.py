@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from tests.groups import seeds
 from tests.sim import saved
 from tests.sim.cluster import SimCluster
 from tests.sim.saved import acknowledged, dark, joined, off_while_it_ended, stopped, submitted, whole
 from tests.sim.test_directed import simulate
 
-SEEDS = range(1, 4)
+SEEDS = seeds([1], [2, 3])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -100,11 +100,12 @@ async def submit_all(c: SimCluster, seed: int, count: int) -> list[str]:
     return names
 
 
-def test_no_queue_exceeds_its_capability_and_every_job_gets_its_turn() -> None:
+@pytest.mark.parametrize(("seed", "jobs"), [(5, 12), pytest.param(1, 20, marks=pytest.mark.slow)])
+def test_no_queue_exceeds_its_capability_and_every_job_gets_its_turn(seed: int, jobs: int) -> None:
     async def scenario(c: SimCluster) -> None:
         most = watch(c)
         await share(c, *CAPPED)
-        await until_all_have_ended(c, await submit_all(c, 1, 20), 600)
+        await until_all_have_ended(c, await submit_all(c, seed, jobs), 600)
         assert (most["research"], most["product"]) == (10, 6), "all that may be used is"
 
     simulate(12, scenario, slots=WORKERS)

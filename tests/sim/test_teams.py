@@ -14,13 +14,14 @@ import pytest
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.queue import Queues
 from nodeagent.spec.queuefile import tree_mistakes
+from tests.groups import seeds
 from tests.sim import teams
 from tests.sim.test_random import REPLAY
 
 SEEDS = [int(os.environ[REPLAY])] if REPLAY in os.environ else [2, 7, 26, 30, 177, 395, *range(101, 111)]
 
 
-@pytest.mark.parametrize("seed", [*SEEDS[:3], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[3:])])
+@pytest.mark.parametrize("seed", seeds(SEEDS[:2], SEEDS[2:]))
 def test_teams(seed: int) -> None:
     seen = teams.run(seed)
     assert seen.checks > 100

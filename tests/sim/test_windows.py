@@ -10,6 +10,7 @@ import pytest
 
 from nodeagent.model.window import Window, Windows
 from nodeagent.plan.nodes.availability import MARGIN
+from tests.groups import seeds
 from tests.inprocess.server import HereStore
 from tests.sim.cluster import SEAL, TIMING, SimCluster
 from tests.sim.invariants import Broken
@@ -179,7 +180,7 @@ async def restart_the_store(c: SimCluster) -> None:
     c.server.restart(keep_data=True)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", seeds([1], range(2, 6)))
 @pytest.mark.parametrize("fault", [kill_an_agent, empty_the_store, restart_the_store])
 def test_whatever_happens_meanwhile(fault: Callable[[SimCluster], Awaitable[None]], seed: int) -> None:
     async def scenario(c: SimCluster) -> None:
