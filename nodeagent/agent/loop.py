@@ -29,7 +29,7 @@ from nodeagent.agent.reach import Reach
 from nodeagent.agent.rounds import EndedJobs, OwnPods, ProposalTurns, Rounds
 from nodeagent.agent.savedview import Acknowledged, Acknowledger, Disk, Saver, Writing
 from nodeagent.agent.stopwatch import Stopwatch
-from nodeagent.agent.verifier import AdmissionVerifier, Upkeep
+from nodeagent.agent.verifier import AdmissionVerifier, SignatureRenewal
 from nodeagent.agent.view import AgentHealth
 from nodeagent.model.health import RepairState
 from nodeagent.model.node import NodeFacts, NodeRecord
@@ -156,7 +156,7 @@ class Agent:
         """Serve until ``stop``. Workers are left running, and the lease process looks after the lease: a restart of the
         agent does not disturb them."""
         await self._host.adopt()
-        upkeep = Upkeep(
+        renewal = SignatureRenewal(
             self._verifier,
             self._trust.seal,
             lease=self._lease,
@@ -169,7 +169,7 @@ class Agent:
                 tasks.create_task(t())
                 for t in (
                     self._beats, self._watch, self._rounds,
-                    upkeep.remember, upkeep.renew, self.saver.run, self._reach.run,
+                    renewal.remember, renewal.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
             await stop.wait()

@@ -332,7 +332,7 @@ RENEW_PAUSE = 3600.0
 """Seconds in which one job's is renewed at most once by one agent, whatever its clock shows."""
 
 
-class Upkeep:
+class SignatureRenewal:
     """Two tasks of one agent, for as long as it runs."""
 
     def __init__(

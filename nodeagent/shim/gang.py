@@ -22,7 +22,6 @@ from typing import Any
 
 from nodeagent.model.backoff import backoff
 from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_atomic
-from nodeagent.shim.again import PlaceRestarts, is_reaped, role_of
 from nodeagent.shim.container import Containers
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import ForkServer
@@ -31,6 +30,7 @@ from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
 from nodeagent.shim.processes import kill_session, own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
+from nodeagent.shim.restarts import PlaceRestarts, is_reaped, role_of
 from nodeagent.shim.rounds import RoleRounds
 from nodeagent.shim.snapshots import WriteOut
 

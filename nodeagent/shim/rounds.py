@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodeagent.shim.again import DIES_WITHIN, PlaceRestarts, is_reaped, role_of, take_along
 from nodeagent.shim.loop import Delay
+from nodeagent.shim.restarts import DIES_WITHIN, PlaceRestarts, is_reaped, role_of, take_along
 
 if TYPE_CHECKING:
     from nodeagent.shim.gang import Parts, Worker
