@@ -14,24 +14,21 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Role
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Member
-from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import shared
 from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, least, of_devices, together, wanted
-from nodeagent.plan.nodes.availability import takes, too_long
-from nodeagent.plan.nodes.candidates import Candidate, asked, ruled_out, score
-from nodeagent.plan.nodes.devices import booked
+from nodeagent.plan.nodes.candidates import Candidate, asked, score
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import arranged, lay
 from nodeagent.plan.placing.places import Layout
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather
 from nodeagent.plan.queueing.borrowed import NO_NODES, back_in_turn, lent
+from nodeagent.plan.queueing.nodebooks import NodeBooks
 from nodeagent.plan.queueing.reservations import KeptNodes, Reservation, reserved
-from nodeagent.plan.queueing.room import NodeKind, fits, kind_of, kinds, shape_of
 
 MOST_PLACES = 4
 """So many sets of nodes are tried for a job whose nodes have to be together: not all of them can be given up."""
@@ -76,16 +73,7 @@ class TransferPlanner:
     def __init__(self, cluster: Cluster, borrowers: Iterable[JobRecord]) -> None:
         self._cluster = cluster
         self._borrowers = tuple(borrowers)
-        self._used = _devices_used(cluster)
-        works = kinds(cluster)
-        self._nodes = [n for n in in_order(cluster) if n in works]
-        self._fit: dict[tuple[object, ...], bool] = {}
-        self._kinds: dict[tuple[object, ...], int] = {}
-        self._kind_of: dict[str, int] = {}
-        """By job (uid): a number that jobs have in common that ask the same of a node."""
-        self._suitable: dict[tuple[int, str, str], bool] = {}
-        self._idle_kinds: Mapping[str, NodeKind] | None = None
-        self._room: dict[tuple[object, ...], list[str]] = {}
+        self._books = NodeBooks(cluster)
         self.takes: dict[str, list[str]] = {}
         self.gives: dict[str, dict[str, str]] = {}
         self._promised: set[str] = set()
@@ -111,10 +99,6 @@ class TransferPlanner:
         """Jobs (uids) that get nothing now, but for which a queue keeps something of its capability."""
         self._lacking: dict[tuple[int, ...], list[Reservation]] = {}
         """As of ``_lack``."""
-        self._uses: dict[tuple[str, str], Resources] = {}
-        """By job (uid) and node."""
-        self._whole: dict[str, Resources] = {}
-        """By job (uid): what it has on all of its nodes that are live."""
         self._provided: set[str] = set()
         """Jobs (uids) that have what they lacked: nothing more is kept for them."""
 
@@ -235,8 +219,8 @@ class TransferPlanner:
     def _sources(self, job: JobRecord) -> list[_Source]:
         """What others could leave for all places of a job, those first that are to leave something first: what they
         borrowed, what they have above their ``min``, and all that they have."""
-        back = self._to_give(job, len(self._nodes))
-        found = [_Source(donor, (node,), self._use_on(donor, node)) for donor, node in back]
+        back = self._to_give(job, len(self._books.nodes))
+        found = [_Source(donor, (node,), self._books.use_on(donor, node)) for donor, node in back]
         if not self._shared:
             return found
         needs, plan = least(self._cluster, job.sized_before), Reclaim(self._cluster, self._reclaim)
@@ -254,13 +238,13 @@ class TransferPlanner:
         for donor in donors:
             for member in self._above_min(donor, back):
                 if self._fits(job, member.node, donor.uid):
-                    if not leave(_Source(donor, (member.node,), self._use_on(donor, member.node))):
+                    if not leave(_Source(donor, (member.node,), self._books.use_on(donor, member.node))):
                         break
                     given.add((donor.uid, member.node))
         for donor in donors:
             rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
             if any(self._fits(job, m.node, donor.uid) for m in rest):
-                use = together(self._use_on(donor, m.node) for m in rest)
+                use = together(self._books.use_on(donor, m.node) for m in rest)
                 leave(_Source(donor, tuple(m.node for m in rest), use, whole=True))
         return found
 
@@ -275,7 +259,7 @@ class TransferPlanner:
         able = []
         for node in dict.fromkeys((*idle, *gone)):
             record, leave = self._cluster.nodes[node], gone.get(node, ())
-            used = {d for uid, devices in self._used.get(node, {}).items() if uid not in leave for d in devices}
+            used = {d for uid, devices in self._books.used.get(node, {}).items() if uid not in leave for d in devices}
             devices = tuple(d for d in record.facts.devices() if d not in used)
             able.append(Candidate(node, record.incarnation.life, "fit", "", devices))
         layout = lay(self._cluster, job, job.sized_before, able)
@@ -302,7 +286,7 @@ class TransferPlanner:
         self._limit(job, inside, anywhere=len(idle) == lack > free)
         back = self._to_give(job, lack - free)
         for donor, node in back:
-            plan.release(donor, self._use_on(donor, node))
+            plan.release(donor, self._books.use_on(donor, node))
         short = lack - free - len(back)
         if short > 0 and not (self._shared and self._make_room(job, needs, short, back, plan)):
             return False
@@ -320,7 +304,7 @@ class TransferPlanner:
         self._limit(job, inside, anywhere=len(idle) == lack > free)
         back = self._to_give(job, lack - free)
         for donor, node in back:
-            plan.release(donor, self._use_on(donor, node))
+            plan.release(donor, self._books.use_on(donor, node))
         if plan.barring(job, wanted(self._cluster, job.spec, free + len(back))):
             back, plan = [], Reclaim(self._cluster, self._reclaim)
         plan.grant(job, wanted(self._cluster, job.spec, free + len(back)))
@@ -386,7 +370,7 @@ class TransferPlanner:
             if donor is None:
                 able.remove(poor)
                 continue
-            self._reclaim.release(donor, self._use_on(donor, node))
+            self._reclaim.release(donor, self._books.use_on(donor, node))
             self._reclaim.grant(poor, wanted(self._cluster, poor.spec, 1))
             self._give(donor, node, poor)
             if self._size[poor.uid] >= poor.spec.nodes.max:
@@ -396,7 +380,7 @@ class TransferPlanner:
         """Between jobs of one queue always. Else no queue gets one from another that is as little above its part."""
         if not self._shared or donor.spec.queue == poor.spec.queue:
             return True
-        use, needs = self._use_on(donor, node), wanted(self._cluster, poor.spec, 1)
+        use, needs = self._books.use_on(donor, node), wanted(self._cluster, poor.spec, 1)
         may = self._reclaim.may_return(donor, use, queue_of(poor.spec.queue))
         return may and self._reclaim.evens_out(donor, use, poor, needs)
 
@@ -440,7 +424,7 @@ class TransferPlanner:
                 if len(shrink) == lack:
                     break
                 if self._fits(job, member.node, donor.uid):
-                    use = self._use_on(donor, member.node)
+                    use = self._books.use_on(donor, member.node)
                     if not plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
                         break
                     plan.release(donor, use)
@@ -455,7 +439,7 @@ class TransferPlanner:
                 continue
             rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
-            use = self._use_of_all(donor, rest)
+            use = self._books.use_of_all(donor, rest)
             if more and plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
                 plan.release(donor, use)
                 gives.clear()
@@ -470,7 +454,7 @@ class TransferPlanner:
                 del stop[donor.uid]
         while shrink and room > lack:
             donor, node = shrink.pop()
-            plan.grant(donor, self._use_on(donor, node))
+            plan.grant(donor, self._books.use_on(donor, node))
             room -= 1
         if plan.barring(job, needs):
             return False
@@ -500,7 +484,7 @@ class TransferPlanner:
         """Nodes in the domain that the job has to stay in."""
         gang = gang_of(self._cluster, job.spec)
         domains = {gang.paths[m.node][: gang.within] for m in survivors(self._cluster, job)}
-        return frozenset(n for n in self._nodes if {gang.paths[n][: gang.within]} == domains)
+        return frozenset(n for n in self._books.nodes if {gang.paths[n][: gang.within]} == domains)
 
     def _running(self) -> Mapping[str, Sequence[JobRecord]]:
         """Jobs that run, by their queue: those that could make room, in the order in which they are asked."""
@@ -537,7 +521,7 @@ class TransferPlanner:
 
     def _returns(self, donor: JobRecord, node: str, job: JobRecord) -> bool:
         """This node, which the donor has borrowed, may come back for the job."""
-        use, to = self._use_on(donor, node), queue_of(job.spec.queue)
+        use, to = self._books.use_on(donor, node), queue_of(job.spec.queue)
         return self._fits(job, node, donor.uid) and self._reclaim.may_return(donor, use, to)
 
     def _of(self, donor: JobRecord, job: JobRecord, chosen: Collection[str] = ()) -> str | None:
@@ -576,13 +560,8 @@ class TransferPlanner:
     def _idle_for(self, job: JobRecord) -> Iterator[str]:
         """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
         begun = asked(self._cluster).get(job.uid, {})
-        shapes, roles = tuple(shape_of(role) for role in job.spec.roles), job.spec.roles
-        if shapes not in self._room:
-            now = self._kinds_now()
-            able = {kind: any(fits(role, kind) for role in roles) for kind in {*now.values()}}
-            self._room[shapes] = [n for n, kind in now.items() if able[kind]]
         leaving, below = job.control.leaving, self._size.get(job.uid, 0) < job.control.target
-        free = [n for n in self._room[shapes] if n not in self._promised and n not in leaving]
+        free = [n for n in self._books.with_room(job) if n not in self._promised and n not in leaving]
         if below and (kept := self._reserved.kept.get(job.uid)):
             lacking = NO_NODES.union(*(one.nodes for one in self._lack(kept)))
             free = [n for n in free if n not in kept.nodes or n not in lacking]
@@ -611,24 +590,9 @@ class TransferPlanner:
         if self._is_kept(node, job):
             return False
         ready = self._cluster.nodes[node].readiness.get(job.uid)
-        if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
+        if (ready is not None and ready.state == "unfit") or job.uid in self._books.used.get(node, {}):
             return False
-        return self._suits(job, node, donor)
-
-    def _suits(self, job: JobRecord, node: str, donor: str) -> bool:
-        """All of it that is the same for jobs that ask the same."""
-        kind = self._kind_of.get(job.uid)
-        if kind is None:
-            spec = job.spec
-            shapes = tuple(shape_of(role) for role in spec.roles)
-            asks = shapes, spec.within, takes(spec), spec.elastic or spec.spot
-            kind = self._kind_of[job.uid] = self._kinds.setdefault(asks, len(self._kinds))
-        key = kind, node, donor
-        if key not in self._suitable:
-            record = self._cluster.nodes[node]
-            no = ruled_out(job.spec, record) or too_long(job.spec, record)
-            self._suitable[key] = not no and any(self._has_room(role, node, donor) for role in job.spec.roles)
-        return self._suitable[key]
+        return self._books.suits(job, node, donor)
 
     def _is_kept(self, node: str, job: JobRecord) -> bool:
         """The node is kept for a gang that is earlier in line and still lacks nodes, and the job would not give it back
@@ -648,43 +612,6 @@ class TransferPlanner:
             by = (self._reserved.found[i] for i in kept.by)
             self._lacking[kept.by] = [one for one in by if one.nodes and one.uid not in self._provided]
         return self._lacking[kept.by]
-
-    def _has_room(self, role: Role, node: str, donor: str) -> bool:
-        key = shape_of(role), node, donor
-        if key not in self._fit:
-            self._fit[key] = fits(role, self._kind(node, donor))
-        return self._fit[key]
-
-    def _kinds_now(self) -> Mapping[str, NodeKind]:
-        """What each node is like, without what generations leave there."""
-        if self._idle_kinds is None:
-            bookings, known, none = booked(self._cluster), kinds(self._cluster), dict[str, tuple[str, ...]]()
-            self._idle_kinds = {
-                n: known[n] if self._used.get(n, none) == dict(bookings.get(n, ())) else self._kind(n, "")
-                for n in self._nodes
-            }
-        return self._idle_kinds
-
-    def _kind(self, node: str, donor: str) -> NodeKind:
-        """What the node is like once the donor (uid), if there is one, has gone."""
-        taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
-        return kind_of(self._cluster.nodes[node], taken)
-
-    def _use_on(self, donor: JobRecord, node: str) -> Resources:
-        """What a member of its gang has there."""
-        assert donor.head is not None
-        key = donor.uid, node
-        if key not in self._uses:
-            self._uses[key] = of_devices(donor.head.members[node].devices)
-        return self._uses[key]
-
-    def _use_of_all(self, donor: JobRecord, members: Sequence[Member]) -> Resources:
-        """What several members of its gang have."""
-        if len(members) != len(survivors(self._cluster, donor)):
-            return together(self._use_on(donor, m.node) for m in members)
-        if donor.uid not in self._whole:
-            self._whole[donor.uid] = together(self._use_on(donor, m.node) for m in members)
-        return self._whole[donor.uid]
 
 
 def _gives_first(job: JobRecord) -> tuple[int, int]:
@@ -707,13 +634,3 @@ def _touches(layout: Layout, source: _Source) -> bool:
         for place in layout.places.get(node, ())
         for device in place.devices
     )
-
-
-def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Node to the jobs (uids) whose newest generation has it, and the devices they have there."""
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
-    for job in cluster.jobs.values():
-        if job.head is not None and job.head.state != "ended":
-            for node, member in job.head.members.items():
-                found.setdefault(node, {})[job.uid] = member.devices
-    return found
