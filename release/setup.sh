@@ -136,6 +136,8 @@ do_install() {
     name_version
     folder=$prefix/versions/$version
     python=$(find_python)
+    # First of all, so that whatever an install that stops halfway has left can be removed.
+    [ -e "$prefix/setup" ] || install -D -m 755 "$here/setup.sh" "$prefix/setup"
     if [ ! -e "$folder/.complete" ]; then
         rm -rf "$folder"
         mkdir -p "$folder"
@@ -194,7 +196,7 @@ do_remove() {
             /usr/local/bin/nodeagent /usr/local/bin/nodeagentctl /usr/local/bin/nodeagent-run
         booted && systemctl daemon-reload
     fi
-    rm -rf "$prefix"
+    rm -rf "$prefix/versions" "$prefix" # this script after what takes long
     say "removed"
 }
 

@@ -15,7 +15,7 @@ from nodeagent.api import auth
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.jobspec import Hang, JobSpec
 from nodeagent.model.queue import DEFAULT_QUEUE, EVERYBODY, Queue, UserQuota, queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.timeouts import spoken
@@ -34,14 +34,15 @@ async def admitted(
     count: int = 1,
     beside: Sequence[tuple[JobSpec, int]] = (),
 ) -> JobSpec:
-    """The spec with its queue, and with the time limit that applies there. ``count``: the number of such jobs;
-    ``beside``: the other jobs of the same batch, each with its queue and number. Raises ``ApiError`` if no queue
-    accepts it."""
+    """The spec with its queue, and with the time limit and the detection of hangs that apply there. ``count``: the
+    number of such jobs; ``beside``: the other jobs of the same batch, each with its queue and number. Raises
+    ``ApiError`` if no queue accepts it."""
     if not cluster.queues.queues and spec.queue in ("", DEFAULT_QUEUE):
         return spec.model_copy(update={"queue": ""})
     queue = await _chosen(cluster, who, spec, names)
     _may_hold(cluster, queue, spec)
-    spec = spec.model_copy(update={"queue": queue.name, "time_limit": _time_limit(cluster, queue, spec)})
+    usual = {"time_limit": _time_limit(cluster, queue, spec), "hang": _hang(cluster, queue, spec)}
+    spec = spec.model_copy(update={"queue": queue.name, **usual})
     if not who.operator:
         _within_quotas(cluster, who, [*beside, (spec, count)], _NOTHING)
     return spec
@@ -170,6 +171,17 @@ def _time_limit(cluster: Cluster, queue: Queue, spec: JobSpec) -> float | None:
             f"write time_limit: {longest:g}s or less; {_NOTHING}",
         )
     return asked
+
+
+def _hang(cluster: Cluster, queue: Queue, spec: JobSpec) -> Hang | Literal["off"] | None:
+    """The job's own, else that of the nearest queue that states one for such jobs."""
+    if spec.hang is not None:
+        return spec.hang
+    stated = (one.limits.default_hang for one in cluster.queues.path(queue.name))
+    usual = next((hang for hang in stated if hang is not None), None)
+    if usual is None or usual == "off":
+        return usual
+    return Hang(progress=None if usual == "auto" else usual)
 
 
 def _strictest(

@@ -145,6 +145,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         *([field("Topology", placed)] if (placed := job["placement"]["placed"]) else []),
         *_time(job),
         *_time_limit(job),
+        *_hang(spec),
         *_policies(job),
         *_ties(job),
         field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
@@ -230,6 +231,15 @@ def _time_limit(job: Json) -> list[str]:
     if limit is None:
         return []
     return [field("Time limit", f"{span(limit)}, {span(left)} left" + ("" if job["started"] else " (not started yet)"))]
+
+
+def _hang(spec: Json) -> list[str]:
+    """When its gang hangs, where that is looked for."""
+    if spec["hang"] in (None, "off"):
+        return []
+    limit = spec["hang"]["progress"]
+    long = "as long as its own steps tell (auto)" if limit is None else span(limit)
+    return [field("Hangs", f"if no worker makes progress for {long}: then it is restarted")]
 
 
 def _policies(job: Json) -> list[str]:
@@ -520,7 +530,7 @@ def _ends_outliving(job: Json, left: list[Json]) -> str:
         f"rank {first['rank']} on {first['node']}{more} still run{'s' if len(left) == 1 else ''}, others have exited 0"
     )
     look = f"nodeagentctl logs {job['name']} --rank {first['rank']}"
-    if spec["hang"] is not None:
+    if spec["hang"] not in (None, "off"):
         return f"nothing yet: {who}; without progress it is a hang. Look: {look}"
     if spec["finish"] is None:
         return f"see what holds it: {who}, and with finish: off it may stay for ever: {look}"

@@ -37,7 +37,7 @@ def short(of: Json) -> str:
 
 def limits_text(limits: Json) -> str:
     """``max_nodes=8,max_time_limit=2h``."""
-    spans = {k: span(v) for k, v in limits.items() if k.endswith("time_limit") and isinstance(v, int | float)}
+    spans = {k: span(v) for k, v in limits.items() if k != "max_nodes" and isinstance(v, int | float)}
     return amounts(limits | spans)
 
 

@@ -88,6 +88,7 @@ class Machine:
     sysfs: str = "/sys"
     kmsg: str = "/dev/kmsg"
     units: str = "/lib/systemd/system"
+    etc: str = "/etc"
     python: str = sys.executable
     plugins: Sequence[Plugin] = ()
     """Of accelerators beyond NVIDIA."""
@@ -437,8 +438,8 @@ class Monitor:
         machine = self._machine
         given = {
             "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
-            "folders": list(machine.folders), "interfaces": list(machine.interfaces), "poll": HOST_PACE,
-            "since": self._followed, "ports": list(self._ports),
+            "etc": machine.etc, "folders": list(machine.folders), "interfaces": list(machine.interfaces),
+            "poll": HOST_PACE, "since": self._followed, "ports": list(self._ports),
         }  # fmt: skip
         return (machine.python, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
 
@@ -533,6 +534,7 @@ def _host(fields: dict[str, Any], accepted: Collection[str]) -> HostReading:
         ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"] if port not in accepted),
         port_flaps=tuple((port, times) for port, times in fields["port_flaps"]),
         fabric_manager=fields["fabric_manager"],
+        imex=fields["imex"],
         kernel_log=fields["kernel_log"],
         memory_pressure=fields["memory_pressure"],
         io_pressure=fields["io_pressure"],

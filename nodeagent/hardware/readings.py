@@ -119,6 +119,9 @@ class HostReading:
     """Ports and how often each went down and up again in the last hour."""
     fabric_manager: bool | None = None
     """Whether its unit is active; None where there is none."""
+    imex: bool | None = None
+    """Whether the machine takes part in memory shared over NVLink with others (NVIDIA IMEX); None where it is not
+    to."""
     memory_pressure: float | None = None
     """Share of the last minute in which nothing that ran could go on for want of memory, 0 to 1."""
     io_pressure: float | None = None

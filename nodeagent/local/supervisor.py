@@ -200,16 +200,21 @@ class Supervisor:
         self._group.create_task(self._converse(reader, writer))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(OSError, TimeoutError, ValueError):
-            request = json.loads(await asyncio.wait_for(reader.readline(), REQUEST_TIMEOUT))
+        with contextlib.closing(writer):
+            try:
+                request = json.loads(await asyncio.wait_for(reader.readline(), REQUEST_TIMEOUT))
+            except (OSError, ValueError):  # nothing was asked that could be answered
+                return
             if not isinstance(request, dict):
-                raise ValueError(f"{request!r} is not a request")
+                return
             try:
                 reply = await self._answer(request) | {"ok": True}
-            except LocalError as error:
-                reply = {"ok": False, "error": str(error), "code": error.code}
-            writer.write(json.dumps(reply).encode() + b"\n")
-            await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT)
+            except (LocalError, OSError, ValueError) as error:
+                code = error.code if isinstance(error, LocalError) else LocalError.code
+                reply = {"ok": False, "error": str(error), "code": code}
+            with contextlib.suppress(OSError):  # who asked is gone
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT)
             if request.get("do") == "down":
                 self._ending.set()
 

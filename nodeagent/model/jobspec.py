@@ -309,8 +309,9 @@ class JobSpec(Record):
     restarts: RestartLimits = RestartLimits()
     policies: tuple[Policy, ...] = ()
     hooks: Hooks = Hooks()
-    hang: Hang | None = None
-    """None: hangs are not detected, but for those of ``finish``."""
+    hang: Hang | Literal["off"] | None = None
+    """``off``: hangs are not detected, but for those of ``finish``. None: at submission as the queue says; in a record,
+    where no queue says anything, as ``off``."""
     finish: float | None = Field(default=DEFAULT_FINISH, gt=0)
     """Seconds that workers may do nothing once others have exited 0, in a job of one role without ``hang``; None: for
     ever."""
@@ -347,6 +348,11 @@ class JobSpec(Record):
     def several(self) -> bool:
         """Returns whether the job has several roles: then each place is placed by itself."""
         return len(self.roles) > 1
+
+    @property
+    def watched_by(self) -> Hang | None:
+        """The limits by which a gang without progress hangs; None: it may be without, but for ``finish``."""
+        return self.hang if isinstance(self.hang, Hang) else None
 
     @property
     def elastic(self) -> bool:

@@ -61,6 +61,9 @@ class JobLimits(Record):
     default_time_limit: Annotated[float, Field(gt=0)] | Literal["never"] | None = None
     """Seconds; the ``time_limit`` of a job that states none; ``never``: it has no time limit. None: as of its parent;
     at the top ``never``."""
+    default_hang: Annotated[float, Field(gt=0)] | Literal["auto", "off"] | None = None
+    """The ``hang`` of a job that states none: seconds without progress, ``auto`` or ``off``. None: as of its parent; at
+    the top ``off``."""
 
 
 class UserQuota(Amount):

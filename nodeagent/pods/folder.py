@@ -200,7 +200,7 @@ def pod_file(
         "grace": longest,
         "sooner": sooner,
         "restarts": spec.restarts.model_dump(),
-        "hang": spec.hang.model_dump() if spec.hang is not None else None,
+        "hang": spec.watched_by.model_dump() if spec.watched_by is not None else None,
         "state": str(state),
         "logs": str(logs),
         "grant": str(grant),

@@ -96,8 +96,8 @@ def start_function(body: Callable[[], None], out: int, err: int, what: str, *, p
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
         os.write(2, f"nodeagent: cannot run {what}: {error.strerror}\n".encode())
-    except ValueError as error:  # a limit above what may be
-        os.write(2, f"nodeagent: cannot run {what}: {error}\n".encode())
+    except Exception as error:  # noqa: BLE001 (the process ends here, and is not to end without a word)
+        os.write(2, f"nodeagent: cannot run {what}: {type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)
 

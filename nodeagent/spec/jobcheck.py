@@ -75,9 +75,9 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
         yield "array.name", jobvalues.job_name, spec.array.name
     if spec.finish is not None:
         yield "finish", jobvalues.finish, spec.finish
-    if spec.hang is not None:
-        yield "hang.progress", jobvalues.hang_progress, spec.hang.progress or "auto"
-        yield "hang.phases", jobvalues.bounded(*jobvalues.HANG_BOUNDS), spec.hang.phases
+    if (watched := spec.watched_by) is not None:
+        yield "hang.progress", jobvalues.hang_progress, watched.progress or "auto"
+        yield "hang.phases", jobvalues.bounded(*jobvalues.HANG_BOUNDS), watched.phases
     yield "user", jobvalues.user_name, spec.user
     yield "user", lambda name: jobvalues.allowed_user(name, spec.submitter), spec.user
     if spec.queue:

@@ -392,7 +392,7 @@ class JobFile(_RoleKeys):
     restarted. off: they may stay for ever. With hang its limits apply."""
     hang: Annotated[HangFile | None, BeforeValidator(jobvalues.hang), WithJsonSchema(_HANG)] = None
     """off, auto, or {progress: 10m}: a gang without progress for so long is restarted, and the worker that hangs is
-    named."""
+    named. Default: as its queue says, else off."""
     restarts: RestartsFile = RestartsFile()
     policies: list[PolicyFile] = []
     """What to do about failures, instead of restarting while the budget lasts; the first match decides."""
@@ -496,7 +496,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
             timeout=written.hooks.timeout,
         ),
         finish=written.finish,
-        hang=None if written.hang is None else Hang(progress=written.hang.progress, phases=written.hang.phases),
+        hang=_hang(written),
         hold_timeout=written.hold_timeout,
         time_limit=written.time_limit,
         begin=written.begin,
@@ -526,6 +526,12 @@ def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Ro
         numa_binding=role.numa_binding,
         placement=constraints(role.placement if isinstance(role, RoleFile) else None, jobs),
     )
+
+
+def _hang(written: JobFile) -> Hang | Literal["off"] | None:
+    if written.hang is None:
+        return "off" if "hang" in written.model_fields_set else None
+    return Hang(progress=written.hang.progress, phases=written.hang.phases)
 
 
 def _policies(written: Sequence[PolicyFile]) -> tuple[Policy, ...]:

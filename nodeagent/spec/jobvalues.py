@@ -359,6 +359,18 @@ def hang_progress(value: object) -> float | None:
     return None if value == "auto" else bounded(*HANG_BOUNDS)(value)
 
 
+def usual_hang(value: object) -> float | Literal["auto", "off"] | None:
+    """A duration within the bounds of ``hang``, ``auto`` or ``off``; nothing is None."""
+    if value is None or value == "auto":
+        return value
+    if value is False or value == "off":
+        return "off"
+    try:
+        return bounded(*HANG_BOUNDS)(value)
+    except CheckError as error:
+        raise CheckError(error.what, f"{error.right}, or auto or off") from None
+
+
 def allowed_user(name: str, submitter: Submitter) -> None:
     """Only root may run a job as somebody else."""
     if name != submitter.user and submitter.uid != 0:

@@ -40,6 +40,7 @@ _Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=10
 _Runtime = Annotated[float | None, BeforeValidator(jobvalues.min_runtime)]
 _Limit = Annotated[float | None, BeforeValidator(jobvalues.hold_timeout)]
 _Usual = Annotated[float | Literal["never"] | None, BeforeValidator(jobvalues.usual_time_limit)]
+_UsualHang = Annotated[float | Literal["auto", "off"] | None, BeforeValidator(jobvalues.usual_hang)]
 _Name = Annotated[str, AfterValidator(jobvalues.job_name)]
 
 
@@ -67,6 +68,9 @@ class JobLimitsFile(_Written):
     """The longest time_limit. A job that states none gets the default, else this. Default: any, or none."""
     default_time_limit: _Usual = None
     """The time_limit of a job that states none; never: it has none. Default: as its parent; at the top never."""
+    default_hang: _UsualHang = None
+    """The hang of a job that states none: auto, off, or how long nothing may progress. Default: as its parent; at the
+    top off."""
 
 
 class UserQuotaFile(AmountFile):

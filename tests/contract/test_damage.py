@@ -167,6 +167,24 @@ async def test_a_lease_that_is_missing_is_no_proof_of_silence(bench: Bench) -> N
     assert "holds its lease" in await refused("stale", bench.propose(job, "n1", lost=("n2",)))
 
 
+@pytest.mark.parametrize("end", [0, 1])
+async def test_an_earlier_end_of_a_lease_is_no_proof_of_silence(bench: Bench, end: int) -> None:
+    """Written over by hand: the node's workers run on, and another generation could start beside them."""
+    job, view = await trained(bench)
+    await bench.beat("n1", rev=view.reply.rev, era=view.reply.era)
+    async with bench.calls.link() as link:
+        served = int(await link.ask("HGET", bench.calls.prefix + "meta", "served"))
+        await link.ask("ZADD", bench.calls.prefix + "lease", str(end * served), "n2")
+    assert "holds its lease" in await refused("stale", bench.propose(job, "n1", lost=("n2",)))
+    assert "lease" in await noticed(bench, view, 1)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert (after.reply.lapsed, after.jobs["u1"].phase) == ((), "running")
+    assert (await bench.kinds()).count("StoreDamaged") == 1
+    await bench.beat("n1", rev=after.reply.rev, era=after.reply.era)
+
+
 async def test_a_removed_job_stays_removed(bench: Bench) -> None:
     """A step did it, and left its mark."""
     await bench.up("n1", "n2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from functools import cache
 from importlib.resources import files
 
 import pytest
@@ -116,7 +117,9 @@ async def test_whatever_there_is_an_acknowledgement_does_what_the_whole_step_wou
     assert usual > 5
 
 
+@cache
 def part(*names: str) -> str:
+    """Read once, as ``load`` does: who merges while a test runs would have it compare two versions."""
     folder = files("nodeagent.store") / "scripts"
     return "\n".join([*((folder / f"{name}.lua").read_text() for name in names), ""])
 

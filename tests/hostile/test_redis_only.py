@@ -177,6 +177,7 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HSET node:n2 left 1",
         "HSET job:u1 uid u9",
         "ZREM lease n2",
+        "ZADD lease 1 n2",
         "ZREM changes job:u1",
         "HSET meta served x",
         "HSET meta rev x",

@@ -279,7 +279,8 @@ def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
     keep = os.open(tmp_path / "kmsg", os.O_RDWR)
     yield {
         "proc": str(tmp_path / "proc"), "sys": str(tmp_path / "sys"), "kmsg": str(tmp_path / "kmsg"),
-        "folders": [str(tmp_path)], "interfaces": [], "units": str(tmp_path / "units"), "poll": 0.1, "since": 0.0,
+        "folders": [str(tmp_path)], "interfaces": [], "units": str(tmp_path / "units"), "etc": str(tmp_path),
+        "poll": 0.1, "since": 0.0,
         "ports": [],
     }  # fmt: skip
     os.close(keep)
@@ -305,7 +306,8 @@ async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any])
         reported = (await machine.until(lambda reported: "host" in reported))["host"]
         assert reported.pop("clock_kept") in (True, False, None)
         assert reported == {
-            "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "ports_down": [], "port_flaps": [],
+            "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "imex": None, "ports_down": [],
+            "port_flaps": [],
             "kernel_log": "", "memory_pressure": 0.125, "io_pressure": None, "files_used": 0.05,
             "processes_used": 0.3, "ports": ["mlx5_0/1"],
         }  # fmt: skip

@@ -168,6 +168,29 @@ def test_no_wheels_for_the_python_that_is_there(bundles: Path, tmp_path: Path) -
         cd /tmp/other/wheels
         for wheel in pydantic_core-*; do mv $wheel $(echo $wheel | sed 's/cp3[0-9]*/cp39/g'); done
         fails 1 sh /tmp/other/setup.sh install
+        [ ! -e /opt/nodeagent ]
+        """,
+    )
+
+
+def test_an_install_that_stopped_halfway_is_removed(bundles: Path, tmp_path: Path) -> None:
+    """Wherever it stopped; and where nothing is installed, nothing is removed."""
+    inside(
+        bundles,
+        tmp_path,
+        """
+        sh /mnt/a/setup.sh purge
+        cp -r /mnt/a /tmp/other
+        rm /tmp/other/wheels/aiohttp-*
+        fails 1 sh /tmp/other/setup.sh install
         [ ! -e /opt/nodeagent/bin ]
+        /opt/nodeagent/setup purge
+        nothing_left
+
+        sh /mnt/a/setup.sh install
+        rm /opt/nodeagent/bin
+        /opt/nodeagent/setup purge
+        nothing_left
+        sh /mnt/a/setup.sh purge
         """,
     )

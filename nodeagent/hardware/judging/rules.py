@@ -242,6 +242,8 @@ PORT = Rule("port.down", "fatal", "service", "reading", "a network port is down 
 FLAP = Rule("port.flaps", "degraded", "service", "quiet", "a network port goes down and up", "sysfs")
 FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading", "the fabric manager does not run", "systemd",
                       after=10.0)  # fmt: skip
+IMEX = Rule("fabric.imex", "degraded", "none", "reading", "IMEX does not run: no NVLink to other machines",
+            "systemd, nodes_config.cfg", after=60.0)  # fmt: skip
 DISK = Rule("disk", "degraded", "none", "reading", "a folder that jobs need cannot be written to", "statvfs")
 MEMORY = Rule("host.memory", "info", "none", "reading", "the machine is short of memory", "/proc/meminfo", after=30.0)
 
@@ -265,7 +267,7 @@ TAKEN = frozenset({FOREIGN.id, LEFT.id})
 READING_RULES: tuple[Rule, ...] = (
     *(one.rule for one in GPU_RULES),
     MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, NVML_BROKEN, PROBE_LATE, PROBE_BROKEN, KERNEL_LOG,
-    PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
+    PORT, FLAP, FABRIC_MANAGER, IMEX, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
     ACCELERATOR_SILENT, ACCELERATOR_PROBLEM, ACCELERATOR_MISSING, ACCELERATOR_UNREADABLE,
 )  # fmt: skip
 
@@ -408,6 +410,8 @@ def _host(host: HostReading) -> Iterable[DeviceLook]:
     yield DeviceLook(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))
     if host.fabric_manager is not None:
         yield DeviceLook(FABRIC_MANAGER, "", not host.fabric_manager, "its unit is not active")
+    if host.imex is not None:
+        yield DeviceLook(IMEX, "", not host.imex, "nvidia-imex.service is not active, its domain has other machines")
     if host.kernel_log is not None:
         yield DeviceLook(KERNEL_LOG, "", bool(host.kernel_log), host.kernel_log)
     if host.memory_available is not None:

@@ -41,6 +41,7 @@ FULL = 256 << 20
 INIT_ROOT = "/proc/1/root"
 HOUR = 3600.0
 _MANAGER = "nvidia-fabricmanager.service"
+_IMEX = "nvidia-imex.service"
 _RECORD = 8192
 _MOST_FLAPS = 100
 FEW_FILES = 1000
@@ -233,10 +234,26 @@ def _number(text: str) -> float:
 
 def fabric_manager(sys_root: str, units: str) -> bool | None:
     """Whether its unit has processes; None if it is not installed."""
-    if not os.path.exists(f"{units}/{_MANAGER}"):
+    return _runs(sys_root, _MANAGER) if os.path.exists(f"{units}/{_MANAGER}") else None
+
+
+def imex(sys_root: str, etc: str) -> bool | None:
+    """Whether the service runs that lets GPUs of several machines share memory; None unless it is to run from boot on
+    and its domain has another machine: it is also installed on a single one, where it rightly does not run, and where
+    jobs start it for themselves it rests between them."""
+    if not os.path.lexists(f"{etc}/systemd/system/multi-user.target.wants/{_IMEX}"):
         return None
     try:
-        return "populated 1" in _text(f"{sys_root}/fs/cgroup/system.slice/{_MANAGER}/cgroup.events")
+        lines = map(str.strip, _text(f"{etc}/nvidia-imex/nodes_config.cfg").splitlines())
+    except OSError:
+        return None
+    domain = {line for line in lines if line and not line.startswith("#")}
+    return _runs(sys_root, _IMEX) if len(domain) > 1 else None
+
+
+def _runs(sys_root: str, unit: str) -> bool:
+    try:
+        return "populated 1" in _text(f"{sys_root}/fs/cgroup/system.slice/{unit}/cgroup.events")
     except OSError:
         return False
 
@@ -277,6 +294,7 @@ def main() -> None:
                 "memory_available": available_memory(proc),
                 "full_disks": folders.look(now),
                 "fabric_manager": fabric_manager(sys_root, given["units"]),
+                "imex": imex(sys_root, given["etc"]),
                 "kernel_log": wrong,
                 "memory_pressure": pressure(proc, "memory"),
                 "io_pressure": pressure(proc, "io"),

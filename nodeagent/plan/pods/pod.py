@@ -605,7 +605,7 @@ def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> LookAtWor
         return None
     others = [n for n, r in head.reports.items() if n != node and r.stall is not None and r.stall.suspects]
     names = ", ".join(sorted(others, key=natural))
-    if status.watched is False and job.spec.hang is None and job.spec.finish is not None and not job.spec.several:
+    if status.watched is False and job.spec.watched_by is None and job.spec.finish is not None and not job.spec.several:
         done = any(e.code == 0 and not e.stopped for e in status.exits)
         if done or others or any(r.state == "succeeded" for r in head.reports.values()):
             return LookAtWorkers(job.uid, "workers of its gang have exited 0, and others run on", job.spec.finish)

@@ -258,16 +258,19 @@ def host_store(command: dict[str, Any], fds: list[int]) -> None:
     """Serve one rendezvous store on a listening socket until killed; tell the outcome on the second descriptor."""
     listening, answer = fds
     try:
-        store = sys.modules["torch.distributed"].TCPStore(
-            command["host"], command["port"], None, True, wait_for_workers=False, master_listen_fd=listening
-        )
+        try:
+            store = sys.modules["torch.distributed"].TCPStore(
+                command["host"], command["port"], None, True, wait_for_workers=False, master_listen_fd=listening
+            )
+        except Exception as error:  # noqa: BLE001 (whatever torch raises is reported, and the job goes on without)
+            os.write(answer, f"{type(error).__name__}: {error}".encode()[:2000])
+            return
         os.write(answer, b"ok")
         os.close(answer)
         while store is not None:
             signal.pause()
-    except BaseException as error:  # noqa: BLE001 (the process ends here, whatever it was)
-        os.write(answer, f"{type(error).__name__}: {error}".encode()[:2000])
-    os._exit(1)
+    finally:
+        os._exit(1)
 
 
 def become_worker(command: dict[str, Any], fds: list[int]) -> None:

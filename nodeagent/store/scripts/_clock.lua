@@ -39,7 +39,7 @@ end
 local function read_meta()
   local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
   local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped order '
-    .. 'asked requests unannounced buried horizon '
+    .. 'asked requests unannounced buried horizon floor floored '
   local found = redis.pcall('HGETALL', META)
   local map, whole = {}, not found.err
   for i = 1, #found, 2 do
@@ -73,9 +73,9 @@ local ERA_REVISIONS = 4294967296
 -- The new era's revisions are above all earlier ones (`top`), so a later version of a record never has the lower one.
 local function begin_era(parent, top)
   revision = (math.floor(math.max(revision, top) / ERA_REVISIONS) + 1) * ERA_REVISIONS
-  meta.era, meta.parent = RUN .. '@' .. int(now) .. '/' .. int(revision), parent
+  meta.era, meta.parent, meta.floor = RUN .. '@' .. int(now) .. '/' .. int(revision), parent, '0'
   redis.call('HSET', META, 'era', meta.era, 'parent', parent, 'known', int(known), 'rev', int(revision),
-    'recover', int(recover))
+    'recover', int(recover), 'floor', '0')
 end
 
 -- Nothing shows that writes were lost. If the newest writes were lost, perhaps only missing nodes know them. So the
@@ -198,13 +198,20 @@ local function shelter()
   return math.max(amnesty, recover)
 end
 
+-- A lease's end only moves away: if more leases end before `floor` than a beat counted, somebody wrote earlier ends over
+-- theirs. Then silence is no proof of anything, and the next beat has them restored.
+local function shortened()
+  local floor = tonumber(meta.floor or '0')
+  return floor > 0 and redis.call('ZCOUNT', LEASE, '-inf', '(' .. int(floor)) > tonumber(meta.floored)
+end
+
 local function lapsed(id)
   local node = node_brief(id)
   if not node or ((node.left == '1' or node.lost == '1') and as_written(id)) then
     return true
   end
   local ends = redis.call('ZSCORE', LEASE, id) -- without one there is no proof of silence
-  return ends and tonumber(ends) <= served and served >= shelter() or false
+  return ends and tonumber(ends) <= served and served >= shelter() and not shortened() or false
 end
 
 local function gone(id, life)

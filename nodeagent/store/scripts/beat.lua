@@ -90,7 +90,7 @@ end
 -- Each beat checks one thing, its own jobs and other records in turn, so its cost does not grow with the number of
 -- jobs.
 local function damage()
-  if not redis.call('ZSCORE', LEASE, id) then
+  if not redis.call('ZSCORE', LEASE, id) or shortened() then
     return 'lease'
   end
   if unlisted('node:' .. id) then
@@ -227,6 +227,11 @@ if not next_end then
   local first = later[1] == id and 3 or 1
   if later[first] then
     next_end = math.max(tonumber(later[first + 1]), shelter())
+  end
+  -- a step back of the server's clock may take up to a quarter of credit_ms from an end
+  local floor = later[1] and math.min(tonumber(later[2]), served + lease_ms) - credit_ms or 0
+  if not protected and floor > served and floor >= tonumber(meta.floor or '0') + credit_ms then
+    redis.call('HSET', META, 'floor', int(floor), 'floored', int(count))
   end
 end
 local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]

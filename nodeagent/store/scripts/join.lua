@@ -17,6 +17,8 @@ has_called(id)
 local old = node_read(id)
 if old and not as_written(id) then
   return distrust({ 'node:' .. id })
+elseif shortened() then
+  return distrust({ 'lease' })
 end
 local same = old and old.life == A.life
 local dead = {}

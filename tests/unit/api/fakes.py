@@ -22,7 +22,7 @@ from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import NO_QUEUES, Queues
-from nodeagent.model.timing import Timing
+from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import NO_WINDOWS
 from nodeagent.model.world import Ack, Cause, Member, Place, PodReport
@@ -38,6 +38,7 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, Ending, Proposal, Settlement
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
+from tests.inprocess.lease import renew_lease
 from tests.inprocess.server import HereStore, Server
 
 T = TypeVar("T")
@@ -164,12 +165,14 @@ class FakeView:
         return Acknowledged(nodes=self.disks, wanted=2, waited=0.0)
 
     async def refresh(self) -> None:
-        """All nodes but the silent ones beat; the snapshot is what the last reply says."""
+        """All nodes but the silent ones renew and beat; the snapshot is what the last reply says."""
         jobs: dict[str, JobRecord] = {}
         nodes: dict[str, NodeRecord] = {}
         usage: dict[str, UsageDay] = {}
         self._seq += 1
         for name in reversed([n for n in self.names if n not in self.silent]):
+            with suppress(StoreRefusedError):  # the beat says why
+                await renew_lease(self.store._calls, name, self.lives[name].life, self.era, millis(Timing().lease))
             pods = tuple(states[name] for states in self.gangs.values() if name in states)
             reply = await self.store.beat(
                 Beat(

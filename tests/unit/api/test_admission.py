@@ -5,14 +5,14 @@ from __future__ import annotations
 import grp
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from nodeagent.api.admission import admitted, may_grow, with_quotas
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.jobspec import Hang, JobSpec
 from nodeagent.model.queue import Amount, JobLimits, Queue, Queues, UserQuota
 from nodeagent.plan.cluster import Cluster
 from tests.unit.plan.build import make_cluster, make_job, make_node, make_spec
@@ -185,6 +185,21 @@ async def test_time_limits_are_those_of_the_queues_above_too() -> None:
     assert await limit(longest, longer, 60.0) == 60
     with pytest.raises(ApiError, match="a job of queue 'team', above 'vision', may have 1 min"):
         await limit(longest, longer, 61.0)
+
+
+async def test_a_queue_says_when_jobs_that_do_not_say_it_hang() -> None:
+    async def hang(top: JobLimits, below: JobLimits, asked: Hang | Literal["off"] | None) -> object:
+        found = cluster(Queue(name="team", limits=top), Queue(name="vision", parent="team", limits=below))
+        spec = job("vision").model_copy(update={"hang": asked})
+        return (await admitted(found, ALICE, spec, UserDatabase())).hang
+
+    none, auto, ten, off = (JobLimits(default_hang=usual) for usual in (None, "auto", 600, "off"))
+    assert [await hang(top, none, None) for top in (none, auto, ten, off)] == [None, Hang(), Hang(progress=600), "off"]
+    assert await hang(ten, auto, None) == Hang(), "the nearest"
+    assert await hang(ten, off, None) == "off"
+    assert [await hang(ten, auto, own) for own in ("off", Hang(progress=5))] == ["off", Hang(progress=5)]
+    open_to_all = cluster(Queue(name="default", limits=ten))
+    assert (await admitted(open_to_all, ALICE, job(), UserDatabase())).hang == Hang(progress=600)
 
 
 async def test_a_users_quota_of_jobs() -> None:

@@ -11,6 +11,7 @@ from nodeagent.ctl import get
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.output import show
 from nodeagent.ctl.session import status_line
+from nodeagent.model.jobspec import Hang
 from tests.unit.ctl import samples
 
 SINCE = 1_700_000_000.0
@@ -64,6 +65,17 @@ def test_describe_says_what_to_do_while_a_store_that_lost_writes_waits() -> None
 def test_describe_says_that_a_hang_is_watched() -> None:
     watched = samples.detail(samples.job(), ("no progress seen on n1, n2 gets on",)) | {"no_progress": "n1"}
     assert "nothing yet: if it hangs, it is restarted by itself" in job_lines(watched)[-1]
+
+
+def test_describe_says_when_a_gang_hangs() -> None:
+    def line(hang: object) -> list[str]:
+        spec = samples.job().spec.model_copy(update={"hang": hang})
+        lines = job_lines(samples.detail(samples.job(spec=spec)))
+        return [one for one in lines if one.startswith("Hangs:")]
+
+    assert line(None) == line("off") == []
+    assert line(Hang(progress=600)) == ["Hangs:       if no worker makes progress for 10m: then it is restarted"]
+    assert "as long as its own steps tell (auto)" in line(Hang())[0]
 
 
 def test_status_lines_of_run_do_not_change_while_nothing_does() -> None:

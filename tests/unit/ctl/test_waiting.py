@@ -109,6 +109,7 @@ def test_a_job_whose_queue_may_use_no_more() -> None:
     ("more", "says"),
     [
         ({}, "a worker that then does nothing for 5m hangs (finish)"),
+        ({"hang": "off"}, "a worker that then does nothing for 5m hangs (finish)"),
         ({"finish": None}, "with finish: off it may stay for ever"),
         ({"hang": {"progress": None, "phases": 7200.0}}, "without progress it is a hang"),
     ],

@@ -17,8 +17,10 @@ from nodeagent.osutil.linux import boottime
 
 INFO = b"role:master\r\nrun_id:r1\r\nmaster_replid:h1\r\n"
 STEP = StoreScript("a" * 40, "return 1")
+BOUND = 30.0
+"""Seconds for a server that answers: a busy machine may take some."""
 PATIENCE = 0.3
-"""Seconds that are waited for a server that says nothing more."""
+"""Seconds that are waited for one that says nothing more."""
 
 
 def bulk(text: bytes) -> bytes:
@@ -69,7 +71,7 @@ def lie(tmp_path: Path) -> Iterator[Lie]:
     ) -> tuple[Talk, Liar]:
         path = tmp_path / f"s{len(made)}"
         made.append(Liar(path, list(answers), silent=silent))
-        talks.append(Talk(Server(str(path), "", 0, greeting, None), PATIENCE, wait))
+        talks.append(Talk(Server(str(path), "", 0, greeting, None), BOUND, wait))
         return talks[-1], made[-1]
 
     yield make
@@ -186,9 +188,11 @@ def test_who_is_not_talked_to(lie: Lie, info: bytes, message: str) -> None:
 def test_silence_is_bounded(lie: Lie, sent: bytes) -> None:
     talk, _ = lie(bulk(INFO), sent, silent=True)
     talk.open()
+    talk.timeout = PATIENCE
     with pytest.raises(TalkError, match=r"did not answer within 0\.3 s"):
         talk.evaluate(STEP, "p")
     talk, _ = lie(sent, silent=True)
+    talk.timeout = PATIENCE
     with pytest.raises(TalkError, match=r"did not answer within 0\.3 s"):
         talk.open()
 
@@ -196,6 +200,7 @@ def test_silence_is_bounded(lie: Lie, sent: bytes) -> None:
 def test_a_line_that_is_always_ready_and_never_whole_is_bounded(lie: Lie) -> None:
     talk, _ = lie(bulk(INFO), b"+" + b"x" * 1000, silent=True, wait=lambda _fd, _events, until: boottime() < until)
     talk.open()
+    talk.timeout = PATIENCE
     with pytest.raises(TalkError, match="did not answer within"):
         talk.evaluate(STEP, "p")
 
@@ -203,13 +208,13 @@ def test_a_line_that_is_always_ready_and_never_whole_is_bounded(lie: Lie) -> Non
 @pytest.mark.parametrize("host", ["localhost", "", "no such place"])
 def test_a_name_is_never_looked_up(host: str) -> None:
     with pytest.raises(TalkError, match="cannot be used"):
-        Talk(Server("", host or "localhost.", 6379, (), None), PATIENCE).open()
+        Talk(Server("", host or "localhost.", 6379, (), None), BOUND).open()
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(TalkError, match="absent cannot be used: No such file"):
-        Talk(Server(str(tmp_path / "absent"), "", 0, (), None), PATIENCE).open()
+        Talk(Server(str(tmp_path / "absent"), "", 0, (), None), BOUND).open()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(TalkError, match=r"127\.0\.0\.1:\d+ cannot be used: Connection refused"):
-            Talk(Server("", "127.0.0.1", taken.getsockname()[1], (), None), PATIENCE).open()
+            Talk(Server("", "127.0.0.1", taken.getsockname()[1], (), None), BOUND).open()

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from nodeagent.osutil.linux import is_running
 from nodeagent.shim.processes import below, children_of, kill_below, parent_of
 
@@ -45,3 +47,30 @@ def test_children_in_other_sessions_and_of_other_threads_are_found_and_killed() 
 
 def test_nothing_is_below_a_process_that_does_not_exist() -> None:
     assert (children_of(1 << 30), parent_of(1 << 30), list(below(1 << 30)), kill_below(1 << 30)) == ([], 0, [], [])
+
+
+FAILS = """
+import os, sys
+from nodeagent.shim.processes import start_function
+
+def fails():
+    raise {error}
+
+status = os.waitpid(start_function(fails, 1, 2, "the watchdog"), 0)[1]
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        ("FileNotFoundError(2, 'No such file')", 127, "No such file"),
+        ("PermissionError(13, 'Not permitted')", 126, "Not permitted"),
+        ("ValueError('too much')", 126, "ValueError: too much"),
+        ("KeyError('a mistake of ours')", 126, "KeyError: 'a mistake of ours'"),
+    ],
+)
+def test_no_forked_function_ends_without_a_word(error: str, code: int, says: str) -> None:
+    program = [sys.executable, "-c", FAILS.format(error=error)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, f"nodeagent: cannot run the watchdog: {says}\n")

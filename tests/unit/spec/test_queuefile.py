@@ -28,14 +28,14 @@ queues:
     capability: {gpus: 16, nodes: 4}
     groups: [research, phd]
     default: true
-    limits: {max_nodes: 4, max_time_limit: 48h, default_time_limit: 4h}
+    limits: {max_nodes: 4, max_time_limit: 48h, default_time_limit: 4h, default_hang: 10m}
     user_quota: {jobs: 10, gpus: 8}
   product:
     priority: 10
     reclaimable: false
     min_runtime: 10m
   serving: {parent: product, min_runtime: 0, state: closed, users: alice}
-  open: {parent: product, limits: {default_time_limit: never}, users: "*"}
+  open: {parent: product, limits: {default_time_limit: never, default_hang: off}, users: "*"}
 """
 
 
@@ -49,15 +49,19 @@ def test_a_file_is_a_whole_tree() -> None:
         capability=Amount(gpus=16, nodes=4),
         groups=("research", "phd"),
         default=True,
-        limits=JobLimits(max_nodes=4, max_time_limit=172800, default_time_limit=14400),
+        limits=JobLimits(max_nodes=4, max_time_limit=172800, default_time_limit=14400, default_hang=600),
         user_quota=UserQuota(jobs=10, gpus=8),
     )
     assert product == Queue(name="product", priority=10, reclaimable=False, min_runtime=600.0)
     assert serving == Queue(name="serving", parent="product", state="closed", users=("alice",), min_runtime=0.0)
-    limits = JobLimits(default_time_limit="never")
+    limits = JobLimits(default_time_limit="never", default_hang="off")
     assert everybodys == Queue(name="open", parent="product", limits=limits, users=("*",))
     assert changed_queue("open", everybodys, ["weight=2"]).limits == limits
-    assert changed_queue("open", everybodys, ["limits.default_time_limit="]).limits == JobLimits()
+    assert changed_queue("open", everybodys, ["limits.default_time_limit="]).limits == JobLimits(default_hang="off")
+    assert changed_queue("open", everybodys, ["limits.default_hang=auto"]).limits.default_hang == "auto"
+    for wrong in ("0.5s", "8d", "soon", "never", "{progress: 10m}"):
+        with pytest.raises(SpecError, match=", or auto or off"):
+            changed_queue("a", None, [f"limits.default_hang={wrong}"])
 
 
 def test_every_mistake_of_a_file_is_named_with_its_place() -> None:

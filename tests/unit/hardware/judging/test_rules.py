@@ -41,8 +41,8 @@ GOOD = GpuReading(
     processes=((7, 1 << 30),),
 )
 HOST = HostReading(
-    memory_available=0.5, fabric_manager=True, kernel_log="", memory_pressure=0.0, io_pressure=0.0, files_used=0.1,
-    processes_used=0.1, clock_kept=True,
+    memory_available=0.5, fabric_manager=True, imex=True, kernel_log="", memory_pressure=0.0, io_pressure=0.0,
+    files_used=0.1, processes_used=0.1, clock_kept=True,
 )  # fmt: skip
 NPU = GpuReading(uuid="ascend-a", index=0, temperature=50, variable="ASCEND_RT_VISIBLE_DEVICES", visible="0")
 NPUS = AcceleratorReading("ascend", devices=(NPU,), expected=("ascend-a",))
@@ -127,6 +127,7 @@ CASES = [
     ("probe.kernel_log", host(kernel_log="/dev/kmsg: Permission denied"), host(kernel_log=None)),
     ("port.down", host(ports_down=(("mlx5_0/1", 30.5),)), host(ports_down=(("mlx5_0/1", 30.0),))),
     ("port.flaps", host(port_flaps=(("mlx5_0/1", 3),)), host(port_flaps=(("mlx5_0/1", 2), ("mlx5_1/1", 2)))),
+    ("fabric.imex", host(imex=False), host(imex=None)),
     ("fabric.manager", host(fabric_manager=False), host(fabric_manager=None)),
     ("disk", host(full_disks=("/scratch: read-only",)), replace(ALL_GOOD, host=None)),
     ("host.pressure", host(memory_pressure=0.21), host(memory_pressure=0.2)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.hardware.probes.host import FEW_FILES, FULL, clock_kept, handles, no_room, pressure
+from nodeagent.hardware.probes.host import FEW_FILES, FULL, clock_kept, handles, imex, no_room, pressure
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,32 @@ def test_pressure_and_handles_of_this_kernel_and_of_one_that_tells_nothing(tmp_p
 def test_pressure_that_is_not_written_as_expected_is_no_error(tmp_path: Path, text: str) -> None:
     write(tmp_path, pressure__memory=text)
     assert pressure(str(tmp_path), "memory") in (None, 0.0)
+
+
+def test_imex_counts_only_where_it_is_to_run_beside_other_machines(tmp_path: Path) -> None:
+    """On a single machine with NVSwitches, and between jobs that start it themselves, others called that a fault of
+    NVLink (NVSentinel 1471, aicr 2641)."""
+    unit, events = "nvidia-imex.service", tmp_path / "fs/cgroup/system.slice/nvidia-imex.service/cgroup.events"
+    wanted = tmp_path / "systemd/system/multi-user.target.wants" / unit
+    domain = tmp_path / "nvidia-imex/nodes_config.cfg"
+
+    def seen() -> bool | None:
+        return imex(str(tmp_path), str(tmp_path))
+
+    domain.parent.mkdir()
+    domain.write_text("10.0.0.1\n10.0.0.2\n")
+    assert seen() is None, "not enabled: jobs start it"
+    wanted.parent.mkdir(parents=True)
+    wanted.symlink_to(f"/lib/systemd/system/{unit}")
+    assert seen() is False
+    for alone in ("", "# the nodes of the domain\n# 10.0.0.2\n", "10.0.0.1\n", "10.0.0.1\n10.0.0.1\n"):
+        domain.write_text(alone)
+        assert seen() is None, "a single machine"
+    domain.unlink()
+    assert seen() is None, "not configured"
+    domain.write_text("10.0.0.1\n10.0.0.2\n")
+    events.parent.mkdir(parents=True)
+    events.write_text("populated 0\n")
+    assert seen() is False
+    events.write_text("populated 1\n")
+    assert seen() is True

@@ -358,6 +358,7 @@ def test_who_outlives_others_that_ended_well_is_watched_from_then_on(watched: bo
     assert looks(done=True, finish=60.0) == (60.0 if watched is False else None)
     assert looks(done=True, finish=None) is None
     assert looks(done=True, hang=Hang()) is None
+    assert looks(done=True, hang="off") == wanted
 
 
 def test_a_rank_that_outlives_the_success_of_all_others_is_named() -> None:
