@@ -171,6 +171,8 @@ class Crew:
         for agent in (*self.agents, *self.agents):
             await agent.beat()
             await agent.renew()
+        while (await self._beat(self.gang[-1])).more:  # who proposes for the others knows the nodes too
+            pass
 
     async def renew(self, names: Iterable[str]) -> None:
         """Leases that last."""
