@@ -113,10 +113,12 @@ class Crew:
 
     async def woken(self, agents: Sequence[Agent]) -> Cost:
         """What one of these agents pays for what it is woken with. The server's time is that of other connections that
-        wait for the same entry, including that they wait."""
-        cost = await self.of(agent.woken() for agent in agents) * (1 / max(1, len(agents)))
+        wait for the same entry, including that they wait. Where it brings nothing, since that is too much, they ask."""
         async with self._waits.one() as link:
             ((_, entry),) = await link.ask("XREVRANGE", f"{self.store._prefix}wake:job:{self.uid}", "+", "-")
+        if entry[0] != "era":
+            return await self.news(agents)
+        cost = await self.of(agent.woken() for agent in agents) * (1 / max(1, len(agents)))
         return Cost(await self._wake_of(entry) / REPEATED, cost.sent, cost.here)
 
     async def _wake_of(self, entry: Sequence[str]) -> float:
@@ -171,6 +173,8 @@ class Crew:
         for agent in (*self.agents, *self.agents):
             await agent.beat()
             await agent.renew()
+        while (await self._beat(self.gang[-1])).more:  # who proposes for the others knows the nodes too
+            pass
 
     async def renew(self, names: Iterable[str]) -> None:
         """Leases that last."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from aiohttp import web
@@ -49,6 +49,8 @@ FRESH = 1.0
 """Seconds for which one answer serves all callers."""
 MAX_LIVE, MAX_ENDED, MAX_GENERATIONS = 100, 10, 20
 """Jobs, and generations of a job, that are shown: the oldest live jobs, the newest of the others."""
+MAX_NODES = 500
+"""Nodes that are shown: first those of which there is something to say."""
 SETTLED = 5.0
 """Seconds after a change in which more may be known about the same generation: the length of its recovery comes
 later."""
@@ -114,8 +116,7 @@ def _body(
     names: Names,
 ) -> bytes:
     now = time.time()
-    rows = {
-        "nodes": nodes_json(cluster, now),
+    rows = nodes_json(cluster, now) | {
         "jobs": [_job(cluster, job, why[job.uid], stories.get(job.uid, []), now, names) for job in jobs],
         "shares": shares_json(cluster, now),
     }
@@ -165,10 +166,30 @@ def shown(cluster: Cluster) -> tuple[list[JobRecord], int]:
     return jobs, len(cluster.jobs) - len(jobs)
 
 
-def nodes_json(cluster: Cluster, now: float) -> list[Json]:
-    """Nodes by name, with fewer fields than in ``node_json``, since there may be many."""
+def nodes_json(cluster: Cluster, now: float) -> Json:
+    """Nodes by name, with fewer fields than in ``node_json``, since there may be many; the number that is left out; and
+    sums over all of them."""
     work = work_on(cluster)
-    return [_node(cluster.nodes[name], cluster, *work.get(name, ({}, [])), now) for name in sorted(cluster.nodes)]
+    states = {name: node_state(node, cluster)[0] for name, node in cluster.nodes.items()}
+
+    def plain(name: str) -> bool:
+        node = cluster.nodes[name]
+        return states[name] == "ready" and not condition(node) and all(gpu.healthy for gpu in node.facts.gpus)
+
+    names = sorted(sorted(cluster.nodes, key=lambda name: (plain(name), name))[:MAX_NODES])
+    there = [name for name, state in states.items() if state not in ("lost", "left")]
+    gpus = [(name, gpu) for name in there for gpu in cluster.nodes[name].facts.gpus]
+    return {
+        "nodes": [_node(cluster.nodes[name], cluster, *work.get(name, ({}, [])), now) for name in names],
+        "more_nodes": len(states) - len(names),
+        "totals": {
+            "nodes": len(states),
+            "states": Counter(states.values()),
+            "gpus": len(gpus),
+            "healthy": sum(gpu.healthy for _, gpu in gpus),
+            "used": sum(gpu.uuid in work[name][0] for name, gpu in gpus if name in work),
+        },
+    }
 
 
 def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: Names) -> Json:

@@ -22,7 +22,7 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
-from nodeagent.store import codec, keys
+from nodeagent.store import codec, keys, roster
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.decoder import Base, Decoder
@@ -153,7 +153,7 @@ class RedisStore:
                     raise ValueError("its name is not UTF-8")
                 if not flat:
                     gone.append(key)
-                    self._decoder.forget(key.removeprefix("job:"))
+                    self._decoder.forget(key)
                 elif key.startswith("node:"):
                     nodes.append(self._decoder.node(codec.own_record(key, flat), cordon))
                 elif key == QUEUES:
@@ -218,6 +218,7 @@ class RedisStore:
         arguments = ended_by(proposal) | {
             "id": proposal.id,
             "members": {node: member.to_json() for node, member in proposal.members.items()},
+            "listed": roster.shorten(proposal.members, self._decoder.nodes),
             "cause": proposal.cause.to_json(),
             "reason": proposal.cause.text,
             "kept": proposal.kept,

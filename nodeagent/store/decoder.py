@@ -20,6 +20,7 @@ from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Member
+from nodeagent.store import roster
 from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, pairs
 
 ROOM = 48_000
@@ -28,6 +29,7 @@ PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
 _KINDS = {**HEAD_MAPS, **JOB_MAPS}
 _MEMBER = "member:"
+_LISTED = "listed "
 _HOLDER = "holder:"
 
 
@@ -57,6 +59,8 @@ class Decoder:
     def __init__(self, room: int = ROOM) -> None:
         self._room = room
         self._read: dict[str, _Read] = {}
+        self.nodes: dict[str, NodeRecord] = {}
+        """As they were decoded last: members' texts follow from them."""
         self._size = 0
         self._chain = 1
         """Number of the present chain of beats: each beat asked for changes after a revision that an earlier one
@@ -102,15 +106,18 @@ class Decoder:
         followed: bool = False,
     ) -> JobRecord | None:  # fmt: skip
         """The record with these changed fields: all that changed since ``since``. None if the record here is not
-        complete up to ``since``. ``upto``: these are only some of the changes until then, so the record keeps its
-        revision. ``followed``: a beat brought the fields."""
+        complete up to ``since``, or the members do not follow from the nodes that are known here. ``upto``: these are
+        only some of the changes until then, so the record keeps its revision. ``followed``: a beat brought the
+        fields."""
         last = self._read.get(uid)
         if last is None or last.era != era:
             return None
         linked = followed and last.chain == self._chain
         if last.job.rev < since and not linked:
             return None
-        changes = _unpacked(last, flat)
+        changes = _unpacked(last, flat, self.nodes)
+        if changes is None:
+            return None
         rev = int(changes.get("rev") or 0) if upto is None else upto
         if rev > last.job.rev:
             last.job = _decoded(last, changes)
@@ -121,11 +128,16 @@ class Decoder:
 
     def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
         """A node's record, decoded as ``codec.decode_node`` does."""
-        return decode_node(flat, cordon)
+        found = decode_node(flat, cordon)
+        self.nodes[found.id] = found
+        return found
 
-    def forget(self, uid: str) -> None:
-        """The job is in the view no more."""
-        read = self._read.pop(uid, None)
+    def forget(self, key: str) -> None:
+        """The record is in the view no more."""
+        kind, _, name = key.partition(":")
+        if kind == "node":
+            self.nodes.pop(name, None)
+        read = self._read.pop(name, None) if kind == "job" else None
         self._size -= 0 if read is None else len(read.fields)
 
     def _apply(self, read: _Read, changes: Mapping[str, str | None]) -> None:
@@ -148,10 +160,11 @@ class Decoder:
             self._size -= len(self._read.pop(next(iter(self._read))).fields)
 
 
-def _unpacked(last: _Read, flat: Sequence[str | None]) -> dict[str, str | None]:
+def _unpacked(last: _Read, flat: Sequence[str | None], nodes: Mapping[str, NodeRecord]) -> dict[str, str | None] | None:
     """The fields of a difference, older ones first. The field ``holder:`` (or another kind) packs all entries of that
     kind: the first line is the revision, the second the rule for the members' entries. Then follow a line for each key
-    and one for its text if the rule does not give it (an empty text where there is no entry)."""
+    and one for its text if the rule does not give it (an empty text where there is no entry). None if the members are
+    listed, and do not follow from these nodes."""
     changes: dict[str, str | None] = {}
     news = zip(map(str, flat[::2]), flat[1::2], strict=True)
     for name, text in sorted(news, key=lambda field: not field[0].startswith(_MEMBER)):  # rules refer to members
@@ -159,8 +172,14 @@ def _unpacked(last: _Read, flat: Sequence[str | None]) -> dict[str, str | None]:
             changes[name] = text
             continue
         _, rule, *lines = (text or "").split("\n")
-        now = {name + key: value for key, value in _ruled(rule, last.fields, changes).items()}
-        now |= {name + key: value for key, value in zip(lines[::2], lines[1::2], strict=True)}
+        if rule.startswith(_LISTED):
+            members = roster.expand(lines, rule.removeprefix(_LISTED), nodes)
+            if members is None:
+                return None
+            now = {name + key: value for key, value in members.items()}
+        else:
+            now = {name + key: value for key, value in _ruled(rule, last.fields, changes).items()}
+            now |= {name + key: value for key, value in zip(lines[::2], lines[1::2], strict=True)}
         changes |= {field: None for field in last.fields if field.startswith(name) and not now.get(field)}
         changes |= {field: value for field, value in now.items() if value and last.fields.get(field) != value}
     return changes

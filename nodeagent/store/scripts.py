@@ -60,8 +60,11 @@ def load(name: str, *, bare: bool = False) -> Script:
     """The step of this name. ``bare``: without the preludes, so it does not advance the served clock."""
     folder = files("nodeagent.store") / "scripts"
     settled = () if name in WHILE_RECOVERING else ("_settled",)
-    parts = (name,) if bare else (*USUAL.get(name, ()), *FEWER.get(name, PRELUDES), *settled, name)
-    source = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+    before = () if bare else (*USUAL.get(name, ()), *FEWER.get(name, PRELUDES), *settled)
+    parts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in (*before, name)]
+    if not bare:  # a function of its own, since Lua allows each one 200 local names
+        parts[-1] = f"return (function()\n{parts[-1]}end)()\n"
+    source = "\n".join(parts)
     return Script(name=name, source=source, sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 

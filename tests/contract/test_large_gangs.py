@@ -104,6 +104,31 @@ async def test_successes_are_one_text_once_the_last_has_come(gang: Gang) -> None
     assert head(await gang.read()).reports == dict.fromkeys(NODES, DONE)
 
 
+async def test_members_are_a_list_of_names(gang: Gang) -> None:
+    """What is said of a node's life and devices, each agent has read."""
+    job = await gang.start()
+    job = await gang.bench.propose(job, *NODES[::-1])
+    async with gang.links.one() as link:
+        rev, rule, *words = (await link.ask("HGET", f"{gang.prefix}packed:u1", "member")).split("\n")
+    assert (rev, rule.split(" ")[0]) == (str(job.rev), "listed")
+    assert words[:4] == ["n099", "2 0 2", "n098", "2 0 2"] and len(words) == 2 * len(NODES)
+    assert head(await gang.read()).members == head(job).members
+
+
+async def test_who_knows_another_life_of_a_member_reads_the_record(gang: Gang) -> None:
+    """Or who has not read that the member's node is there at all."""
+    job = await gang.start()
+    gone = gang.bench.lives[NODES[0]]
+    await gang.bench.store.leave(NODES[0], gone)
+    await gang.bench.join(NODES[0], life="again")
+    await gang.bench.beat(NODES[0], rev=1)
+    job = await gang.bench.propose(await gang.bench.job(), *NODES[::-1])
+    control = job.control.model_copy(update={"by": "eva"})
+    mine = await gang.reader.control("u1", job.control.rev, control, "", "JobScaled", "by eva")
+    assert mine == await gang.bench.job()
+    assert head(mine).members[NODES[0]].life == "again"
+
+
 async def test_a_success_that_is_taken_back_is_counted_once(gang: Gang) -> None:
     job = await gang.start()
     assert await gang.succeed(job, *NODES[:99], NODES[3]) == [NODES[0]]

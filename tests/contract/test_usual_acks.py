@@ -26,7 +26,6 @@ READY = 66
 KEY = prefix(CLUSTER)
 CLOCK = {"last", "served"}
 STEPS = 80
-PASSED_ON = "return { 2 }"
 
 
 class Hand:
@@ -90,6 +89,15 @@ class Hand:
             del about["base"]
         return about
 
+    def plain(self, node: str) -> dict[str, object]:
+        """A member's acknowledgement, with nothing odd about it."""
+        life = self.bench.lives[node].life
+        ack = Ack(life=life, address=f"{node}:1", host="10.0.0.1", signature="a" * 64)
+        return {
+            "node": node, "life": life, "start": 1, "uid": self.job.uid, "ack": ack.to_json(), "base": self.base,
+            "token": head(self.job).token.model_dump(),
+        }  # fmt: skip
+
     def _seldom(self, odd: object, usual: object) -> object:
         return odd if self.random.random() < 0.03 else usual
 
@@ -103,7 +111,7 @@ async def test_whatever_there_is_an_acknowledgement_does_what_the_whole_step_wou
     for step in range(STEPS):
         hand.happen()
         about, before = hand.asked(), copy.deepcopy(hand.server.data.keys)
-        usual += ran(hand.server, part("_take_ack", "_usual_clock", "_usual_ack") + PASSED_ON, about) != ["2"]
+        usual += ran(hand.server, USUAL, about) != ["2"]
         hand.server.data.keys = copy.deepcopy(before)
         reply, after = ran(hand.server, load("ack").source, about), hand.server.data.keys
         hand.server.data.keys = before
@@ -117,11 +125,31 @@ async def test_whatever_there_is_an_acknowledgement_does_what_the_whole_step_wou
     assert usual > 5
 
 
+async def test_the_last_one_is_the_whole_step() -> None:
+    """Which begins the generation: else that waits for an agent that sees that nobody is missing."""
+    hand = Hand(random.Random(0))
+    await hand.begin()
+    first, *others, last = (node for node in head(hand.job).members if node not in GANG[-READY:])
+    await hand.bench.ack(hand.job, first)
+    for node in others:
+        assert ran(hand.server, USUAL, hand.plain(node)) != ["2"]
+    for node in {*GANG} - {*head(hand.job).members}:
+        await hand.bench.ack(hand.job, node)
+    assert list(head(await hand.bench.job()).missing) == [last]
+    assert ran(hand.server, USUAL, hand.plain(last)) == ["2"]
+    ran(hand.server, load("ack").source, hand.plain(last))
+    assert head(await hand.bench.job()).state == "active"
+
+
 @cache
 def part(*names: str) -> str:
     """Read once, as ``load`` does: who merges while a test runs would have it compare two versions."""
     folder = files("nodeagent.store") / "scripts"
     return "\n".join([*((folder / f"{name}.lua").read_text() for name in names), ""])
+
+
+USUAL = part("_take_ack", "_usual_clock", "_usual_ack") + "return { 2 }"
+"""The usual case, and a reply of its own where it passes an acknowledgement on."""
 
 
 def ran(server: Server, source: str, about: dict[str, object]) -> list[str]:

@@ -6,6 +6,7 @@ or sets a global of its own fails, as it does in Redis, and none finds what Redi
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -18,7 +19,7 @@ from tests.inprocess.data import CommandError, Data, Status
 MOST_UNPACKED = 4000
 """Values that one Lua function returns at most, with room to spare."""
 PREPARE = """
-local call, decode, encode = ...
+local call, decode, encode, digest = ...
 cjson = { null = newproxy(), decode = decode, encode = encode }
 redis = {}
 function redis.call(...)
@@ -30,6 +31,9 @@ function redis.pcall(...)
     return found
   end
   return { err = tostring(found) }
+end
+function redis.sha1hex(text)
+  return digest(text)
 end
 KEYS, ARGV = {}, {}
 local there = { debug = true } -- lupa's own
@@ -61,7 +65,7 @@ class Runtime:
         self._lua: Any = cast("Any", LuaRuntime)()  # its stubs lack what is ours in it
         self._data: Data | None = None
         self._programs: dict[str, Callable[[], Any]] = {}
-        self._lua.execute(PREPARE, self._call, self._decode, self._encode)
+        self._lua.execute(PREPARE, self._call, self._decode, self._encode, _digest)
         self._globals = self._lua.globals()
         self._null = self._globals.cjson.null
         self._table = self._lua.table_from
@@ -140,6 +144,10 @@ class Runtime:
         if items and all(isinstance(key, int) for key in items):
             return [self._plain(items[key]) for key in sorted(items)]
         return {str(key): self._plain(item) for key, item in items.items()}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 @cache

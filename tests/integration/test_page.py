@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent.metrics import Metrics
+from nodeagent.api import status
 from nodeagent.api.server import ApiServer
 from nodeagent.store.errors import waits_for
 from tests.integration.browser_support import CHROMIUM, WHY_NOT, Page, browser
@@ -113,6 +114,22 @@ async def test_it_shows_roles_and_their_places(page: Page, tmp_path: Path) -> No
         assert "server 2/2, trainer 2/2" in await page.text("#jobs tbody")
         nodes = await page.text("#nodes tbody")
         assert "ctr ranks 0-1: server.0, trainer.0" in nodes and "ctr ranks 2-3: server.1, trainer.1" in nodes
+        no_fault(page, server.http_url)
+
+
+async def test_of_many_nodes_the_page_says_how_many_are_not_shown(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "MAX_NODES", 2)
+    async with ApiServer(await busy(tmp_path), Metrics()) as server:
+        await page.open(server.http_url, WIDE)
+        await page.until(SHOWN, "the cluster is shown")
+        assert [row.split()[0] for row in (await page.text("#nodes tbody")).splitlines() if row[:1] == "n"] == [
+            "n2",
+            "n4",
+        ]
+        assert await page.text("#more-nodes") == "2 more nodes: nodeagentctl nodes"
+        assert (await page.text("#summary")).split("\n")[1] == "3 of 4"
         no_fault(page, server.http_url)
 
 

@@ -107,7 +107,7 @@ function show(status) {
   showSummary(status);
   showJobs(status);
   showShares(status.shares);
-  showNodes(status.nodes);
+  showNodes(status);
   tick();
 }
 
@@ -117,19 +117,16 @@ function storeTile({ store_away_since: away, store_waits: waits }) {
 }
 
 function showSummary(status) {
-  const { nodes, jobs } = status;
+  const { totals, jobs } = status;
   const count = (things, key) => things.reduce((sums, thing) => ({ ...sums, [thing[key]]: (sums[thing[key]] ?? 0) + 1 }), {});
   const listed = (sums, but) => Object.entries(sums).filter(([word]) => word !== but).map(([word, n]) => `${n} ${word}`).join(", ");
-  const states = count(nodes, "state");
-  const gpus = nodes.filter((n) => n.state !== "lost" && n.state !== "left").flatMap((n) => n.gpus);
-  const healthy = gpus.filter((g) => g.healthy).length;
-  const used = gpus.filter((g) => g.job !== null).length;
+  const { states, gpus, healthy, used } = totals;
   const phases = count(jobs, "phase");
   const alive = jobs.filter((j) => !ENDED.has(j.phase)).length;
-  const trouble = nodes.some((n) => NODE_TONES[n.state] === "bad");
+  const trouble = Object.keys(states).some((state) => NODE_TONES[state] === "bad");
   const tiles = [
-    ["Nodes ready", `${states.ready ?? 0} of ${nodes.length}`, listed(states, "ready") || "all of them", trouble ? "bad" : "good"],
-    ["GPUs healthy", gpus.length ? `${healthy} of ${gpus.length}` : "none", gpus.length ? `${used} used` : "workers run on CPU slots", healthy < gpus.length ? "bad" : "good"],
+    ["Nodes ready", `${states.ready ?? 0} of ${totals.nodes}`, listed(states, "ready") || "all of them", trouble ? "bad" : "good"],
+    ["GPUs healthy", gpus ? `${healthy} of ${gpus}` : "none", gpus ? `${used} used` : "workers run on CPU slots", healthy < gpus ? "bad" : "good"],
     ["Live jobs", `${alive}`, listed(phases) || "none yet", phases.holding ? "warn" : "good"],
     ["Store", ...storeTile(status)],
   ];
@@ -170,7 +167,7 @@ function showShares(shares) {
   keep(find("picture"), shares === null ? [] : [["shares", shares]], picture);
 }
 
-function showNodes(nodes) {
+function showNodes({ nodes, more_nodes: more }) {
   const plain = (n) => n.state === "ready" && !n.condition && n.gpus.every((g) => g.healthy);
   const many = nodes.length > MANY_NODES;
   const rest = many ? nodes.filter(plain) : [];
@@ -182,6 +179,8 @@ function showNodes(nodes) {
   const table = well.querySelector("table");
   if (!table.tHead.childElementCount) table.tHead.append(find("nodes").tHead.rows[0].cloneNode(true));
   if (!well.hidden) keep(table.tBodies[0], well.open ? entries(rest) : [], nodeRow);
+  find("more-nodes").hidden = more === 0;
+  find("more-nodes").textContent = `${plural(more, "more node")}: nodeagentctl nodes`;
 }
 
 function nodeRow(node) {

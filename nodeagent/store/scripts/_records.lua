@@ -269,12 +269,22 @@ local function ruled(kind, found, members)
   return rule, by_rule
 end
 
+-- The packed text of members that the proposer has listed (store/roster.py): its rule has a digest of their texts, since
+-- these follow from what a reader knows of the nodes.
+local function listed_members(job, listed)
+  local words = {}
+  for i = 1, #listed, 2 do
+    words[i], words[i + 1] = listed[i], job['member:' .. listed[i]] or ''
+  end
+  return job.rev .. '\nlisted ' .. redis.sha1hex(table.concat(words, '\n')) .. '\n' .. table.concat(listed, '\n')
+end
+
 -- If many entries of a kind have changed, one mark stands for them all ('holder:') and one text for the whole map: each
 -- member of a gang of a thousand then reads one text, not a thousand fields. The first line is the text's revision; the
 -- second is a rule for the entries of all members of the head, if there is one. Then come keys and texts of the entries
 -- that differ from the rule ('' if there is no entry). So the text must be made anew when the members change. packs:
--- kinds that have no marks of their own since this write.
-local function pack(job, packs)
+-- kinds that have no marks of their own since this write. listed: as of job_save.
+local function pack(job, packs, listed)
   local marks, packed, marked = P .. 'marks:' .. job.uid, P .. 'packed:' .. job.uid, {}
   for _, field in ipairs(redis.call('ZRANGE', marks, 0, -1)) do
     local kind, key = string.match(field, '^(.-):(.*)$')
@@ -305,7 +315,8 @@ local function pack(job, packs)
         lines[#lines + 1] = ''
       end
     end
-    redis.call('HSET', packed, kind, table.concat(lines, '\n'))
+    local text = kind == 'member' and listed and listed_members(job, listed) or table.concat(lines, '\n')
+    redis.call('HSET', packed, kind, text)
     in_parts(marked[kind] or {}, 1, function(...) redis.call('ZREM', marks, ...) end)
     redis.call('ZADD', marks, job.rev, kind .. ':')
   end
@@ -338,12 +349,13 @@ end
 
 local COUNTS = { 'missing', 'holding', 'report', 'last', 'done', 'undone', 'freed' }
 local counts_of = {} -- of jobs that were read lean
--- whole: this step begins, activates or ends a generation, or completes it, and has read the whole record.
-local function job_save(job, whole)
+-- whole: this step begins, activates or ends a generation, or completes it, and has read the whole record. listed: the
+-- members that it begins with, as a list of words.
+local function job_save(job, whole, listed)
   local packs = whole and {}
   local changed = write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job, packs)
   if packs then
-    pack(job, packs)
+    pack(job, packs, listed)
   end
   jobs_before[job.uid] = copied(job)
   local counts = counts_of[job.uid] or whole and counted(job)

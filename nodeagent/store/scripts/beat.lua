@@ -67,22 +67,21 @@ local function damage_anywhere()
     return 'changes'
   end
   local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
-  for _, record in ipairs(redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1)) do
+  local listed = redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1, 'WITHSCORES')
+  for i = 1, #listed, 2 do
+    local record = listed[i]
     local kind, name = string.match(record, '^(%a+):(.*)$')
     local field = kind == 'job' and 'uid' or kind == 'node' and 'id'
-    local about = field and redis.call('HMGET', P .. record, field, 'rev')
-    if about and (about[1] ~= name or (tonumber(about[2] or '') or -1) < tonumber(redis.call('ZSCORE', CHANGES, record))) then
-      return record
-    end
-    if kind ~= 'gone' and redis.call('EXISTS', P .. record) == 0 then
-      return record
-    end
-    local node = kind == 'node' and name
-    if node and not redis.call('ZSCORE', LEASE, node) then
-      local flags = redis.call('HMGET', P .. record, 'lost', 'left')
-      if flags[1] ~= '1' and flags[2] ~= '1' then
+    if field then
+      local about = redis.call('HMGET', P .. record, field, 'rev', 'lost', 'left')
+      if about[1] ~= name or (tonumber(about[2] or '') or -1) < tonumber(listed[i + 1]) then
+        return record
+      end
+      if kind == 'node' and about[3] ~= '1' and about[4] ~= '1' and not redis.call('ZSCORE', LEASE, name) then
         return 'lease'
       end
+    elseif kind ~= 'gone' and redis.call('EXISTS', P .. record) == 0 then
+      return record
     end
   end
 end

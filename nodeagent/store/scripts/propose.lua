@@ -1,5 +1,5 @@
--- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), lost (sorted), cause, reason, spend?,
--- planned, kept, grace (JSON), form_ms, outside, keepers (node to JSON life), by, claims (queues), read
+-- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), listed (members as words), lost (sorted),
+-- cause, reason, spend?, planned, kept, grace (JSON), form_ms, outside, keepers (node to JSON life), by, claims (queues), read
 local WAKE_EACH, CLAIMS = 64, P .. 'claims'
 
 -- In an array that limits the jobs that run at once, a job that has no nodes yet adds one.
@@ -88,7 +88,7 @@ job.head_control_rev = int(A.control_rev)
 job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
 enter_phase(job, 'forming', A.reason)
 rebook(job, before)
-job_save(job, true)
+job_save(job, true, #A.listed == 2 * #order and A.listed)
 for _, queue in ipairs(A.claims) do
   redis.call('HSET', CLAIMS, queue, job.rev)
 end

@@ -115,8 +115,8 @@ def test_a_job_that_is_gone_takes_no_room() -> None:
     job = gang()
     decoder = Decoder(room=len(encode_job(job)) + 5)
     decoder.job(flat(job), "e")
-    decoder.forget(job.uid)
-    decoder.forget(job.uid)
+    for key in (f"job:{job.uid}", f"job:{job.uid}", f"node:{job.uid}"):
+        decoder.forget(key)
     assert decoder.base(job.uid) is None
     other = job.model_copy(update={"uid": "other"})
     decoder.job(flat(other), "e")
