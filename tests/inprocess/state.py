@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from nodeagent.model.job import JobEvent, JobRecord
@@ -62,6 +62,17 @@ class State:
             if known[1].uid == uid:
                 found[uid] = known[1]
         return found
+
+    def activated(self, readable: Collection[str]) -> dict[str, int]:
+        """Uid to the number of the last active generation, of the jobs whose record is not ``readable``: steps go on
+        with one of which another field was written over."""
+        found = {uid: fields.get("active_number", "") for uid, fields in self._records("job:").items()}
+        return {uid: int(text) for uid, text in found.items() if uid not in readable and text.isdecimal()}
+
+    @property
+    def uids(self) -> set[str]:
+        """Of all jobs that have a record, whether it can be read or not."""
+        return set(self._records("job:"))
 
     @property
     def past(self) -> dict[str, JobRecord]:

@@ -139,8 +139,9 @@ class Checker:
                     raise self.first
 
     def check_kept(self) -> None:
-        """Invariants 6 and 7: no acknowledged job is lost. To be asked once things are quiet."""
-        missing = self.submitted - self.forgotten - set(self.server.state.jobs)
+        """Invariants 6 and 7: no acknowledged job is lost. To be asked once things are quiet. A field that somebody has
+        written over, and that no agent has to read again, may still be so."""
+        missing = self.submitted - self.forgotten - self.server.state.uids
         if missing:
             self.first = self.first or Broken(f"invariant 6: lost jobs: {sorted(missing)}")
             raise self.first
@@ -177,7 +178,10 @@ class Checker:
     def _records(self) -> None:
         state = self.server.state
         settled = not state.recovering and state.run == self.server.run_id  # else its records are not the truth yet
-        for uid, job in state.jobs.items():
+        jobs = state.jobs
+        for uid, number in state.activated(jobs).items():
+            self._active[uid] = max(self._active.get(uid, 0), number)
+        for uid, job in jobs.items():
             if self._seen.get(uid) is job:
                 continue
             if job.active is not None:
@@ -189,8 +193,8 @@ class Checker:
         if not settled:
             self._seen.clear()
             self._uses.clear()
-        elif len(self._seen) > len(state.jobs):
-            self._seen = {uid: job for uid, job in self._seen.items() if uid in state.jobs}
+        elif len(self._seen) > len(jobs):
+            self._seen = {uid: job for uid, job in self._seen.items() if uid in jobs}
 
     def _record(self, job: JobRecord) -> None:
         self._newest(job)

@@ -33,6 +33,8 @@ class WatchedServer(Server):
         super().__init__(clock)
         self._stepped = stepped
         self._by_hand: dict[str, Value | None] = {}
+        self._copied: list[tuple[str, Value]] = []
+        """What was written by hand in data that were kept, which may be put back."""
 
     def overwrite(self, key: str, value: Value) -> None:
         super().overwrite(key, value)
@@ -41,6 +43,19 @@ class WatchedServer(Server):
     def spoil(self, key: str, field: str = "", text: str = "x") -> None:
         super().spoil(key, field, text)
         self._by_hand[key] = self._held(key)
+
+    def kept(self) -> dict[str, Value]:
+        found = super().kept()
+        for key, value in self._by_hand.items():
+            if value is not None and value is self._held(key):
+                self._copied.append((key, found[prefix(CLUSTER) + key]))
+        return found
+
+    def _load(self, keys: dict[str, Value]) -> None:
+        super()._load(keys)
+        for key, value in self._copied:
+            if keys.get(prefix(CLUSTER) + key) is value:
+                self._by_hand[key] = self._held(key)
 
     def _held(self, key: str) -> Value | None:
         return self.data.keys.get(prefix(CLUSTER) + key)

@@ -79,13 +79,14 @@ local function begin_era(parent, top)
 end
 
 -- Nothing shows that writes were lost. If the newest writes were lost, perhaps only missing nodes know them. So the
--- store waits until at most half of the nodes that were live are missing.
+-- store waits until at most half of the nodes that were live are missing. A key that somebody has written over stops
+-- nothing here: `examine` begins with this, too, and has to come to its end.
 local function doubt()
   local count, wait, stopped = 0, tonumber(meta.regroup or '0'), meta.stopped or '0'
   redis.call('DEL', AWAITED)
-  for _, id in ipairs(wait > 0 and redis.call('ZRANGEBYSCORE', LEASE, '(' .. stopped, '+inf') or {}) do
-    local node = redis.call('HMGET', P .. 'node:' .. id, 'id', 'lost', 'left')
-    if node[1] and node[2] ~= '1' and node[3] ~= '1' then
+  for _, id in ipairs(wait > 0 and redis.pcall('ZRANGEBYSCORE', LEASE, '(' .. stopped, '+inf') or {}) do
+    local node = redis.pcall('HMGET', P .. 'node:' .. id, 'id', 'lost', 'left')
+    if node.err or (node[1] and node[2] ~= '1' and node[3] ~= '1') then
       count = count + redis.call('ZADD', AWAITED, 0, id)
     end
   end
@@ -114,10 +115,10 @@ do
   if RUN ~= meta.run and meta.timing then
     least = served + credit_ms + lease_ms
     if served < recover and (meta.parent or '') == '' and redis.call('EXISTS', AWAITED) == 1 then
-      redis.call('ZUNIONSTORE', AWAITED, 2, AWAITED, CALLED) -- the writes that they restored may be lost again
+      redis.pcall('ZUNIONSTORE', AWAITED, 2, AWAITED, CALLED) -- the writes that they restored may be lost again
       recover = math.max(recover, least)
     else
-      if served >= recover then
+      if served >= recover and not meta.unattended then
         meta.parent, known, meta.stopped = meta.era, revision, int(served)
       end
       doubt()

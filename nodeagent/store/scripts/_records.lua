@@ -626,7 +626,7 @@ function distrust(damaged)
   recover = least
   amnesty = math.max(amnesty, least)
   begin_era('', 0)
-  redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty))
+  redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty), 'unattended', '1')
   event({ kind = 'StoreDamaged', text = 'somebody removed or damaged '
     .. table.concat(found, ', ', 1, math.min(#found, 5))
     .. ' in the store: the agents restore it; nothing is decided meanwhile' })

@@ -61,6 +61,13 @@ local function unlisted(record)
   return rev and tonumber(redis.call('ZSCORE', CHANGES, record) or '-1') ~= tonumber(rev)
 end
 
+-- Fewer records are listed than there are: who reads everything anew now would take the others for removed, and offer
+-- that as the newest view.
+local function cut_short()
+  local copies = redis.pcall('HLEN', NODES)
+  return redis.call('ZCARD', CHANGES) < (tonumber(copies) or 0) + redis.call('HLEN', NAMES)
+end
+
 -- Looks at the next few of all records: a missing one may belong to no node that could report it.
 local function damage_anywhere()
   if unlisted('queues') or unlisted('windows') then
@@ -92,7 +99,7 @@ local function damage()
   if not redis.call('ZSCORE', LEASE, id) or shortened() then
     return 'lease'
   end
-  if unlisted('node:' .. id) then
+  if unlisted('node:' .. id) or ((A.rev == 0 or A.anew) and cut_short()) then
     return 'changes'
   end
   local uid = A.runs[A.seq % (#A.runs + 1)]

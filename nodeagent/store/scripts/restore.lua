@@ -31,6 +31,14 @@ if opens then
   least = served + credit_ms + lease_ms
   recover = least
 end
+if meta.unattended then -- damage was found: a record that is missing counts as removed only when some view was read
+  redis.call('HDEL', META, 'unattended')
+  if served >= recover then
+    least = served + credit_ms + lease_ms
+    recover, amnesty = least, math.max(amnesty, least)
+    redis.call('HSET', META, 'least', int(least), 'recover', int(recover), 'amnesty', int(amnesty))
+  end
+end
 local late = served >= recover
 local full = not late and not has_all and A.rev > known -- a complete view, newer than the store's
 local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0 or #A.usage > 0 or A.queues or A.windows)
