@@ -116,7 +116,7 @@ frameworks: $(READY)
 			-r examples/$$name/requirements.txt || exit 1; \
 	done
 	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py \
-		tests/e2e/test_paddle_servers.py
+		tests/e2e/test_paddle_servers.py tests/e2e/test_mpi_hosts.py
 
 nodes: $(READY)
 	$(PIP) --group nodes
