@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 
 import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Queue, Queues
-from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import BeatReply
 from tests.contract.bench import Bench, RedisBench, head, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
@@ -233,3 +234,47 @@ async def test_of_two_jobs_of_a_name_the_one_that_ran_stays(bench: Bench) -> Non
     after = await read_after(bench)
     assert set(after.jobs) == {"u1"}
     assert after.jobs["u1"].head == job.head
+
+
+async def test_a_recovery_that_nobody_came_to_counts_no_record_as_removed(bench: Bench) -> None:
+    """The store was overloaded meanwhile: the first who came found that a job which ran had been removed."""
+    job, view = await trained(bench)
+    await bench.take("job:u1")
+    await noticed(bench, view)
+    async with asyncio.timeout(30):
+        while await reported(bench.submit("u9", "other")):  # nothing is decided meanwhile
+            await bench.sleep(0.05)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert set(after.jobs) == {"u1", "u9"}
+    assert after.jobs["u1"].model_copy(update={"rev": 0}) == job.model_copy(update={"rev": 0})
+
+
+async def test_who_reads_everything_anew_reads_no_part_for_the_whole(bench: Bench) -> None:
+    """What it had read would have been the newest view, in which the job is not."""
+    await trained(bench)
+    await bench.take("changes")
+    await bench.join("n3", start=2)
+    assert "changes" in await refused("behind", bench.beat("n3"))
+
+
+@pytest.mark.parametrize("key", ["node:n2", "lease"])
+async def test_a_key_of_another_type_does_not_outlive_a_restart_of_the_store(bench: Bench, key: str) -> None:
+    """Each step began with looking at it, also the one that looks for damage: no step was done ever again."""
+    _, view = await trained(bench)
+    await bench.join("n3", regroup=200)
+    await bench.spoil(key)
+    await bench.restart()
+    for _ in range(6):  # as agents do: they offer what they know, and join again
+        try:
+            await bench.store.restore(view.offer())
+            await rejoin(bench, "n1", "n2", "n3")
+            break
+        except StoreUnavailableError:
+            await bench.sleep(1.1)  # the store looks at itself once a second
+        except StoreRefusedError as refusal:
+            assert refusal.code == "behind"
+    else:
+        raise AssertionError("no step is done any more")
+    assert set((await read_after(bench)).jobs) == {"u1"}
