@@ -258,6 +258,19 @@ async def test_who_reads_everything_anew_reads_no_part_for_the_whole(bench: Benc
     assert "changes" in await refused("behind", bench.beat("n3"))
 
 
+async def test_a_name_that_a_lost_job_left_is_no_damage_for_ever(bench: Bench) -> None:
+    """Of a job that nobody knows any more, once the mark of its removal is gone, too."""
+    await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask(
+            "HSET", bench.calls.prefix + "names", *(word for n in range(9) for word in (f"old{n}", f"uid{n}"))
+        )
+    await bench.join("n3", start=2)
+    reply = await bench.beat("n3")
+    assert ({job.uid for job in reply.jobs}, len(reply.nodes)) == ({"u1"}, 3)
+    assert "StoreDamaged" not in await bench.kinds()
+
+
 @pytest.mark.parametrize("key", ["node:n2", "lease"])
 async def test_a_key_of_another_type_does_not_outlive_a_restart_of_the_store(bench: Bench, key: str) -> None:
     """Each step began with looking at it, also the one that looks for damage: no step was done ever again."""

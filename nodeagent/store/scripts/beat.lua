@@ -61,11 +61,23 @@ local function unlisted(record)
   return rev and tonumber(redis.call('ZSCORE', CHANGES, record) or '-1') ~= tonumber(rev)
 end
 
--- Fewer records are listed than there are: who reads everything anew now would take the others for removed, and offer
--- that as the newest view.
+-- Some record is there and not listed: who reads everything anew now would take it for removed, and offer that as the
+-- newest view. Each is looked at only if the numbers differ, as they also do while a lost job's name is left.
 local function cut_short()
   local copies = redis.pcall('HLEN', NODES)
-  return redis.call('ZCARD', CHANGES) < (tonumber(copies) or 0) + redis.call('HLEN', NAMES)
+  if redis.call('ZCARD', CHANGES) >= (tonumber(copies) or 0) + redis.call('HLEN', NAMES) then
+    return false
+  end
+  local ids = { job = redis.call('HVALS', NAMES), node = tonumber(copies) and redis.call('HKEYS', NODES) or {} }
+  for _, kind in ipairs({ 'job', 'node' }) do
+    for _, id in ipairs(ids[kind]) do
+      local record = kind .. ':' .. id
+      if redis.call('EXISTS', P .. record) == 1 and not redis.call('ZSCORE', CHANGES, record) then
+        return true
+      end
+    end
+  end
+  return false
 end
 
 -- Looks at the next few of all records: a missing one may belong to no node that could report it.
