@@ -43,7 +43,7 @@ from nodeagent.pods.folder import (
     run_folder,
     state_folder,
 )
-from nodeagent.pods.login import Login, Logins, Look, UserError, find_login
+from nodeagent.pods.login import Login, Logins, Look, NoAnswerError, UserError, find_login
 from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, NotStartedError, PodHandle, connect
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 
@@ -193,7 +193,7 @@ class ShimHost:
             self._records.forget(uid)
             self._clear(run_folder(self._run, uid))
         text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
-        may_pass = isinstance(error, OSError) and passing(error)
+        may_pass = isinstance(error, NoAnswerError) or (isinstance(error, OSError) and passing(error))
         status = PodStatus(uid=uid, phase="unfit", reason=text, passing=may_pass)
         self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, status)
         self.changed.set()

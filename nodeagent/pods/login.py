@@ -29,6 +29,10 @@ class UserError(Exception):
     """This agent cannot run the job's user; ``str()`` is the sentence for the person."""
 
 
+class NoAnswerError(UserError):
+    """The user database does not answer just now: nobody knows whether it can."""
+
+
 @dataclass(frozen=True, slots=True)
 class Login:
     """Whom a shim runs as."""
@@ -72,7 +76,8 @@ class Logins:
         return login if self._clock() < until else None
 
     async def find(self, user: str, allow_root: bool, limit: float = LIMIT) -> Login:
-        """As ``find_login``, in a thread. Raises UserError, also when there is no answer within ``limit`` seconds."""
+        """As ``find_login``, in a thread. Raises UserError; NoAnswerError when there is no answer within ``limit``
+        seconds."""
         if (known := self.known(user, allow_root)) is not None:
             return known
         future = self._asked.get((user, allow_root)) or self._ask((user, allow_root))
@@ -80,14 +85,15 @@ class Logins:
             async with asyncio.timeout(limit):
                 return await asyncio.shield(future)
         except TimeoutError:
-            raise UserError(
+            raise NoAnswerError(
                 f"the user database of {self._node} did not answer for {user} within {limit:g} s; see that "
                 f"`id {user}` answers there"
             ) from None
 
     def _ask(self, key: Key) -> asyncio.Future[Login]:
         if len(self._asked) >= MOST:
-            raise UserError(f"{MOST} questions to the user database of {self._node} are not answered; see that `id` is")
+            text = f"{MOST} questions to the user database of {self._node} are not answered; see that `id` is"
+            raise NoAnswerError(text)
         future = in_daemon(lambda: self._look(key[0], self._node, key[1]), "login")
         future.add_done_callback(lambda found: self._take(key, found))
         self._asked[key] = future

@@ -24,7 +24,7 @@ from nodeagent.osutil.linux import is_running
 from nodeagent.osutil.untrusted import UntrustedFolder
 from nodeagent.pods.folder import PodRecords, folder_name
 from nodeagent.pods.host import ShimHost
-from nodeagent.pods.login import Login, UserError, find_login
+from nodeagent.pods.login import Login, NoAnswerError, UserError, find_login
 from tests import readable
 from tests.integration.shim_support import ME, UID, make_spec, open_bench, pid_of, token, wait_for
 from tests.ports import free_ports
@@ -202,8 +202,20 @@ async def test_unknown_user(tmp_path: Path) -> None:
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path, user="nobody-of-that-name"))
         status = await bench.until(lambda s: s.phase == "unfit")
         assert (status.phase, status.reason) == ("unfit", "user nobody-of-that-name does not exist on n7")
+        assert not status.passing
         bench.host.retire(UID)
         assert dict(bench.host.status()) == {}
+
+
+async def test_a_user_database_that_is_silent_may_answer_later(tmp_path: Path) -> None:
+    def look(user: str, node: str, allow_root: bool) -> Login:
+        raise NoAnswerError(f"{node} waits for {user}")
+
+    async with open_bench(tmp_path) as bench:
+        bench.host = bench.new_host(look=look)
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert (status.reason, status.passing) == (f"n7 waits for {ME}", True)
 
 
 async def test_a_user_database_that_hangs_holds_up_no_other_pod(tmp_path: Path) -> None:

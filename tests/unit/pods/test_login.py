@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from nodeagent.pods.login import FRESH, MOST, Login, Logins, UserError
+from nodeagent.pods.login import FRESH, MOST, Login, Logins, NoAnswerError, UserError
 
 ANN = Login("ann", 1000, 1000, (1000,))
 
@@ -57,7 +57,7 @@ async def test_one_that_hangs_holds_up_nobody_else_and_is_asked_once() -> None:
     logins = Logins("n1", look)
     try:
         for _ in range(3):
-            with pytest.raises(UserError, match=r"n1 did not answer for ann within 0\.01 s"):
+            with pytest.raises(NoAnswerError, match=r"n1 did not answer for ann within 0\.01 s"):
                 await logins.find("ann", False, limit=0.01)
         assert (await logins.find("bob", False)).name == "bob"
         assert asked == ["ann", "bob"]
@@ -78,7 +78,7 @@ async def test_no_more_than_so_many_hang() -> None:
     logins = Logins("n1", look)
     try:
         for number in range(MOST):
-            with pytest.raises(UserError, match="did not answer"):
+            with pytest.raises(NoAnswerError, match="did not answer"):
                 await logins.find(f"user-{number}", False, limit=0)
         with pytest.raises(UserError, match=f"{MOST} questions to the user database of n1 are not answered"):
             await logins.find("one-more", False)
