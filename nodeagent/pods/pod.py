@@ -122,7 +122,7 @@ class PodHandle:
     # -- the shim process
 
     def started(self, process: subprocess.Popen[bytes]) -> None:
-        """It is our child."""
+        """It is our child, and starts nothing before ``attach``: all that is below it will be in its cgroup."""
         self._process, self._started_here = process, True
         self._cgroup = PodCgroup.make(self.folder, process.pid)
         self.watch(os.pidfd_open(process.pid), process.pid)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import socket
 import sys
@@ -397,4 +398,15 @@ def main() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)
     sys.stderr = lossy_stderr()
     become_subreaper()
-    Shim(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
+    agent = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    if agent is None or _has_spoken(agent):
+        Shim(Path(sys.argv[1]), agent).run()
+
+
+def _has_spoken(agent: int) -> bool:
+    """Wait for the first words of the agent whose child this is: it has put this process into the pod's cgroup by then.
+    A process that was started before would be outside of it, and so would all below it."""
+    readable, _, _ = select.select([agent], [], [], IDLE_EXIT)
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(agent)) as link:
+        return bool(readable) and bool(link.recv(1, socket.MSG_PEEK))
+    return False

@@ -9,7 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from nodeagent.osutil.linux import is_running
 from nodeagent.shim.checks import MARKER, folder_id
@@ -65,6 +70,21 @@ async def test_a_promise_need_not_wait_for_what_has_been_sent_sigkill(tmp_path: 
         assert (status.generation, status.highest) == (token(1), token(2))
         assert status.rendezvous is not None
         assert status.rendezvous.token == token(2)
+
+
+def test_a_shim_does_nothing_before_its_agent_speaks(tmp_path: Path) -> None:
+    """What it started before it is in its cgroup would be outside."""
+    for words, ended in ((b"", 0), (b"{", 1)):
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "nodeagent.shim", str(tmp_path / "none"), str(theirs.fileno())]
+        with theirs, subprocess.Popen(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()]) as shim:
+            theirs.close()
+            with ours:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    shim.wait(1.0)
+                ours.send(words)
+            _, errors = shim.communicate(timeout=30.0)
+        assert (shim.returncode, b"pod.json" in errors) == (ended, bool(ended))
 
 
 async def test_an_idle_shim_without_an_agent_ends(tmp_path: Path) -> None:
