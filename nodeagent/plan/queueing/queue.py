@@ -75,6 +75,12 @@ class Waiting(NamedTuple):
         """There would be enough nodes if all got ready that can."""
         return self.room.enough_soon
 
+    @property
+    def unjudged(self) -> bool:
+        """No node that has checked it can run it, and others have not checked it yet. If they say the same it fails: it
+        must not wait for ever because some were faster."""
+        return self.job.active is None and not self.room.fit and self.room.unfit > 0 and self.room.pending > 0
+
     def starts(self, served: int, until: int) -> bool:
         """It could start now, or as soon as nodes are ready for it that are waited for until then (served time)."""
         if served < self.job.not_before:
@@ -173,12 +179,12 @@ class NextUp:
 
 
 def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()) -> NextUp:
-    """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue is
-    always among them, since it could never start otherwise, and pods that never get ready keep no job from getting its
-    turn. ``line``: the queue, each job with the room that it may use. ``before``: what this returned for an earlier
-    view."""
+    """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue
+    is always among them, since it could never start otherwise, and pods that never get ready keep no job from
+    getting its turn. One without room is among them while its checks fail, so that all nodes judge it. ``line``:
+    the queue, each job with the room that it may use. ``before``: what this returned for an earlier view."""
     soon = cluster.served + millis(ASSEMBLE)
-    able = [w.job.uid for w in line if w.has_room and w.job.not_before <= soon]
+    able = [w.job.uid for w in line if (w.has_room or w.unjudged) and w.job.not_before <= soon]
     late = cluster.served - millis(GIVE_WAY)
     slow = [uid for uid in able if before.since.get(uid, cluster.served) <= late]
     up = [uid for uid in able if uid not in slow][:NEXT]
