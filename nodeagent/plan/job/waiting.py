@@ -9,7 +9,7 @@ from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.failure import faults
 from nodeagent.plan.fairshare.queues import dominant, full, holdings, shared
 from nodeagent.plan.fairshare.resources import NOTHING, size
@@ -147,12 +147,7 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...],
         text = place(cluster, job).missing
         return Decision(End("holding", text, gone), (text,))
     if job.active is None and room.unfit and room.unfit == room.live:
-        unfit = [c for c in place(cluster, job).others if c.standing == "unfit"]
-        text = f"no node can run it: {'; '.join(c.why for c in unfit)}"
-        if any(c.passing for c in unfit):
-            return _wait(job, f"{text}; it starts when one can", 0)
-        code = next((c.code for c in unfit if c.code), 1)
-        return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
+        return _unfit_everywhere(cluster, job, gone)
     until = _hold_end(job)
     if until and (late := _held_too_long(cluster, job, gone, place(cluster, job).missing)) is not None:
         return late
@@ -167,6 +162,29 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...],
     if (estimate := reservations.start_estimate(cluster, job)) is not None:
         text += f"; {reservations.starts_by(cluster, estimate, wall)}"
     return _wait(job, text, until)
+
+
+def _unfit_everywhere(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -> Decision:
+    """No live node can run it. It fails unless that may pass, or nodes that are away have not said the same."""
+    unfit = [c for c in place(cluster, job).others if c.standing == "unfit"]
+    by_why: dict[str, list[str]] = {}
+    for one in unfit:
+        by_why.setdefault(one.why.removeprefix(f"{one.node} "), []).append(one.node)
+    text = f"no node can run it: {'; '.join(f'{some(nodes)} {why}' for why, nodes in by_why.items())}"
+    if any(c.passing for c in unfit):
+        return _wait(job, f"{text}; it starts when one can", 0)
+    if away := [n for n in in_order(cluster) if not cluster.live(n) and not _unfit_before(cluster, job, n)]:
+        text = f"no live node can run it{text.removeprefix('no node can run it')}"
+        return _wait(job, f"{text}; it waits for {some(away)}, which {'is' if len(away) == 1 else 'are'} away", 0)
+    code = next((c.code for c in unfit if c.code), 1)
+    return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
+
+
+def _unfit_before(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """Its last word of the job was that it cannot run it, or the job is not for it."""
+    record = cluster.nodes[node]
+    ready = record.readiness.get(job.uid)
+    return (ready is not None and ready.state == "unfit") or bool(ruled_out(job.spec, record))
 
 
 def _hold_end(job: JobRecord) -> int:

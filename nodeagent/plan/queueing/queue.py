@@ -76,10 +76,11 @@ class Waiting(NamedTuple):
         return self.room.enough_soon
 
     @property
-    def unjudged(self) -> bool:
-        """No node that has checked it can run it, and others have not checked it yet. If they say the same it fails: it
-        must not wait for ever because some were faster."""
-        return self.job.active is None and not self.room.fit and self.room.unfit > 0 and self.room.pending > 0
+    def judged_by_some(self) -> bool:
+        """It has no room since its check failed on some nodes, and others could say something too: if all say the same
+        it fails. It must not wait for ever because some were faster."""
+        room = self.room
+        return self.job.active is None and not room.enough_soon and room.unfit > 0 and room.fit + room.pending > 0
 
     def starts(self, served: int, until: int) -> bool:
         """It could start now, or as soon as nodes are ready for it that are waited for until then (served time)."""
@@ -176,17 +177,23 @@ class NextUp:
     up: frozenset[str] = frozenset()
     since: Mapping[str, int] = field(default_factory=dict)
     """When (served time) each that was ever among them got its place, for as long as it has room."""
+    judged_since: Mapping[str, int] = field(default_factory=dict)
+    """The same of those without room that some nodes have judged, for as long as others could."""
 
 
 def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()) -> NextUp:
     """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue
     is always among them, since it could never start otherwise, and pods that never get ready keep no job from
-    getting its turn. One without room is among them while its checks fail, so that all nodes judge it. ``line``:
-    the queue, each job with the room that it may use. ``before``: what this returned for an earlier view."""
-    soon = cluster.served + millis(ASSEMBLE)
-    able = [w.job.uid for w in line if (w.has_room or w.unjudged) and w.job.not_before <= soon]
-    late = cluster.served - millis(GIVE_WAY)
-    slow = [uid for uid in able if before.since.get(uid, cluster.served) <= late]
+    getting its turn. Beside them, and once, those that all nodes are to judge. ``line``: the queue, each job with the
+    room that it may use. ``before``: what this returned for an earlier view."""
+    now, soon = cluster.served, cluster.served + millis(ASSEMBLE)
+    able = [w.job.uid for w in line if w.has_room and w.job.not_before <= soon]
+    late = now - millis(GIVE_WAY)
+    slow = [uid for uid in able if before.since.get(uid, now) <= late]
     up = [uid for uid in able if uid not in slow][:NEXT]
-    since = {uid: before.since.get(uid, cluster.served) for uid in (*slow, *up)}
-    return NextUp(frozenset((*up, *slow[:NEXT])), since)
+    since = {uid: before.since.get(uid, now) for uid in (*slow, *up)}
+    judged = [w.job.uid for w in line if w.judged_by_some and w.job.not_before <= soon]
+    over = [uid for uid in judged if before.judged_since.get(uid, now) <= late]
+    judging = [uid for uid in judged if uid not in over][:NEXT]
+    judged_since = {uid: before.judged_since.get(uid, now) for uid in (*over, *judging)}
+    return NextUp(frozenset((*up, *slow[:NEXT], *judging)), since, judged_since)

@@ -86,6 +86,22 @@ def test_it_fails_when_no_node_can_run_it_with_the_code_of_a_shell() -> None:
     assert (step.outcome.code, step.reason) == (127, "no node can run it: n1 cannot run it: /shared/x is missing")
 
 
+def test_a_reason_that_many_nodes_give_is_said_once() -> None:
+    step = ended(take([make_node(f"n{i}", ready={UID: UNFIT}) for i in range(1, 6)], make_job()))
+    assert step.reason == "no node can run it: n1, n2, n3 and 2 more cannot run it: /shared/x is missing"
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_it_does_not_fail_while_nodes_are_away_that_may_run_it(left: bool) -> None:
+    """A restart of the good ones must not end it."""
+    bad = make_node("n2", ready={UID: UNFIT})
+    assert waits(take([make_node("n1", left=left, lost=not left, ready={}), bad], make_job())) == (
+        "no live node can run it: n2 cannot run it: /shared/x is missing; it waits for n1, which is away"
+    )
+    same = make_node("n1", left=left, lost=not left, ready={UID: UNFIT})
+    assert ended(take([same, bad], make_job())).phase == "failed", "it has said so already"
+
+
 def test_it_waits_while_what_is_missing_may_still_come() -> None:
     full = Readiness(state="unfit", reason="/state cannot be written to: No space left on device", passing=True)
     decision = take([make_node("n1", ready={UID: UNFIT}), make_node("n2", ready={UID: full})], make_job())

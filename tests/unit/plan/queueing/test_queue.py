@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
@@ -29,6 +29,7 @@ from tests.unit.plan.build import (
     PREPARING,
     READY,
     REPEATABLE,
+    UID,
     UNFIT,
     WALL,
     make_cluster,
@@ -184,6 +185,22 @@ def test_places_are_given_in_the_order_of_the_queue() -> None:
     """Else a later job would be ready first, and start before an earlier one that has waited for long."""
     line = next_up(crowd(30, 4, 24, taken=20))
     assert line.up == {f"u-{i}" for i in range(1, queue.NEXT + 1)}
+
+
+@pytest.mark.parametrize("other", [{}, {UID: PREPARING}, {UID: READY}])
+def test_others_judge_what_some_nodes_cannot_run_for_a_minute_and_never_again(other: dict[str, Readiness]) -> None:
+    """What they say changes nothing of that: else their pods would come and go for as long as the job waits."""
+    crowded = crowd(queue.NEXT + 1, 1, 24, taken=20)
+    job = make_job(spec=make_spec(size=(9, 9)))
+    nodes = {**crowded.nodes, "n23": make_node("n23", ready={UID: UNFIT}), "n24": make_node("n24", ready=other)}
+    cluster = replace(crowded, nodes=nodes, jobs={**crowded.jobs, UID: job}, served=0)
+    first = next_up(cluster)
+    assert first.up == {UID, *(f"u-{i}" for i in range(1, queue.NEXT + 1))}, "it takes nobody's place"
+    later = next_up(replace(cluster, served=59_000), first)
+    assert UID in later.up
+    over = next_up(replace(cluster, served=61_000), later)
+    assert UID not in over.up
+    assert UID not in next_up(replace(cluster, served=200_000), over).up
 
 
 def test_who_backs_off_for_long_gives_its_place_to_others() -> None:
