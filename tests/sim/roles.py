@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from nodeagent.model.job import TERMINAL, JobRecord, Phase
 from nodeagent.model.jobspec import Nodes, Policy, Role
@@ -70,6 +70,10 @@ def role(
         replicas=None if nodes else places, workers_per_node=workers, restart=restart, after=after,
         policies=policies,
     )  # fmt: skip
+
+
+ROLES = (role("server", replicas=2), role("trainer", nodes=2))
+"""Those of most directed schedules."""
 
 
 def drawn(seed: int) -> Roles:
@@ -169,6 +173,12 @@ def restart_whole(cluster: SimCluster, most: int = 2) -> None:
                 machine.role_fails(job.uid, local)
 
         machine.later(cluster.rng.choice([0.0, 0.01, 0.2]), fails)
+
+
+async def start_whole(cluster: SimCluster, roles: tuple[Role, ...] = ROLES, **more: Any) -> None:
+    """Submit the job with these roles, and wait until all of it runs. ``more``: other parts of its spec."""
+    await cluster.submit(JOB, 1, 1, 1, roles=roles, **more)
+    await cluster.until(lambda: cluster.whole(JOB), 30, "whole")
 
 
 async def storm(cluster: SimCluster, meanwhile: Callable[[], None] = lambda: None) -> None:

@@ -16,10 +16,9 @@ from nodeagent.plan.failure.timeouts import next_due
 from nodeagent.spec.consistency import policy_mistakes
 from tests.groups import seeds
 from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.roles import SLOTS, end, restart_alone, role, storm
+from tests.sim.roles import ROLES, SLOTS, end, restart_alone, role, start_whole, storm
 from tests.sim.schedule import heal
 from tests.sim.test_directed import running, simulate
-from tests.sim.test_roles import ROLES
 from tests.sim.virtual import run_virtual
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "6"))
@@ -180,8 +179,7 @@ def test_a_role_that_is_done_completes_the_job() -> None:
     async def scenario(c: SimCluster) -> None:
         done = Policy(on=("TaskCompleted",), do="CompleteJob")
         roles = (ROLES[0], ROLES[1].model_copy(update={"policies": (done,)}))
-        await c.submit("j", 1, 1, 1, roles=roles)
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, roles)
         end(c, c.job("j"), "trainer", 1)
         await asyncio.sleep(5)
         assert c.job("j").phase == "running"
@@ -197,8 +195,7 @@ def test_a_lost_node_that_does_not_come_back_ends_the_job_after_a_while() -> Non
     async def scenario(c: SimCluster) -> None:
         lost = Policy(on=("NodeLost",), do="TerminateJob", timeout=20)
         roles = (ROLES[0].model_copy(update={"policies": (lost,)}), role("trainer", nodes=2))
-        await c.submit("j", 1, 1, 1, roles=roles)
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, roles)
         await c.nodes["n2"].power_cut()
         await c.until(lambda: c.job("j").phase == "holding", 20, "it waits for another node")
         await asyncio.sleep(10)
