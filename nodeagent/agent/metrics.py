@@ -23,7 +23,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from nodeagent.agent.gauges import Gauges, live_jobs
 from nodeagent.agent.stopwatch import STEPPED
 from nodeagent.agent.view import AgentView
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import CauseKind
 from nodeagent.osutil.linux import write_atomic
@@ -331,7 +331,7 @@ class RestartCounter:
         """Node at fault and kind of cause of the generations after ``seen`` that are this node's to count."""
         active, head = job.active, job.head
         assert active is not None
-        before: Spend | None = None
+        before: BudgetEntry | None = None
         for number in sorted({*map(int, job.budget), active.number}):
             entry, ended = job.budget.get(str(number)), before
             before = entry
