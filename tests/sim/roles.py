@@ -14,7 +14,7 @@ from typing import Any, Literal
 from nodeagent.model.job import TERMINAL, JobRecord, Phase
 from nodeagent.model.jobspec import Nodes, Policy, Role
 from nodeagent.store.base import StoreRefusedError
-from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.cluster import TIMING, SimCluster, started
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.machine import SimMachine
 from tests.sim.schedule import heal, unscale
@@ -253,19 +253,13 @@ async def _run(seed: int) -> Seen:
         if cluster.rng.random() < shape.ending:
             seen.ended_in_storm += end_one(cluster, shape.completes)
 
-    async with asyncio.TaskGroup() as tasks:
-        cluster = SimCluster(seed, shape.nodes, tasks, SLOTS)
-        try:
-            for node in cluster.nodes.values():
-                node.start_agent()
-            await cluster.submit(JOB, 1, 1, 1, roles=shape.roles, completes=shape.completes)
-            await cluster.until(lambda: cluster.whole(JOB), 90, "whole at first")
-            await storm(cluster, meanwhile)
-            await heal(cluster)
-            await _play_on(cluster, shape, seen)
-        finally:
-            await cluster.close()
-            seen.checks = cluster.checker.checks
+    async with started(seed, shape.nodes, SLOTS) as cluster:
+        await cluster.submit(JOB, 1, 1, 1, roles=shape.roles, completes=shape.completes)
+        await cluster.until(lambda: cluster.whole(JOB), 90, "whole at first")
+        await storm(cluster, meanwhile)
+        await heal(cluster)
+        await _play_on(cluster, shape, seen)
+    seen.checks = cluster.checker.checks
     return seen
 
 
