@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import get_args
 
-from docs.packages import lines, near, picture
+from docs.packages import ARCHITECTURE, house, lines, near, picture
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES, PLACE_STATES, REPAIRING
 from nodeagent.agent.metrics import MAX_SERIES, Metrics
 from nodeagent.ctl.torchline import FLAGS
@@ -27,7 +27,6 @@ from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.steps import GENERATION, GENERATION_MEANING, MEANING, POD, POD_MEANING, TRANSITIONS, diagram
 
-ARCHITECTURE = Path(__file__).with_name("architecture.md")
 PROTOCOL = Path(__file__).with_name("protocol.md")
 METRICS = Path(__file__).with_name("metrics.md")
 HEALTH = Path(__file__).with_name("health.md")
@@ -225,7 +224,7 @@ Blocks = dict[str, Callable[[], str]]
 BLOCKS: Blocks = {"phases": phases, "lifecycles": lifecycles, "timing": timing}
 """Those of the protocol."""
 PAGES: dict[Path, Blocks] = {
-    ARCHITECTURE: {"packages": packages, "lines": lines},
+    ARCHITECTURE: {"packages": packages, "lines": lines, "house": house},
     PROTOCOL: BLOCKS,
     METRICS: {"metrics": metrics, "labels": labels},
     HEALTH: {"rules": health_rules},
@@ -236,7 +235,7 @@ PAGES: dict[Path, Blocks] = {
 
 
 def drawn(page: Path, text: str) -> str:
-    """The document with every block drawn anew, but that of lines where it is still right within rounding. Raises
+    """The document with every block drawn anew, but those of lines where they are still right within rounding. Raises
     ValueError when the markers of a block are not there."""
     for name, draw in PAGES[page].items():
         begin, end = f"<!-- {name}: drawn by docs/generate.py -->\n", f"<!-- end of {name} -->"
@@ -245,7 +244,7 @@ def drawn(page: Path, text: str) -> str:
         if not found or not closed:
             raise ValueError(f"{page.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
         new = draw() + "\n"
-        text = before + begin + (old if name == "lines" and near(old, new) else new) + end + after
+        text = before + begin + (old if name in ("lines", "house") and near(old, new) else new) + end + after
     return text
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
+import statistics
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -15,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "nodeagent"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 Graph = Mapping[str, Collection[str]]
 """A module or a package, and those that it imports."""
@@ -244,3 +247,60 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
             yield from _statements(child)
         elif isinstance(child, ast.ExceptHandler | ast.match_case):
             yield from _statements(child)
+
+
+BEFORE = {
+    "files of Python": 317,
+    "of these, shorter than 100 lines": 166,
+    "lines of Python": 38_729,
+    "the median file, in lines": 95,
+    "the longest file, in lines": 391,
+    "lines of Lua, the store's steps": 1_487,
+    "lines of tests": 46_138,
+    "public class names that exist more than once": 32,
+    "modules in a circle of imports": 19,
+    "files from a killed worker to the next step": 65,
+    "files from `scale 4` to a new process": 30,
+}
+"""Of commit e2e96ee, counted as ``house`` counts; circles and ways as a reader of that commit found them by hand."""
+
+
+@cache
+def house() -> str:
+    """How large the parts are that a reader meets, before they were redrawn and now."""
+    files = [len(file.read_text().splitlines()) for file in sorted(PACKAGE.rglob("*.py"))]
+    classes = Counter(
+        node.name
+        for file in PACKAGE.rglob("*.py")
+        for node in tree(file).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    killed, scaled = ways()
+    now = (
+        len(files),
+        sum(count < 100 for count in files),
+        sum(files),
+        round(statistics.median(files)),
+        max(files),
+        sum(len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.lua")),
+        sum(len(file.read_text().splitlines()) for file in (ROOT / "tests").rglob("*.py")),
+        sum(count > 1 for count in classes.values()),
+        max(0, len(circle(module_graph())) - 1),
+        len(killed),
+        len(scaled),
+    )
+    rows = [f"| {name} | {old:,} | {new:,} |" for (name, old), new in zip(BEFORE.items(), now, strict=True)]
+    return "\n".join(["| | before | now |", "|---|---|---|", *rows])
+
+
+def ways() -> tuple[set[str], set[str]]:
+    """The files that a killed worker and a ``scale`` pass, by the code map: the second ends as the first does."""
+    text = ARCHITECTURE.read_text()
+    parts = text[text.index("## Code map") : text.index("## What survives what")].split("\n**")
+    killed, scaled = parts[1:3]
+    rest = killed[killed.index("`plan/job/proposal.py`") :]
+    return _files(killed), _files(scaled) | _files(rest)
+
+
+def _files(text: str) -> set[str]:
+    return set(re.findall(r"`((?:[a-z_]+/)?[a-z_/]+\.(?:py|lua))`", text))

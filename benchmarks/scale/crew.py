@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from benchmarks.scale import records
 from benchmarks.scale.agents import LEASE_MS, PATIENCE, Agent, acknowledged, renew
 from benchmarks.scale.meter import Cost, Meter
-from nodeagent.model.job import JobRecord, Phase, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord, Phase
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, Head, PodReport
 from nodeagent.store.client import NEVER, connect
@@ -215,7 +215,9 @@ class Crew:
     async def propose(self, job: JobRecord) -> JobRecord:
         members = {name: records.member(rank, name) for rank, name in enumerate(self.gang)}
         first = self.gang[0]
-        spend = Spend(at=1, wall=2.0, kind="worker_failed", counts=True, node=first, rank=3, text="failed", exit=1)
+        spend = BudgetEntry(
+            at=1, wall=2.0, kind="worker_failed", counts=True, node=first, rank=3, text="failed", exit=1
+        )
         self._seq += 1
         proposal = Proposal(
             uid=self.uid, expect=job.head.token if job.head else None, expect_state=job.head.state if job.head else "",

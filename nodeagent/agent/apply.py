@@ -16,7 +16,7 @@ from nodeagent.agent.reach import Reach
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.agent.verifier import AdmissionVerifier
-from nodeagent.model.job import Checkpoint, Control, JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, Checkpoint, Control, JobRecord
 from nodeagent.model.world import PodReport, Token
 from nodeagent.plan import steps
 from nodeagent.plan.pods import pod
@@ -210,7 +210,7 @@ class Applier:
                 control = self._next_control(job, step.control)
                 settlement = Settlement(**self._seen(job), control=control, event=step.event, text=step.text)
                 return await self._write(self._store.settle(settlement))
-            case steps.Judge(number, spend):
+            case steps.JudgeFault(number, spend):
                 log.info("judge", generation=number, cause=spend.kind, why=why)
                 counted = spend.model_copy(update={"counted_by": _counter(job, number)})
                 return await self._write(self._store.judge(Judgement(**self._seen(job), number=number, spend=counted)))
@@ -288,7 +288,7 @@ def _counter(job: JobRecord, number: int) -> str:
     return entry.counted_by if entry is not None else ""
 
 
-def _counted(job: JobRecord, spend: Spend | None) -> Spend | None:
+def _counted(job: JobRecord, spend: BudgetEntry | None) -> BudgetEntry | None:
     """The entry of the newest generation that was ever active."""
     if spend is None or job.active is None:
         return spend

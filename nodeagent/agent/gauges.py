@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -73,11 +74,22 @@ class Gauges:
     """All of them, on one registry. ``read`` sets them to what the view says."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, help_text: str, *labels: str) -> Gauge:
-            return Gauge(f"nodeagent_{name}", help_text, labels, registry=registry)
+        self._build = _gauge(registry, "build_info", "The agent's version, and its node. Always 1.", "version", "node")
+        self._cluster, self._jobs, self._node = ClusterGauges(registry), JobGauges(registry), NodeGauges(registry)
 
-        self.build = gauge("build_info", "The agent's version, and its node. Always 1.", "version", "node")
-        # --- the cluster, as this agent last read it
+    def read(self, view: AgentView, cluster: Cluster) -> None:
+        """Set them all; ``cluster`` is the view's."""
+        self._build.labels(version=__version__, node=view.node).set(1)
+        self._cluster.read(cluster)
+        self._jobs.read(cluster)
+        self._node.read(view, cluster)
+
+
+class ClusterGauges:
+    """The cluster, as this agent last read it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(_gauge, registry)
         self.jobs = gauge("jobs", "Jobs with a record, by phase.", "phase")
         self.waiting = gauge("waiting_jobs", "Jobs of each queue that wait in line for nodes.", "queue")
         self.longest_wait = gauge(
@@ -92,6 +104,31 @@ class Gauges:
             "Live nodes with a repair to come, under way or being verified, and those with hardware on probation.",
             "stage",
         )
+
+    def read(self, cluster: Cluster) -> None:
+        _set(self.jobs, "phase", get_args(Phase), Tally(job.phase for job in cluster.jobs.values()))
+        _set(self.refused, "reason", get_args(RefusalKind), Tally(r.kind for r in cluster.refused.values()))
+        _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster)[0] for n in cluster.nodes.values()))
+        _set(self.repairing, "stage", REPAIRING, repair_stages(cluster))
+        self._read_line(cluster)
+
+    def _read_line(self, cluster: Cluster) -> None:
+        tree, waits = cluster.queues, dict[str, list[int]]()
+        for uid in places(cluster):
+            job = cluster.jobs[uid]
+            waits.setdefault(queue_of(job.spec.queue), []).append(max(0, cluster.served - job.since))
+        for gauge in (self.waiting, self.longest_wait):
+            gauge.clear()
+        for queue in waits.keys() | (tree.by_name.keys() - tree.children.keys()):
+            self.waiting.labels(queue=queue).set(len(waits.get(queue, ())))
+            self.longest_wait.labels(queue=queue).set(max(waits.get(queue, (0,))) / 1000)
+
+
+class JobGauges:
+    """Each live job, as this agent last read it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(_gauge, registry)
         self.generation = gauge("generation", "Newest generation of each live job.", "job")
         self.cause = gauge(
             "generation_cause",
@@ -132,62 +169,8 @@ class Gauges:
         self.spent = gauge("budget_spent", "Restarts within the window that spent each live job's budget.", "job")
         self.limit = gauge("budget_limit", "Restarts that each live job may spend within its window.", "job")
         self.checkpoint = gauge("checkpoint_step", "Step of the newest committed checkpoint of each live job.", "job")
-        # --- this node
-        self.joined = gauge("joined", "1 while this agent holds its node's id, otherwise 0.")
-        self.margin = gauge(
-            "lease_margin_seconds",
-            "Time left of this node's own lease; workers without failsafe time are stopped at its end.",
-        )
-        self.away = gauge("store_away_seconds", "How long the store has not answered; 0 while it does.")
-        self.failsafe = gauge(
-            "failsafe_jobs", "Jobs whose workers on this node run on failsafe time from their keepers."
-        )
-        self.failsafe_refused = gauge(
-            "failsafe_refused_jobs",
-            "Jobs of this node that get no failsafe time while the store is away: their workers end.",
-        )
-        self.lag = gauge("loop_lag_seconds", "How late the agent's last heartbeat was; above 1 s /healthz fails.")
-        self.pods = gauge("pods", "Pods on this node, by phase.", "phase")
-        self.stalled = gauge("stalled_pods", "Pods on this node that see no progress for longer than the job allows.")
-        self.unreachable = gauge(
-            "unreachable_peers",
-            "Members of each job's gang that this node's agent cannot reach, though they hold their leases.",
-            "job",
-        )
-        self.step = gauge("step", "Newest step that workers on this node reported, of jobs whose workers do.", "job")
-        self.gpus = gauge("gpus", "GPUs of this node, by whether work has them, may have them, or must not.", "state")
-        self.preforked = gauge("preforked_workers", "Workers on this node that wait for the next start, by job.", "job")
-        self.preforked_bytes = gauge(
-            "preforked_bytes", "Memory that pre-forked workers on this node share with nobody.", "job"
-        )
-        self.verdicts = gauge(
-            "gpu_verdicts",
-            "Verdicts on this node's GPUs, and (without a GPU) on the node itself, in any stage. Always 1.",
-            "gpu",
-            "rule",
-            "severity",
-        )
-        self.temperature = gauge(
-            "gpu_temperature_celsius", "Temperature of each GPU, as the driver reported last.", "gpu"
-        )
-        self.snapshot_bytes = gauge("snapshot_bytes", "Memory that shims on this node keep for snapshots.", "job")
 
-    def read(self, view: AgentView, cluster: Cluster) -> None:
-        """Set them all; ``cluster`` is the view's."""
-        _set(self.jobs, "phase", get_args(Phase), Tally(job.phase for job in cluster.jobs.values()))
-        _set(self.refused, "reason", get_args(RefusalKind), Tally(r.kind for r in cluster.refused.values()))
-        _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster)[0] for n in cluster.nodes.values()))
-        self.build.labels(version=__version__, node=view.node).set(1)
-        self._read_gpus(view.node, cluster)
-        _set(self.repairing, "stage", REPAIRING, repair_stages(cluster))
-        self._read_jobs(cluster)
-        self._read_line(cluster)
-        self._read_health(view.health())
-        self._read_pods(cluster, view.pods(), view.health().unreachable)
-        if view.node_health is not None:
-            self._read_node_health(view.node_health)
-
-    def _read_jobs(self, cluster: Cluster) -> None:
+    def read(self, cluster: Cluster) -> None:
         mine = (
             self.generation, self.cause, self.restarts, self.phase, self.ends, self.spent, self.limit, self.checkpoint,
             self.goodput, self.places, self.role_workers, self.alone,
@@ -232,16 +215,58 @@ class Gauges:
             self.role_workers.labels(job=job.name, role=role.name).set(workers)
             self.alone.labels(job=job.name, role=role.name).set(alone[role.name])
 
-    def _read_line(self, cluster: Cluster) -> None:
-        tree, waits = cluster.queues, dict[str, list[int]]()
-        for uid in places(cluster):
-            job = cluster.jobs[uid]
-            waits.setdefault(queue_of(job.spec.queue), []).append(max(0, cluster.served - job.since))
-        for gauge in (self.waiting, self.longest_wait):
-            gauge.clear()
-        for queue in waits.keys() | (tree.by_name.keys() - tree.children.keys()):
-            self.waiting.labels(queue=queue).set(len(waits.get(queue, ())))
-            self.longest_wait.labels(queue=queue).set(max(waits.get(queue, (0,))) / 1000)
+
+class NodeGauges:
+    """This node: its agent, its pods and its devices."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(_gauge, registry)
+        self.joined = gauge("joined", "1 while this agent holds its node's id, otherwise 0.")
+        self.margin = gauge(
+            "lease_margin_seconds",
+            "Time left of this node's own lease; workers without failsafe time are stopped at its end.",
+        )
+        self.away = gauge("store_away_seconds", "How long the store has not answered; 0 while it does.")
+        self.failsafe = gauge(
+            "failsafe_jobs", "Jobs whose workers on this node run on failsafe time from their keepers."
+        )
+        self.failsafe_refused = gauge(
+            "failsafe_refused_jobs",
+            "Jobs of this node that get no failsafe time while the store is away: their workers end.",
+        )
+        self.lag = gauge("loop_lag_seconds", "How late the agent's last heartbeat was; above 1 s /healthz fails.")
+        self.pods = gauge("pods", "Pods on this node, by phase.", "phase")
+        self.stalled = gauge("stalled_pods", "Pods on this node that see no progress for longer than the job allows.")
+        self.unreachable = gauge(
+            "unreachable_peers",
+            "Members of each job's gang that this node's agent cannot reach, though they hold their leases.",
+            "job",
+        )
+        self.step = gauge("step", "Newest step that workers on this node reported, of jobs whose workers do.", "job")
+        self.gpus = gauge("gpus", "GPUs of this node, by whether work has them, may have them, or must not.", "state")
+        self.preforked = gauge("preforked_workers", "Workers on this node that wait for the next start, by job.", "job")
+        self.preforked_bytes = gauge(
+            "preforked_bytes", "Memory that pre-forked workers on this node share with nobody.", "job"
+        )
+        self.verdicts = gauge(
+            "gpu_verdicts",
+            "Verdicts on this node's GPUs, and (without a GPU) on the node itself, in any stage. Always 1.",
+            "gpu",
+            "rule",
+            "severity",
+        )
+        self.temperature = gauge(
+            "gpu_temperature_celsius", "Temperature of each GPU, as the driver reported last.", "gpu"
+        )
+        self.snapshot_bytes = gauge("snapshot_bytes", "Memory that shims on this node keep for snapshots.", "job")
+
+    def read(self, view: AgentView, cluster: Cluster) -> None:
+        """``cluster`` is the view's."""
+        self._read_gpus(view.node, cluster)
+        self._read_health(view.health())
+        self._read_pods(cluster, view.pods(), view.health().unreachable)
+        if view.node_health is not None:
+            self._read_node_health(view.node_health)
 
     def _read_gpus(self, node: str, cluster: Cluster) -> None:
         record = cluster.nodes.get(node)
@@ -288,6 +313,10 @@ class Gauges:
                 self.unreachable.labels(job=job.name).set(len(unreachable.get(job.uid, {})))
                 if steps := [worker.step for worker in pod.workers if worker.step is not None]:
                     self.step.labels(job=job.name).set(max(steps))
+
+
+def _gauge(registry: CollectorRegistry, name: str, help_text: str, *labels: str) -> Gauge:
+    return Gauge(f"nodeagent_{name}", help_text, labels, registry=registry)
 
 
 def repair_stages(cluster: Cluster) -> Tally[str]:

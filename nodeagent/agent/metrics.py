@@ -23,7 +23,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from nodeagent.agent.gauges import Gauges, live_jobs
 from nodeagent.agent.stopwatch import STEPPED
 from nodeagent.agent.view import AgentView
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import CauseKind
 from nodeagent.osutil.linux import write_atomic
@@ -58,11 +58,29 @@ class _Share:
 
 
 class DeviceTime:
-    """``seconds``, ``lost`` and ``overhead`` have the labels ``device``, ``queue``, ``user`` and ``class``. The class
-    of a node is ``spot`` if it may be taken away, else ``regular``."""
+    """For how long jobs had this node's devices, and how much of that was lost or overhead. The class of a node is
+    ``spot`` if it may be taken away, else ``regular``."""
 
-    def __init__(self, seconds: Counter, lost: Counter, overhead: Counter) -> None:
-        self._seconds, self._wasted = seconds, (lost, overhead)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = "device", "queue", "user", "class"
+        self.seconds = Counter(
+            "nodeagent_device_seconds",
+            "Time for which jobs had devices of this node, summed over the devices, since this agent's start.",
+            labels,
+            registry=registry,
+        )
+        self.lost = Counter(
+            "nodeagent_lost_device_seconds",
+            "Of that, what faults cost: each node bears its part of a job's loss.",
+            labels,
+            registry=registry,
+        )
+        self.overhead = Counter(
+            "nodeagent_overhead_device_seconds",
+            "Of that, what starts, planned changes and ends took, likewise.",
+            labels,
+            registry=registry,
+        )
         self._served: int | None = None
         self._seen: Cluster | None = None
         """The view as of which time was last counted."""
@@ -85,10 +103,10 @@ class DeviceTime:
             class_ = "spot" if node in cluster.nodes and cluster.nodes[node].facts.spot else "regular"
             for (uid, kind), share in self._held.items():
                 labels = (*self._series(share.whose), class_)
-                self._seconds.labels(*labels).inc(share.devices * (cluster.served - self._served) / 1000)
+                self.seconds.labels(*labels).inc(share.devices * (cluster.served - self._served) / 1000)
                 job = cluster.jobs.get(uid)
                 now = share.wasted if job is None else _wasted(job, kind, cluster.served)
-                for counter, ms, before in zip(self._wasted, now, share.wasted, strict=True):
+                for counter, ms, before in zip((self.lost, self.overhead), now, share.wasted, strict=True):
                     counter.labels(*labels).inc(max(0.0, (ms - before) * share.part / 1000))
         self._served = max(cluster.served, self._served or 0)
         self._held, self._seen = _held(cluster, node), cluster
@@ -203,26 +221,7 @@ class Metrics:
             ["kind", "outcome"],
             registry=self.registry,
         )
-        self.devices = DeviceTime(
-            Counter(
-                "nodeagent_device_seconds",
-                "Time for which jobs had devices of this node, summed over the devices, since this agent's start.",
-                ["device", "queue", "user", "class"],
-                registry=self.registry,
-            ),
-            Counter(
-                "nodeagent_lost_device_seconds",
-                "Of that, what faults cost: each node bears its part of a job's loss.",
-                ["device", "queue", "user", "class"],
-                registry=self.registry,
-            ),
-            Counter(
-                "nodeagent_overhead_device_seconds",
-                "Of that, what starts, planned changes and ends took, likewise.",
-                ["device", "queue", "user", "class"],
-                registry=self.registry,
-            ),
-        )
+        self.devices = DeviceTime(self.registry)
         self._gauges = Gauges(self.registry)
         self._xids = Counter(
             "nodeagent_xids", "Xids of this node's GPUs, since this agent's start.", ["gpu", "xid"],
@@ -332,7 +331,7 @@ class RestartCounter:
         """Node at fault and kind of cause of the generations after ``seen`` that are this node's to count."""
         active, head = job.active, job.head
         assert active is not None
-        before: Spend | None = None
+        before: BudgetEntry | None = None
         for number in sorted({*map(int, job.budget), active.number}):
             entry, ended = job.budget.get(str(number)), before
             before = entry

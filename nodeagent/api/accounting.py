@@ -21,7 +21,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import auth
 from nodeagent.api.auth import DATABASE, Names, UserDatabase
 from nodeagent.api.errors import ApiError
-from nodeagent.api.shapes import Json, items
+from nodeagent.api.serializers import Json, items
 from nodeagent.model.job import JobRecord
 from nodeagent.model.usage import DAYS_KEPT, OTHERS, UsedTime
 from nodeagent.plan.cluster import Cluster

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from nodeagent.agent.view import AgentView
-from nodeagent.api.shapes import Json, spend_json
+from nodeagent.api.serializers import Json, budget_entry_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.failure.timeouts import dues
@@ -82,7 +82,7 @@ def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
                 "active": active[number] / 1000 if number in active else None,
                 "downtime": still,
                 "recovery": started.get(number),
-                "ended_by": None if spend is None else spend_json(number, spend, _awaited(job, number)),
+                "ended_by": None if spend is None else budget_entry_json(number, spend, _awaited(job, number)),
             }
         )
         if ran:

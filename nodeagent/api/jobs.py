@@ -30,7 +30,7 @@ from nodeagent.api.jobdetail import AuditTail, alone_json, generations, policies
 from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, Done, find_any_job, saved, write_again
-from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
+from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, shown_to
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState

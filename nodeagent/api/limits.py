@@ -22,7 +22,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import CALLER, NOBODY, Caller, UserDatabase, in_group
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
-from nodeagent.api.shapes import Json
+from nodeagent.api.serializers import Json
 from nodeagent.model.job import TERMINAL, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.spec.sections import LimitsConfig

@@ -18,7 +18,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.forward import elsewhere
 from nodeagent.api.requests import find_node
-from nodeagent.api.shapes import items, verdict_json
+from nodeagent.api.serializers import items, verdict_json
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.nodes.devices import booked, used_devices
 

@@ -15,7 +15,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError
 from nodeagent.api.published import cuts_of
 from nodeagent.api.requests import find_node, saved
-from nodeagent.api.shapes import items, node_json, work_on
+from nodeagent.api.serializers import items, node_json, work_on
 from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.nodes.availability import BY as WINDOW

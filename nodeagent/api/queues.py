@@ -17,7 +17,7 @@ from nodeagent.api.admission import live_jobs
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.requests import saved, write_again
-from nodeagent.api.shapes import Json, items
+from nodeagent.api.serializers import Json, items
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.shapes import Json
+from nodeagent.api.serializers import Json
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster

@@ -33,7 +33,7 @@ from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.queues import QueueRoutes
 from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.requests import MAX_BODY
-from nodeagent.api.shapes import API_VERSION
+from nodeagent.api.serializers import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.windows import WindowRoutes
 

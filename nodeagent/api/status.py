@@ -24,7 +24,7 @@ from nodeagent.api.auth import Names, UserDatabase
 from nodeagent.api.errors import not_joined
 from nodeagent.api.jobdetail import AuditTail, generations, waits
 from nodeagent.api.published import places
-from nodeagent.api.shapes import (
+from nodeagent.api.serializers import (
     API_VERSION,
     Json,
     Work,

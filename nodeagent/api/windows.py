@@ -17,7 +17,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.requests import saved, write_again
-from nodeagent.api.shapes import Json, items
+from nodeagent.api.serializers import Json, items
 from nodeagent.model.constraints import is_pattern, names
 from nodeagent.model.timing import millis
 from nodeagent.model.window import MOST_PATTERNS, MOST_WHY, MOST_WINDOWS, Window, Windows

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from nodeagent import hardware_missing
 from nodeagent.local import control, power, registry
-from nodeagent.local.config import SLOTS, choose_ports, node_names
 from nodeagent.local.layout import NAME, LocalError, LocalFolders, LocalTimedOutError, folder_mode, temporary_data
+from nodeagent.local.registry import SLOTS, choose_ports, node_names
 
 JOIN_TIMEOUT = 60.0
 """Seconds for all nodes to join: many nodes that import at once on two cores take a while."""

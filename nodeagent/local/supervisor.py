@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.local import power
-from nodeagent.local.config import node_names, write_config
 from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
-from nodeagent.local.registry import LocalCluster, load, remove
+from nodeagent.local.registry import LocalCluster, load, node_names, remove, write_config
 from nodeagent.osutil.linux import lossy_stderr
 from nodeagent.osutil.tether import tethered
 from nodeagent.store.server import PrivateRedis, PrivateRedisError

@@ -104,7 +104,7 @@ def first_control(spec: JobSpec, by: str, signed: Control | None) -> Control:
     return signed or Control(rev=1, target=spec.nodes.target, by=by)
 
 
-class Spend(Record):
+class BudgetEntry(Record):
     """One entry of the restart budget, keyed by the number of the generation that ended. Also the job's fault
     history."""
 
@@ -244,7 +244,7 @@ class JobRecord(Record):
     """The value of ``control.restart`` that the newest generation satisfies."""
     not_before: int = 0
     """Served time (ms) before which no new generation is proposed (backoff)."""
-    budget: dict[str, Spend] = {}
+    budget: dict[str, BudgetEntry] = {}
     """Number (as text) of each ended generation to how it ended. 64 entries are kept; those that count are kept
     longest."""
     last_reports: dict[str, PodReport] = {}

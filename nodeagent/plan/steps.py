@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from nodeagent.model.job import Control, Outcome, Phase, Spend
+from nodeagent.model.job import BudgetEntry, Control, Outcome, Phase
 from nodeagent.model.world import Cause, HeadState, Member, Token
 from nodeagent.pods.base import PodStatus
 
@@ -23,7 +23,7 @@ class Propose:
     members: dict[str, Member]
     cause: Cause
     lost: tuple[str, ...]
-    spend: Spend | None
+    spend: BudgetEntry | None
     planned: bool
     form_ms: int
     outside: dict[str, str]
@@ -42,7 +42,7 @@ class End:
     reason: str
     lost: tuple[str, ...] = ()
     outcome: Outcome | None = None
-    spend: Spend | None = None
+    spend: BudgetEntry | None = None
     planned: bool = False
     delay_ms: int = 0
     grace: float | None = None
@@ -70,11 +70,11 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class JudgeFault:
     """Write down what ended the generation ``number``, now that it is known better."""
 
     number: int
-    spend: Spend
+    spend: BudgetEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Remove:
 class Decision:
     """A step to take (None: wait) and the sentences that say why."""
 
-    step: Propose | End | Activate | Settle | Judge | Remove | None
+    step: Propose | End | Activate | Settle | JudgeFault | Remove | None
     why: tuple[str, ...] = ()
     at: int = 0
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""

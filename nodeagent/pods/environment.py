@@ -19,7 +19,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import Gpu, NodeRecord
 from nodeagent.model.world import Head, Member, Place
-from nodeagent.shim.checks import DEFAULTS
+from nodeagent.shim.environment import DEFAULTS
 
 PSERVER = "pserver"
 """The role whose workers are Paddle's parameter servers."""

@@ -30,8 +30,7 @@ from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
 from nodeagent.shim.processes import kill_session, own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
-from nodeagent.shim.restarts import PlaceRestarts, is_reaped, role_of
-from nodeagent.shim.rounds import RoleRounds
+from nodeagent.shim.restarts import PlaceRestarts, RoleRounds, is_reaped, role_of
 from nodeagent.shim.snapshots import WriteOut
 
 CLEAN = (0, 101)

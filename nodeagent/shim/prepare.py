@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import MARK, power_mark
-from nodeagent.shim.checks import check, compose, see_folder, verdict
+from nodeagent.shim.checks import check, see_folder, verdict
 from nodeagent.shim.container import Containers
+from nodeagent.shim.environment import compose
 from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import ShimChildren, reap, start_function

@@ -11,7 +11,8 @@ import json
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
@@ -19,6 +20,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing, millis
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
@@ -78,6 +80,22 @@ Raw = TypeVar("Raw")
 Read = TypeVar("Read")
 
 
+@dataclass(slots=True)
+class _Records:
+    """The records that a beat brings."""
+
+    nodes: list[NodeRecord] = field(default_factory=list)
+    jobs: list[JobRecord] = field(default_factory=list)
+    queues: QueuesRecord | None = None
+    windows: WindowsRecord | None = None
+    usage: list[UsageDay] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    """Keys of records that were removed."""
+    unread: list[Unread] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """Jobs (uids) of which the decoder has no record that the changes fit to."""
+
+
 class RedisStore:
     """A cluster's store on a Redis or Valkey server (``connect``); see ``Store`` for the methods."""
 
@@ -118,6 +136,44 @@ class RedisStore:
         return Restored(era=era, known=int(known), recovering=bool(recovering))
 
     async def beat(self, beat: Beat) -> BeatReply:
+        (
+            cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
+        ) = await self._calls.step("beat", self._beat_arguments(beat), beat_brings_jobs)  # fmt: skip
+        if not recovering:
+            if beat.rev == 0:
+                self._anew = Base(int(recovery[6]), era)
+            self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
+        found = self._decode_records(records, era, beat.rev)
+        if not await self._read_rest(found, era, all_nodes=beat.rev == 0 and not recovering):
+            found, rev, more = _Records(), beat.rev, 0  # the lease is renewed nevertheless; the next beat asks again
+        with strict():
+            return BeatReply(
+                cluster_uid=cluster_uid,
+                served=served,
+                lapsed=tuple(node for node in lapsed if readable(node)),
+                next_lapse=None if next_lapse == "" else int(next_lapse),
+                nodes=tuple(found.nodes),
+                jobs=tuple(found.jobs),
+                queues=found.queues,
+                windows=found.windows,
+                usage=tuple(found.usage),
+                gone=tuple(found.gone),
+                unread=tuple(found.unread),
+                rev=int(rev),
+                more=bool(more),
+                event=event,
+                era=era,
+                recovering=bool(recovering),
+                asked=int(asked),
+                recovers=int(recovery[0]),
+                awaited=tuple(map(_shown, recovery[1])),
+                sheltered=tuple(node for node in recovery[2] if readable(node)),
+                awaits=recovery[3],
+                silent=recovery[4],
+                same=bool(recovery[5]),
+            )
+
+    def _beat_arguments(self, beat: Beat) -> dict[str, object]:
         arguments: dict[str, object] = who(beat.node, beat.incarnation)
         arguments |= {"seq": beat.seq, "rev": beat.rev, "top": beat.top, "era": beat.era}
         if beat.facts is not None:
@@ -137,79 +193,51 @@ class RedisStore:
             arguments["nodes"] = self._nodes.upto.rev
         if 0 < beat.rev < self._anew.rev and beat.era == self._anew.era:
             arguments["anew"] = self._anew.rev
-        (
-            cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
-        ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
-        nodes, jobs, gone, unread, missing, usage = [], [], [], [], [], []
-        queues, windows = None, None
-        if beat.rev == 0 and not recovering:
-            self._anew = Base(int(recovery[6]), era)
-        if not recovering:
-            self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
+        return arguments
+
+    def _decode_records(self, records: Sequence[list[Any]], era: str, since: int) -> _Records:
+        """What a beat brings of the records that changed after the revision ``since``."""
+        found = _Records()
         for raw, flat, cordon, kind in records:
             key = _shown(raw)
             try:
                 if key != raw:
                     raise ValueError("its name is not UTF-8")
                 if not flat:
-                    gone.append(key)
+                    found.gone.append(key)
                     self._decoder.forget(key)
                 elif key.startswith("node:"):
-                    nodes.append(self._decoder.node(codec.own_record(key, flat), cordon))
+                    found.nodes.append(self._decoder.node(codec.own_record(key, flat), cordon))
                 elif key == QUEUES:
-                    queues = codec.decode_queues(flat)
+                    found.queues = codec.decode_queues(flat)
                 elif key == WINDOWS:
-                    windows = codec.decode_windows(flat)
+                    found.windows = codec.decode_windows(flat)
                 elif key.startswith("usage:"):
-                    usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
+                    found.usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
                 elif kind == "whole":
-                    jobs.append(self._decoder.job(codec.own_record(key, flat), era, followed=True))
-                elif job := self._decoder.news(key.removeprefix("job:"), flat, era, beat.rev, followed=True):
-                    jobs.append(job)
+                    found.jobs.append(self._decoder.job(codec.own_record(key, flat), era, followed=True))
+                elif job := self._decoder.news(key.removeprefix("job:"), flat, era, since, followed=True):
+                    found.jobs.append(job)
                 else:
-                    missing.append(key.removeprefix("job:"))
+                    found.missing.append(key.removeprefix("job:"))
             except ValueError as error:  # only this record is unreadable; the others are good
-                unread.append(Unread(key=key, why=_plain(error)))
-        read = await self._read_whole(missing)
-        if read is not None and beat.rev == 0 and not recovering:
-            found = await self._nodes.read(era)
-            if found is None:
-                read = None
-            else:
-                nodes += found.nodes
-                unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
-        if read is None:  # the lease is renewed nevertheless; the next beat asks again
-            nodes, jobs, gone, unread, usage, rev, more = [], [], [], [], [], beat.rev, 0
-            queues, windows = None, None
-        else:
-            jobs += read[0]
-            unread += read[1]
-        with strict():
-            return BeatReply(
-                cluster_uid=cluster_uid,
-                served=served,
-                lapsed=tuple(node for node in lapsed if readable(node)),
-                next_lapse=None if next_lapse == "" else int(next_lapse),
-                nodes=tuple(nodes),
-                jobs=tuple(jobs),
-                queues=queues,
-                windows=windows,
-                usage=tuple(usage),
-                gone=tuple(gone),
-                unread=tuple(unread),
-                rev=int(rev),
-                more=bool(more),
-                event=event,
-                era=era,
-                recovering=bool(recovering),
-                asked=int(asked),
-                recovers=int(recovery[0]),
-                awaited=tuple(map(_shown, recovery[1])),
-                sheltered=tuple(node for node in recovery[2] if readable(node)),
-                awaits=recovery[3],
-                silent=recovery[4],
-                same=bool(recovery[5]),
-            )
+                found.unread.append(Unread(key=key, why=_plain(error)))
+        return found
+
+    async def _read_rest(self, found: _Records, era: str, *, all_nodes: bool) -> bool:
+        """Reads what the beat itself did not bring. False: it cannot be read now."""
+        read = await self._read_whole(found.missing)
+        if read is None:
+            return False
+        if all_nodes:
+            table = await self._nodes.read(era)
+            if table is None:
+                return False
+            found.nodes += table.nodes
+            found.unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in table.unread.items())
+        found.jobs += read[0]
+        found.unread += read[1]
+        return True
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
         await self._calls.step("leave", who(node, incarnation))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from nodeagent.model.base import Record
-from nodeagent.model.job import Admission, Control, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import Admission, BudgetEntry, Control, JobRecord, Outcome, Phase
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
@@ -270,7 +270,7 @@ class Proposal(Record):
     members: dict[str, Member]
     lost: tuple[str, ...] = ()
     cause: Cause
-    spend: Spend | None = None
+    spend: BudgetEntry | None = None
     planned: bool = False
     kept: bool = False
     """The newest steps of the generation that ends by a fault are in snapshots, so only the standstill counts as
@@ -322,7 +322,7 @@ class Ending(Record):
     phase: Phase
     reason: str
     outcome: Outcome | None = None
-    spend: Spend | None = None
+    spend: BudgetEntry | None = None
     lost: tuple[str, ...] = ()
     planned: bool = False
     grace: float | None = None
@@ -371,7 +371,7 @@ class Judgement(Record):
     expect_state: str = ""
     control_rev: int
     number: int
-    spend: Spend
+    spend: BudgetEntry
     by: str
 
 

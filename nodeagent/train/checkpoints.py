@@ -26,12 +26,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from nodeagent.train import folder as files
-from nodeagent.train import written
 from nodeagent.train.context import context
 from nodeagent.train.flat import State
 from nodeagent.train.folder import CheckpointEntry
 from nodeagent.train.link import Link, LinkError
-from nodeagent.train.snapshots import announce, own_snapshots
+from nodeagent.train.snapshots import announce, load_written, own_snapshots
 
 COMMIT_BOUND = 60.0
 """Seconds to wait until the store has accepted a checkpoint that is on the disk."""
@@ -172,7 +171,7 @@ class Checkpoints:
         for entry in self._candidates():
             path = self.folder / entry.name
             if entry.snapshot:
-                problem = written.load(state, path, self._rank, self._world)
+                problem = load_written(state, path, self._rank, self._world)
             else:
                 problem = next(filter(None, self._gathered(self._damage(path))), "")
             if problem:

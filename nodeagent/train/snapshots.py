@@ -2,28 +2,32 @@
 
 ``take`` copies the state in the calling thread: the copy is the state of one step whatever the script does next, and
 costs as much as copying memory. ``load`` is a collective: all ranks of a new generation agree on the newest snapshot
-that each of them can get, and no rank reads a disk. Without nodeagent both do nothing. Must never fail a training: if a
-state cannot be kept, a message reports it, and training continues.
+that each of them can get, and no rank reads a disk. Without nodeagent both do nothing. When a job's nodes are given up,
+``writeout.py`` writes what is in memory to disk, each rank's snapshot exactly as it was; ``load_written`` loads that.
+
+Must never fail a training: if a state cannot be kept, a message reports it, and training continues. Must never load a
+snapshot in which a byte changed.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import time
 import zlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 
-from nodeagent.train import collectives, written
-from nodeagent.train.choose import Choice, SnapshotOffer, choose
 from nodeagent.train.context import Context, context
 from nodeagent.train.flat import Flat, State, TensorPlace, copy_into, cut, put_back, put_together, take_apart, total
-from nodeagent.train.folder import entry_of
+from nodeagent.train.folder import damage, entry_of, part_name, read_manifest
 from nodeagent.train.link import Link, LinkError
-from nodeagent.train.memory import HEADER, Header, SharedBuffer, header_of, size_of
+from nodeagent.train.memory import HEADER, Choice, Header, SharedBuffer, SnapshotOffer, choose, header_of, size_of
 
 BUFFERS = 2
 """Two buffers in turn: while one is being written, the other is whole."""
@@ -33,6 +37,12 @@ TRY_AGAIN = 30.0
 """Seconds until the next attempt after a snapshot that could not be kept."""
 ASK_BOUND = 2.0
 """Seconds to wait for the shim's answer."""
+PIECE = 64 << 20
+"""Bytes that ``hand_out`` sends in one message."""
+
+T = TypeVar("T")
+Parts = tuple[bytes, torch.Tensor]
+"""The rest of a state and its tensors' bytes, for ``flat.put_together``."""
 
 
 class Buffer:
@@ -128,9 +138,7 @@ class WorkerSnapshots:
         choice, parts = self._agree(kept, offers, since)
         if choice is not None:
             if len(choice.local) < self._place.world_size:
-                got = collectives.hand_out(
-                    choice.giver, parts if self._place.rank == choice.giver else None, parts is None
-                )
+                got = hand_out(choice.giver, parts if self._place.rank == choice.giver else None, parts is None)
                 parts = got if parts is None else parts
             assert parts is not None
             put_back(state, put_together(*parts))
@@ -151,16 +159,16 @@ class WorkerSnapshots:
 
     def _agree(
         self, kept: Kept, offers: list[SnapshotOffer], since: tuple[int, int]
-    ) -> tuple[Choice | None, tuple[bytes, torch.Tensor] | None]:
+    ) -> tuple[Choice | None, Parts | None]:
         """The choice of all ranks, and this node's own copy of it, if it has one. A damaged snapshot is removed from
         the offers, and the ranks choose again."""
         world = self._place.world_size
         while True:
-            choice = choose(collectives.gather(offers, world), since)
+            choice = choose(gather(offers, world), since)
             mine = choice.local.get(self._place.rank) if choice is not None else None
             parts = _whole(kept[mine.slot, mine.half]) if mine is not None else None
             damaged = mine is not None and parts is None
-            if choice is None or not any(collectives.gather(damaged, world)):
+            if choice is None or not any(gather(damaged, world)):
                 return choice, parts
             if mine is not None and damaged:
                 offers.remove(mine)
@@ -178,13 +186,86 @@ class WorkerSnapshots:
                 self._newest = index
 
 
-def _whole(found: FoundSnapshot) -> tuple[bytes, torch.Tensor] | None:
+def _whole(found: FoundSnapshot) -> Parts | None:
     """Both parts, if they are what was sealed."""
     if found.header is None:
         return None
     buffer = Buffer(SharedBuffer(found.fd))
     rest, body = buffer.memory.rest(found.header), buffer.body(found.header)
     return (rest, body) if rest is not None and total(body) == found.header.data_sum else None
+
+
+def gather(mine: T, world: int) -> list[T]:
+    """A collective: the values of all ranks, by rank. Raises RuntimeError before the group exists."""
+    if world == 1:
+        return [mine]
+    if not dist.is_initialized():
+        raise RuntimeError("the ranks must agree first: call torch.distributed.init_process_group() before this")
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def hand_out(giver: int, given: Parts | None, wanted: bool) -> Parts | None:
+    """A collective: sends the giver's value (None on all others) to the ranks that want it; the other ranks
+    take part and get None."""
+    shared: list[Any] = [(given[0], len(given[1]))] if given is not None else [None]
+    dist.broadcast_object_list(shared, src=giver)
+    rest, size = shared[0]
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    data = torch.empty(size if wanted else 0, dtype=torch.uint8)
+    for begin in range(0, size, PIECE):
+        end = min(begin + PIECE, size)
+        if given is not None:
+            piece = given[1][begin:end].to(device)
+        else:
+            piece = torch.empty(end - begin, dtype=torch.uint8, device=device)
+        dist.broadcast(piece, src=giver)
+        if wanted:
+            data[begin:end] = piece.cpu()
+    return (rest, data) if wanted else None
+
+
+def read_written(path: Path, rank: int, world: int) -> Parts:
+    """The parts of a written snapshot from which this rank of a gang of ``world`` ranks continues. Raises ValueError
+    with the reason if it cannot."""
+    named = read_manifest(path)
+    own = part_name(rank)
+    name = own if own in named else min(named, default="")
+    problem = damage(path, {name: named[name]}) if name else f"{path} has no part at all"
+    if problem:
+        raise ValueError(problem)
+    with (path / name).open("rb") as file:
+        header = header_of(file.fileno())
+        if header is None:
+            raise ValueError(f"{path / name} is no snapshot that this nodeagent can read")
+        if not header.replicated and (header.rank, header.world) != (rank, world):
+            raise ValueError(f"{path} has a part of its own for each of {header.world} ranks, and there are {world}")
+        # private and copied on write: torch accepts only writable memory
+        content = mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, access=mmap.ACCESS_COPY)
+    return _checked(path / name, content, header)
+
+
+def _checked(path: Path, content: mmap.mmap, header: Header) -> Parts:
+    end = HEADER + header.data_bytes
+    rest, body = content[end : end + header.rest_bytes], torch.frombuffer(content, dtype=torch.uint8)[HEADER:end]
+    if zlib.crc32(rest) != header.rest_crc or total(body) != header.data_sum:
+        raise ValueError(f"{path} was damaged in memory before it was written")
+    return rest, body
+
+
+def load_written(state: State, path: Path, rank: int, world: int) -> str:
+    """Load a written snapshot into the state, in place. Every rank calls it. Returns the first problem of any
+    rank, or ""."""
+    parts, problem = None, ""
+    try:
+        parts = read_written(path, rank, world)
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    problem = next(filter(None, gather(problem, world)), "")
+    if parts is not None and not problem:
+        put_back(state, put_together(*parts))
+    return problem
 
 
 def announce(text: str) -> None:
@@ -222,7 +303,7 @@ def restore(state: State) -> int | None:
     step = own_snapshots().load(state, (entry.generation, entry.step))
     if step is not None:
         return step
-    problem = written.load(state, place.checkpoint_dir / entry.name, place.rank, place.world_size)
+    problem = load_written(state, place.checkpoint_dir / entry.name, place.rank, place.world_size)
     if problem and place.rank == 0:
         announce(f"the snapshot of step {entry.step} is passed over: {problem}")
     return None if problem else entry.step

@@ -3,9 +3,9 @@ node.
 
 ``python -m nodeagent.train.writeout ORDER``: ORDER is JSON (see ``WriteOrder``), with descriptors of the memory and of
 a socket to the shim. The helpers of all nodes meet in the job's checkpoint_dir, which they share. Each offers what its
-node has; one of them makes the choice that a new generation would have made (``choose.py``). Each writes its part, and
-the one that chose asks its shim to commit. Standard library only. The result must never count before the store has
-accepted it; the helper ends when its time is over, done or not.
+node has; one of them makes the choice that a new generation would have made (``choose`` in ``memory.py``). Each writes
+its part, and the one that chose asks its shim to commit. Standard library only. The result must never count before the
+store has accepted it; the helper ends when its time is over, done or not.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodeagent.train import folder as files
-from nodeagent.train.choose import SnapshotOffer, choose
 from nodeagent.train.folder import CheckpointEntry
-from nodeagent.train.memory import Header, header_of, size_of
+from nodeagent.train.memory import Header, SnapshotOffer, choose, header_of, size_of
 
 VERSION = 1
 """Version of the messages to the shim."""

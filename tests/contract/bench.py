@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 
-from nodeagent.model.job import Control, Desired, JobRecord, Phase, Quota, Spend
+from nodeagent.model.job import BudgetEntry, Control, Desired, JobRecord, Phase, Quota
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState, Stall
@@ -55,8 +55,8 @@ def cause(text: str = "because") -> Cause:
     return Cause(kind="start", text=text)
 
 
-def spend(text: str = "worker 3 failed") -> Spend:
-    return Spend(at=1, wall=2.25, kind="worker_failed", counts=True, node="n1", rank=3, text=text, exit=1)
+def spend(text: str = "worker 3 failed") -> BudgetEntry:
+    return BudgetEntry(at=1, wall=2.25, kind="worker_failed", counts=True, node="n1", rank=3, text=text, exit=1)
 
 
 class Bench:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord, Outcome, Phase
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall
@@ -462,7 +462,7 @@ async def test_a_life_that_came_after_the_fault_does_not_answer_for_the_one_befo
 
 
 @pytest.mark.parametrize("entry", [None, FREE])
-async def test_what_costs_nothing_waits_for_no_answer(bench: Bench, entry: Spend | None) -> None:
+async def test_what_costs_nothing_waits_for_no_answer(bench: Bench, entry: BudgetEntry | None) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
     job = await bench.propose(job, "n1", "n2", spend=entry)

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from nodeagent.agent.recovery import Known, offer
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.pod import Stall
 from nodeagent.model.usage import OTHERS, Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import Cause, Member, PodReport
@@ -44,8 +44,8 @@ def booked_since(job: JobRecord) -> int:
     return held(job).at - used(job).slot_ms // held(job).slots
 
 
-def fault(kind: str = "worker_failed", stalled: float = 0.0) -> Spend:
-    return Spend(at=1, wall=2.25, kind=kind, counts=True, node="n1", text="because", stalled=stalled)
+def fault(kind: str = "worker_failed", stalled: float = 0.0) -> BudgetEntry:
+    return BudgetEntry(at=1, wall=2.25, kind=kind, counts=True, node="n1", text="because", stalled=stalled)
 
 
 async def usage(bench: Bench) -> dict[int, UsageDay]:

@@ -22,7 +22,7 @@ import yaml
 
 from nodeagent.ctl.where import ENV
 from nodeagent.local import power
-from nodeagent.local.config import choose_ports
+from nodeagent.local.registry import choose_ports
 from nodeagent.osutil.tether import tethered
 from nodeagent.trust.key import make
 from tests.e2e.support import CALL_LIMIT, Cluster, home

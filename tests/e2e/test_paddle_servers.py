@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e.roles import pids
 from tests.e2e.support import ROOT, Cluster
 from tests.e2e.test_frameworks import metrics, python_of
-from tests.e2e.test_roles import pids
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.frameworks, pytest.mark.timeout(600)]
 

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import pytest
 
+from tests.e2e.roles import pids, submit_caches
 from tests.e2e.support import Cluster
-from tests.e2e.test_roles import NODES, SERVICE, WORK, pids
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(180)]
 
+NODES = 3
+
 
 def test_a_role_that_is_done_completes_the_job(shared: Cluster) -> None:
-    folder = shared.work / "complete"
-    folder.mkdir()
-    (folder / "service.py").write_text(SERVICE)
-    (folder / "work.py").write_text(WORK)
-    python = json.dumps(sys.executable)
-    shared.submit(f"""
-name: complete
-working_dir: {folder}
-roles:
-  cache: {{command: [{python}, service.py], replicas: 2, workers_per_node: 1, gpus_per_worker: 0, grace: 2s}}
-  work: {{command: [{python}, work.py], nodes: 2, workers_per_node: 1, gpus_per_worker: 0,
-    policies: [{{on: TaskCompleted, do: CompleteJob}}]}}
-""")
-    names = ["cache.0", "cache.1", "work.0", "work.1"]
-    shared.until(lambda: sorted(pids(shared, "complete")) == names, 60, "all places run")
+    folder = submit_caches(
+        shared, "complete", cache="grace: 2s", work="policies: [{on: TaskCompleted, do: CompleteJob}]"
+    )
     (folder / "enough").touch()
     job = shared.until_phase("complete", "succeeded", 30)
     assert job["reason"] == (

@@ -8,52 +8,16 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nodeagent.osutil.linux import is_running
-from tests.e2e.support import ROOT, Cluster
+from tests.e2e.roles import CACHES, PLACES, WORK, newest, pids, result, roles_job, submit_caches
+from tests.e2e.support import Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
 NODES = 3
-EXAMPLE = ROOT / "examples" / "roles"
-STEPS = 60
-PLACES = ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
-
-
-def roles_job(work: Path, name: str, pause: float = 0.05, more: str = "", steps: int = STEPS) -> str:
-    """The example's job: two servers, two trainers."""
-    python = json.dumps(sys.executable)
-    return f"""
-name: {name}
-working_dir: {EXAMPLE}
-checkpoint_dir: {work / name}
-env: {{STEPS: "{steps}", PAUSE: "{pause}"}}
-completes: trainer
-grace: 5s
-roles:
-  pserver: {{command: [{python}, server.py], replicas: 2, workers_per_node: 1, gpus_per_worker: 0,
-    ready: {{port: true}}}}
-  trainer: {{command: [{python}, trainer.py], nodes: 2, after: pserver, workers_per_node: 1, gpus_per_worker: 0}}
-{more}"""
-
-
-def pids(cluster: Cluster, job: str) -> dict[str, int]:
-    """Place to the pid of its worker, of those that run."""
-    pods = cluster.job(job)["pods"]
-    return {w["place"]: w["pid"] for p in pods for w in p["workers"] if w["state"] == "running"}
-
-
-def newest(work: Path, job: str) -> int:
-    """The last step that a server has saved."""
-    return max((int(path.stem) for path in (work / job).glob("server*/*.json")), default=0)
-
-
-def result(work: Path, job: str) -> Any:
-    return json.loads((work / job / "result.json").read_text())
 
 
 def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
@@ -78,37 +42,14 @@ def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
     shared.until(lambda: not pids(shared, "killed"), 15, "the servers were stopped")
 
 
-SERVICE = """
-import os, socket, sys, time
-server = socket.create_server(("127.0.0.1", int(os.environ["NODEAGENT_PORT"])))
-print("serves", flush=True)
-while not os.path.exists(f"broken{os.environ['NODEAGENT_ROLE_INDEX']}"): time.sleep(0.05)
-sys.exit(9)
-"""
-WORK = """
-import os, time
-while not os.path.exists("enough"): time.sleep(0.05)
-"""
-
-
 def test_a_service_restarts_alone_until_the_budget_is_spent(shared: Cluster) -> None:
-    folder = shared.work / "service"
-    folder.mkdir()
-    (folder / "service.py").write_text(SERVICE)
-    (folder / "work.py").write_text(WORK)
-    python = json.dumps(sys.executable)
-    shared.submit(f"""
-name: service
-working_dir: {folder}
-completes: work
-restarts: {{max: 4, window: 1h}}
-roles:
-  cache: {{command: [{python}, service.py], replicas: 2, workers_per_node: 1, gpus_per_worker: 0,
-    ready: {{port: true}}, restart: alone}}
-  work: {{command: [{python}, work.py], nodes: 2, after: cache, workers_per_node: 1, gpus_per_worker: 0}}
-""")
-    names = ["cache.0", "cache.1", "work.0", "work.1"]
-    shared.until(lambda: sorted(pids(shared, "service")) == names, 60, "all places run")
+    folder = submit_caches(
+        shared,
+        "service",
+        job="completes: work\nrestarts: {max: 4, window: 1h}",
+        cache="ready: {port: true}, restart: alone",
+        work="after: cache",
+    )
     before = pids(shared, "service")
     os.kill(before["cache.1"], signal.SIGKILL)
     again = lambda: pids(shared, "service").get("cache.1") not in (None, before["cache.1"])  # noqa: E731
@@ -116,8 +57,8 @@ roles:
     shared.until(lambda: shared.job("service")["budget"]["used"] == 1, 10, "it has cost a restart")
     job, now = shared.job("service"), pids(shared, "service")
     assert (job["generation"], job["restarts"], job["phase"]) == (1, 0, "running")
-    assert {name: now[name] for name in names if name != "cache.1"} == {
-        name: before[name] for name in names if name != "cache.1"
+    assert {name: now[name] for name in CACHES if name != "cache.1"} == {
+        name: before[name] for name in CACHES if name != "cache.1"
     }, "the others saw nothing"
     described = shared.ctl("describe", "service").stdout
     assert "restarts alone" in described and "failed: SIGKILL (9) on" in described

@@ -10,8 +10,8 @@ import pytest
 
 from tests.e2e.bare import Bare, bare
 from tests.e2e.netns import Net, both, why_not
+from tests.e2e.roles import PLACES, newest, pids, result, roles_job
 from tests.e2e.support import is_alive
-from tests.e2e.test_roles import PLACES, newest, pids, result, roles_job
 from tests.integration.redis_support import Server
 
 WHY_NOT = why_not()

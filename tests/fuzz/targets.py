@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from nodeagent.api.batches import laid_out, read
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import _read_spec
-from nodeagent.api.shapes import job_json, shown_to
+from nodeagent.api.serializers import job_json, shown_to
 from nodeagent.ctl.output import Column, table_lines
 from nodeagent.ctl.terminal import one_line, printable, worker_text
 from nodeagent.hardware.accelerator import AbsentError, ProblemError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import Spend
+from nodeagent.model.job import BudgetEntry
 from nodeagent.model.node import Cordon, Gpu
 from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.model.world import Cause
@@ -67,7 +67,7 @@ async def busy(folder: Path) -> FakeView:
         ("node_lost", "n3", f"n3 has not renewed its lease {MARKUP}"),
         ("join", "", "n3 came back"),
     ):
-        fault = Spend(
+        fault = BudgetEntry(
             at=view.cluster().served, wall=time.time(), kind=kind, counts=kind == "worker_failed", node=node, text=text
         )
         await view.form(

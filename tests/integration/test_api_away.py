@@ -24,7 +24,7 @@ from nodeagent.ctl import client
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
 from nodeagent.ctl.terminal import CtlError
-from nodeagent.local.config import choose_ports
+from nodeagent.local.registry import choose_ports
 from nodeagent.osutil.tether import tethered
 from nodeagent.store.server import PrivateRedis
 from nodeagent.trust.key import make

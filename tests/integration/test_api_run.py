@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord, Outcome, Phase
 from nodeagent.pods.folder import log_folder
 from tests.unit.api.fakes import LiveAgent, live_agent
 
@@ -54,7 +54,7 @@ class Run:
         with (folder / "rank0.log").open("a") as file:
             file.write(f"2026-01-01T00:00:00.{time.time_ns() // 1000 % 1000000:06d}Z {stream} F {text}\n")
 
-    def end(self, phase: Phase, outcome: Outcome, spend: Spend | None = None) -> None:
+    def end(self, phase: Phase, outcome: Outcome, spend: BudgetEntry | None = None) -> None:
         job = self.job
         assert job is not None
         if phase == "succeeded":
@@ -87,7 +87,7 @@ def test_success_is_0_and_the_output_goes_where_it_was_written(run: Run) -> None
 
 
 def test_a_failed_job_exits_with_its_code_and_names_the_culprit(run: Run) -> None:
-    spend = Spend(
+    spend = BudgetEntry(
         at=1, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=1, exit=7,
         text="rank 1 on n1 failed first: exit code 7", error="ValueError: no",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
-from nodeagent.model.job import Outcome, Spend
+from nodeagent.model.job import BudgetEntry, Outcome
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -346,7 +346,7 @@ def test_describe_of_a_failure_says_who_and_why(still: LiveAgent) -> None:
     job = still.submit(spec())
     still.do(lambda: still.view.form(job, 2))
     still.do(still.view.refresh)
-    spend = Spend(
+    spend = BudgetEntry(
         at=1, wall=time.time(), kind="worker_failed", counts=True, node="n2", rank=3, exit=137,
         text="rank 3 on n2 failed first: SIGKILL (9)", error="Traceback:\n  boom",
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl.client import Client
-from nodeagent.model.job import Outcome, Spend
+from nodeagent.model.job import BudgetEntry, Outcome
 from nodeagent.model.world import PodReport, WorkerExit
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
@@ -64,7 +64,9 @@ def failed_with_a_secret(agent: LiveAgent) -> None:
     """A job of another user, with a secret in its environment and one in what its worker wrote last."""
     agent.submit(spec(env={"HF_TOKEN": SECRET}))
     agent.until(lambda: agent.view.job("digits").phase == "running")
-    ended = Spend(at=1, wall=1.0, kind="worker_failed", counts=True, node="n2", rank=3, exit=1, error=SECRET, text="x")
+    ended = BudgetEntry(
+        at=1, wall=1.0, kind="worker_failed", counts=True, node="n2", rank=3, exit=1, error=SECRET, text="x"
+    )
     outcome = Outcome(code=1, text="rank 3 failed", error=SECRET)
     known = agent.view.job("digits")
     assert known.head is not None

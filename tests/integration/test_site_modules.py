@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.shim.sitemodules import ModulesError, loaded
+from nodeagent.shim.environment import ModulesError, with_modules
 from tests.integration.shim_support import make_spec, open_bench
 
 INIT = Path("/usr/share/modules/init/bash")
@@ -30,7 +30,7 @@ def site(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_module_goes_before_what_was_recorded(site: dict[str, str]) -> None:
-    env = loaded(["tool/1.2", "needs"], site)
+    env = with_modules(["tool/1.2", "needs"], site)
     assert env["PATH"].startswith("/site/tool/bin:/opt/mine:"), "a profile that sets PATH anew takes nothing away"
     assert env["PYTHONPATH"] == "/site/tool/py:/code"
     assert (env["TOOL_HOME"], env["NEEDS"], env["HOME"]) == ("/a b", "met", "/nonexistent")
@@ -39,7 +39,7 @@ def test_a_module_goes_before_what_was_recorded(site: dict[str, str]) -> None:
 
 def test_a_module_that_is_not_there_is_named_with_the_commands_own_words(site: dict[str, str]) -> None:
     with pytest.raises(ModulesError, match=r"^modules: nope/9 cannot be loaded on this node: .*Unable to locate"):
-        loaded(["tool/1.2", "nope/9"], site)
+        with_modules(["tool/1.2", "nope/9"], site)
 
 
 async def test_workers_fork_server_and_hooks_have_the_modules(tmp_path: Path, site: dict[str, str]) -> None:

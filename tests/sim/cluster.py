@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -459,3 +459,25 @@ class SimCluster:
             self._temporary.cleanup()
         if self.checker.first is not None:
             raise self.checker.first
+
+
+@contextlib.asynccontextmanager
+async def started(
+    seed: int,
+    size: int,
+    slots: int = 4,
+    timing: Timing | None = None,
+    prepare: Callable[[SimCluster], None] | None = None,
+) -> AsyncIterator[SimCluster]:
+    """A cluster whose agents start; all of it ends with the block. ``prepare``: before they start. Raises an exception
+    group of what went wrong."""
+    async with asyncio.TaskGroup() as tasks:
+        cluster = SimCluster(seed, size, tasks, slots, timing)
+        try:
+            if prepare is not None:
+                prepare(cluster)
+            for node in cluster.nodes.values():
+                node.start_agent()
+            yield cluster
+        finally:
+            await cluster.close()

@@ -52,7 +52,7 @@ from nodeagent.trust.seal import Seal
 from tests.inprocess.server import Server
 from tests.sim import cluster as cluster_module
 from tests.sim import provocations, saved
-from tests.sim.cluster import SimCluster
+from tests.sim.cluster import SimCluster, started
 from tests.sim.host import SimHost
 from tests.sim.machine import SimMachine, SimPod
 from tests.sim.virtual import run_virtual
@@ -85,14 +85,8 @@ def caught(provocation: Provocation, seeds: range) -> int | None:
     """The first seed with which an invariant did not hold, or the provocation did not come to its end."""
 
     async def main(seed: int) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            cluster = SimCluster(seed, SIZES.get(provocation, FEW), tasks)
-            for node in cluster.nodes.values():
-                node.start_agent()
-            try:
-                await provocation(cluster)
-            finally:
-                await cluster.close()
+        async with started(seed, SIZES.get(provocation, FEW)) as cluster:
+            await provocation(cluster)
 
     found: int | None = None
     for seed in seeds:

@@ -9,12 +9,12 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from nodeagent.model.job import TERMINAL, JobRecord, Phase
 from nodeagent.model.jobspec import Nodes, Policy, Role
 from nodeagent.store.base import StoreRefusedError
-from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.cluster import TIMING, SimCluster, started
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.machine import SimMachine
 from tests.sim.schedule import heal, unscale
@@ -70,6 +70,10 @@ def role(
         replicas=None if nodes else places, workers_per_node=workers, restart=restart, after=after,
         policies=policies,
     )  # fmt: skip
+
+
+ROLES = (role("server", replicas=2), role("trainer", nodes=2))
+"""Those of most directed schedules."""
 
 
 def drawn(seed: int) -> Roles:
@@ -171,6 +175,12 @@ def restart_whole(cluster: SimCluster, most: int = 2) -> None:
         machine.later(cluster.rng.choice([0.0, 0.01, 0.2]), fails)
 
 
+async def start_whole(cluster: SimCluster, roles: tuple[Role, ...] = ROLES, **more: Any) -> None:
+    """Submit the job with these roles, and wait until all of it runs. ``more``: other parts of its spec."""
+    await cluster.submit(JOB, 1, 1, 1, roles=roles, **more)
+    await cluster.until(lambda: cluster.whole(JOB), 30, "whole")
+
+
 async def storm(cluster: SimCluster, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Faults at random moments, for ``STORM`` seconds. ``meanwhile`` is called with each."""
 
@@ -243,19 +253,13 @@ async def _run(seed: int) -> Seen:
         if cluster.rng.random() < shape.ending:
             seen.ended_in_storm += end_one(cluster, shape.completes)
 
-    async with asyncio.TaskGroup() as tasks:
-        cluster = SimCluster(seed, shape.nodes, tasks, SLOTS)
-        try:
-            for node in cluster.nodes.values():
-                node.start_agent()
-            await cluster.submit(JOB, 1, 1, 1, roles=shape.roles, completes=shape.completes)
-            await cluster.until(lambda: cluster.whole(JOB), 90, "whole at first")
-            await storm(cluster, meanwhile)
-            await heal(cluster)
-            await _play_on(cluster, shape, seen)
-        finally:
-            await cluster.close()
-            seen.checks = cluster.checker.checks
+    async with started(seed, shape.nodes, SLOTS) as cluster:
+        await cluster.submit(JOB, 1, 1, 1, roles=shape.roles, completes=shape.completes)
+        await cluster.until(lambda: cluster.whole(JOB), 90, "whole at first")
+        await storm(cluster, meanwhile)
+        await heal(cluster)
+        await _play_on(cluster, shape, seen)
+    seen.checks = cluster.checker.checks
     return seen
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import Queue
-from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.cluster import TIMING, SimCluster, started
 from tests.sim.faults import FAULTS
 from tests.sim.test_shares import share
 from tests.sim.virtual import run_virtual
@@ -133,28 +133,22 @@ def _has_room(cluster: SimCluster, node: str) -> bool:
 
 async def _run(seed: int, teams: bool) -> int:
     drawn = shape(seed)
-    async with asyncio.TaskGroup() as tasks:
-        cluster = SimCluster(seed, drawn.nodes, tasks, slots=drawn.slots)
-        try:
-            for node in cluster.nodes.values():
-                node.start_agent()
-            if teams:
-                await share(cluster, Queue(name="a"), Queue(name="b", weight=2.0))
-            for i, job in enumerate(drawn.jobs):
-                auto, queue = teams and i % 3 != 1, "ab"[i % 2] if teams else ""
-                target = job.low if auto else job.target
-                await cluster.submit(f"j{i}", job.low, job.high, target, auto=auto, queue=queue)
-            await cluster.until(lambda: _lively(cluster), 90, "all jobs whole at first")
-            await _storm(cluster, 60, drawn.pause)
-            await heal(cluster)
-            limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
-            await cluster.until(lambda: _lively(cluster), limit, "all jobs whole after the storm")
-            cluster.checker.check_kept()
-            await asyncio.sleep(TIMING.lease)  # an entry is put right when the gang runs again
-            cluster.checker.check_blame()
-            return cluster.checker.checks
-        finally:
-            await cluster.close()
+    async with started(seed, drawn.nodes, drawn.slots) as cluster:
+        if teams:
+            await share(cluster, Queue(name="a"), Queue(name="b", weight=2.0))
+        for i, job in enumerate(drawn.jobs):
+            auto, queue = teams and i % 3 != 1, "ab"[i % 2] if teams else ""
+            target = job.low if auto else job.target
+            await cluster.submit(f"j{i}", job.low, job.high, target, auto=auto, queue=queue)
+        await cluster.until(lambda: _lively(cluster), 90, "all jobs whole at first")
+        await _storm(cluster, 60, drawn.pause)
+        await heal(cluster)
+        limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
+        await cluster.until(lambda: _lively(cluster), limit, "all jobs whole after the storm")
+        cluster.checker.check_kept()
+        await asyncio.sleep(TIMING.lease)  # an entry is put right when the gang runs again
+        cluster.checker.check_blame()
+        return cluster.checker.checks
 
 
 def run(seed: int, *, teams: bool = False) -> int:

@@ -23,7 +23,7 @@ from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.plan.queueing.reservations import line
 from nodeagent.store.base import StoreRefusedError
-from tests.sim.cluster import RECOVERED, TIMING, SimCluster
+from tests.sim.cluster import RECOVERED, TIMING, SimCluster, started
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.invariants import Broken
 from tests.sim.parts import sim_spec
@@ -551,28 +551,22 @@ async def _resize(cluster: SimCluster, teams: Teams) -> None:
 
 async def _run(seed: int) -> Seen:
     teams = drawn(seed)
-    async with asyncio.TaskGroup() as tasks:
-        cluster = SimCluster(seed, teams.nodes, tasks, slots=WORKERS)
-        try:
-            for node in cluster.nodes.values():
-                node.start_agent()
-            play = Play(cluster, teams)
-            await share(cluster, *teams.queues)
-            working = tasks.create_task(play.work())
-            submitting = tasks.create_task(play.submit())
-            await asyncio.sleep(5)
-            await _storm(cluster, teams.pause)
-            await heal(cluster)
-            await _resize(cluster, teams)
-            seconds = sum(work.seconds * work.low for work in teams.jobs) / teams.nodes
-            await play.calm(2 * seconds + 10 * MIN_RUNTIME)
-            await submitting
-            cluster.checker.check_kept()
-            working.cancel()
-            play.seen.checks += cluster.checker.checks
-            return play.seen
-        finally:
-            await cluster.close()
+    async with started(seed, teams.nodes, WORKERS) as cluster:
+        play = Play(cluster, teams)
+        await share(cluster, *teams.queues)
+        working = cluster.tasks.create_task(play.work())
+        submitting = cluster.tasks.create_task(play.submit())
+        await asyncio.sleep(5)
+        await _storm(cluster, teams.pause)
+        await heal(cluster)
+        await _resize(cluster, teams)
+        seconds = sum(work.seconds * work.low for work in teams.jobs) / teams.nodes
+        await play.calm(2 * seconds + 10 * MIN_RUNTIME)
+        await submitting
+        cluster.checker.check_kept()
+        working.cancel()
+        play.seen.checks += cluster.checker.checks
+        return play.seen
 
 
 def run(seed: int) -> Seen:

@@ -11,7 +11,7 @@ from nodeagent.model.node import Cordon
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import PodReport
 from nodeagent.spec.agentconfig import AgentConfig
-from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.cluster import TIMING, SimCluster, started
 from tests.sim.machine import GRACE
 from tests.sim.virtual import run_virtual
 
@@ -29,16 +29,8 @@ def simulate(
     """Run one scenario on ``size`` joined nodes. ``prepare``: before their agents start."""
 
     async def main() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            cluster = SimCluster(seed, size, tasks, slots, timing)
-            if prepare is not None:
-                prepare(cluster)
-            for node in cluster.nodes.values():
-                node.start_agent()
-            try:
-                await scenario(cluster)
-            finally:
-                await cluster.close()
+        async with started(seed, size, slots, timing, prepare) as cluster:
+            await scenario(cluster)
 
     run_virtual(main())
 

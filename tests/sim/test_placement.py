@@ -12,7 +12,7 @@ import pytest
 from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.jobspec import Nodes, Role, Together
 from tests.groups import seeds
-from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.cluster import TIMING, SimCluster, started
 from tests.sim.roles import storm
 from tests.sim.schedule import heal
 from tests.sim.test_directed import simulate
@@ -70,26 +70,19 @@ async def save(cluster: SimCluster, names: list[str]) -> None:
 async def _run(seed: int) -> None:
     racks, each, jobs = drawn(random.Random(f"placement {seed}"))
     names = [f"j{i}" for i in range(len(jobs))]
-    async with asyncio.TaskGroup() as tasks:
-        cluster = SimCluster(seed, racks * each, tasks, SLOTS)
-        label(cluster, racks)
-        try:
-            for node in cluster.nodes.values():
-                node.start_agent()
-            for name, job in zip(names, jobs, strict=True):
-                await cluster.submit(name, 1, 1, 1, **job)  # type: ignore[arg-type]
-            await cluster.until(lambda: all(map(cluster.whole, names)), 90, "whole at first")
-            saving = tasks.create_task(save(cluster, names))
-            await storm(cluster)
-            await heal(cluster)
-            limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
-            ended = ("failed", "stopped")
-            await cluster.until(
-                lambda: all(cluster.whole(n) or cluster.job(n).phase in ended for n in names), limit, "whole again"
-            )
-            saving.cancel()
-        finally:
-            await cluster.close()
+    async with started(seed, racks * each, SLOTS, prepare=lambda c: label(c, racks)) as cluster:
+        for name, job in zip(names, jobs, strict=True):
+            await cluster.submit(name, 1, 1, 1, **job)  # type: ignore[arg-type]
+        await cluster.until(lambda: all(map(cluster.whole, names)), 90, "whole at first")
+        saving = cluster.tasks.create_task(save(cluster, names))
+        await storm(cluster)
+        await heal(cluster)
+        limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
+        ended = ("failed", "stopped")
+        await cluster.until(
+            lambda: all(cluster.whole(n) or cluster.job(n).phase in ended for n in names), limit, "whole again"
+        )
+        saving.cancel()
 
 
 @pytest.mark.parametrize(

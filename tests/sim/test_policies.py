@@ -15,11 +15,10 @@ from nodeagent.plan.failure.policies import ENDS, answer
 from nodeagent.plan.failure.timeouts import next_due
 from nodeagent.spec.consistency import policy_mistakes
 from tests.groups import seeds
-from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.roles import SLOTS, end, restart_alone, role, storm
+from tests.sim.cluster import TIMING, SimCluster, started
+from tests.sim.roles import ROLES, SLOTS, end, restart_alone, role, start_whole, storm
 from tests.sim.schedule import heal
 from tests.sim.test_directed import running, simulate
-from tests.sim.test_roles import ROLES
 from tests.sim.virtual import run_virtual
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "6"))
@@ -118,34 +117,26 @@ async def _run(seed: int) -> None:
     nodes, roles = drawn(rng)
     own = {name: rng.choice([None, some(rng, 2)]) for name in ("server", "trainer")}
     roles = tuple(one.model_copy(update={"policies": own[one.name]}) for one in roles)
-    async with asyncio.TaskGroup() as tasks:
-        cluster = SimCluster(seed, nodes, tasks, SLOTS)
-        try:
-            for node in cluster.nodes.values():
-                node.start_agent()
-            job = await cluster.submit("j", 1, 1, 1, roles=roles, completes="trainer", policies=some(rng, 4))
-            assert list(policy_mistakes(job.spec)) == []
-            await cluster.until(
-                lambda: cluster.whole("j") or verdict(cluster.job("j")) is not None, 90, "whole at first"
-            )
-            watching = tasks.create_task(_watch(cluster))
-            await storm(cluster, lambda: restart_alone(cluster) if cluster.rng.random() < 0.3 else None)
-            await heal(cluster)
-            lost = cluster.checker.forgotten
-            await cluster.until(lambda: cluster.find("j") is not None or lost, 60, "an emptied store is given back")
-            if cluster.find("j") is None:
-                watching.cancel()
-                return
-            scale = cluster.job("j").control.scale
-            if scale is not None and scale.state != "met":  # there may never be room
-                await cluster.scale("j", "scale", role=scale.role, target=scale.before)
-            await asyncio.sleep(TIMING.lease)
-            async with asyncio.timeout(TIMING.cooldown * 3 + TIMING.form_margin * 2 + 120):
-                await _ends(cluster)
-            await cluster.until(lambda: not cluster.checker.running("uid-j"), 30, "nothing of it runs on")
+    async with started(seed, nodes, SLOTS) as cluster:
+        job = await cluster.submit("j", 1, 1, 1, roles=roles, completes="trainer", policies=some(rng, 4))
+        assert list(policy_mistakes(job.spec)) == []
+        await cluster.until(lambda: cluster.whole("j") or verdict(cluster.job("j")) is not None, 90, "whole at first")
+        watching = cluster.tasks.create_task(_watch(cluster))
+        await storm(cluster, lambda: restart_alone(cluster) if cluster.rng.random() < 0.3 else None)
+        await heal(cluster)
+        lost = cluster.checker.forgotten
+        await cluster.until(lambda: cluster.find("j") is not None or lost, 60, "an emptied store is given back")
+        if cluster.find("j") is None:
             watching.cancel()
-        finally:
-            await cluster.close()
+            return
+        scale = cluster.job("j").control.scale
+        if scale is not None and scale.state != "met":  # there may never be room
+            await cluster.scale("j", "scale", role=scale.role, target=scale.before)
+        await asyncio.sleep(TIMING.lease)
+        async with asyncio.timeout(TIMING.cooldown * 3 + TIMING.form_margin * 2 + 120):
+            await _ends(cluster)
+        await cluster.until(lambda: not cluster.checker.running("uid-j"), 30, "nothing of it runs on")
+        watching.cancel()
 
 
 @pytest.mark.parametrize("seed", seeds([1, 2, 3], range(4, SCHEDULES + 1)))
@@ -180,8 +171,7 @@ def test_a_role_that_is_done_completes_the_job() -> None:
     async def scenario(c: SimCluster) -> None:
         done = Policy(on=("TaskCompleted",), do="CompleteJob")
         roles = (ROLES[0], ROLES[1].model_copy(update={"policies": (done,)}))
-        await c.submit("j", 1, 1, 1, roles=roles)
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, roles)
         end(c, c.job("j"), "trainer", 1)
         await asyncio.sleep(5)
         assert c.job("j").phase == "running"
@@ -197,8 +187,7 @@ def test_a_lost_node_that_does_not_come_back_ends_the_job_after_a_while() -> Non
     async def scenario(c: SimCluster) -> None:
         lost = Policy(on=("NodeLost",), do="TerminateJob", timeout=20)
         roles = (ROLES[0].model_copy(update={"policies": (lost,)}), role("trainer", nodes=2))
-        await c.submit("j", 1, 1, 1, roles=roles)
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, roles)
         await c.nodes["n2"].power_cut()
         await c.until(lambda: c.job("j").phase == "holding", 20, "it waits for another node")
         await asyncio.sleep(10)

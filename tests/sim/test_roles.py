@@ -18,7 +18,7 @@ from nodeagent.plan.failure.faults import all_succeeded, restarts_spent
 from tests.groups import seeds
 from tests.sim import roles
 from tests.sim.cluster import SimCluster
-from tests.sim.roles import WHOLE, end, role
+from tests.sim.roles import ROLES, WHOLE, end, role, start_whole
 from tests.sim.schedule import unscale
 from tests.sim.test_directed import simulate
 from tests.sim.test_random import REPLAY
@@ -50,13 +50,9 @@ def test_what_seeds_stand_for() -> None:
     assert min(kinds.values()) > 30, kinds
 
 
-ROLES = (role("server", replicas=2), role("trainer", nodes=2))
-
-
 def test_the_last_worker_of_the_role_completes_the_job() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, completes="trainer")
         end(c, c.job("j"), "server", 1)
         end(c, c.job("j"), "trainer", 1)
         await asyncio.sleep(5)
@@ -70,8 +66,7 @@ def test_the_last_worker_of_the_role_completes_the_job() -> None:
 
 def test_a_server_that_fails_takes_the_gang_along() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, completes="trainer")
         before = c.job("j")
         assert before.head is not None
         node = next(m for m in before.head.ordered() if m.ranks_of("server"))
@@ -90,8 +85,7 @@ def test_services_that_restart_alone_disturb_nobody_until_the_budget_is_spent() 
     async def scenario(c: SimCluster) -> None:
         limits = RestartLimits(max=3, window=1000.0)
         alone = (role("server", replicas=2, restart="alone"), ROLES[1])
-        await c.submit("j", 1, 1, 1, roles=alone, completes="trainer", restarts=limits)
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, alone, completes="trainer", restarts=limits)
 
         async def fails(name: str) -> None:
             head = c.job("j").head
@@ -152,8 +146,7 @@ def test_a_role_is_started_again_on_all_its_nodes_and_disturbs_nobody(apart: flo
 
     async def scenario(c: SimCluster) -> None:
         limits = RestartLimits(max=3, window=1000.0)
-        await c.submit("j", 1, 1, 1, roles=TRAINERS, completes="server", restarts=limits)
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, TRAINERS, completes="server", restarts=limits)
         servers, before = pids(c, "server"), pids(c, "trainer")
         fail(c, trainers(c)[0])
         if apart is not None:
@@ -170,8 +163,7 @@ def test_a_role_is_started_again_on_all_its_nodes_and_disturbs_nobody(apart: flo
 
 def test_a_node_that_is_lost_while_a_role_is_down_has_the_gang_formed_anew() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=TRAINERS, completes="server")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, TRAINERS, completes="server")
         first, _, third = trainers(c)
         c.nodes[third.node].freeze_agent()
         c.nodes[third.node].lease.gate.close()
@@ -190,8 +182,7 @@ def test_a_node_that_is_lost_while_a_role_is_down_has_the_gang_formed_anew() -> 
 
 def test_an_operator_who_restarts_the_job_meanwhile_wins() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=TRAINERS, completes="server")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, TRAINERS, completes="server")
         first, second, _ = trainers(c)
         c.nodes[second.node].freeze_agent()
         fail(c, first)
@@ -208,8 +199,7 @@ def test_an_operator_who_restarts_the_job_meanwhile_wins() -> None:
 def test_who_had_ended_well_is_started_again_with_the_others() -> None:
     async def scenario(c: SimCluster) -> None:
         jobs = (role("server", nodes=3), TRAINERS[1])
-        await c.submit("j", 1, 1, 1, roles=jobs, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, jobs, completes="trainer")
         end(c, c.job("j"), "trainer", 2)
         await asyncio.sleep(2)
         done, other = trainers(c)[:2]
@@ -226,8 +216,7 @@ def test_who_had_ended_well_is_started_again_with_the_others() -> None:
 
 def test_where_a_pod_is_over_the_gang_is_formed_anew() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=TRAINERS, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, TRAINERS, completes="trainer")
         done = next(m for m in trainers(c) if not m.ranks_of("server"))
         other = next(m for m in trainers(c) if m is not done)
         for local in range(done.workers):
@@ -251,8 +240,7 @@ def places(c: SimCluster) -> list[str]:
 
 def test_a_role_is_scaled_alone_by_a_planned_stop() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, completes="trainer")
         for size in (3, 1):
             assert await c.scale("j", "scale", role="trainer", target=size)
             wanted = ["server.0", "server.1", *(f"trainer.{i}" for i in range(size))]
@@ -269,8 +257,7 @@ def test_a_role_is_scaled_alone_by_a_planned_stop() -> None:
 
 def test_a_role_that_has_no_room_is_rolled_back_while_the_gang_goes_on() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, completes="trainer")
         assert await c.scale("j", "scale", role="trainer", target=3, timeout=5.0)
         assert not await c.scale("j", "scale", role="server", target=1), "one scale-out at a time"
         await c.until(lambda: (s := c.job("j").control.scale) is not None and s.state != "pending", 30, "rolled back")
@@ -287,8 +274,7 @@ def test_all_roles_that_were_scaled_while_it_was_paused_are_scaled_back() -> Non
     """As the schedules do, that would otherwise wait for room that there never is."""
 
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, completes="trainer")
         await c.operate("j", desired="pause")
         await c.until(lambda: c.job("j").phase == "paused", 30, "paused")
         assert await c.scale("j", "scale", role="trainer", target=3)
@@ -304,8 +290,7 @@ def test_all_roles_that_were_scaled_while_it_was_paused_are_scaled_back() -> Non
 
 def test_a_worker_that_fails_during_a_scale_out_costs_no_place() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, completes="trainer")
         assert await c.scale("j", "scale", role="trainer", target=3, timeout=60.0)
         node = next(iter(c.job("j").head.members.values()))  # type: ignore[union-attr]
         c.nodes[node.node].machine.worker_ends("uid-j", 0, signal=9)
@@ -317,8 +302,7 @@ def test_a_worker_that_fails_during_a_scale_out_costs_no_place() -> None:
 
 def test_too_few_nodes_hold_it_whole() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
-        await c.until(lambda: c.whole("j"), 30, "whole")
+        await start_whole(c, completes="trainer")
         await c.nodes["n2"].power_cut()
         await c.until(lambda: c.job("j").phase == "holding" and not c.checker.running("uid-j"), 30, "it holds, whole")
         await asyncio.sleep(30)

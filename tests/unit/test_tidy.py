@@ -197,7 +197,7 @@ ABOUT_SEVERAL = {
     "api/test_metrics": "the page of agent/metrics.py and agent/gauges.py, as the API serves it",
     "ctl/test_golden": "what several commands print, letter by letter",
     "hardware/judging/test_arbitrary": "rules on events and readings alike, and probes",
-    "local/test_parts": "layout, config, registry and power together",
+    "local/test_parts": "layout, registry, session and the tether together",
     "model/test_records": "what all records have in common",
     "plan/test_constrained": "jobs that choose nodes, through all of plan/",
     "plan/test_folders": "one checkpoint folder, from membership to pod",

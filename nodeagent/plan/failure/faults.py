@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from nodeagent.model.backoff import backoff
-from nodeagent.model.job import Ends, JobRecord, Outcome, Spend
+from nodeagent.model.job import BudgetEntry, Ends, JobRecord, Outcome
 from nodeagent.model.jobspec import ActionName
 from nodeagent.model.timing import millis
 from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport, WorkerExit
@@ -98,7 +98,7 @@ class Fault:
     """One fault of a generation, complete: what it was, what it costs, and how the job would end by it."""
 
     cause: Cause
-    spend: Spend
+    spend: BudgetEntry
     outcome: Outcome
     fail: str = ""
     """Not empty: the job ends for this reason (a policy, an error right after the first start, the budget)."""
@@ -200,7 +200,7 @@ def judged_cause(job: JobRecord) -> Cause | None:
     return Cause(kind=kind, text=entry.text, node=entry.node, rank=entry.rank)
 
 
-def _again(cluster: Cluster, job: JobRecord, entry: Spend, awaits: tuple[str, ...]) -> Fault:
+def _again(cluster: Cluster, job: JobRecord, entry: BudgetEntry, awaits: tuple[str, ...]) -> Fault:
     """The fault as all later reports make it."""
     number = job.last_number
     case = _Case(cluster, job, number, entry.at, entry.wall, awaits)
@@ -222,7 +222,7 @@ def without(job: JobRecord, number: int) -> JobRecord:
     return job.model_copy(update={"budget": job.budget | {str(number): kept}})
 
 
-def _kind(entry: Spend) -> CauseKind:
+def _kind(entry: BudgetEntry) -> CauseKind:
     """Of an entry that counts, whose kind the model knows as text only."""
     return next(kind for kind in COUNTS if kind == entry.kind)
 
@@ -398,7 +398,7 @@ def _fault(
     """``roles``: whose places it concerns, and whose own policies are asked. ``answered``: by the policies, if they
     have been asked already."""
     answered = _answered(case, cause, code, roles) if answered is None else answered
-    spend = Spend(
+    spend = BudgetEntry(
         at=case.at,
         wall=case.wall,
         kind=cause.kind,

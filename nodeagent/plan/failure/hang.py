@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.pod import RankFacts
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
@@ -215,7 +215,7 @@ def in_a_row(job: JobRecord) -> int:
     return count
 
 
-def _hangs_before(job: JobRecord) -> Iterable[Spend]:
+def _hangs_before(job: JobRecord) -> Iterable[BudgetEntry]:
     """Newest first, up to a fault of another kind; what cost nothing (joins, lost nodes) does not part them."""
     for _, spend in sorted(job.budget.items(), key=lambda item: -int(item[0])):
         if spend.kind == "hang":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from nodeagent.model.job import Ends, JobRecord, Outcome, Spend
+from nodeagent.model.job import BudgetEntry, Ends, JobRecord, Outcome
 from nodeagent.model.jobspec import ActionName, EventName, JobSpec, Policy
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.nodes.members import holding_nodes
@@ -66,7 +66,7 @@ def ending(
     ends: Ends,
     outcome: Outcome,
     gone: tuple[str, ...],
-    spend: Spend | None = None,
+    spend: BudgetEntry | None = None,
     *,
     in_order: bool = True,
 ) -> Decision:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import MOST_NODES, Role
 from nodeagent.model.node import NodeFacts
 from nodeagent.model.timing import millis
@@ -104,7 +104,7 @@ def propose_or_hold(
     job: JobRecord,
     cause: Cause,
     gone: tuple[str, ...],
-    spend: Spend | None,
+    spend: BudgetEntry | None,
     planned: bool,
     without: Collection[str] = (),
     grace: float | None = None,
@@ -121,7 +121,7 @@ def propose(
     job: JobRecord,
     cause: Cause,
     gone: tuple[str, ...],
-    spend: Spend | None,
+    spend: BudgetEntry | None,
     placement: Placement,
     planned: bool,
     grace: float | None = None,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from nodeagent.model.job import JobRecord, Outcome, Scale, ScaleState, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord, Outcome, Scale, ScaleState
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Head
@@ -26,7 +26,7 @@ from nodeagent.plan.nodes.health import Sick, drained, remarkable, sick_members
 from nodeagent.plan.nodes.members import gone_nodes
 from nodeagent.plan.placing.placement import Placement
 from nodeagent.plan.queueing.elastic import borrowed, nodes_wanted, stopped_with, transfers
-from nodeagent.plan.steps import Decision, End, Judge, Settle
+from nodeagent.plan.steps import Decision, End, JudgeFault, Settle
 
 
 def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
@@ -167,7 +167,7 @@ def judge_before(cluster: Cluster, job: JobRecord, wall: float) -> Decision | No
     if found is None:
         return None
     spend = found.spend.model_copy(update={"fails": found.fail, "ends": found.ends})
-    return Decision(Judge(job.last_number, spend), (f"generation {job.last_number} was ended by: {spend.text}",))
+    return Decision(JudgeFault(job.last_number, spend), (f"generation {job.last_number} was ended by: {spend.text}",))
 
 
 def judge_ended(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
@@ -179,7 +179,7 @@ def judge_ended(cluster: Cluster, job: JobRecord, wall: float) -> Decision | Non
     if found is None or found.spend.counts:
         return None
     why = f"generation {job.last_number} was ended by: {found.spend.text}"
-    return Decision(Judge(job.last_number, found.spend), (why,))
+    return Decision(JudgeFault(job.last_number, found.spend), (why,))
 
 
 def _ended_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -> Decision | None:
@@ -430,10 +430,10 @@ def _propose_or_stay(
     return propose(cluster, job, cause, (), _note(cluster, job, cause, wall), placement, planned=True, grace=grace)
 
 
-def _note(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Spend:
+def _note(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> BudgetEntry:
     """A line in the job's history, at no cost: what ended the generation before."""
     text, node = cause.text, cause.node
-    return Spend(
+    return BudgetEntry(
         at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text,
         room_for=cause.room_for, alone=faults.alone_times(job.head),
     )  # fmt: skip

@@ -1,11 +1,17 @@
-"""When jobs leave their nodes at the latest, and when a node has room for another job then. Of their time limits; a job
-without one leaves at no known time. ``reservations.py`` decides what is kept for whom by that.
+"""Which nodes jobs leave for another job, and when.
+
+What jobs with ``nodes: auto`` have borrowed comes back for a job of any queue, whatever parts the queues have by
+weight: the parts say only which queue gives first. But no queue falls below what it is guaranteed by that, and one that
+is not ``reclaimable`` gives nothing to others. All other nodes a job leaves at the end of its time limit at the latest;
+a job without one leaves at no known time. ``transfers.py`` decides who needs nodes and how many come back,
+``reservations.py`` what is kept for whom until nodes come free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
@@ -15,13 +21,100 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.failure.timeouts import ends_at
+from nodeagent.plan.fairshare.queues import shared
+from nodeagent.plan.fairshare.reclaim import Reclaim
+from nodeagent.plan.fairshare.resources import of_devices
 from nodeagent.plan.nodes.devices import Booking, booked
 from nodeagent.plan.nodes.health import takes_work
-from nodeagent.plan.queueing.borrowed import NO_NODES, lent, withheld
+from nodeagent.plan.nodes.members import survivors
+from nodeagent.plan.queueing.queue import line_key
 from nodeagent.plan.queueing.room import fits, kind_of, shape_of
 
 UNKNOWN = 1 << 62
 """The served time at which a job without a time limit leaves its nodes."""
+NO_NODES: frozenset[str] = frozenset()
+
+Pick = Callable[[JobRecord, Collection[str]], str | None]
+"""The node that a job gives back next, if it has one; not one of these, which were chosen already."""
+
+
+def lent(cluster: Cluster, job: JobRecord) -> Sequence[str]:
+    """Nodes that a job has on top of its target, the newest first: they are given back within a grace, at no cost. Only
+    of a gang that runs: another forms first."""
+    head, nodes = job.head, job.spec.role.nodes
+    if not nodes.auto or job.spec.segments or head is None or head.state != "active" or job.control.desired != "run":
+        return ()
+    return [m.node for m in survivors(cluster, job)][: job.control.target - 1 : -1]
+
+
+def back_in_turn(
+    cluster: Cluster, plan: Reclaim, to: str, donors: Iterable[tuple[JobRecord, int]], pick: Pick
+) -> Iterator[tuple[JobRecord, str]]:
+    """Jobs and their borrowed nodes, in the order in which these come back for a job of the queue ``to``: one after the
+    other of the queue that is most above its part then, and of its jobs of the one that has most on top of its target.
+    ``donors``: with how many these are; of equal ones the first goes first. ``plan``: what queues use; of what is
+    found here each time so much less."""
+    plan, groups, jobs = Reclaim(cluster, plan), dict[str, list[tuple[int, int]]](), list[JobRecord]()
+    weighted = shared(cluster)
+    for i, (donor, count) in enumerate(donors):
+        jobs.append(donor)
+        groups.setdefault(donor.spec.queue if weighted else "", []).append((-count, i))
+
+    def first_of(name: str) -> tuple[float, int, int, str]:
+        count, i = groups[name][0]
+        return -plan.over(jobs[i]) if weighted else 0.0, count, i, name
+
+    for group in groups.values():
+        heapify(group)
+    queues = [first_of(name) for name in groups]
+    heapify(queues)
+    chosen: set[str] = set()
+    while queues:
+        _, count, i, name = heappop(queues)
+        donor = jobs[heappop(groups[name])[1]]
+        node = pick(donor, chosen)
+        if node is not None and donor.head is not None:
+            use = of_devices(donor.head.members[node].devices)
+            if plan.may_return(donor, use, to):
+                yield donor, node
+                plan.release(donor, use)
+                chosen.add(node)
+                heappush(groups[name], (count + 1, i))
+        if groups[name]:
+            heappush(queues, first_of(name))
+
+
+def withheld(cluster: Cluster, queue: str) -> Mapping[str, frozenset[str]]:
+    """Job (uid) to those of the nodes that it has borrowed which do not come back for a job of this queue: its own
+    queue is not ``reclaimable``, or is guaranteed as much. Empty if there are none."""
+    out = _lent_by_all(cluster)
+    if not out:
+        return {}
+
+    def newest(donor: JobRecord, chosen: Collection[str]) -> str | None:
+        return next((node for node in out[donor.uid] if node not in chosen), None)
+
+    def look(_before: object) -> dict[str, frozenset[str]]:
+        donors = [(cluster.jobs[uid], len(nodes)) for uid, nodes in out.items()]
+        back: dict[str, set[str]] = {}
+        for donor, node in back_in_turn(cluster, Reclaim(cluster), queue, donors, newest):
+            back.setdefault(donor.uid, set()).add(node)
+        stay = {uid: frozenset(nodes).difference(back.get(uid, ())) for uid, nodes in out.items()}
+        return {uid: nodes for uid, nodes in stay.items() if nodes}
+
+    return cluster.once(f"withheld:{queue}", look, cluster.refused)
+
+
+def _lent_by_all(cluster: Cluster) -> Mapping[str, Sequence[str]]:
+    """Job (uid) to what it has borrowed, in the order of the line; nothing where all of it comes back for anybody."""
+
+    def look(_before: object) -> dict[str, Sequence[str]]:
+        if not any(one.guarantee.stated or not one.reclaimable for one in cluster.queues.by_name.values()):
+            return {}
+        jobs = sorted((job for job in cluster.jobs.values() if job.uid not in cluster.refused), key=line_key)
+        return {job.uid: nodes for job in jobs if (nodes := lent(cluster, job))}
+
+    return cluster.once("lent", look, cluster.refused)
 
 
 def working_nodes(cluster: Cluster) -> Sequence[str]:

@@ -1,7 +1,7 @@
 """How many nodes a job has: its target; and, with ``nodes: auto``, idle nodes on top of it. They are borrowed: a job
 that is entitled to them and needs them gets them back. Worked out once for each view and for all jobs together
-(``ledger.py``), so that all agents agree. In words, for ``describe``: which jobs make room for one that waits, or why
-none does, by the rules of ``fairshare/reclaim.py``.
+(``transfers.py``), so that all agents agree. In words, for ``describe``: which jobs make room for one that waits, or
+why none does, by the rules of ``fairshare/reclaim.py``.
 """
 
 from __future__ import annotations

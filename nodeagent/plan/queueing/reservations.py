@@ -29,8 +29,7 @@ from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import lay
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather, most
-from nodeagent.plan.queueing.borrowed import NO_NODES
-from nodeagent.plan.queueing.departures import UNKNOWN, departures, free_at, freed_at, working_nodes
+from nodeagent.plan.queueing.departures import NO_NODES, UNKNOWN, departures, free_at, freed_at, working_nodes
 from nodeagent.plan.queueing.queue import (
     GIVE_WAY,
     NEXT,

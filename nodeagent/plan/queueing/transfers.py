@@ -26,7 +26,7 @@ from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import arranged, lay
 from nodeagent.plan.placing.places import Layout
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather
-from nodeagent.plan.queueing.borrowed import NO_NODES, back_in_turn, lent
+from nodeagent.plan.queueing.departures import NO_NODES, back_in_turn, lent
 from nodeagent.plan.queueing.nodebooks import NodeBooks
 from nodeagent.plan.queueing.reservations import KeptNodes, Reservation, reserved
 

@@ -7,9 +7,9 @@ local function check_open(job)
   end
 end
 
--- expect: {number, id} or nil
-local function check_expected(job, expect, state, control_rev)
-  local same
+-- The head (A.expect: {number, id} or nil) and the control are still those of the record that the agent decided by.
+local function check_expected(job)
+  local expect, state, same = A.expect, A.expect_state, nil
   if expect then
     same = job.head_id == expect.id and job.head_number == int(expect.number) and job.head_state == state
   else
@@ -21,10 +21,14 @@ local function check_expected(job, expect, state, control_rev)
     return refuse('stale', 'the head of job ' .. job.name .. ' is ' .. is .. ' by now, not ' .. seen .. ': read it again')
   end
   local rev = int(cjson.decode(job.control).rev)
-  if rev ~= int(control_rev) then
+  if rev ~= int(A.control_rev) then
     return refuse('stale', 'the control of job ' .. job.name .. ' has revision ' .. rev .. ' by now, not '
-      .. int(control_rev))
+      .. int(A.control_rev))
   end
+end
+
+local function check_decision(job)
+  return check_open(job) or check_expected(job)
 end
 
 -- All workers of this member must succeed, or only those of the role that completes the job, if it has any there.
@@ -203,6 +207,21 @@ local function spend(job, entry)
   for i = 1, surplus - #notes do
     job['spend:' .. int(counted[i])] = nil
   end
+end
+
+-- What a proposal and an ending do to the generation before: declare its lost nodes, count what its fault cost, keep its
+-- budget entry and its reports. idle: the job has no active generation from now on. Returns the nodes that the head named
+-- (set), and those that may still run its workers (node to text).
+local function leave_generation(job, idle)
+  declare_lost(job, A.lost, A.by)
+  count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
+  if idle then
+    count_idle(job)
+  end
+  local before, holders = named(job), next_holders(job, A.lost)
+  spend(job, A.spend)
+  close_head(job, A.spend)
+  return before, holders
 end
 
 -- Stores a report under its order of arrival ("seq state body"); true if it is the node's first fault.

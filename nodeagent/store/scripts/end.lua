@@ -33,7 +33,7 @@ if same_head and (job.phase == A.phase or (A.phase == 'pausing' and job.phase ==
   return job_reply(job) -- this ending was done before
 end
 
-local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.control_rev)
+local no = check_decision(job)
 if no then
   return no
 end
@@ -56,16 +56,8 @@ if no then
   return no
 end
 
-declare_lost(job, A.lost, A.by)
-count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
-if job.head_id then
-  count_idle(job)
-end
-local before, old_phase, old_reason = named(job), job.phase, job.reason
-local holders = next_holders(job, A.lost)
-local ends = job.head_id and job.head_state ~= 'ended'
-spend(job, A.spend)
-close_head(job, A.spend)
+local before, holders = leave_generation(job, job.head_id)
+local ends, old_phase, old_reason = job.head_id and job.head_state ~= 'ended', job.phase, job.reason
 if job.head_id then
   put_entries(job, 'holder', holders)
 end

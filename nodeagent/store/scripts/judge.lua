@@ -8,7 +8,7 @@ if job[key] == A.spend then
   return job_reply(job)
 end
 -- Of a job that has ended only what costs nothing is put right: a lost node was the cause.
-local no = (cjson.decode(A.spend).counts and check_open(job)) or check_expected(job, A.expect, A.expect_state, A.control_rev)
+local no = (cjson.decode(A.spend).counts and check_open(job)) or check_expected(job)
 if no then
   return no
 end

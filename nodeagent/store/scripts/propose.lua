@@ -28,7 +28,7 @@ end
 if job.head_id == A.id then
   return job_reply(job)
 end
-local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.control_rev)
+local no = check_decision(job)
 if no then
   return no
 end
@@ -68,13 +68,7 @@ for _, id in ipairs(order) do
   end
 end
 
-declare_lost(job, A.lost, A.by)
-count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
-count_idle(job)
-local before = named(job)
-local holders = next_holders(job, A.lost)
-spend(job, A.spend)
-close_head(job, A.spend)
+local before, holders = leave_generation(job, true)
 put_entries(job, 'member', A.members)
 put_entries(job, 'holder', holders)
 begin_acks(job)

@@ -6,7 +6,7 @@ end
 if job.control == A.control then
   return job_reply(job)
 end
-local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.control_rev)
+local no = check_decision(job)
 if no then
   return no
 end

@@ -15,8 +15,8 @@ from tests.unit.plan.build import make_head, make_holder, make_job, make_node
 MY = "n1"
 
 
-def counter() -> Counter:
-    return Counter("seconds", "x", ["device", "queue", "user", "class"], registry=CollectorRegistry())
+def device_time() -> DeviceTime:
+    return DeviceTime(CollectorRegistry())
 
 
 def counted(of: Counter) -> dict[tuple[str, str], float]:
@@ -39,50 +39,46 @@ def job(**more: object) -> JobRecord:
 
 
 def test_only_this_nodes_devices_from_one_look_to_the_next() -> None:
-    seconds = counter()
-    time, view = DeviceTime(seconds, counter(), counter()), cluster(job())
+    time, view = device_time(), cluster(job())
     time.look(view, MY)
-    assert counted(seconds) == {}, "nobody knows since when"
+    assert counted(time.seconds) == {}, "nobody knows since when"
     time.look(replace(view, served=3500), MY)
     assert view.jobs["u-a"].head is not None
     devices = len(view.jobs["u-a"].head.members[MY].devices)
     user = view.jobs["u-a"].spec.submitter.user
-    assert counted(seconds) == {("slot", user): 2.5 * devices}
+    assert counted(time.seconds) == {("slot", user): 2.5 * devices}
     time.look(replace(view, served=3000), MY)
     time.look(replace(view, served=3500), MY)
-    assert counted(seconds) == {("slot", user): 2.5 * devices}, "an older view counts nothing twice"
+    assert counted(time.seconds) == {("slot", user): 2.5 * devices}, "an older view counts nothing twice"
     time.look(cluster(served=4500), MY)
     time.look(cluster(served=9000), MY)
-    assert counted(seconds) == {("slot", user): 3.5 * devices}, "what it held at the look before"
+    assert counted(time.seconds) == {("slot", user): 3.5 * devices}, "what it held at the look before"
 
 
 def test_a_device_that_is_held_twice_counts_once() -> None:
-    seconds = counter()
     head = make_head(["n1"], state="forming")
     held = make_holder("n1", head.members["n1"].life, head.members["n1"].devices)
     view = cluster(job(head=head.model_copy(update={"holders": {"n1": held}})))
-    time = DeviceTime(seconds, counter(), counter())
+    time = device_time()
     time.look(view, MY)
     time.look(replace(view, served=2000), MY)
-    assert list(counted(seconds).values()) == [len(head.members["n1"].devices)]
+    assert list(counted(time.seconds).values()) == [len(head.members["n1"].devices)]
 
 
 def test_users_without_a_bound_are_others() -> None:
-    seconds = counter()
-    time, served = DeviceTime(seconds, counter(), counter()), 0
+    time, served = device_time(), 0
     for number in range(MAX_SERIES + 20):
         spec = make_job().spec
         spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update={"user": f"u{number}"})})
         served += 1000
         time.look(cluster(job(spec=spec), served=served), MY)
-    found = counted(seconds)
+    found = counted(time.seconds)
     assert len(found) == MAX_SERIES + 1
     assert found["slot", "others"] == 19 * found["slot", "u0"]
 
 
 def test_each_node_bears_its_part_of_what_a_fault_cost_and_of_the_overhead() -> None:
-    seconds, lost, overhead = counter(), counter(), counter()
-    time, one = DeviceTime(seconds, lost, overhead), job()
+    time, one = device_time(), job()
     assert one.head is not None
     mine = len(one.head.members[MY].devices)
     before = job(used={"20000": UsedTime(slot_ms=90_000, lost_slot_ms=10_000)})
@@ -90,14 +86,14 @@ def test_each_node_bears_its_part_of_what_a_fault_cost_and_of_the_overhead() -> 
     user = one.spec.submitter.user
     time.look(cluster(before), MY)
     time.look(cluster(after, served=3000), MY)
-    assert counted(lost) == {("slot", user): 3.0}, "half of the devices are here"
-    assert counted(overhead) == {("slot", user): 1.0}
+    assert counted(time.lost) == {("slot", user): 3.0}, "half of the devices are here"
+    assert counted(time.overhead) == {("slot", user): 1.0}
     standing = after.model_copy(update={"held": Held(at=3000, slots=2 * mine, stands=3000)})
     time.look(cluster(standing, served=3000), MY)
     time.look(cluster(standing, served=5000), MY)
-    assert counted(lost) == {("slot", user): 3.0 + 2.0 * mine}, "all of what stands still is lost"
+    assert counted(time.lost) == {("slot", user): 3.0 + 2.0 * mine}, "all of what stands still is lost"
     time.look(cluster(served=6000), MY)
-    assert counted(lost) == {("slot", user): 3.0 + 2.0 * mine}, "of a job that is gone nothing more is known"
+    assert counted(time.lost) == {("slot", user): 3.0 + 2.0 * mine}, "of a job that is gone nothing more is known"
 
 
 def test_time_is_counted_by_class_of_node() -> None:
@@ -106,23 +102,25 @@ def test_time_is_counted_by_class_of_node() -> None:
     spot = mine.model_copy(update={"facts": mine.facts.model_copy(update={"spot": True})})
     view = replace(view, nodes={**view.nodes, MY: spot})
     for node, class_ in ((MY, "spot"), ("n2", "regular")):
-        seconds, lost, overhead = counter(), counter(), counter()
-        time = DeviceTime(seconds, lost, overhead)
+        time = device_time()
         time.look(view, node)
         time.look(replace(view, served=2000), node)
         samples = [
-            s for of in (seconds, lost, overhead) for m in of.collect() for s in m.samples if s.name.endswith("_total")
+            s
+            for of in (time.seconds, time.lost, time.overhead)
+            for m in of.collect()
+            for s in m.samples
+            if s.name.endswith("_total")
         ]
         assert [s.labels["class"] for s in samples] == [class_] * 3
 
 
 def test_looks_in_quick_succession_count_the_same_time() -> None:
     """And cost nothing: what is held is worked out anew only when something has changed, or a second later."""
-    often, seldom = counter(), counter()
-    for seconds, step in ((often, 100), (seldom, 2500)):
-        time, view = DeviceTime(seconds, counter(), counter()), cluster(job())
+    often, seldom, view = device_time(), device_time(), cluster(job())
+    for time, step in ((often, 100), (seldom, 2500)):
         for served in range(1000, 6001, step):
             time.look(replace(view, served=served), MY)
         time.look(cluster(served=6400), MY)
-    assert {k: round(v, 6) for k, v in counted(often).items()} == counted(seldom)
-    assert list(counted(seldom).values()) == [5.4 * len(make_head(["n1", "n2"]).members[MY].devices)]
+    assert {k: round(v, 6) for k, v in counted(often.seconds).items()} == counted(seldom.seconds)
+    assert list(counted(seldom.seconds).values()) == [5.4 * len(make_head(["n1", "n2"]).members[MY].devices)]

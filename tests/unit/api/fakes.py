@@ -17,7 +17,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.savedview import Acknowledged
 from nodeagent.agent.view import AgentHealth
 from nodeagent.api.server import ApiServer
-from nodeagent.model.job import TERMINAL, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import TERMINAL, BudgetEntry, JobRecord, Outcome, Phase
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
@@ -242,7 +242,9 @@ class FakeView:
         able = [n for n in self.names if self._cluster.live(n) and self._cluster.nodes[n].cordon is None]
         return sorted(able, key=lambda n: n in job.control.leaving)
 
-    async def form(self, job: JobRecord, count: int, cause: Cause | None = None, spend: Spend | None = None) -> None:
+    async def form(
+        self, job: JobRecord, count: int, cause: Cause | None = None, spend: BudgetEntry | None = None
+    ) -> None:
         """A new generation on the first ``count`` nodes, active at once. Of a job of several roles each node has
         a place with one worker of the first and of the second."""
         chosen = self._free(job)[:count]

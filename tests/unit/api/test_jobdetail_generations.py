@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.api.jobdetail import generations
-from nodeagent.model.job import JobEvent, Spend
+from nodeagent.model.job import BudgetEntry, JobEvent
 from nodeagent.model.world import Cause, Head, Member, Token
 from tests.unit.api.test_intents import job
 
@@ -16,7 +16,7 @@ HEAD = Head(
     number=2, id="g2", state="active", since=0, cause=Cause(kind="worker_failed", text="rank 1 on n1 failed first"),
     members={"n1": Member(node="n1", life="l", group_rank=0, first_rank=0, workers=1, devices=("cpu0",))},
 )  # fmt: skip
-SPEND = Spend(at=5, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=1, exit=7, text="rank 1 failed")
+SPEND = BudgetEntry(at=5, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=1, exit=7, text="rank 1 failed")
 RECORD = job().model_copy(update={"head": HEAD, "budget": {"1": SPEND}, "active": Token(number=2, id="g2")})
 
 

@@ -22,7 +22,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.hardware.monitor import OwnWork
 from nodeagent.hardware.readings import DeviceEvent
-from nodeagent.model.job import Phase, Spend
+from nodeagent.model.job import BudgetEntry, Phase
 from nodeagent.model.node import Gpu
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
 from nodeagent.model.queue import Queue, Queues
@@ -56,7 +56,7 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     await view.form(view.job("digits"), 2)
     await view.refresh()
     served = view.cluster().served
-    fault = Spend(at=served, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=0)
+    fault = BudgetEntry(at=served, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=0)
     await view.form(view.job("digits"), 2, Cause(kind="worker_failed", text="exit code 1", node="n1"), fault)
     await view.refresh()
     token = view.job("digits").active

@@ -22,7 +22,7 @@ from nodeagent.api.errors import error_middleware
 from nodeagent.api.loopback import End, end_owner, guest_middleware
 from nodeagent.api.server import ApiServer
 from nodeagent.api.status import MAX_ENDED, PATH, SETTLED, Stories, shown
-from nodeagent.model.job import JobEvent, Spend
+from nodeagent.model.job import BudgetEntry, JobEvent
 from nodeagent.model.world import Cause
 from tests.unit.api.fakes import FakeView, FlakyStore, spec, spec_of_roles
 
@@ -47,8 +47,10 @@ async def running(folder: Path) -> FakeView:
     await view.refresh()
     await view.form(view.job("digits"), 2)
     await view.refresh()
-    fault = Spend(at=view.cluster().served, wall=time.time(), kind="worker_failed", counts=True, node="n1", rank=0,
-                  text="rank 0 on n1 failed first", error="Traceback: s3cret")  # fmt: skip
+    fault = BudgetEntry(
+        at=view.cluster().served, wall=time.time(), kind="worker_failed", counts=True, node="n1", rank=0,
+        text="rank 0 on n1 failed first", error="Traceback: s3cret",
+    )  # fmt: skip
     await view.form(view.job("digits"), 2, Cause(kind="worker_failed", text="rank 0 on n1 failed first"), fault)
     await view.refresh()
     return view

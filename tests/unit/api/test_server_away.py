@@ -13,8 +13,8 @@ import pytest
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentHealth
+from nodeagent.api.serializers import lent_json, pods_json
 from nodeagent.api.server import ApiServer
-from nodeagent.api.shapes import lent_json, pods_json
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.model.pod import Stall
 from nodeagent.model.world import PodReport

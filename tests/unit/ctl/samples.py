@@ -7,10 +7,10 @@ from typing import Any
 
 from nodeagent.api.jobdetail import alone_json, generations, policies_due, start_json, way_out
 from nodeagent.api.queues import queue_json
-from nodeagent.api.shapes import job_json, node_json
+from nodeagent.api.serializers import job_json, node_json
 from nodeagent.model.constraints import Constraints
 from nodeagent.model.health import Action, Claim, RepairState, Severity, Verdict
-from nodeagent.model.job import Control, JobEvent, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import BudgetEntry, Control, JobEvent, JobRecord, Outcome, Phase
 from nodeagent.model.jobspec import After, Array, Nodes, Role, Together
 from nodeagent.model.node import Cordon, Gpu, HttpsAddress, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
@@ -26,7 +26,7 @@ from tests.unit.plan.build import make_holder
 
 NOW = 10_000.0
 ERROR = 'Traceback (most recent call last):\n  File "train.py", line 41, in step\nValueError: loss is nan'
-SPEND = Spend(
+SPEND = BudgetEntry(
     at=9_000, wall=9_000.0, kind="worker_failed", counts=True, node="n2", rank=3, exit=1, error=ERROR,
     text="rank 3 on n2 failed first: exit code 1 (ranks 0, 1, 2 ended after it)",
 )  # fmt: skip
@@ -245,7 +245,7 @@ USAGE: list[dict[str, Any]] = [
 
 def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None = None) -> dict[str, Any]:
     from nodeagent.api.accounting import job_use
-    from nodeagent.api.shapes import budget_json
+    from nodeagent.api.serializers import budget_json
 
     shown = shown or cluster(record)
     return listed(record) | {

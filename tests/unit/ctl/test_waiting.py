@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.api.jobdetail import start_json, way_out
-from nodeagent.api.shapes import job_json
+from nodeagent.api.serializers import job_json
 from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer, job_lines
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import After, Policy

@@ -12,9 +12,8 @@ import yaml
 
 from nodeagent.hardware import discovery
 from nodeagent.hardware.discovery import installed_gpus
-from nodeagent.local.config import FIRST_PORT, PORTS_EACH, choose_ports, node_names, write_config
 from nodeagent.local.layout import HOME_VARIABLE, LONGEST_BASE, LocalError, LocalFolders
-from nodeagent.local.registry import LocalCluster
+from nodeagent.local.registry import FIRST_PORT, PORTS_EACH, LocalCluster, choose_ports, node_names, write_config
 from nodeagent.local.session import shares
 from nodeagent.osutil.tether import tethered
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash

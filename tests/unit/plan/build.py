@@ -8,7 +8,7 @@ from hypothesis import settings
 
 from nodeagent.model.constraints import Constraints
 from nodeagent.model.health import Severity, Verdict
-from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
+from nodeagent.model.job import BudgetEntry, Control, Desired, JobRecord, Phase, Scale
 from nodeagent.model.jobspec import After, Array, JobSpec, Nodes, Policy, RestartLimits, Role, Submitter, Together
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Notice, Readiness
 from nodeagent.model.timing import Timing
@@ -236,7 +236,7 @@ def make_job(
     restart: int = 0,
     delete: bool = False,
     active: int | None = None,
-    budget: Mapping[str, Spend] | None = None,
+    budget: Mapping[str, BudgetEntry] | None = None,
     last_reports: Mapping[str, PodReport] | None = None,
     restarts: int = 1,
     since: int = 0,
@@ -309,5 +309,5 @@ SUCCEEDED = PodReport(state="succeeded", exits=(make_exit(code=0),))
 VICTIM = "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 
 
-def spend(kind: str, *, counts: bool = True, at: int = NOW, exit_code: int | None = 1) -> Spend:
-    return Spend(at=at, wall=0.0, kind=kind, counts=counts, text=f"it was {kind}", exit=exit_code)
+def spend(kind: str, *, counts: bool = True, at: int = NOW, exit_code: int | None = 1) -> BudgetEntry:
+    return BudgetEntry(at=at, wall=0.0, kind=kind, counts=counts, text=f"it was {kind}", exit=exit_code)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nodeagent.model.job import Spend
+from nodeagent.model.job import BudgetEntry
 from nodeagent.model.jobspec import Array
 from nodeagent.model.node import NodeFacts, Readiness
 from nodeagent.model.usage import Held, UsageDay, UsageRow, UsedTime
@@ -74,7 +74,7 @@ def test_a_job_is_written_as_it_was_read() -> None:
     )
     more: dict[str, object] = {
         "active": Token(number=2, id="g2"),
-        "budget": {"2": Spend(at=1, wall=2.5, kind="reform", counts=False, rank=None)},
+        "budget": {"2": BudgetEntry(at=1, wall=2.5, kind="reform", counts=False, rank=None)},
         "last_reports": {"n2": PodReport(state="succeeded")},
         "started": 1.25,
         "held": Held(at=5, gpus=2, stands=3),

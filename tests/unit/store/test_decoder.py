@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nodeagent.model.job import Checkpoint, JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, Checkpoint, JobRecord
 from nodeagent.model.world import Head, PodReport, Token
 from nodeagent.store.codec import decode_job, encode_job
 from nodeagent.store.decoder import Base, Decoder
@@ -45,7 +45,7 @@ def changed(rng: random.Random, job: JobRecord) -> JobRecord:
             {"keepers": {node: life(node)}},
         ]
         head = head.model_copy(update=rng.choice(more))
-    spent = {str(rng.randint(0, 4)): Spend(at=1, wall=2.5, kind="reform", counts=False)}
+    spent = {str(rng.randint(0, 4)): BudgetEntry(at=1, wall=2.5, kind="reform", counts=False)}
     update: list[dict[str, object]] = [
         {},
         {"budget": job.budget | spent},

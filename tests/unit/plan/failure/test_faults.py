@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Cause, PodReport, WorkerExit
@@ -294,7 +294,7 @@ def test_a_node_that_has_not_answered_since_was_the_cause(kind: str) -> None:
 def test_the_cause_that_is_shown_is_the_one_that_was_judged() -> None:
     first = Cause(kind="collective", text="rank 2 lost its peers", node="n2", rank=2)
     head = make_head(["n1", "n2"], number=2).model_copy(update={"cause": first})
-    entry = Spend(at=NOW, wall=WALL, kind="pod_failed", counts=True, node="n1", text="the shim ended")
+    entry = BudgetEntry(at=NOW, wall=WALL, kind="pod_failed", counts=True, node="n1", text="the shim ended")
     job = make_job("running", head, last_number=1)
     assert judged_cause(job) == first
     judged = judged_cause(job.model_copy(update={"budget": {"1": entry}}))

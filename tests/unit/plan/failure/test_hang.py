@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import Hang, Policy, RestartLimits
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall, WorkerState
@@ -214,8 +214,8 @@ def take(job: JobRecord) -> Decision:
     return decide(make_cluster(["n1", "n2"], job), job, WALL)
 
 
-def entry(step: int | None = 41, *, progressed: bool = False, kind: str = "hang", counts: bool = True) -> Spend:
-    return Spend(at=NOW, wall=0.0, kind=kind, counts=counts, step=step, progressed=progressed)
+def entry(step: int | None = 41, *, progressed: bool = False, kind: str = "hang", counts: bool = True) -> BudgetEntry:
+    return BudgetEntry(at=NOW, wall=0.0, kind=kind, counts=counts, step=step, progressed=progressed)
 
 
 def test_the_gang_is_restarted_and_the_node_blamed() -> None:
@@ -276,7 +276,7 @@ def test_what_ends_the_job_does_so_once_everybody_has_answered() -> None:
     ],
     ids=["four in a row", "three", "progress between", "a join between", "a failure between", "got further", "back"],
 )
-def test_three_restarts_in_a_row_without_progress(before: Mapping[str, Spend], fails: bool) -> None:
+def test_three_restarts_in_a_row_without_progress(before: Mapping[str, BudgetEntry], fails: bool) -> None:
     step = take(hanging(budget=before)).step
     final = isinstance(step, End) and step.spend is not None and bool(step.spend.fails)
     assert final is fails

@@ -8,7 +8,7 @@ from nodeagent.model.job import JobRecord, Phase
 from nodeagent.model.jobspec import ActionName, Nodes, Policy
 from nodeagent.model.world import Place, PodReport
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.steps import Decision, End, Judge, Propose
+from nodeagent.plan.steps import Decision, End, JudgeFault, Propose
 from tests.unit.plan.build import (
     NOW,
     SUCCEEDED,
@@ -104,7 +104,7 @@ def test_a_verdict_that_comes_late_ends_or_pauses_the_job_all_the_same(
     job = running({}, Policy(on=("WorkerFailed",), exit_code=7, do=action), budget={"4": spend("collective")})
     job = job.model_copy(update={"last_number": 4, "last_reports": CRASH})
     judged = take(job).step
-    assert isinstance(judged, Judge) and judged.spend.fails
+    assert isinstance(judged, JudgeFault) and judged.spend.fails
     step = ended(take(job.model_copy(update={"budget": {"4": judged.spend}})))
     assert (step.phase, step.outcome and step.outcome.code, step.spend) == (phase, code, None)
 

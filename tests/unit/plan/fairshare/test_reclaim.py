@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.constraints import Constraints, Match
-from nodeagent.model.job import JobRecord, Scale, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord, Scale
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
@@ -133,7 +133,7 @@ def test_a_scale_in_that_cannot_be_carried_out_keeps_nobody_from_its_nodes() -> 
 def stopped(one: JobRecord, at: int, *others: str) -> JobRecord:
     """It made room for these jobs (uids) then, and waits again."""
     assert one.head is not None
-    note = Spend(at=at, wall=WALL, kind="share", counts=False, room_for=others)
+    note = BudgetEntry(at=at, wall=WALL, kind="share", counts=False, room_for=others)
     head = one.head.model_copy(update={"state": "ended"})
     return one.model_copy(update={"phase": "holding", "head": head, "budget": {str(head.number): note}, "since": at})
 

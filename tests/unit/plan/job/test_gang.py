@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from nodeagent.model.job import JobRecord, Phase, Scale, Spend
+from nodeagent.model.job import BudgetEntry, JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.waiting import explain
-from nodeagent.plan.steps import Activate, Decision, End, Judge, Propose, Remove
+from nodeagent.plan.steps import Activate, Decision, End, JudgeFault, Propose, Remove
 from tests.unit.plan.build import (
     NOW,
     PREPARING,
@@ -418,12 +418,12 @@ def test_ended(phase: Phase) -> None:
 
 def test_a_job_that_was_stopped_while_it_formed_pays_for_no_lost_node() -> None:
     """Its entry stayed what it was at first: a fault of the worker that had told of it."""
-    entry = Spend(at=1, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=0, text="rank 0 failed")
+    entry = BudgetEntry(at=1, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=0, text="rank 0 failed")
     head = make_head(["n1", "n2"], state="ended", number=2)
     job = make_job("stopped", head, active=1, budget={"1": entry}, silent=["n2"], last_number=1)
     assert take(["n1", "n2"], job) == Decision(None), "n2 has not answered yet"
     judged = take(["n1", "n2"], job, lapsed=["n2"])
-    assert isinstance(judged.step, Judge)
+    assert isinstance(judged.step, JudgeFault)
     assert (judged.step.number, judged.step.spend.kind, judged.step.spend.counts) == (1, "node_lost", False)
     answered = job.model_copy(update={"silent": {}})
     assert take(["n1", "n2"], answered, lapsed=["n2"]) == Decision(None)

@@ -8,7 +8,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Policy, RestartLimits
 from nodeagent.model.world import AloneRestart, PodReport, WorkerExit
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.steps import Decision, End, Judge, Propose
+from nodeagent.plan.steps import Decision, End, JudgeFault, Propose
 from tests.unit.plan.build import (
     NOW,
     VICTIM,
@@ -305,7 +305,7 @@ def test_what_no_peer_can_cause_is_the_cause_although_it_comes_late(report: PodR
     job = make_job("running", head, budget={"5": spend("worker_failed")}, last_number=5, restarts=3)
     job = job.model_copy(update={"last_reports": CRASH | {"n2": report}})
     step = take(job).step
-    assert isinstance(step, Judge)
+    assert isinstance(step, JudgeFault)
     assert (step.number, step.spend.kind, step.spend.node, step.spend.counts) == (5, kind, "n2", counts)
     assert take(job.model_copy(update={"budget": {"5": step.spend}})).step is None, "once"
 
@@ -323,7 +323,7 @@ def test_whatever_ends_a_generation_waits_until_it_is_written_down_what_ended_th
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"time_limit": 1.0}), "ran": 2000})
     lapsed = ["n2"] if ends == "a lost node" else []
     step = take(job, *lapsed).step
-    assert isinstance(step, Judge)
+    assert isinstance(step, JudgeFault)
     assert (step.number, step.spend.kind, step.spend.counts) == (5, "fenced", False)
     then = take(job.model_copy(update={"budget": {"5": step.spend}}), *lapsed).step
     assert isinstance(then, End | Propose)
@@ -348,7 +348,7 @@ def test_a_verdict_that_comes_late_ends_the_job_all_the_same() -> None:
     job = make_job("running", make_head(["n1", "n2"], number=6), budget={"5": spend("collective")}, last_number=5)
     job = job.model_copy(update={"last_reports": late, "spec": spec})
     step = take(job).step
-    assert isinstance(step, Judge)
+    assert isinstance(step, JudgeFault)
     end = take(job.model_copy(update={"budget": {"5": step.spend}})).step
     assert isinstance(end, End)
     assert (end.phase, end.outcome and end.outcome.code, end.spend) == ("failed", 3, None)

@@ -9,7 +9,7 @@ from typing import get_args
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nodeagent.model.job import TERMINAL, Control, Desired, JobRecord, Phase, Scale, Spend
+from nodeagent.model.job import TERMINAL, BudgetEntry, Control, Desired, JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Policy, RestartLimits
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodPhase
@@ -118,7 +118,7 @@ def jobs_on(draw: st.DrawFn, uid: str, free: dict[str, list[str]], order: int) -
     active = None
     if head is not None and (head.state == "active" or head.holders or draw(st.booleans())):
         active = head.number if head.state != "forming" else max(1, head.number - 1)
-    budget: dict[str, Spend] = {}
+    budget: dict[str, BudgetEntry] = {}
     if active is not None and phase != "running" and draw(st.booleans()):
         budget[str(active)] = spend(draw(st.sampled_from(KINDS)), counts=draw(st.booleans()))
     reports = {n: draw(st.sampled_from(REPORTS)) for n in draw(SOME)} if active is not None else {}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.train.agree import AgreementError, LastStep, come, highest_of_all, wait_for
+from nodeagent.train.leaving import AgreementError, LastStep, come, highest_of_all, wait_for
 
 BOUND = 20.0
 

@@ -12,7 +12,7 @@ from nodeagent.agent.gauges import node_state
 from nodeagent.agent.view import AgentHealth
 from nodeagent.api.auth import DATABASE
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import TERMINAL, JobRecord, Spend
+from nodeagent.model.job import TERMINAL, BudgetEntry, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import queue_of
@@ -307,7 +307,7 @@ def budget_json(job: JobRecord, cluster: Cluster) -> Json:
     return {"max": limits.max, "window": limits.window, "used": used, "left": max(0, limits.max - used)}
 
 
-def spend_json(number: int, spend: Spend, awaited: Collection[str] = ()) -> Json:
+def budget_entry_json(number: int, spend: BudgetEntry, awaited: Collection[str] = ()) -> Json:
     """How one generation ended. ``awaited``: members that have not answered since; until then the fault is not
     judged."""
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.train.choose import SnapshotOffer, choose
+from nodeagent.train.memory import SnapshotOffer, choose
 
 
 def kept(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.shim import sitemodules
-from nodeagent.shim.sitemodules import ModulesError, loaded
+from nodeagent.shim import environment
+from nodeagent.shim.environment import ModulesError, with_modules
 
 
 def shell(folder: Path, body: str) -> dict[str, str]:
@@ -19,7 +19,7 @@ def shell(folder: Path, body: str) -> dict[str, str]:
 
 def test_what_a_profile_prints_is_no_environment(tmp_path: Path) -> None:
     base = shell(tmp_path, "echo WELCOME=1; printf '\\0nodeagent: the environment\\0A=1\\nx\\0SHLVL=2\\0B=\\0'")
-    assert loaded(["m"], base) == {"A": "1\nx", "B": ""}
+    assert with_modules(["m"], base) == {"A": "1\nx", "B": ""}
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ def test_what_a_profile_prints_is_no_environment(tmp_path: Path) -> None:
 )
 def test_reasons(tmp_path: Path, body: str, says: str) -> None:
     with pytest.raises(ModulesError, match=says):
-        loaded(["m/1"], shell(tmp_path, body))
+        with_modules(["m/1"], shell(tmp_path, body))
 
 
 def test_a_shell_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sitemodules, "LOAD_BOUND", 0.2)
+    monkeypatch.setattr(environment, "LOAD_BOUND", 0.2)
     with pytest.raises(ModulesError, match=r"did not load m within 0\.2 s"):
-        loaded(["m"], shell(tmp_path, "exec sleep 60"))
+        with_modules(["m"], shell(tmp_path, "exec sleep 60"))

@@ -13,9 +13,12 @@ torch = pytest.importorskip("torch")
 from nodeagent.train.flat import copy_into, take_apart, total  # noqa: E402
 from nodeagent.train.folder import described, entries, part_name, write_manifest  # noqa: E402
 from nodeagent.train.memory import HEADER, Header, SharedBuffer, size_of  # noqa: E402
-from nodeagent.train.snapshots import Buffer  # noqa: E402
+from nodeagent.train.snapshots import (  # noqa: E402
+    Buffer,
+    load_written,
+    read_written,
+)
 from nodeagent.train.writeout import WriteOrder, write_out  # noqa: E402
-from nodeagent.train.written import load, read  # noqa: E402
 
 pytestmark = pytest.mark.torch
 memories: list[SharedBuffer] = []
@@ -52,19 +55,19 @@ def written(folder: Path, *kept: SharedBuffer) -> Path:
 def test_each_rank_gets_its_own_in_place(tmp_path: Path) -> None:
     path = written(tmp_path, kept(0, 2, False), kept(1, 2, False))
     with pytest.raises(ValueError, match="a part of its own for each of 2 ranks, and there are 3"):
-        read(path, 1, 3)
+        read_written(path, 1, 3)
     with pytest.raises(ValueError, match="and there are 1"):
-        read(path, 0, 1)
-    rest, body = read(path, 1, 2)
+        read_written(path, 0, 1)
+    rest, body = read_written(path, 1, 2)
     assert (len(rest) > 0, float(body[:400].view(torch.float32)[99])) == (True, 1.0)
 
 
 def test_what_all_share_serves_any_number_of_ranks(tmp_path: Path) -> None:
     path = written(tmp_path, kept(0, 1, True))
     state = {"weights": torch.zeros(100), "step": 0}
-    assert load(state, path, 0, 1) == ""
+    assert load_written(state, path, 0, 1) == ""
     assert (state["step"], float(state["weights"].sum())) == (7, 0.0)
-    read(path, 5, 8)
+    read_written(path, 5, 8)
 
 
 def test_a_changed_byte_is_found_wherever_it_was_changed(tmp_path: Path) -> None:
@@ -74,14 +77,14 @@ def test_a_changed_byte_is_found_wherever_it_was_changed(tmp_path: Path) -> None
     for at in (HEADER + 5, len(content) - 1):
         file.write_bytes(bytes([*content[:at], content[at] ^ 1, *content[at + 1 :]]))
         state = {"weights": torch.ones(100), "step": 1}
-        assert "has another checksum" in load(state, path, 0, 1)
+        assert "has another checksum" in load_written(state, path, 0, 1)
         write_manifest(path, described(path, [file.name]))  # it was so in memory
-        assert "damaged in memory before it was written" in load(state, path, 0, 1)
+        assert "damaged in memory before it was written" in load_written(state, path, 0, 1)
         assert (state["step"], float(state["weights"].sum())) == (1, 100.0)
         file.write_bytes(content)
         write_manifest(path, described(path, [file.name]))
     file.write_bytes(bytes(len(content)))
     write_manifest(path, described(path, [file.name]))
-    assert "no snapshot that this nodeagent can read" in load({}, path, 0, 1)
+    assert "no snapshot that this nodeagent can read" in load_written({}, path, 0, 1)
     write_manifest(path, {})
-    assert "no part at all" in load({}, path, 0, 1)
+    assert "no part at all" in load_written({}, path, 0, 1)

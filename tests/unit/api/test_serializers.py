@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nodeagent.api.shapes import pods_json
+from nodeagent.api.serializers import pods_json
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import PodReport

@@ -7,7 +7,7 @@ import pwd
 
 import pytest
 
-from nodeagent.shim.checks import base_environment, compose, parse_env_file
+from nodeagent.shim.environment import base_environment, compose, parse_env_file
 
 
 def test_login_variables_are_the_nodes() -> None:
