@@ -56,8 +56,8 @@ def test_the_verdict_of_an_unfit_node_is_kept_and_the_next_is_asked() -> None:
 def test_the_others_judge_a_job_too_that_has_no_room_since_a_check_failed(within: str) -> None:
     """One node may fail its check before another has begun with it: the job must not wait for ever for that reason."""
     job = make_job(spec=make_spec(size=(2, 2), within=within))
-    for said in ({}, {UID: PREPARING}, {UID: READY}):  # whatever it says, its pod stays: else it would come and go
-        nodes = [make_node(f"n{i}", ready=r, labels={"rack": "r"}) for i, r in ((1, said), (2, {UID: UNFIT}))]
+    for state in ({}, {UID: PREPARING}, {UID: READY}):  # whatever it says, its pod stays: else it would come and go
+        nodes = [make_node(f"n{i}", ready=r, labels={"rack": "r"}) for i, r in ((1, state), (2, {UID: UNFIT}))]
         cluster = make_cluster(nodes, job)
         assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n1", "n2"]
 
