@@ -107,16 +107,17 @@ fuzz: $(READY)
 gpu: $(READY)
 	$(if $(GPU_PYTHON),NODEAGENT_GPU_PYTHON=$(GPU_PYTHON)) $(BIN)/python -m pytest -m gpu -s -rs tests/gpu $(PYTEST_ARGS)
 
-# Each framework in an environment of its own, some 6 GB together: two of them seldom go into one. ONLY="jax paddle": those.
+# Each framework in an environment of its own, some 9 GB together: two of them seldom go into one. ONLY="jax paddle": those.
+# Of Horovod the runner alone: its core does not build with a recent torch.
 FRAMEWORKS = $(or $(ONLY),$(patsubst examples/%/requirements.txt,%,$(wildcard examples/*/requirements.txt)))
 frameworks: $(READY)
 	for name in $(FRAMEWORKS); do \
 		$(PYTHON) -m venv .frameworks/$$name && \
-		.frameworks/$$name/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(PIP_TORCH) \
-			-r examples/$$name/requirements.txt || exit 1; \
+		HOROVOD_SKIP_COMPILE=1 .frameworks/$$name/bin/python -m pip install --disable-pip-version-check --quiet \
+			$(PIP_ARGS) $(PIP_TORCH) -r examples/$$name/requirements.txt || exit 1; \
 	done
 	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py \
-		tests/e2e/test_paddle_servers.py tests/e2e/test_mpi_hosts.py
+		tests/e2e/test_paddle_servers.py tests/e2e/test_mpi_hosts.py tests/e2e/test_horovod_hosts.py
 
 nodes: $(READY)
 	$(PIP) --group nodes

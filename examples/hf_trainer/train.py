@@ -89,6 +89,7 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(args.output)))
     trainer.accelerator.end_training()  # ends the process group: with one that is left, torch may abort at exit
+    time.sleep(1)  # gloo's thread lets go of the last tensors; torch 2.13 may wait for it forever if it frees the group
 
 
 if __name__ == "__main__":

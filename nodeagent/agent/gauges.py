@@ -23,7 +23,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
-from nodeagent.plan.failure.faults import restarts_spent
+from nodeagent.plan.failure.faults import alone_restarts, restarts_spent
 from nodeagent.plan.fairshare.usage import add, goodput, of_job
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.health import claimed
@@ -152,7 +152,8 @@ class JobGauges:
         )
         self.alone = gauge(
             "role_restarts_alone",
-            "Workers of each role that were started again alone in the newest generation, as far as it is on record.",
+            "Restarts of each role's workers, places, or all of it (one each) while the newest generation went on, as "
+            "far as they are on record.",
             "job",
             "role",
         )
@@ -201,13 +202,7 @@ class JobGauges:
             return
         members = job.head.members if job.head is not None and job.head.state == "active" else {}
         running = Tally(place.role for member in members.values() for place in member.places)
-        alone = Tally(
-            place.role
-            for node, member in members.items()
-            if job.head is not None and node in job.head.reports
-            for one in job.head.reports[node].alone
-            if (place := member.place_of(one.rank)) is not None
-        )
+        alone = Tally(one.role for one in alone_restarts(job.head) if one.node in members)
         for role in job.sized.roles[:MAX_ROLES]:
             self.places.labels(job=job.name, role=role.name, state="wanted").set(role.places)
             self.places.labels(job=job.name, role=role.name, state="running").set(running[role.name])

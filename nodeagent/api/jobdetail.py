@@ -16,6 +16,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.serializers import Json, budget_entry_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.plan.cluster import Cluster, in_order
+from nodeagent.plan.failure.faults import alone_restarts
 from nodeagent.plan.failure.timeouts import dues
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.candidates import ruled_out
@@ -175,13 +176,14 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
 
 
 def alone_json(job: JobRecord) -> list[Json]:
-    """Workers that were started again alone in the newest generation: of each its ``rank``, ``node``, how often
-    (``times``), and how it ended last (``text``)."""
+    """Workers that were started again alone in the newest generation, or with all of their role (``whole``: its name)
+    where they were the first to fail: of each its ``rank``, ``node``, how often (``times``), and how it ended last
+    (``text``)."""
     found: dict[int, Json] = {}
-    for node, report in job.head.reports.items() if job.head is not None else ():
-        for one in report.alone:
-            times = found[one.rank]["times"] if one.rank in found else 0
-            found[one.rank] = {"rank": one.rank, "node": node, "times": times + 1, "text": one.text}
+    for one in alone_restarts(job.head):
+        rank, times = one.cause.rank, found[one.cause.rank]["times"] if one.cause.rank in found else 0
+        whole = one.role if one.cause.round else ""
+        found[rank] = {"rank": rank, "node": one.node, "times": times + 1, "text": one.cause.text, "whole": whole}
     return [found[rank] for rank in sorted(found)]
 
 

@@ -381,9 +381,13 @@ def _workers(job: Json, width: int | None) -> list[str]:
 
 
 def _alone(job: Json) -> list[str]:
-    """Workers that were started again by themselves in this generation."""
-    lines = [f"  {one['text']} on {one['node']} (started again {_times(one['times'])})" for one in job["alone"]]
+    """Workers that were started again in this generation, by themselves or with all of their role."""
+    lines = [f"  {one['text']} on {one['node']} (started again {_again(one)})" for one in job["alone"]]
     return ["Restarted alone:", *lines] if lines else []
+
+
+def _again(one: Json) -> str:
+    return _times(one["times"]) + (f", with all of {one['whole']}" if one["whole"] else "")
 
 
 def _times(number: int) -> str:

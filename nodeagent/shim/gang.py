@@ -66,8 +66,8 @@ class Worker:
     failed: dict[str, Any] | None = None
     """How it ended, if it is to be started again."""
     along: bool = False
-    """It was killed since another worker of its place, or of its role on some node, failed: it is started again with
-    that one."""
+    """Another worker of its place, or of its role on some node, has failed: it is killed, if it has not ended by
+    itself, and started again with that one."""
     step: int | None = None
     doing: str = ""
     """Its progress as last reported."""
@@ -548,7 +548,10 @@ class LocalGang:
         code = os.waitstatus_to_exitcode(status)
         scope = self._scope(w, 128 - code if code < 0 else code)
         if w.along and not (self.stopping or self.fenced or self.refused):
-            w.failed = record
+            if code == 0:  # before it was killed
+                w.record = record
+            else:
+                w.failed = record
             self._places.reaped(w.place)
             self.rounds.reaped(role_of(w.place))
         elif scope != GANG and code not in (0, *REFORM) and self._may_restart():

@@ -48,12 +48,13 @@ class PlaceRestarts:
         self._places: dict[str, _Restart] = {}
 
     def begin(self, place: str, wait: float) -> None:
-        """One of its workers has failed: the others are killed. Those that have ended well stay ended."""
+        """One of its workers has failed: the others are killed, if they have not failed along with it. Those that have
+        ended well stay ended."""
         if place not in self._places:
             gives_up = self._parts.loop.after(DIES_WITHIN, lambda: self._give_up(place))
             self._places[place] = _Restart(wait, gives_up)
         for w in self._of(place):
-            if not (w.held or w.ended or is_reaped(w)):
+            if not (w.held or is_reaped(w)):
                 take_along(self._parts, w)
         self.reaped(place)
 

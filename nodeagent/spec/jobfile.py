@@ -287,8 +287,8 @@ class JobFile(_RoleKeys):
     roles: dict[Annotated[str, AfterValidator(jobvalues.role_name)], RoleFile] | None = None
     """Instead of command and nodes: roles by name. Several are one gang: all of their places start, or none."""
     scheduler: Literal["mindspore"] | None = None
-    """mindspore: its scheduler is added as a role of this name, with the workers' command; the job's sizes are fixed
-    then, as those of all jobs of several roles."""
+    """mindspore: its scheduler is added as a role of this name, with the workers' command; they are the role worker
+    then, if the job has no others."""
     completes: str | None = Field(default=None, examples=["trainer"])
     """The job has ended well when all workers of this role have; the others are then stopped with grace. Default: when
     all roles have."""

@@ -214,15 +214,19 @@ async def test_the_first_report_that_a_pod_runs_is_an_event(bench: Bench) -> Non
 async def test_each_restart_of_a_worker_alone_is_an_event_and_no_start_of_the_generation(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.active(await bench.submit(), "n1")
-    restarts = [AloneRestart(rank=r, order=r, at=5, exit=7, text=f"rank {r} failed: exit code 7") for r in range(3)]
+    ends = [AloneRestart(rank=r, order=r, at=5, exit=7, text=f"rank {r} failed: exit code 7") for r in range(3)]
+    restarts = [*ends[:2], ends[2].model_copy(update={"round": 1})]
     for until in (1, 3, 3):
         report = PodReport(state="running", alone=tuple(restarts[:until]))
         job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
     assert head(job).reports["n1"].alone == tuple(restarts)
     reported = [(e.kind, e.text) for e in await bench.store.events("0-0", 100)][-3:]
     assert sorted(reported) == [
-        ("WorkerRestarted", f"rank {r} failed: exit code 7 on n1; it is started again, and the gang goes on")
-        for r in range(3)
+        ("RoleFailed", "rank 2 failed: exit code 7 on n1; all of its role is started again, and the gang goes on"),
+        *(
+            ("WorkerRestarted", f"rank {r} failed: exit code 7 on n1; it is started again, and the gang goes on")
+            for r in range(2)
+        ),
     ]
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -134,6 +134,14 @@ class Net:
         for holder in self._holders.values():
             holder.kill()
             holder.wait(PATIENCE)
+
+
+def named(name: str, address: str, folder: Path) -> Callable[[Sequence[str]], list[str]]:
+    """Makes a command one on a machine of that name, which leads to this address there."""
+    hosts = folder / f"{name}.hosts"
+    hosts.write_text(f"127.0.0.1 localhost\n{address} {name}\n")
+    begin = f'hostname {name} && mount --bind {hosts} /etc/hosts && exec "$@"'
+    return lambda command: ["unshare", "--mount", "--uts", "sh", "-c", begin, "sh", *command]
 
 
 def both(one: Iterable[str], other: Iterable[str]) -> list[Way]:

@@ -4,13 +4,13 @@ finds its peers all the same."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.bare import Bare, bare
-from tests.e2e.netns import Net, why_not
+from tests.e2e.netns import Net, named, why_not
 from tests.e2e.support import digits_job
 from tests.integration.redis_support import Server
 
@@ -20,14 +20,6 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]  # fmt: skip
 NODES = ("n1", "n2")
-
-
-def named(node: str, folder: Path) -> list[str]:
-    """What makes a command run on a machine of that name, which leads to 127.0.1.1 there."""
-    hosts = folder / f"{node}.hosts"
-    hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 debian-{node}\n")
-    begin = f'hostname debian-{node} && mount --bind {hosts} /etc/hosts && exec "$@"'
-    return ["unshare", "--mount", "--uts", "sh", "-c", begin, "sh"]
 
 
 @pytest.fixture
@@ -41,13 +33,8 @@ def machines(tmp_path: Path) -> Iterator[Bare]:
             asyncio.run(server.ready())
         with bare({"url": server.url}) as one:
             for node in NODES:
-                prefix = named(node, tmp_path)
-
-                def under(command: Sequence[str], prefix: list[str] = prefix) -> list[str]:
-                    return [*prefix, *command]
-
                 with net.inside(node):
-                    one.start_agent(node, None, under=under)
+                    one.start_agent(node, None, under=named(f"debian-{node}", "127.0.1.1", tmp_path))
             yield one
         server.stop()
 

@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,7 @@ import pytest
 import yaml
 
 from tests.e2e.bare import Bare, bare
-from tests.e2e.netns import Net, both, why_not
+from tests.e2e.netns import Net, both, named, why_not
 from tests.e2e.support import ENDED, ROOT, Cluster, is_alive
 from tests.integration.redis_support import Server
 
@@ -33,8 +35,6 @@ WHY_NOT = why_not()
 STEPS = 150
 FIRST_STEP_SECONDS = 60
 """A cold start imports the framework, on machines that are busy."""
-SLOW_START_SECONDS = 180
-"""Of one whose import takes so long, three times at once."""
 ENVIRONMENTS = Path(os.environ.get("NODEAGENT_FRAMEWORKS", ROOT / ".frameworks"))
 MODULES = {
     "paddle_ps": "paddle",
@@ -48,8 +48,8 @@ MODULES = {
 }
 """Example to the module that it must be possible to import."""
 SCHEDULED = ("mindspore",)
-"""Those of fixed size, with a scheduler as a role."""
-FRAMEWORKS = [example for example in MODULES if example not in ("paddle_ps", *SCHEDULED)]
+"""Those with a scheduler as a role."""
+FRAMEWORKS = [example for example in MODULES if example != "paddle_ps"]
 """Those whose workers are all alike; of parameter servers see test_paddle_servers.py."""
 
 
@@ -90,29 +90,47 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 class Training:
-    """A job of one worker on each node, two of them at first."""
+    """A job of one worker on each node, two of them at first; if it is ``SCHEDULED``, with a scheduler beside them."""
 
-    def __init__(self, cluster: Cluster, example: str, python: str, most: int = NODES) -> None:
-        self.cluster, self.name = cluster, example.replace("_", "-")
-        self.folder = cluster.work / f"{example}.ckpt"
-        command = [python, script_of(example), "--steps", str(STEPS), "--step-delay", "0.15"]
+    def __init__(self, cluster: Cluster, example: str, python: str, most: int = NODES, delay: float = 0.15) -> None:
+        self.cluster, self.name, self.scheduled = cluster, example.replace("_", "-"), example in SCHEDULED
+        self.folder = Path(tempfile.mkdtemp(dir=cluster.work))
+        command = [python, script_of(example), "--steps", str(STEPS), "--step-delay", str(delay)]
         cluster.submit(
             f"name: {self.name}\ncommand: {json.dumps(command)}\nnodes: {{min: 1, max: {most}, target: 2}}\n"
-            f"workers_per_node: 1\ncheckpoint_dir: {self.folder}\ngrace: 10s\n"
-            f"preload: {preload_of(example)}\n"
+            f"workers_per_node: 1\ncheckpoint_dir: {self.folder}\ngrace: {30 if self.scheduled else 10}s\n"
+            f"preload: {preload_of(example)}\n" + (f"scheduler: {example}\n" if self.scheduled else "")
         )
         self.generation = 0
+        self.until_it_steps(2, "first start")
 
-    def until_it_steps(self, world: int) -> None:
-        """Until processes of a newer generation, so many, have made a few steps."""
-        job = self.cluster.until_running(self.name, world, limit=FIRST_STEP_SECONDS, above=self.generation)
-        self.generation = job["generation"]
+    def until_it_steps(self, world: int, after: str, *call: str) -> None:
+        """Until processes of a newer generation, so many, have made a few steps, after this call of the tool if there
+        is one. How long the first step took is printed."""
+        began = time.monotonic()
+        if call:
+            self.cluster.ctl(*call)
+
+        def runs() -> bool:
+            job = self.cluster.job(self.name)
+            assert job["phase"] not in ENDED, f"{job['phase']}: {job['reason']}\n{self.cluster.state()}"
+            return job["phase"] == "running" and job["generation"] > self.generation and len(self.workers()) == world
+
+        what = f"{self.name} runs on {world} nodes after: {after}"
+        self.cluster.until(runs, FIRST_STEP_SECONDS, what)
+        self.generation = self.cluster.job(self.name)["generation"]
         before = len(metrics(self.folder))
-        self.cluster.until(
-            lambda: sum(row["world"] == world for row in metrics(self.folder)[before:]) >= 6,
-            FIRST_STEP_SECONDS,
-            f"{self.name} makes six steps with {world} processes",
-        )
+
+        def steps() -> int:
+            return sum(row["world"] == world for row in metrics(self.folder)[before:])
+
+        self.cluster.until(lambda: steps() > 0, FIRST_STEP_SECONDS, f"{what}, and steps")
+        print(f"\n{what}: first step after {time.monotonic() - began:.1f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+        self.cluster.until(lambda: steps() >= 6, FIRST_STEP_SECONDS, f"{what}, and makes six steps")
+
+    def scale(self, world: int) -> None:
+        size = f"worker={world}" if self.scheduled else str(world)
+        self.until_it_steps(world, f"scaled to {world}", "scale", self.name, size)
 
     def ends_as(self, reference: dict[int, float]) -> None:
         """It makes all steps, each with the loss of one process. How long that takes is the machine's matter, as long
@@ -129,16 +147,26 @@ class Training:
         assert {row["step"] for row in rows} == set(range(1, STEPS + 1))
         assert rows[-1]["step"] == STEPS
         for row in rows:
-            assert row["loss"] == pytest.approx(reference[row["step"]], rel=1e-3, abs=1e-5), row
+            assert row["loss"] == pytest.approx(reference[row["step"]], rel=1e-3, abs=self.close), row
+
+    @property
+    def close(self) -> float:
+        """How far a loss may be from another one that is almost 0."""
+        return 1e-4 if self.scheduled else 1e-5
 
     def ended(self) -> bool:
         return self.cluster.job(self.name)["phase"] in ENDED
 
-    def nodes(self) -> list[str]:
-        """By group rank."""
-        pods = self.cluster.job(self.name)["pods"]
-        running = [p for p in pods if any(w["state"] == "running" for w in p["workers"])]
-        return [p["node"] for p in sorted(running, key=lambda p: int(p["workers"][0]["rank"]))]
+    def workers(self) -> list[tuple[str, int]]:
+        """Node and pid of those that run, by rank; not the scheduler."""
+        job = self.cluster.job(self.name)
+        running = [
+            (int(w["rank"]), str(p["node"]), int(w["pid"]))
+            for p in job["pods"]
+            for w in p["workers"]
+            if p["generation"] == job["generation"] and w["state"] == "running" and w["place"] != "scheduler.0"
+        ]
+        return [(node, pid) for _, node, pid in sorted(running)]
 
 
 @pytest.mark.parametrize("example", FRAMEWORKS)
@@ -146,58 +174,30 @@ def test_killed_cut_scaled_and_drained_with_the_losses_of_one_process(calm: Clus
     python = python_of(example)
     reference = losses_of_one_process(example, python, calm.work / f"{example}.alone")
     training = Training(calm, example, python)
-    training.until_it_steps(2)
-    os.kill(calm.workers(training.name)[1], signal.SIGKILL)
-    training.until_it_steps(2)
-    lost = training.nodes()[0]
-    calm.ctl("local", "kill", lost)
-    training.until_it_steps(2)
-    calm.ctl("scale", training.name, "1")
-    training.until_it_steps(1)
+    os.kill(training.workers()[1][1], signal.SIGKILL)
+    training.until_it_steps(2, "a worker killed")
+    lost = training.workers()[0][0]
+    training.until_it_steps(2, "a node without power", "local", "kill", lost)
+    training.scale(1)
     calm.ctl("local", "start", lost)
     calm.until(lambda: calm.nodes()[lost] == "ready", 30, f"{lost} is back")
-    calm.ctl("scale", training.name, "2")
-    training.until_it_steps(2)
-    calm.ctl("drain", training.nodes()[1], "--reason", "test")
-    training.until_it_steps(2)
+    training.scale(2)
+    training.until_it_steps(2, "a node drained", "drain", training.workers()[1][0], "--reason", "test")
     training.ends_as(reference)
     assert calm.job(training.name)["budget"]["used"] == 1, "only the killed worker costs a restart"
 
 
 @pytest.mark.parametrize("example", SCHEDULED)
-def test_with_its_scheduler_killed_stopped_in_order_and_resumed(calm: Cluster, example: str) -> None:
-    python, folder = python_of(example), calm.work / f"{example}.ckpt"
-    reference = losses_of_one_process(example, python, calm.work / f"{example}.alone")
-    command = [python, script_of(example), "--steps", str(STEPS), "--step-delay", "0.15"]
-    calm.submit(
-        f"name: {example}\ncommand: {json.dumps(command)}\nnodes: 2\nworkers_per_node: 1\nscheduler: {example}\n"
-        f"checkpoint_dir: {folder}\ngrace: 30s\n"
-    )
-
-    def until_it_steps() -> None:
-        before = len(metrics(folder))
-        calm.until(lambda: len(metrics(folder)) >= before + 6, SLOW_START_SECONDS, f"{example} makes six steps")
-
-    until_it_steps()
-    trainer = next(w for w in _workers(calm, example) if w["place"] == "worker.1")
-    os.kill(trainer["pid"], signal.SIGKILL)
-    until_it_steps()
-    calm.ctl("pause", example)
-    calm.until_phase(example, "paused", 60)
-    made = metrics(folder)[-1]["step"]
-    calm.ctl("resume", example)
-    until_it_steps()
-    stepped = [row["step"] for row in metrics(folder)]
+def test_with_its_scheduler_paused_and_resumed_after_its_last_step(calm: Cluster, example: str) -> None:
+    python = python_of(example)
+    training = Training(calm, example, python)
+    calm.ctl("pause", training.name)
+    calm.until_phase(training.name, "paused", 60)
+    made = metrics(training.folder)[-1]["step"]
+    training.until_it_steps(2, "resumed", "resume", training.name)
+    stepped = [row["step"] for row in metrics(training.folder)]
     assert stepped[stepped.index(made) + 1] == made + 1, "the last checkpoint was of its last step"
-    job = calm.until_phase(example, "succeeded", 200)
-    assert job["budget"]["used"] == 1
-    assert {row["step"] for row in metrics(folder)} == set(range(1, STEPS + 1))
-    for row in metrics(folder):
-        assert row["loss"] == pytest.approx(reference[row["step"]], rel=1e-3, abs=1e-4), row
-
-
-def _workers(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-    return [w for pod in cluster.job(job)["pods"] for w in pod["workers"] if w["state"] == "running"]
+    calm.until_phase(training.name, "succeeded", 200)
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -208,23 +208,20 @@ def test_scaled_to_four_and_a_node_cut_off_that_lives_on(example: str, tmp_path:
     python = python_of(example)
     reference = losses_of_one_process(example, python, tmp_path / "alone")
     with machines(tmp_path) as (net, one):
-        training = Training(one, example, python, most=len(MACHINES))
-        training.until_it_steps(2)
-        one.ctl("scale", training.name, str(len(MACHINES)))
-        training.until_it_steps(len(MACHINES))
-        lost = training.nodes()[1]
+        training = Training(one, example, python, most=len(MACHINES), delay=0.4)  # not done before the node is back
+        training.scale(len(MACHINES))
+        lost = training.workers()[1][0]
         theirs = one.workers(training.name, lost).values()
         others = [node for node in MACHINES if node != lost]
         one.frozen.add(lost)  # it knows nothing new
         with net.cut(both([lost], [*others, "store"])):
-            training.until_it_steps(len(others))
+            training.until_it_steps(len(others), "a node cut off")
             assert not any(map(is_alive, theirs)), "they were gone before the others began"
             job = one.job(training.name)
             assert (job["cause"]["kind"], job["cause"]["node"], job["budget"]["used"]) == ("node_lost", lost, 0)
         one.frozen.discard(lost)
-        training.until_it_steps(len(MACHINES))
-        one.ctl("scale", training.name, "1")  # a few cores make the rest of the steps sooner so
-        training.until_it_steps(1)
+        training.until_it_steps(len(MACHINES), "the node is back")
+        training.scale(1)  # a few cores make the rest of the steps sooner so
         training.ends_as(reference)
         assert one.job(training.name)["budget"]["used"] == 0, "nothing of it costs a restart"
 
@@ -243,7 +240,8 @@ def machines(folder: Path) -> Iterator[tuple[Net, Bare]]:
             with bare({"url": server.url}) as one:
                 for node in MACHINES:
                     with net.inside(node):
-                        one.start_agent(node, net.address(node), interface="eth0")
+                        own = named(node, net.address(node), folder)  # where JAX's gloo listens
+                        one.start_agent(node, net.address(node), interface="eth0", under=own)
                 one.until_ready()
                 yield net, one
         finally:

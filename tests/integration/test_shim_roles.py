@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, Ready, RestartLimits, Role
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus, StartOrder
-from tests.integration.shim_support import UID, Bench, make_spec, open_bench, token, wait_for
+from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, token, wait_for
 
 SERVER = """
 import os, socket, time
@@ -308,6 +310,26 @@ async def test_a_place_is_started_again_whole_and_nobody_else(tmp_path: Path) ->
         fail(0, 9)
         status = await bench.until(lambda s: s.exits)
         assert [(e.rank, e.code, e.stopped) for e in status.exits] == [(0, 9, False)], "a policy says RestartJob of it"
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_workers_of_a_place_that_fail_together_cost_one_restart(tmp_path: Path) -> None:
+    """As a collective fails in all of them when a peer is gone: none has to be killed."""
+    job = spec(tmp_path, None, fork_server=True)
+    (tmp_path / "server.py").write_text(WHOLE)
+    server = job.roles[0].model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="RestartPod"),)})
+    job = job.model_copy(update={"roles": (server, job.roles[1]), "restarts": RestartLimits(max=1)})
+    async with open_bench(tmp_path) as bench:
+        first = await begin(bench, job, places=("server.0",) * 3 + ("trainer.0",))
+        await wait_for(lambda: begun(tmp_path) == 3)
+        os.kill(first.shim_pid or 0, signal.SIGSTOP)  # so that it sees all of them dead at once
+        for worker in first.workers[:3]:
+            os.kill(pid_of(worker), signal.SIGKILL)
+        os.kill(first.shim_pid or 0, signal.SIGCONT)
+        await wait_for(lambda: begun(tmp_path) == 6)
+        status = await bench.until(lambda s: all(w.pid for w in s.workers[:3]))
+        assert (len(status.restarted), status.exits) == (1, ())
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.phase == "exited")
 

@@ -85,9 +85,18 @@ async def heal(cluster: SimCluster) -> None:
         node.find()
         node.power_on()
         await cluster.cordon(node.name, None)
+    await _read_anew(cluster)
     for job in list(cluster.server.state.jobs.values()):
         if job.phase not in TERMINAL:
             await cluster.operate(job.name, desired="run")
+
+
+async def _read_anew(cluster: SimCluster) -> None:
+    """Where a job's record was written over and no step has had to read it since: who reads everything notices."""
+    if cluster.server.state.uids - cluster.server.state.jobs.keys():
+        node = next(iter(cluster.nodes.values()))
+        await node.kill_agent()
+        node.start_agent()
 
 
 async def unscale(cluster: SimCluster, name: str, had: Mapping[str, int]) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from nodeagent.model.backoff import backoff
 from nodeagent.model.job import BudgetEntry, Ends, JobRecord, Outcome
 from nodeagent.model.jobspec import ActionName
 from nodeagent.model.timing import millis
-from nodeagent.model.world import MOST_ALONE, Cause, CauseKind, Head, Place, PodReport, WorkerExit
+from nodeagent.model.world import MOST_ALONE, AloneRestart, Cause, CauseKind, Head, Place, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.blame import (
     REFORM_CODES,
@@ -59,19 +59,36 @@ def restarts_spent(job: JobRecord, served: int) -> int:
 
 
 def alone_times(head: Head | None) -> tuple[int, ...]:
-    """When (served time, ms) workers of this generation were started again alone, as far as that was reported. All that
-    failed before their whole role was started again count once: they may have failed for each other."""
-    if head is None:
-        return ()
-    times, rounds = list[int](), dict[tuple[str, int], int]()
-    for node, report in head.reports.items():
+    """When (served time, ms) workers of this generation were started again alone, as far as that was reported."""
+    return tuple(sorted(one.at for one in alone_restarts(head)))[-MOST_ALONE:]
+
+
+class RoleRestart(NamedTuple):
+    """A restart while the generation went on: of a worker or its place, or of a whole role."""
+
+    node: str
+    role: str
+    at: int
+    """Served time (ms)."""
+    cause: AloneRestart
+    """Of all that failed before a whole role was started again, the one that is most likely to have failed first."""
+
+
+def alone_restarts(head: Head | None) -> list[RoleRestart]:
+    """Those of this generation, as far as they were reported, of each node in their order. All that failed before their
+    whole role was started again are one: they may have failed for each other."""
+    found, rounds = list[RoleRestart](), dict[tuple[str, int], list[RoleRestart]]()
+    for node, report in head.reports.items() if head is not None else ():
         for one in report.alone:
-            role = _role(head, node, one.rank)
-            if one.round and role:
-                rounds[role[0], one.round] = min(one.at, rounds.get((role[0], one.round), one.at))
+            restart = RoleRestart(node, "".join(_role(head, node, one.rank)), one.at, one)
+            if one.round and restart.role:
+                rounds.setdefault((restart.role, one.round), []).append(restart)
             else:
-                times.append(one.at)
-    return tuple(sorted([*times, *rounds.values()]))[-MOST_ALONE:]
+                found.append(restart)
+    for failed in rounds.values():
+        first = min(failed, key=lambda one: (one.cause.exit != _KILLED, one.at))
+        found.append(first._replace(at=min(one.at for one in failed)))
+    return found
 
 
 def check_budget(job: JobRecord, served: int) -> BudgetVerdict:
@@ -85,6 +102,8 @@ def check_budget(job: JobRecord, served: int) -> BudgetVerdict:
     return BudgetVerdict(True, delay, count, f"restart {count} of {limits.max} within {window}")
 
 
+_KILLED = 128 + signal.SIGKILL
+"""The exit code of who was killed: nobody ends so because a peer is gone."""
 COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
 """Faults of the job itself: they spend the budget. Membership, hardware and operators never do."""
 

@@ -559,7 +559,9 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
     if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
-        why = f"{report.alone[-1].text}; it is started again, and the gang goes on"
+        newest = report.alone[-1]
+        what = "all of its role" if newest.round else "it"
+        why = f"{newest.text}; {what} is started again, and the gang goes on"
     elif report.state == "running" and report.rounds != (sent.rounds if sent is not None else {}):
         why = f"down, to be started again with all of their role: the workers of {', '.join(report.rounds)}"
     if report.stall is not None:

@@ -34,8 +34,10 @@ if started then
 end
 for _, one in ipairs(alone) do
   if one.order > last then
-    event({ kind = 'WorkerRestarted', job = job, node = A.node, generation = job.head_number, by = A.node,
-      text = one.text .. ' on ' .. A.node .. '; it is started again, and the gang goes on' })
+    local whole = (one.round or 0) > 0
+    event({ kind = whole and 'RoleFailed' or 'WorkerRestarted', job = job, node = A.node, generation = job.head_number,
+      by = A.node, text = one.text .. ' on ' .. A.node .. '; ' .. (whole and 'all of its role' or 'it')
+        .. ' is started again, and the gang goes on' })
   end
 end
 local role, round = further(body.rounds, rounds)

@@ -231,10 +231,11 @@ async def test_what_is_reported_of_roles(tmp_path: Path) -> None:
     token = view.job("ctr").active
     assert token is not None
     alone = tuple(AloneRestart(rank=2, order=i, at=1000 + i, exit=137, text="server.1 failed") for i in range(2))
-    report = PodReport(state="running", alone=alone)
+    whole = tuple(one.model_copy(update={"order": one.order + 2, "round": 1}) for one in alone)
+    report = PodReport(state="running", alone=(*alone, *whole))
     await view.store.report("u1", token, "n2", view.lives["n2"], report)
     await view.refresh()
-    assert shown("role_restarts_alone") == {"server": 2, "trainer": 0}
+    assert shown("role_restarts_alone") == {"server": 3, "trainer": 0}, "all of it once, whatever failed for it"
 
 
 async def test_roles_that_have_series_are_bounded(tmp_path: Path) -> None:

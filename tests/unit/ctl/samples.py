@@ -100,11 +100,16 @@ def places(node: str, index: int) -> Member:
 
 
 RESTARTED = AloneRestart(rank=0, order=0, at=9_700, exit=137, text="pserver.0, rank 0, failed: SIGKILL (9)")
+VICTIM = AloneRestart(rank=1, order=2, at=9_750, exit=1, text="trainer.0, rank 1, failed: exit code 1", round=1)
+KILLED = AloneRestart(rank=3, order=0, at=9_751, exit=137, text="trainer.1, rank 3, failed: SIGKILL (9)", round=1)
 ROLES = job(
     spec=spec().model_copy(update={"roles": (SERVERS, TRAINERS), "completes": "trainer"}),
     head=head(
         members={"n1": places("n1", 0), "n2": places("n2", 1)},
-        reports={"n1": PodReport(state="running", alone=(RESTARTED, RESTARTED.model_copy(update={"order": 1})))},
+        reports={
+            "n1": PodReport(state="running", alone=(RESTARTED, RESTARTED.model_copy(update={"order": 1}), VICTIM)),
+            "n2": PodReport(state="running", alone=(KILLED,)),
+        },
     ),
 )
 ENDED_PODS = {
