@@ -70,6 +70,21 @@ async def test_who_was_silent_or_had_left_is_not_counted(bench: Bench) -> None:
     assert (reply.awaited, reply.recovers <= USUAL) == ((), True), "n1 is half of n1 and n4"
 
 
+async def test_an_offer_does_not_shelter_the_dead_for_longer_than_it_is_waited(bench: Bench) -> None:
+    """The agent of a node that was cut off with the store offers what its disk has: its life of before lapses as
+    soon as the recovery is over and a lease has passed, and not when all could have come."""
+    await up(bench, "n1", "n2", "n3", "n4")
+    kept = await read(bench, "n4")
+    await bench.beat("n4", length=500)
+    await bench.restart()
+    await bench.store.restore(kept.offer(by="n4", awaited=("n1", "n2", "n3", "n4"), regroup=REGROUP))
+    for node in ("n1", "n2", "n3"):
+        await bench.beat(node)
+    await bench.recovered("n1")
+    await bench.until_lapsed("n4", "n1")
+    await bench.join("n4", life="n4-b", regroup=REGROUP)
+
+
 async def test_after_a_second_restart_all_are_counted_again(bench: Bench) -> None:
     await up(bench, "n1", "n2", "n3", "n4")
     await bench.restart()

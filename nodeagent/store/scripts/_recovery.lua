@@ -36,10 +36,12 @@ local function has_called(id)
   end
   redis.call('DEL', AWAITED)
   recover = math.max(least, served)
+  local usual = math.max(recover, served + credit_ms + lease_ms)
   if not known_loss then
     redis.call('DEL', CALLED)
+    amnesty = math.min(amnesty, usual) -- an offer made it last for as long as all could have been waited for
   else
-    amnesty = math.max(recover, served + credit_ms + lease_ms)
+    amnesty = usual
   end
   redis.call('HSET', META, 'recover', int(recover), 'amnesty', int(amnesty))
 end
