@@ -9,7 +9,15 @@ import click
 
 from nodeagent.ctl.client import Client, job_path, node_path
 from nodeagent.ctl.jobtext import field, folded, job_lines
-from nodeagent.ctl.options import agent_option, connect, job_option, output_option, which_job
+from nodeagent.ctl.options import (
+    agent_option,
+    complete_jobs,
+    complete_nodes,
+    connect,
+    job_option,
+    output_option,
+    which_job,
+)
 from nodeagent.ctl.output import Column, coloured, dump, notice, paint, span, table_lines, terminal_width
 from nodeagent.ctl.terminal import CtlError, Exit, echo
 
@@ -107,8 +115,12 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
     return folded([*lines, "", field("Next", step)], width)
 
 
+def _complete_both(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [*complete_jobs(ctx, param, incomplete), *complete_nodes(ctx, param, incomplete)]
+
+
 @click.command(short_help="Show what a job or node does, and why.")
-@click.argument("name", required=False, metavar="[JOB|NODE]")
+@click.argument("name", required=False, metavar="[JOB|NODE]", shell_complete=_complete_both)
 @job_option
 @output_option
 @agent_option

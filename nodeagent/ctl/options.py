@@ -42,7 +42,8 @@ class Duration(click.ParamType[float]):
         return sum(float(n) * _UNITS[u] for n, u in parts)
 
 
-def _complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Job names for the shell."""
     try:
         jobs = agent_client.find(ctx.obj).get("/v1/jobs")["items"]
     except CtlError:
@@ -67,19 +68,19 @@ def agent_option(command: F) -> F:
 def job_option(command: F) -> F:
     """Adds ``--job``, for users who prefer an option to the argument."""
     return click.option(
-        "--job", "job_named", metavar="JOB", shell_complete=_complete_jobs, help="The job (in place of the argument)."
+        "--job", "job_named", metavar="JOB", shell_complete=complete_jobs, help="The job (in place of the argument)."
     )(command)
 
 
 def job_argument(command: F) -> F:
     """Adds JOB, which may be left out if exactly one job is live, and ``--job``."""
-    argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=_complete_jobs)
+    argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=complete_jobs)
     return argument(job_option(command))
 
 
 def named_job_argument(command: F) -> F:
     """Adds JOB or ``--job``, for verbs that cannot be undone: ``named_job`` reads them."""
-    argument = click.argument("job", required=False, metavar="JOB", shell_complete=_complete_jobs)
+    argument = click.argument("job", required=False, metavar="JOB", shell_complete=complete_jobs)
     return argument(job_option(command))
 
 

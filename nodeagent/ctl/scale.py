@@ -18,6 +18,7 @@ from nodeagent.ctl.options import (
     Duration,
     F,
     agent_option,
+    complete_jobs,
     complete_nodes,
     connect,
     job_argument,
@@ -40,7 +41,7 @@ def _timeout_option(help_text: str) -> Callable[[F], F]:
 
 
 @click.command(short_help="Change how many nodes a job wants, or places of a role.")
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] N|ROLE=N")
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] N|ROLE=N", shell_complete=complete_jobs)
 @job_option
 @_timeout_option(
     "More: rolled back after this long, unless met (default 10m). Fewer: from SIGTERM to SIGKILL (default: the "

@@ -351,7 +351,8 @@ class JobFile(_RoleKeys):
         BeforeValidator(jobvalues.hold_timeout),
         WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
     ] = None
-    """How long the job may wait for nodes before it fails; default: never."""
+    """How long a job that has run may wait for nodes again before it fails; default: never. A job that is queued waits
+    for ever."""
     time_limit: Annotated[
         float | None,
         BeforeValidator(jobvalues.hold_timeout),

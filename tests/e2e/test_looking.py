@@ -85,3 +85,10 @@ def test_the_shell_takes_the_completion_script(shared: Cluster, shell: str) -> N
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this machine")
     subprocess.run([shell, "-n"], input=script, text=True, check=True, capture_output=True, timeout=CALL_LIMIT)
+
+
+@pytest.mark.parametrize("command", ["describe", "drain"])
+def test_the_shell_completes_names(shared: Cluster, command: str) -> None:
+    asks = {"_NODEAGENTCTL_COMPLETE": "bash_complete", "COMP_WORDS": f"nodeagentctl {command} n", "COMP_CWORD": "2"}
+    asking = Cluster(shared.home, shared.work, {**shared.environ, **asks})
+    assert "plain,n1" in asking.ctl().stdout.splitlines()

@@ -36,7 +36,8 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
         return None
     size = scaled_size(scale, head)
     if head is not None and head.state == "active" and _met(scale, head, job.spec.role.nodes.auto):
-        text = f"runs with {size} places of {scale.role} as asked" if scale.role else f"runs on {size} nodes as asked"
+        has = f"runs with {size} places of {scale.role}" if scale.role else f"runs on {size} nodes"
+        text = f"{has}; its target is {scale.want} now" if size < scale.want else f"{has} as asked"
         return _settled(job, scale, "met", "JobScaleMet", text, scale.want if scale.role else job.control.target)
     if not scale.deadline or cluster.served < scale.deadline or size >= scale.want:
         return None

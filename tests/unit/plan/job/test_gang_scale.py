@@ -160,7 +160,13 @@ def test_a_scale_in_has_its_own_grace() -> None:
     usual = fewer.model_copy(update={"grace": None})
     assert proposed(take(["n1", "n2", "n3"], job(usual, ["n1", "n2", "n3"]))).grace is None
     target, scale = settled(take(["n1", "n2", "n3"], job(fewer)))
-    assert (target, scale.state) == (2, "met")
+    assert (target, scale.state, scale.reason) == (2, "met", "runs on 2 nodes as asked")
+
+
+def test_a_lower_target_above_what_runs_is_met_and_says_so() -> None:
+    fewer = Scale(request="r", want=3, before=4)
+    target, scale = settled(take(["n1", "n2"], job(fewer)))
+    assert (target, scale.state, scale.reason) == (3, "met", "runs on 2 nodes; its target is 3 now")
 
 
 def test_it_keeps_its_grace_when_it_has_to_form_again() -> None:
