@@ -61,8 +61,10 @@ def test_a_batch_runs_in_its_order_and_no_more_at_once_than_may(calm: Cluster) -
 def test_a_job_whose_time_is_over_saves_and_has_failed(calm: Cluster) -> None:
     script = "trap 'echo saved; exit 0' TERM; echo left $NODEAGENT_TIME_LEFT; while :; do sleep 0.1; done"
     spec = f'name: limited\ncommand: [sh, -c, "{script}"]\nnodes: 2\nworkers_per_node: 1\nfork_server: off\n'
+    calm.ctl("cordon", "n1", "--reason", "its time is to begin when both are submitted")
     calm.submit(spec + "time_limit: 5s\n")
     calm.submit("name: next\ncommand: ['true']\nnodes: 1\nworkers_per_node: 1\nfork_server: off\nafter: limited\n")
+    calm.ctl("uncordon", "n1")
     job = calm.until_phase("limited", "failed", 60)
     assert (job["reason"], job["outcome"]["code"]) == ("its time limit of 5 s is reached", 124)
     calm.until(lambda: calm.ctl("logs", "limited").stdout.count("saved") == 2, 30, "both workers had their grace")
