@@ -170,12 +170,13 @@ def _unfit_everywhere(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -
     by_why: dict[str, list[str]] = {}
     for one in unfit:
         by_why.setdefault(one.why.removeprefix(f"{one.node} "), []).append(one.node)
-    text = f"no node can run it: {'; '.join(f'{some(nodes)} {why}' for why, nodes in by_why.items())}"
+    reasons = "; ".join(f"{some(nodes)} {why}" for why, nodes in by_why.items())
+    text = f"no node can run it: {reasons}"
     if any(c.passing for c in unfit):
         return _wait(job, f"{text}; it starts when one can", 0)
     if away := [n for n in in_order(cluster) if not cluster.live(n) and not _unfit_before(cluster, job, n)]:
-        text = f"no live node can run it{text.removeprefix('no node can run it')}"
-        return _wait(job, f"{text}; it waits for {some(away)}, which {'is' if len(away) == 1 else 'are'} away", 0)
+        waits = f"it waits for {some(away)}, which {'is' if len(away) == 1 else 'are'} away"
+        return _wait(job, f"no live node can run it: {reasons}; {waits}", 0)
     code = next((c.code for c in unfit if c.code), 1)
     return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
 

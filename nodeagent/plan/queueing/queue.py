@@ -186,14 +186,18 @@ def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()
     is always among them, since it could never start otherwise, and pods that never get ready keep no job from
     getting its turn. Beside them, and once, those that all nodes are to judge. ``line``: the queue, each job with the
     room that it may use. ``before``: what this returned for an earlier view."""
-    now, soon = cluster.served, cluster.served + millis(ASSEMBLE)
-    able = [w.job.uid for w in line if w.has_room and w.job.not_before <= soon]
-    late = now - millis(GIVE_WAY)
-    slow = [uid for uid in able if before.since.get(uid, now) <= late]
-    up = [uid for uid in able if uid not in slow][:NEXT]
-    since = {uid: before.since.get(uid, now) for uid in (*slow, *up)}
-    judged = [w.job.uid for w in line if w.judged_by_some and w.job.not_before <= soon]
-    over = [uid for uid in judged if before.judged_since.get(uid, now) <= late]
-    judging = [uid for uid in judged if uid not in over][:NEXT]
-    judged_since = {uid: before.judged_since.get(uid, now) for uid in (*over, *judging)}
+    soon = cluster.served + millis(ASSEMBLE)
+    begun = [w for w in line if w.job.not_before <= soon]
+    up, slow, since = _turns([w.job.uid for w in begun if w.has_room], before.since, cluster.served)
+    judged = [w.job.uid for w in begun if w.judged_by_some]
+    judging, _, judged_since = _turns(judged, before.judged_since, cluster.served)
     return NextUp(frozenset((*up, *slow[:NEXT], *judging)), since, judged_since)
+
+
+def _turns(uids: Sequence[str], since: Mapping[str, int], now: int) -> tuple[list[str], list[str], dict[str, int]]:
+    """The first NEXT of these jobs that have not had their turn for GIVE_WAY, those that have, and when (served time)
+    each of both got it. ``since``: the last of these for an earlier view."""
+    late = now - millis(GIVE_WAY)
+    slow = [uid for uid in uids if since.get(uid, now) <= late]
+    up = [uid for uid in uids if uid not in slow][:NEXT]
+    return up, slow, {uid: since.get(uid, now) for uid in (*slow, *up)}
