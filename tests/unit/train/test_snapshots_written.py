@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,9 @@ from nodeagent.train.snapshots import (  # noqa: E402
     read_written,
 )
 from nodeagent.train.writeout import WriteOrder, write_out  # noqa: E402
+from tests.unit.train.helpers import memories  # noqa: E402
 
 pytestmark = pytest.mark.torch
-memories: list[SharedBuffer] = []
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    while memories:
-        memories.pop().close()
 
 
 def kept(rank: int, world: int, shared: bool) -> SharedBuffer:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 from nodeagent.train.folder import CheckpointEntry, entries, mark_committed, read_manifest, talk_folder
 from nodeagent.train.memory import Header, SharedBuffer, size_of
 from nodeagent.train.writeout import WriteOrder, WriteOutError, write_out
+from tests.unit.train.helpers import memories
 
 BOUND = 20.0
-memories: list[SharedBuffer] = []
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    while memories:
-        memories.pop().close()
 
 
 def kept(rank: int, step: int, *, world: int = 4, shared: bool = False, generation: int = 3) -> SharedBuffer:
