@@ -13,7 +13,7 @@ from tests.nodes import image
 from tests.nodes.net import HUB
 from tests.nodes.support import STORE, Site
 from tests.nodes.times import record_time, since
-from tests.nodes.training import ends_well, member, running, starts, undisturbed
+from tests.nodes.training import ends_well, member, running, starts, stopped_as_planned, undisturbed
 
 pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
@@ -158,3 +158,18 @@ def test_a_node_that_is_imaged_anew_under_its_name(calm: Site, reference: dict[i
     assert calm.node(victim)["incarnation"]["life"] != life
     ends_well(calm, "anew", reference)
     record_time("node imaged anew under its name", "re-formed; the node joins with a new life")
+
+
+def test_scaled_from_four_to_two_and_back(calm: Site, reference: dict[int, float]) -> None:
+    """By a user on the command line; a planned stop saves a checkpoint first, and counts as nobody's fault."""
+    job = running(calm, "scaled", "'2:4'", 4, steps=80)
+    stood = []
+    for count in (2, 4):
+        calm.ctl("n1", "scale", "scaled", str(count), user="train")
+        job = calm.until_running("scaled", count, above=job["generation"])
+        calm.until_steps("scaled", 5)
+        stood.append(calm.job("scaled")["generations"][-1]["downtime"])
+    stopped_as_planned(calm, "scaled", reference, 80)
+    assert calm.job("scaled")["restarts"] == 0
+    for seconds, change in zip(stood, ("4 nodes to 2", "2 nodes to 4"), strict=True):
+        record_time(f"scaled from {change}: training stands still", "no step lost or made twice", seconds)

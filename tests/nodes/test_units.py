@@ -11,6 +11,7 @@ from tests.nodes.lab import SHARED
 from tests.nodes.node import Node
 from tests.nodes.support import CTL, Site
 from tests.nodes.times import record_time, since
+from tests.nodes.training import stopped_as_planned
 
 pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
@@ -105,12 +106,7 @@ def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, referenc
     assert after["generation"] == before["generation"] + 1
     calm.lab.nodes["n2"].run("systemctl", "start", "nodeagent")
     calm.until_nodes("ready", "n2")
-    calm.until_phase("served", "succeeded", 240)
-    rows = calm.steps("served")
-    check_steps(rows, reference)
-    check_complete(rows, 60)
-    made = [row["step"] for row in rows if row["rank"] == 0]
-    assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was told to stop"
+    stopped_as_planned(calm, "served", reference, 60)
     record_time("`systemctl stop` of a node that trains", "no step lost or made twice", took)
 
 
@@ -123,12 +119,7 @@ def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float])
     calm.lab.nodes[victim].power_off()
     took = since(started)
     assert calm.states()[victim] == "left"
-    calm.until_phase("off", "succeeded", 240)
-    rows = calm.steps("off")
-    check_steps(rows, reference)
-    check_complete(rows, 40)
-    made = [row["step"] for row in rows if row["rank"] == 0]
-    assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was switched off"
+    stopped_as_planned(calm, "off", reference, 40)
     record_time("`poweroff` of a node that trains, drain included", "no step lost or made twice", took)
 
 

@@ -30,6 +30,13 @@ def undisturbed(calm: Site, name: str, reference: dict[int, float], steps: int =
     check_undisturbed(calm.steps(name))
 
 
+def stopped_as_planned(calm: Site, name: str, reference: dict[int, float], steps: int) -> None:
+    """It ends well, and made no step twice: whatever stopped it had the last step saved first."""
+    ends_well(calm, name, reference, steps)
+    made = [row["step"] for row in calm.steps(name) if row["rank"] == 0]
+    assert len(made) == len(set(made)), "a step was made twice: it had not been saved when its workers were stopped"
+
+
 def member(job: dict[str, Any]) -> str:
     """A node that runs it, but not rank 0."""
     return next(str(p["node"]) for p in job["pods"] if p["node"] != job["chief"])
