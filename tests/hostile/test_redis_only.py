@@ -180,7 +180,12 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "ZADD lease 1 n2",
         "ZREM changes job:u1",
         "HSET meta served x",
+        "HSET meta served nan",
+        "HSET meta last nan",
+        "HSET meta amnesty inf",
+        "HSET meta credit -1e308",
         "HSET meta rev x",
+        "HSET meta rev inf",
         "HSET meta rev 1",
         "HSET meta cluster_uid evil",
         "HSET meta era evil",
@@ -197,6 +202,23 @@ async def test_a_record_that_is_damaged(cluster: Cluster, command: str) -> None:
         await cluster.bench.set_control(before, "touch")
     await cluster.until_whole(before)
     await refused("name_taken", cluster.bench.submit("u2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["x", "", "nan", "inf", "-inf", "-1e308", "0.5", "0x10", "1e400"])
+async def test_no_field_of_meta_stops_the_store_whatever_stands_in_it(cluster: Cluster, text: str) -> None:
+    """All that are there, and those that a step writes only now and then."""
+    there = await cluster.raw("HKEYS", prefix(cluster.name) + "meta")
+    assert isinstance(there, list)
+    seldom = {"examined", "looked", "taken", "buried", "least", "known", "recover", "regroup", "stopped", "unattended"}
+    for field in sorted(({*there} | seldom) - {"version"}):  # another version stops all, and says so
+        before = cluster.job()
+        assert before is not None
+        await cluster.raw("HSET", prefix(cluster.name) + "meta", field, text)
+        with suppress(StoreRefusedError, StoreUnavailableError):
+            await cluster.bench.set_control(before, f"touch {field}")
+        await cluster.until_whole(before)
+        await refused("name_taken", cluster.bench.submit("u2"))
 
 
 async def test_a_second_job_of_the_name_is_refused_at_every_moment(cluster: Cluster) -> None:

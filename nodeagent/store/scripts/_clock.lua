@@ -34,18 +34,21 @@ local function refuse(code, text)
   return { 0, code, text }
 end
 
--- If META has another type, lacks a part, or has text where a number belongs, it is deleted. The agents then restore
--- it, as they do for an emptied store.
+-- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes nan,
+-- inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store.
 local function read_meta()
+  local function is_whole(text)
+    return #text <= 16 and string.find(text, '^%-?%d+$')
+  end
   local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
   local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped order '
-    .. 'asked requests unannounced buried horizon floor floored '
+    .. 'asked requests unannounced buried horizon floor floored looked examined unattended '
   local found = redis.pcall('HGETALL', META)
   local map, whole = {}, not found.err
   for i = 1, #found, 2 do
     local field, value = found[i], found[i + 1]
     map[field] = value
-    whole = whole and (tonumber(value) or texts[field] or not string.find(numbers, ' ' .. field .. ' ', 1, true))
+    whole = whole and (texts[field] or is_whole(value) or not string.find(numbers, ' ' .. field .. ' ', 1, true))
   end
   if map.timing or map.era or map.cluster_uid then
     whole = whole and map.timing and map.lease and map.credit and map.gap and map.limit and map.cluster_uid
