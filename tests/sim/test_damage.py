@@ -49,13 +49,19 @@ def test_what_is_removed_while_a_job_runs_is_given_back_and_a_worker_that_dies_i
     simulate(4, scenario)
 
 
-@pytest.mark.parametrize("text", ["", "{"], ids=["nothing", "no JSON"])
+WRITTEN_OVER = [
+    *((key, "") for key in ("job:uid-j", "node:n2", "names", "alloc:n1", "highest", "lease", "changes")),
+    *(("job:uid-j", field) for field in ("control", "spec", "since", "last_number", "head_number", "head_cause")),
+    ("node:n2", "seq"), ("node:n2", "facts"),
+]  # fmt: skip
+"""Keys and fields."""
+
+
 @pytest.mark.parametrize(
-    ("key", "field"),
+    ("key", "field", "text"),
     [
-        *((key, "") for key in ("job:uid-j", "node:n2", "names", "alloc:n1", "highest", "lease", "changes")),
-        *(("job:uid-j", field) for field in ("control", "spec", "since", "last_number", "head_number", "head_cause")),
-        ("node:n2", "seq"), ("node:n2", "facts"),
+        *((key, field, text) for key, field in WRITTEN_OVER for text in ("", "{")),
+        ("meta", "cluster_uid", "evil"), ("meta", "credit", "-1"),
     ],
 )  # fmt: skip
 def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field: str, text: str) -> None:

@@ -37,8 +37,8 @@ end
 -- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes nan,
 -- inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store.
 local function read_meta()
-  local function is_whole(text)
-    return #text <= 16 and string.find(text, '^%-?%d+$')
+  local function is_whole(field, text) -- a machine's clock may stand before 1970
+    return #text <= 16 and string.find(text, field == 'last' and '^%-?%d+$' or '^%d+$')
   end
   local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
   local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped order '
@@ -48,7 +48,7 @@ local function read_meta()
   for i = 1, #found, 2 do
     local field, value = found[i], found[i + 1]
     map[field] = value
-    whole = whole and (texts[field] or is_whole(value) or not string.find(numbers, ' ' .. field .. ' ', 1, true))
+    whole = whole and (texts[field] or is_whole(field, value) or not string.find(numbers, ' ' .. field .. ' ', 1, true))
   end
   if map.timing or map.era or map.cluster_uid then
     whole = whole and map.timing and map.lease and map.credit and map.gap and map.limit and map.cluster_uid
