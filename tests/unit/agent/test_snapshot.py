@@ -147,10 +147,18 @@ def test_an_older_record_never_replaces_a_newer_one() -> None:
 def test_another_store_replaces_everything() -> None:
     snapshot = Snapshot(Timing())
     snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)
-    snapshot.absorb(reply(nodes=(make_node("n9"),), more=True, cluster_uid="c2"), 0.0)
+    snapshot.absorb(reply(nodes=(make_node("n9"),), more=True, cluster_uid="c2", era="another"), 0.0)
     assert not snapshot.complete
     cluster = snapshot.cluster(0.0)
     assert (set(cluster.nodes), set(cluster.jobs)) == ({"n9"}, set())
+
+
+def test_another_name_of_the_same_store_replaces_nothing() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)
+    snapshot.absorb(reply(cluster_uid="evil"), 0.0)
+    assert snapshot.complete
+    assert set(snapshot.cluster(0.0).jobs) == {UID}
 
 
 def test_served_time_runs_on_but_never_by_more_than_a_credit() -> None:
@@ -207,7 +215,7 @@ def test_views_share_what_was_worked_out_until_something_changes() -> None:
         lambda: snapshot.absorb(reply(gone=("node:n2",), rev=4), 1.0),
         lambda: snapshot.absorb_job(make_job("holding").model_copy(update={"rev": 9})),
         lambda: snapshot.forget_job(UID),
-        lambda: snapshot.absorb(reply(cluster_uid="c2", nodes=(make_node("n1"),), jobs=(make_job(),)), 1.0),
+        lambda: snapshot.absorb(reply(cluster_uid="c2", era="b", nodes=(make_node("n1"),), jobs=(make_job(),)), 1.0),
         snapshot.forget,
     )
     for change in changes:
