@@ -136,7 +136,7 @@ class Snapshot:
             if self._anew.complete:
                 self._replace(self._anew)
             return
-        if reply.cluster_uid != self.cluster_uid and reply.era != self.era:  # in one era it is one store's, whoever wrote
+        if reply.cluster_uid != self.cluster_uid and reply.era != self.era:  # one era: one store
             self._clear()
         self._partial = reply.more
         if reply.gone and runs and not {f"job:{uid}" for uid in runs}.isdisjoint(reply.gone):

@@ -150,7 +150,7 @@ class Core:
         self._left = True
 
     def look(self, now: float, obeyed: Callable[[], Mapping[str, float]]) -> Call | None:
-        """What to ask the store now. ``obeyed``: what each pod's shim says (``answers.read_obeyed``); asked for only
+        """What to ask the store now. ``obeyed``: what each pod's shim says (``main.read_obeyed``); asked for only
         where this life goes."""
         order = self.order
         if order is None or self.state in ("lost", "left"):

@@ -110,7 +110,7 @@ class GrantReader:
 
 
 class GrantAnswer:
-    """A shim's side of ``answers.read_obeyed``."""
+    """A shim's side of ``main.read_obeyed``."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -99,8 +99,9 @@ class Promises(NamedTuple):
 
 
 def answer(table: Table, ask: Ask, renewed: float, unserved: float) -> LoanAnswer:
-    """What the table's node says. ``renewed``: seconds since its last good renewal at the store was sent; up to
-    ``unserved`` of them the store answers it: what it lends then would only hold up the gang."""
+    """What the table's node says. ``renewed``: seconds since its last good renewal at the store was sent. If they
+    are no more than ``unserved``, this node still reaches the store, and lends nothing: it would only hold the gang
+    up."""
 
     def no(why: str) -> LoanAnswer:
         return LoanAnswer(False, why, table.node, table.life)

@@ -1,5 +1,5 @@
 """What the node itself adds to a worker's environment: the user's login, the recorded shell, the site's environment
-modules, the job's env_file; and which of two sources wins.
+modules, the job's env_file; and which of two sources wins. RANK and the like come from ``pods/environment.py``.
 
 A login shell of the job's user loads the modules, as on a terminal, once, before anything of the job runs on this node.
 The environment that comes of it goes to fork server, workers and hooks alike, so no start of workers runs a shell.

@@ -26,8 +26,7 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[s
     """Whether a node keeps a pod ready for a job: members, those who will be needed to reach the target, one spare,
     and those whose check failed: their verdict is kept and checked again, not forgotten and found anew. Of a paused
     job those who were members, so that it can go on without importing anew, and those on which it would be closer
-    together. Of jobs that wait only those that are next
-    (``up``, of which ``queue.next_up`` tells)."""
+    together. Of jobs that wait only those that are next (``up``, of which ``queue.next_up`` tells)."""
     if job.phase in TERMINAL or job.control.desired == "stop":
         return False
     member = job.head.members.get(node) if job.head is not None else None

@@ -18,7 +18,7 @@ def read_report(status: PodStatus) -> PodReport | None:
     if status.refused:
         return PodReport(state="refused", reason=status.refused)
     if status.fenced:
-        return PodReport(state="fenced", exits=with_few_texts(status.exits), reason=status.reason)
+        return PodReport(state="fenced", exits=with_few_texts(status.exits))
     if any(is_failure(e) for e in status.exits):
         return PodReport(state="failed", exits=with_few_texts(status.exits))
     done = [e for e in status.exits if not e.stopped and e.code == 0]

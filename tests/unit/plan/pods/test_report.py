@@ -37,6 +37,8 @@ def test_read_report() -> None:
     assert reason((killed,), ENDED) is None, "we stopped it: neither success nor failure"
     assert reason((killed, crash)) == "failed"
     assert reason((killed,), ENDED, fenced=True) == "fenced"
+    noted = {"uid": UID, "phase": "exited", "generation": None, "fenced": True, "reason": "the preload failed"}
+    assert read_report(PodStatus.model_validate(noted)) == PodReport(state="fenced"), "what its shim notes is no cause"
     assert reason((), refused="hook failed") == "refused"
 
 
