@@ -375,6 +375,14 @@ def test_a_rank_that_does_not_exist_is_named(agent: LiveAgent) -> None:
     assert "nothing is kept of what rank 3 wrote" in silent.stderr
 
 
+def test_a_generation_that_does_not_exist_is_named(agent: LiveAgent) -> None:
+    started(agent)
+    result = ctl(agent, "logs", "digits", "--generation", "9")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "job 'digits' has no generation 9: it has had generation 1 only" in result.stderr
+    assert ctl(agent, "logs", "digits", "--generation", "1").exit_code == 0
+
+
 def test_a_job_that_runs_is_not_resumed(agent: LiveAgent) -> None:
     started(agent)
     result = ctl(agent, "resume", "digits")
