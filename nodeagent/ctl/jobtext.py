@@ -501,19 +501,25 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return "wait for jobs of its queue to end, or have an operator give the queue more: nodeagentctl queue get"
     if way.get("kept_for"):
         return f"nothing: it starts after job {way['kept_for']}, or before it where its time_limit is short enough"
-    if way["fit"] >= way["needs"]:
+    if way["enough"]:
         return "nothing: it starts as soon as it is its turn"
-    if way["fit"] + way["pending"] >= way["needs"]:
+    if way["enough_soon"]:
         return "nothing yet: nodes get ready for it"
-    if way["unmet"] and way["live"] >= way["needs"]:
-        return "start nodes that will do, or stop it and submit it anew so that it needs less"
+    few = way["needs"] is not None and way["live"] < way["needs"]
+    if way["unmet"] and not few:
+        return START_OTHERS
+    if few:
+        return f"start more nodes: it needs {way['needs']}, and of all nodes {way['live']} live (nodeagentctl nodes)"
     if way["cordoned"]:
         return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
-    if way["live"] < way["needs"]:
-        return f"start more nodes: it needs {way['needs']}, and of all nodes {way['live']} live (nodeagentctl nodes)"
     if way["held"]:
         return "nothing: it starts when enough of the nodes that other jobs hold are free"
+    if way["needs"] is None:
+        return START_OTHERS
     return "look at what keeps the nodes above from running it: nodeagentctl nodes"
+
+
+START_OTHERS = "start nodes that will do, or stop it and submit it anew so that it needs less"
 
 
 def _outliving(job: Json) -> list[Json]:
