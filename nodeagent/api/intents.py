@@ -89,7 +89,9 @@ def restart(job: JobRecord) -> Change | None:
     not_stopping(job, "restart")
     if job.control.desired == "pause":
         raise ApiError(
-            "state", f"job {job.name!r} is paused; there is nothing to restart", "start it: nodeagentctl resume"
+            "state",
+            f"job {job.name!r} is paused; there is nothing to restart",
+            f"run it again: nodeagentctl resume {job.name}",
         )
     if job.active is None:
         raise ApiError(
