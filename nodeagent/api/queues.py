@@ -22,7 +22,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import QueueShare, holdings, standings
-from nodeagent.plan.fairshare.resources import NOTHING, used
+from nodeagent.plan.fairshare.resources import NOTHING, Resources, size, used
 from nodeagent.plan.queueing.elastic import making_room
 from nodeagent.plan.queueing.queue import places
 from nodeagent.spec.errors import SpecError
@@ -177,23 +177,24 @@ class QueueRoutes:
         auth.may_change_queues(who)
         name, dry_run = requests.request_id(asked), asked.get("dry_run") is True
         if await self.view.store.request(name) is not None:
-            return web.json_response({"changed": False, "changes": [], "dry_run": dry_run})
+            return web.json_response({"changed": False, "changes": [], "dry_run": dry_run, "warning": ""})
 
-        async def attempt() -> tuple[list[Json], int | None, str]:
+        async def attempt() -> tuple[Json, int | None, str]:
             cluster, era = self.view.cluster(), self.view.era
             before = cluster.queues
             after, text = change(cluster)
             _check(cluster, after)
             changes = _differences(before, after)
+            found: Json = {"changed": bool(changes), "changes": changes, "dry_run": dry_run}
+            found["warning"] = _overbooked(cluster, after) if _guarantees(before) != _guarantees(after) else ""
             if dry_run or not changes:
-                return changes, None, era
+                return found, None, era
             rev = max(before.rev, cluster.queues_rev) + 1
             tree = self.view.seal.queues(after.model_copy(update={"rev": rev, "by": who.name}))
             record = await self.view.store.queues(cluster.queues_rev, tree, name, f"{text} (by {who.name})")
-            return changes, record.rev, era
+            return found, record.rev, era
 
-        changes, rev, era = await write_again(self.view, attempt)
-        found: Json = {"changed": bool(changes), "changes": changes, "dry_run": dry_run}
+        found, rev, era = await write_again(self.view, attempt)
         if rev is None:
             return web.json_response(found)
         # the change is written; the snapshot follows with the next beat
@@ -265,6 +266,19 @@ def _check(cluster: Cluster, after: Queues) -> None:
             problems.append(f"queue {name}: it has live jobs ({some}), so it can have no children ({below})")
     if problems:
         raise ApiError("state", "this tree of queues is not possible", _UNCHANGED, problems=problems)
+
+
+def _guarantees(tree: Queues) -> Resources:
+    """What all queues together are guaranteed."""
+    tops = [queue.name for queue in tree.queues if not queue.parent]
+    return Resources(*(sum(tree.guaranteed(name, resource) for name in tops) for resource in Resources._fields))
+
+
+def _overbooked(cluster: Cluster, tree: Queues) -> str:
+    """A sentence if the queues are guaranteed more than the cluster has now; empty if they are not."""
+    both = zip(Resources._fields, _guarantees(tree), size(cluster).total, strict=True)
+    over = [f"{mine} {resource} (there are {there})" for resource, mine, there in both if mine > there]
+    return f"the queues are guaranteed more than there is: {', '.join(over)}" if over else ""
 
 
 def _differences(before: Queues, after: Queues) -> list[Json]:

@@ -212,3 +212,14 @@ async def test_a_tree_that_was_put_back_by_hand_can_be_changed(bench: Bench) -> 
     bench.view.trusted = None
     assert [q.name for q in bench.view.cluster().queues.queues] == ["a", "b"]
     assert bench.view.cluster().queues.rev == 3
+
+
+async def test_a_guarantee_of_more_than_there_is_is_made_with_a_warning(bench: Bench) -> None:
+    assert (await bench.create("small", "guarantee.nodes=1"))["warning"] == ""
+    made = await bench.create("large", "guarantee.nodes=99", "guarantee.slots=2000")
+    assert made["changed"]
+    over = "the queues are guaranteed more than there is: 100 nodes (there are 3)"
+    assert made["warning"] == f"{over}, 2000 slots (there are 12)"
+    assert (await bench.ask("POST", "/large/set", settings=["weight=2"]))["warning"] == "", "it is not about guarantees"
+    tried = await bench.ask("POST", "/large/set", settings=["guarantee.slots="], dry_run=True)
+    assert tried["warning"] == over
