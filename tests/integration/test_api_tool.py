@@ -398,6 +398,16 @@ def test_events_in_lines_and_json(agent: LiveAgent) -> None:
     assert {e["job"] for e in items} == {"digits"}
 
 
+def test_what_is_asked_for_and_what_is_done_are_two_kinds_of_events(agent: LiveAgent) -> None:
+    started(agent)
+    for verb in ("pause", "stop", "delete"):
+        assert ctl(agent, verb, "digits").exit_code == 0
+    items = json.loads(ctl(agent, "events", "-o", "json").stdout)["items"]
+    kinds = [e["kind"] for e in items if e["kind"].startswith(("JobPaus", "JobStop", "JobDelet"))]
+    once = ["JobStopRequested", "JobStopped", "JobDeleteRequested", "JobDeleted"]
+    assert (kinds[0], kinds.count("JobPaused"), kinds[-4:]) == ("JobPauseRequested", 1, once)
+
+
 def test_run_detached(agent: LiveAgent) -> None:
     result = ctl(agent, "run", "--name", "bg", "--detach", "--", "true")
     assert (result.exit_code, result.stdout) == (0, "job/bg\n")
