@@ -21,8 +21,8 @@ from nodeagent.api.serializers import Json, items
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.fairshare.queues import QueueShare, holdings, standings
-from nodeagent.plan.fairshare.resources import NOTHING, Resources, size, used
+from nodeagent.plan.fairshare.queues import QueueShare, holdings, overbooked, standings
+from nodeagent.plan.fairshare.resources import NOTHING, used
 from nodeagent.plan.queueing.elastic import making_room
 from nodeagent.plan.queueing.queue import places
 from nodeagent.spec.errors import SpecError
@@ -186,7 +186,8 @@ class QueueRoutes:
             _check(cluster, after)
             changes = _differences(before, after)
             found: Json = {"changed": bool(changes), "changes": changes, "dry_run": dry_run}
-            found["warning"] = _overbooked(cluster, after) if _guarantees(before) != _guarantees(after) else ""
+            new = [one for one in overbooked(cluster, after) if one not in overbooked(cluster, before)]
+            found["warning"] = "; ".join(new)
             if dry_run or not changes:
                 return found, None, era
             rev = max(before.rev, cluster.queues_rev) + 1
@@ -266,19 +267,6 @@ def _check(cluster: Cluster, after: Queues) -> None:
             problems.append(f"queue {name}: it has live jobs ({some}), so it can have no children ({below})")
     if problems:
         raise ApiError("state", "this tree of queues is not possible", _UNCHANGED, problems=problems)
-
-
-def _guarantees(tree: Queues) -> Resources:
-    """What all queues together are guaranteed."""
-    tops = [queue.name for queue in tree.queues if not queue.parent]
-    return Resources(*(sum(tree.guaranteed(name, resource) for name in tops) for resource in Resources._fields))
-
-
-def _overbooked(cluster: Cluster, tree: Queues) -> str:
-    """A sentence if the queues are guaranteed more than the cluster has now; empty if they are not."""
-    both = zip(Resources._fields, _guarantees(tree), size(cluster).total, strict=True)
-    over = [f"{mine} {resource} (there are {there})" for resource, mine, there in both if mine > there]
-    return f"the queues are guaranteed more than there is: {', '.join(over)}" if over else ""
 
 
 def _differences(before: Queues, after: Queues) -> list[Json]:

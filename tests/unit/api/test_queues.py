@@ -218,8 +218,8 @@ async def test_a_guarantee_of_more_than_there_is_is_made_with_a_warning(bench: B
     assert (await bench.create("small", "guarantee.nodes=1"))["warning"] == ""
     made = await bench.create("large", "guarantee.nodes=99", "guarantee.slots=2000")
     assert made["changed"]
-    over = "the queues are guaranteed more than there is: 100 nodes (there are 3)"
-    assert made["warning"] == f"{over}, 2000 slots (there are 12)"
-    assert (await bench.ask("POST", "/large/set", settings=["weight=2"]))["warning"] == "", "it is not about guarantees"
-    tried = await bench.ask("POST", "/large/set", settings=["guarantee.slots="], dry_run=True)
-    assert tried["warning"] == over
+    over = "queues are guaranteed 100 nodes, and the live nodes have 3"
+    assert made["warning"] == f"{over}; queues are guaranteed 2000 slots, and the live nodes have 12"
+    assert (await bench.ask("POST", "/large/set", settings=["weight=2"]))["warning"] == "", "said before"
+    tried = await bench.ask("POST", "/large/set", settings=["guarantee.gpus=9"], dry_run=True)
+    assert tried["warning"] == "queues are guaranteed 9 gpus, and the live nodes have 0"

@@ -11,7 +11,7 @@ from nodeagent.ctl import queue
 from nodeagent.ctl.main import cli
 
 
-@pytest.mark.parametrize("warning", ["", "the queues are guaranteed more than there is: 99 nodes (there are 3)"])
+@pytest.mark.parametrize("warning", ["", "queues are guaranteed 99 nodes, and the live nodes have 3"])
 def test_a_warning_is_one_line_and_no_refusal(warning: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Agent:
         def change(self, *_: object, **_more: object) -> dict[str, Any]:
