@@ -114,8 +114,9 @@ class Applier:
                     late = max(0.0, self._clock.wall() - min(ends))
                     report = report.model_copy(update={"detected": round(late, 4)})
                 report = report.model_copy(update={"unreachable": self._peers_of(uid)})
+                text = why if report.state == "failed" else ""
                 return await self._write(
-                    self._store.report(uid, token, self._lease.node, self._lease.incarnation, report)
+                    self._store.report(uid, token, self._lease.node, self._lease.incarnation, report, text)
                 )
             case pod.Keep(uid, token, expect, keepers, why):
                 log.info("keep", generation=token.number, why=why)

@@ -48,20 +48,22 @@ MAX_JOBS = 200
 
 def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
     """The node's state in one word, and the reason."""
+    cordon = node.cordon
+    own = cordon if cordon is not None and cordon.by != WINDOW else None
+    kept = "" if own is None else f"; {'drained' if own.drain else 'cordoned'}: {own.reason} (by {own.by})"
     if node.left:
-        return "left", "its agent was stopped in good order"
+        return "left", "its agent was stopped in good order" + kept
     if node.lost:
-        return "lost", "its lease lapsed and its place was given to others, or it was forgotten; it may come back anew"
+        text = "its lease lapsed and its place was given to others, or it was forgotten; it may come back anew"
+        return "lost", text + kept
     if node.id in cluster.lapsed:
-        return "silent", "its lease has lapsed; nobody has needed to declare it lost"
+        return "silent", "its lease has lapsed; nobody has needed to declare it lost" + kept
     if node.reserved is not None and node.reserved.leaves:
-        cordon = node.cordon
-        own = f"; drained: {cordon.reason} (by {cordon.by})" if cordon is not None and cordon.by != WINDOW else ""
-        return "reserved", node.reserved.text + own
+        return "reserved", node.reserved.text + kept
     if node.facts.notice is not None:
         return "leaving", node.facts.notice.text
-    if node.cordon is not None:
-        return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
+    if cordon is not None:
+        return ("draining" if cordon.drain else "cordoned"), f"{cordon.reason} (by {cordon.by})"
     claim = claimed(node.facts)
     if claim is not None and claim.whole:
         return "repairing", described(node)

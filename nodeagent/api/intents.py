@@ -28,6 +28,7 @@ class Change:
 
     change: dict[str, Any]
     event: str
+    """Its kind: of what takes its time and has an event when it is done, another one (JobStopRequested, JobStopped)."""
     text: str
 
 
@@ -73,7 +74,7 @@ def pause(job: JobRecord) -> Change | None:
     not_stopping(job, "pause")
     if job.control.desired == "pause":
         return None
-    return Change({"desired": "pause"}, "JobPaused", "pause")
+    return Change({"desired": "pause"}, "JobPauseRequested", "pause")
 
 
 def resume(job: JobRecord) -> Change | None:
@@ -89,7 +90,9 @@ def restart(job: JobRecord) -> Change | None:
     not_stopping(job, "restart")
     if job.control.desired == "pause":
         raise ApiError(
-            "state", f"job {job.name!r} is paused; there is nothing to restart", "start it: nodeagentctl resume"
+            "state",
+            f"job {job.name!r} is paused; there is nothing to restart",
+            f"run it again: nodeagentctl resume {job.name}",
         )
     if job.active is None:
         raise ApiError(
@@ -105,7 +108,7 @@ def stop(job: JobRecord) -> Change | None:
     _alive(job, "stop")
     if job.control.desired == "stop":
         return None
-    return Change({"desired": "stop"}, "JobStopped", "stop")
+    return Change({"desired": "stop"}, "JobStopRequested", "stop")
 
 
 def delete(job: JobRecord) -> Change | None:
@@ -113,8 +116,8 @@ def delete(job: JobRecord) -> Change | None:
     if job.control.delete:
         return None
     if job.phase in TERMINAL:
-        return Change({"delete": True}, "JobDeleted", "delete")
-    return Change({"desired": "stop", "delete": True}, "JobDeleted", "stop and delete")
+        return Change({"delete": True}, "JobDeleteRequested", "delete")
+    return Change({"desired": "stop", "delete": True}, "JobDeleteRequested", "stop and delete")
 
 
 Verb = Literal["scale", "scaleout", "scalein"]

@@ -147,11 +147,12 @@ def policies_due(job: JobRecord, cluster: Cluster) -> list[Json]:
 
 def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     """For a job in the queue: how its waiting could be ended; None for any other job. ``backoff``: seconds until it may
-    start again. ``needs``, ``fit``, ``pending``, ``live``: the number of nodes that it needs at least, that could run
-    it now, that could run it once they are ready, and that are live. ``cordoned``: the first few suitable nodes that
-    are cordoned; ``unmet``: why no known nodes are suitable; ``held``: other jobs hold nodes; ``barred``: nodes have
-    room, but its queue may not use more; ``blocked``: it waits for other jobs; ``begins``: its start time has not come;
-    ``kept_for``: the job ahead for which suitable nodes are kept, else empty."""
+    start again. ``needs``, ``fit``, ``pending``, ``live``: the number of nodes that it needs at least (None for a job
+    of several roles, whose places may share nodes), that could run it now, that could run it once they are ready, and
+    that are live. ``enough``, ``enough_soon``: these are enough now, or once they are ready. ``cordoned``: the first
+    few suitable nodes that are cordoned; ``unmet``: why no known nodes are suitable; ``held``: other jobs hold nodes;
+    ``barred``: nodes have room, but its queue may not use more; ``blocked``: it waits for other jobs; ``begins``: its
+    start time has not come; ``kept_for``: the job ahead for which suitable nodes are kept, else empty."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
@@ -161,7 +162,9 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
     return {
         "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),
-        "needs": job.sized_before.nodes.min,
+        "needs": None if job.spec.several else job.sized_before.nodes.min,
+        "enough": room.enough,
+        "enough_soon": room.enough_soon,
         "fit": room.fit,
         "pending": room.pending,
         "live": room.live,

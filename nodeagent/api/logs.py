@@ -95,6 +95,7 @@ class LogRoutes:
         elif first is None:
             first, last = newest, (None if follow else newest)
         query = Query(first, last, requests.number(request, "rank"), requests.number(request, "tail"))
+        _check_generation(job, only)
         _check_rank(job, query)
         alone, wide = requests.flag(request, "local_only"), query.first < newest
         asked = _Asked(job, query, alone, wide, lambda: auth.caller(request, self.view.config.jobs))
@@ -284,6 +285,19 @@ class _Asked:
     @property
     def uid(self) -> str:
         return self.job.uid
+
+
+def _check_generation(job: JobRecord, number: int | None) -> None:
+    """Raises ``ApiError`` for a generation that the job never had."""
+    newest = max(job.last_number, job.active.number if job.active else 0, job.head.number if job.head else 0)
+    if number is None or 1 <= number <= newest:
+        return
+    has = {0: "none yet", 1: "generation 1 only"}.get(newest, f"generations 1 to {newest}")
+    raise ApiError(
+        "not_found",
+        f"job {job.name!r} has no generation {number}: it has had {has}",
+        f"see them: nodeagentctl describe {job.name}",
+    )
 
 
 def _check_rank(job: JobRecord, query: Query) -> None:

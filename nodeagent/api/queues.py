@@ -21,7 +21,7 @@ from nodeagent.api.serializers import Json, items
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.fairshare.queues import QueueShare, holdings, standings
+from nodeagent.plan.fairshare.queues import QueueShare, holdings, overbooked, standings
 from nodeagent.plan.fairshare.resources import NOTHING, used
 from nodeagent.plan.queueing.elastic import making_room
 from nodeagent.plan.queueing.queue import places
@@ -177,23 +177,25 @@ class QueueRoutes:
         auth.may_change_queues(who)
         name, dry_run = requests.request_id(asked), asked.get("dry_run") is True
         if await self.view.store.request(name) is not None:
-            return web.json_response({"changed": False, "changes": [], "dry_run": dry_run})
+            return web.json_response({"changed": False, "changes": [], "dry_run": dry_run, "warning": ""})
 
-        async def attempt() -> tuple[list[Json], int | None, str]:
+        async def attempt() -> tuple[Json, int | None, str]:
             cluster, era = self.view.cluster(), self.view.era
             before = cluster.queues
             after, text = change(cluster)
             _check(cluster, after)
             changes = _differences(before, after)
+            found: Json = {"changed": bool(changes), "changes": changes, "dry_run": dry_run}
+            new = [one for one in overbooked(cluster, after) if one not in overbooked(cluster, before)]
+            found["warning"] = "; ".join(new)
             if dry_run or not changes:
-                return changes, None, era
+                return found, None, era
             rev = max(before.rev, cluster.queues_rev) + 1
             tree = self.view.seal.queues(after.model_copy(update={"rev": rev, "by": who.name}))
             record = await self.view.store.queues(cluster.queues_rev, tree, name, f"{text} (by {who.name})")
-            return changes, record.rev, era
+            return found, record.rev, era
 
-        changes, rev, era = await write_again(self.view, attempt)
-        found: Json = {"changed": bool(changes), "changes": changes, "dry_run": dry_run}
+        found, rev, era = await write_again(self.view, attempt)
         if rev is None:
             return web.json_response(found)
         # the change is written; the snapshot follows with the next beat

@@ -165,12 +165,11 @@ def job_json(
     away: bool = False,
     names: Callable[[int], str] = DATABASE.shown,
 ) -> Json:
-    """One job, in the form of lists. ``now`` is Unix time; age and duration are seconds; ``away``: see ``pods_json``;
-    ``names``: users by uid."""
+    """One job, in the form of lists. ``now`` is Unix time; age and duration are seconds, and the duration is the
+    time that it had its nodes, as for its time limit; ``away``: see ``pods_json``; ``names``: users by uid."""
     size, head, cause = job.sized.nodes, job.head, judged_cause(job)
     gang, spares = pods_json(job, cluster, published, away)
     chief = head.ordered()[0].node if head is not None and head.members else None
-    until = job.ended if job.ended is not None else now
     return {
         "name": job.name,
         "uid": job.uid,
@@ -185,7 +184,7 @@ def job_json(
         "borrowed": borrowed(cluster, job) if size.auto else None,
         "roles": _roles(job),
         "age": round(max(0.0, now - job.submitted), 1),
-        "duration": None if job.started is None else round(max(0.0, until - job.started), 1),
+        "duration": None if job.first_active is None else round(job.time_used(cluster.served) / 1000, 1),
         "chief": chief,
         "gpus": _gpus(head),
         "world_nodes": 0 if head is None else len(head.members),

@@ -41,6 +41,25 @@ def not_ended(job: Json, what: str) -> None:
         )
 
 
+WANTED = {"pause": "pause", "resume": "run", "restart": "run"}
+"""What each command wants of the job."""
+TAKEN_BACK = {"pause": "paused", "run": "resumed"}
+"""What was done to a job of which something else is wanted by now."""
+
+
+def not_taken_back(job: Json, verb: str, rev: int, past: str) -> None:
+    """Raises ``CtlError`` if the job was resumed or paused by a change after the command's own, which has this revision
+    of the control: the state that the command waits for need never come. A view without the own change proves
+    nothing."""
+    now = TAKEN_BACK.get(job["desired"])
+    if now is not None and job["desired"] != WANTED.get(verb, job["desired"]) and job["control_rev"] >= rev:
+        raise CtlError(
+            f"job {job['name']} was {now} before it was {past}: {job['phase']}: {job['reason'] or 'no reason given'}",
+            Exit.FAILED,
+            f"see by whom: nodeagentctl events --job {job['name']}",
+        )
+
+
 def _wait(client: Client, uid: str, done: Callable[[Json], bool], timeout: float, what: str) -> Json:
     client.endure(PATIENCE)
     return wait(lambda: client.get(job_path(uid)), done, job_line, timeout, what)
@@ -129,8 +148,15 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
         demand_saved(f"job/{after['name']} {verb}", after)
         return
     mention_unsaved(f"job/{after['name']} {verb}", after)
+
+    def settled(job: Json) -> bool:
+        if done(job):
+            return True
+        not_taken_back(job, verb, after["control_rev"], past)
+        return False
+
     try:
-        last = _wait(client, after["uid"], done, asked["timeout"], f"{verb} {after['name']}")
+        last = _wait(client, after["uid"], settled, asked["timeout"], f"{verb} {after['name']}")
     except WaitTimedOutError as late:
         raise WaitTimedOutError(
             f"{late.message}; it goes on and nothing was taken back", f"nodeagentctl describe {after['name']}"

@@ -146,7 +146,7 @@ def _find(client: Client, name: str | None, job_named: str | None) -> tuple[str,
     if name and name.startswith("node/"):
         return "node", client.get(node_path(name.removeprefix("node/")))
     if not name or job_named or name.startswith("job/"):
-        return "job", client.get(job_path(which_job(client, name, job_named)))
+        return "job", client.get(job_path(which_job(client, (name or "").removeprefix("job/"), job_named)))
     try:
         return "job", client.get(job_path(name))
     except CtlError as no_job:

@@ -9,7 +9,7 @@ import click
 
 from nodeagent.ctl.jobtext import limits_text
 from nodeagent.ctl.options import agent_option, connect, output_option
-from nodeagent.ctl.output import Column, coloured, dump, fold, show, terminal_width
+from nodeagent.ctl.output import Column, coloured, dump, fold, hang, show, terminal_width
 from nodeagent.ctl.terminal import Exit, NoAgentError, echo
 from nodeagent.ctl.where import Where
 
@@ -19,8 +19,8 @@ COLOURS = {"error": "red", "warning": "yellow", "info": "bright_black"}
 COLUMNS = (
     Column("SEVERITY", lambda f: f["severity"]),
     Column("WHERE", lambda f: f["where"]),
-    Column("WHAT", lambda f: f["what"]),
-    Column("FIX", lambda f: f["fix"]),
+    Column("WHAT", lambda f: f["what"], text=True),
+    Column("FIX", lambda f: f["fix"], text=True),
 )
 
 
@@ -50,7 +50,7 @@ def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
         for where in dict.fromkeys(f["where"] for f in found["items"]):
             echo(where)
     else:
-        for line in lines(found["items"], coloured()):
+        for line in lines(found["items"], coloured(), terminal_width()):
             echo(line)
     if fmt in ("table", "wide"):
         for line in limit_lines(found, terminal_width()):
@@ -69,17 +69,18 @@ def _alone(why: str, peers: bool) -> Json:
     return report(found) | {"node": None, "limits": None, "peers": None}
 
 
-def lines(findings: list[Json], colour: bool) -> list[str]:
-    """Each finding, and below it the fix."""
+def lines(findings: list[Json], colour: bool, width: int | None = None) -> list[str]:
+    """Each finding, and below it the fix, folded to a ``width``."""
     wide = max((len(f["where"]) for f in findings), default=0)
     out = []
     for f in findings:
-        severity = f["severity"].ljust(7)
+        severity, left = f["severity"].ljust(7), 7 + 2 + wide + 2
+        first, *more = hang(f"{severity}  {f['where'].ljust(wide)}  {f['what']}", width, left)
         if colour:
-            severity = click.style(severity, fg=COLOURS.get(f["severity"]))
-        out.append(f"{severity}  {f['where'].ljust(wide)}  {f['what']}")
+            first = click.style(severity, fg=COLOURS.get(f["severity"])) + first.removeprefix(severity)
+        out += [first, *more]
         if f["fix"]:
-            out.append(f"{'':7}  {'':{wide}}  fix: {f['fix']}")
+            out += hang(f"{'':{left}}fix: {f['fix']}", width, left)
     return out
 
 

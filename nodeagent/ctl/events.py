@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option
-from nodeagent.ctl.output import dump
+from nodeagent.ctl.output import dump, hang, terminal_width
 from nodeagent.ctl.terminal import NoAgentError, echo
 from nodeagent.ctl.waiting import PATIENCE
 
@@ -18,14 +18,15 @@ Json = dict[str, Any]
 HEADING = f"{'TIME':<19}  {'KIND':<18}  ABOUT AND WHY"
 
 
-def event_line(event: Json, wide: bool = False) -> str:
-    """Time, kind, subject, and the sentence; ``wide``: also its id first, for ``--after``."""
+def event_line(event: Json, wide: bool = False, width: int | None = None) -> str:
+    """Time, kind, subject, and the sentence, folded to a ``width``; ``wide``: also its id first, for ``--after``."""
     seconds = int(event["id"].partition("-")[0]) / 1000
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     about = [event["job"] and f"job/{event['job']}", event["node"] and f"node/{event['node']}"]
     about.append(f"generation {event['generation']}" if event["generation"] else "")
     parts = (event["id"] if wide else "", when, f"{event['kind']:<18}", " ".join(a for a in about if a), event["text"])
-    return "  ".join(part for part in parts if part)
+    before = sum(len(part) + 2 for part in parts[:3] if part)
+    return "\n".join(hang("  ".join(part for part in parts if part), width, before))
 
 
 @click.command(short_help="Print what happened in the cluster.")
@@ -65,7 +66,7 @@ def events(
 
 
 def _text(event: Json, fmt: str) -> str:
-    """One event while following: a line, or a YAML document."""
+    """One event while following: a line, on a terminal folded to its width, or a YAML document."""
     if fmt == "name":
         return f"event/{event['id']}"
     if fmt == "json":
@@ -76,4 +77,4 @@ def _text(event: Json, fmt: str) -> str:
         import yaml
 
         return "---\n" + str(yaml.safe_dump(event, sort_keys=False, allow_unicode=True)).rstrip()
-    return event_line(event, fmt == "wide")
+    return event_line(event, fmt == "wide", terminal_width())

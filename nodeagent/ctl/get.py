@@ -98,7 +98,7 @@ def get(ctx: click.Context, job: str | None, job_named: str | None, everything: 
     """
     client = connect(ctx)
     if named := job or job_named:
-        _one(client, named.removeprefix("job/"), fmt, everything=everything)
+        _one(client, named, fmt, everything=everything)
         return
     answer = _listed(client, everything=everything)
     if fmt == "table" and not everything:

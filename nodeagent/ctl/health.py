@@ -75,7 +75,7 @@ def inject(ctx: click.Context, node: str, xid: int, gpu: str, request_id: str | 
 
 
 def _change(client: Client, node: str, what: str, request_id: str | None, **more: object) -> Json:
-    return client.change("POST", f"{node_path(node.removeprefix('node/'))}/health/{what}", request_id, **more)
+    return client.change("POST", f"{node_path(node)}/health/{what}", request_id, **more)
 
 
 COLUMNS = (
@@ -105,7 +105,7 @@ def diag(
     The exit code is 1 if a check failed, 6 if nothing could be checked.
     """
     client = connect(ctx)
-    name = node.removeprefix("node/") if node else client.get("/v1/version")["node"]
+    name = node or client.get("/v1/version")["node"]
     path = f"{node_path(name)}/diag"
     client.change("POST", path, request_id, gpu=gpu, busy=busy)
     found = wait(

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from nodeagent.ctl.options import ENDED
 from nodeagent.ctl.output import Column, fold, hours, paint, part, size, span, table_lines
 from nodeagent.ctl.terminal import one_line
 
@@ -120,7 +121,6 @@ def _head(job: Json, colour: bool) -> list[str]:
     size = f"{job['min']}" if job["min"] == job["max"] else f"{job['min']} to {job['max']}, target {job['target']}"
     if job["borrowed"] is not None:
         size += f", {job['borrowed']} borrowed on top of it"
-    budget = job["budget"]
     lines = [
         field("Job", f"{job['name']} (uid {job['uid']})"),
         field("Phase", paint(job["phase"], colour) + (" (being deleted)" if job["deleting"] else "")),
@@ -148,12 +148,8 @@ def _head(job: Json, colour: bool) -> list[str]:
         *_hang(spec),
         *_policies(job),
         *_ties(job),
-        field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
-        field(
-            "Budget",
-            f"{budget['used']} of {budget['max']} restarts spent within {span(budget['window'])}; "
-            f"{budget['left']} left",
-        ),
+        field("Age", f"{span(job['age'])}; {_ran(job)}; {_restarts(job)}"),
+        field("Budget", _budget(job["budget"])),
     ]
     if (used := job["usage"])["goodput"] is not None:
         lines.append(field("Used", use_text(used)))
@@ -283,6 +279,20 @@ def _scale(scale: Json) -> str:
     )
 
 
+def _ran(job: Json) -> str:
+    return "has not run" if job["duration"] is None else f"ran for {span(job['duration'])}"
+
+
+def _budget(budget: Json) -> str:
+    """The restarts that are left. A fault that found none left counts, too."""
+    most, used = budget["max"], budget["used"]
+    needed = f"{count(used, 'fault')} needed one"
+    if not most:
+        return "no restart is allowed" + (f"; {needed}" if used else "")
+    spent = f"{min(used, most)} of {most} restarts spent within {span(budget['window'])}"
+    return f"{spent}; " + (needed if used > most else f"{budget['left']} left")
+
+
 def _restarts(job: Json) -> str:
     return f"restarted {_times(job['restarts'])}"
 
@@ -395,9 +405,11 @@ def _times(number: int) -> str:
 
 
 def _left_out(job: Json) -> list[str]:
-    if not job["outside"]:
+    """Nodes that the newest generation was formed without. Most reasons begin with the node's name."""
+    if not job["outside"] or job["phase"] in ENDED:
         return []
-    return ["Left out:", *(f"  {node}: {why}" for node, why in sorted(job["outside"].items()))]
+    reasons = ((node, why.removeprefix(f"{node} ")) for node, why in sorted(job["outside"].items()))
+    return ["Left out:", *(f"  {node}: {why}" for node, why in reasons)]
 
 
 def _still(generation: Json) -> str:
@@ -462,7 +474,7 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     end = blamed(job)
     if end is None:
         return []
-    cost = "spent one restart of the budget" if end["counts"] else "spent no restart"
+    cost = "spent one restart of the budget" if end["counts"] and job["budget"]["max"] else "spent no restart"
     if end["judged_when"]:
         cost = f"so far; {end['judged_when']}"
     lines = [f"Blamed for the end of generation {end['generation']} ({cost}):"]
@@ -501,19 +513,25 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return "wait for jobs of its queue to end, or have an operator give the queue more: nodeagentctl queue get"
     if way.get("kept_for"):
         return f"nothing: it starts after job {way['kept_for']}, or before it where its time_limit is short enough"
-    if way["fit"] >= way["needs"]:
+    if way["enough"]:
         return "nothing: it starts as soon as it is its turn"
-    if way["fit"] + way["pending"] >= way["needs"]:
+    if way["enough_soon"]:
         return "nothing yet: nodes get ready for it"
-    if way["unmet"] and way["live"] >= way["needs"]:
-        return "start nodes that will do, or stop it and submit it anew so that it needs less"
+    few = way["needs"] is not None and way["live"] < way["needs"]
+    if way["unmet"] and not few:
+        return START_OTHERS
+    if few:
+        return f"start more nodes: it needs {way['needs']}, and of all nodes {way['live']} live (nodeagentctl nodes)"
     if way["cordoned"]:
         return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
-    if way["live"] < way["needs"]:
-        return f"start more nodes: it needs {way['needs']}, and of all nodes {way['live']} live (nodeagentctl nodes)"
     if way["held"]:
         return "nothing: it starts when enough of the nodes that other jobs hold are free"
+    if way["needs"] is None:
+        return START_OTHERS
     return "look at what keeps the nodes above from running it: nodeagentctl nodes"
+
+
+START_OTHERS = "start nodes that will do, or stop it and submit it anew so that it needs less"
 
 
 def _outliving(job: Json) -> list[Json]:
@@ -547,6 +565,8 @@ def _next(job: Json) -> list[str]:
     name, phase = job["name"], job["phase"]
     if job["deleting"]:
         step = "nothing: the record goes away by itself once nothing runs any more"
+    elif phase == "failed" and job["started"] is None:
+        step = "correct what Why says, then submit it again; no worker of it ran, so there is no output"
     elif phase == "failed":
         step = f"correct what failed (nodeagentctl logs {name} --tail 50), then submit it again"
     elif phase == "stopped":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeagent.ctl.options import Duration, output_option
+from nodeagent.ctl.options import NODE, Duration, output_option
 from nodeagent.ctl.output import Column, dump, show
 from nodeagent.ctl.terminal import CtlError, echo
 
@@ -94,37 +94,37 @@ def add(name: str | None) -> None:
 
 
 @local.command(short_help="Cut a node's power.")
-@click.argument("node", metavar="NODE")
+@click.argument("node", type=NODE, metavar="NODE")
 @name_option
 def kill(node: str, name: str | None) -> None:
     """Cut the power of NODE: its agent, shims and workers are killed at once, and it stays down until `local start`."""
     with _telling():
-        reply = _ask(name, "kill", node=node.removeprefix("node/"))
+        reply = _ask(name, "kill", node=node)
     echo(
         f"node/{reply['node']} " + (f"killed ({reply['killed']} processes)" if reply["changed"] else "was down already")
     )
 
 
 @local.command(short_help="Switch a node's power on again.")
-@click.argument("node", metavar="NODE")
+@click.argument("node", type=NODE, metavar="NODE")
 @name_option
 def start(node: str, name: str | None) -> None:
     """Switch the power of NODE on again, as after a reboot; return when it has joined."""
     with _telling():
-        reply = _ask(name, "start", node=node.removeprefix("node/"))
+        reply = _ask(name, "start", node=node)
         _await(name, reply["node"])
     echo(f"node/{reply['node']} " + ("started" if reply["changed"] else "was on already"))
 
 
 @local.command(short_help="Restart a node's agent, as planned.")
-@click.argument("node", metavar="NODE")
+@click.argument("node", type=NODE, metavar="NODE")
 @click.option("--away", type=Duration(), default="0s", metavar="DURATION", help="Start it again only after this long.")
 @name_option
 def restart(node: str, away: float, name: str | None) -> None:
     """Restart the agent of NODE as `systemctl restart` or an upgrade does: it is asked to end (SIGTERM), and started
     again. Its workers train on meanwhile (for 30 s at most). Does not wait."""
     with _telling():
-        reply = _ask(name, "restart", node=node.removeprefix("node/"), away=away)
+        reply = _ask(name, "restart", node=node, away=away)
     echo(f"node/{reply['node']} restarting (agent {reply['agent_pid']} was asked to end)")
 
 

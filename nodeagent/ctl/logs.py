@@ -205,7 +205,12 @@ def _of_array(client: Client, ref: str, follow: bool, query: dict[str, Any]) -> 
         raise CtlError(f"{ref} is an array of {len(jobs)} jobs", Exit.USAGE, f"follow one: logs -f {jobs[0]['name']}")
     for job in jobs:
         echo(f"==> {job['name']} <==", err=True)
-        print_logs(client, job["uid"], Printer(), follow=False, **query)
+        try:
+            print_logs(client, job["uid"], Printer(), follow=False, **query)
+        except CtlError as error:  # this job has no such generation or rank; others may
+            if error.code != Exit.NOT_FOUND:
+                raise
+            echo(f"nodeagentctl: {error.message}", err=True)
     return bool(jobs)
 
 

@@ -79,7 +79,7 @@ def nodes(ctx: click.Context, node: str | None, fmt: str) -> None:
     """List the nodes of the cluster; or show one NODE."""
     client = connect(ctx)
     if node:
-        show(client.get(node_path(node.removeprefix("node/"))), fmt, "node", COLUMNS, single=True)
+        show(client.get(node_path(node)), fmt, "node", COLUMNS, single=True)
         return
     show(client.pages("/v1/nodes"), fmt, "node", COLUMNS, empty="no node has joined yet")
 

@@ -42,6 +42,20 @@ class Duration(click.ParamType[float]):
         return sum(float(n) * _UNITS[u] for n, u in parts)
 
 
+class Named(click.ParamType[str]):
+    """Converts ``NAME`` or ``node/NAME``, as ``-o name`` prints it, to the name."""
+
+    def __init__(self, kind: str) -> None:
+        self.name = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name without its kind."""
+        return str(value).removeprefix(f"{self.name}/")
+
+
+JOB, NODE = Named("job"), Named("node")
+
+
 def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Job names for the shell."""
     try:
@@ -67,27 +81,27 @@ def agent_option(command: F) -> F:
 
 def job_option(command: F) -> F:
     """Adds ``--job``, for users who prefer an option to the argument."""
-    return click.option(
-        "--job", "job_named", metavar="JOB", shell_complete=complete_jobs, help="The job (in place of the argument)."
-    )(command)
+    words = "The job (in place of the argument)."
+    option = click.option("--job", "job_named", type=JOB, metavar="JOB", shell_complete=complete_jobs, help=words)
+    return option(command)
 
 
 def job_argument(command: F) -> F:
     """Adds JOB, which may be left out if exactly one job is live, and ``--job``."""
-    argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=complete_jobs)
+    argument = click.argument("job", type=JOB, required=False, metavar="[JOB]", shell_complete=complete_jobs)
     return argument(job_option(command))
 
 
 def named_job_argument(command: F) -> F:
     """Adds JOB or ``--job``, for verbs that cannot be undone: ``named_job`` reads them."""
-    argument = click.argument("job", required=False, metavar="JOB", shell_complete=complete_jobs)
+    argument = click.argument("job", type=JOB, required=False, metavar="JOB", shell_complete=complete_jobs)
     return argument(job_option(command))
 
 
 def node_argument(required: bool = True) -> Callable[[F], F]:
     """Adds NODE."""
     metavar = "NODE" if required else "[NODE]"
-    return click.argument("node", required=required, metavar=metavar, shell_complete=complete_nodes)
+    return click.argument("node", type=NODE, required=required, metavar=metavar, shell_complete=complete_nodes)
 
 
 def output_option(command: F) -> F:
@@ -137,7 +151,7 @@ def which_job(client: Client, argument: str | None, named: str | None) -> str:
         raise CtlError(f"two jobs are named: {argument!r} and --job {named!r}", Exit.USAGE, "name one")
     given = argument or named
     if given:
-        return given.removeprefix("job/")
+        return given
     live = [j for j in client.get("/v1/jobs")["items"] if j["phase"] not in ENDED]
     if len(live) == 1:
         uid: str = live[0]["uid"]

@@ -126,6 +126,11 @@ def fold(line: str, width: int | None, indent: int) -> list[str]:
     return [*lines, rest.rstrip()] if rest.strip() else lines
 
 
+def hang(line: str, width: int | None, indent: int) -> list[str]:
+    """``fold`` below the line's last part, which begins at ``indent``, if there is room to read it there."""
+    return fold(line, width, indent if width is None or width - indent >= LEAST_TEXT else 4)
+
+
 def table_lines(
     columns: Sequence[Column], rows: Sequence[Json], width: int | None = None, colour: bool = False
 ) -> list[str]:

@@ -238,4 +238,6 @@ def _change(
         echo(f"queue/{one['name']} {'would be ' if dry_run else ''}{one['change']}{keys}")
     if not after["changes"]:
         echo("the queues are so already", err=True)
+    if after["warning"]:
+        echo(f"nodeagentctl: warning: {after['warning']}", err=True)
     demand_saved("queue", after)

@@ -15,6 +15,8 @@ from nodeagent.ctl.control import not_ended, running
 from nodeagent.ctl.jobtext import count
 from nodeagent.ctl.options import (
     DEFAULT_TIMEOUT,
+    JOB,
+    NODE,
     Duration,
     F,
     agent_option,
@@ -41,7 +43,7 @@ def _timeout_option(help_text: str) -> Callable[[F], F]:
 
 
 @click.command(short_help="Change how many nodes a job wants, or places of a role.")
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] N|ROLE=N", shell_complete=complete_jobs)
+@click.argument("words", type=JOB, nargs=-1, required=True, metavar="[JOB] N|ROLE=N", shell_complete=complete_jobs)
 @job_option
 @_timeout_option(
     "More: rolled back after this long, unless met (default 10m). Fewer: from SIGTERM to SIGKILL (default: the "
@@ -88,7 +90,13 @@ def scaleout(ctx: click.Context, /, job: str | None, job_named: str | None, **as
 @job_argument
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Nodes fewer than the target.")
 @click.option(
-    "--node", "nodes", multiple=True, metavar="NODE", shell_complete=complete_nodes, help="Which; may be repeated."
+    "--node",
+    "nodes",
+    type=NODE,
+    multiple=True,
+    metavar="NODE",
+    shell_complete=complete_nodes,
+    help="Which; may be repeated.",
 )
 @_timeout_option("From SIGTERM to SIGKILL, for this once (default: the job's grace).")
 @no_wait_option
@@ -106,7 +114,7 @@ def scalein(ctx: click.Context, /, job: str | None, job_named: str | None, **ask
         raise click.UsageError("say either how many are to go (--count N) or which (--node NODE, may be repeated)")
     client = connect(ctx)
     ref = which_job(client, job, job_named)
-    body = {"count": number} if nodes == () else {"nodes": [n.removeprefix("node/") for n in nodes]}
+    body = {"count": number} if nodes == () else {"nodes": list(nodes)}
     _change(client, "scalein", ref, asked, **body)
 
 

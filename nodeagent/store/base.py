@@ -162,13 +162,15 @@ class Store(Protocol):
         refused (``not_live``). Already active: returns it."""
         ...
 
-    async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
+    async def report(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport, text: str = ""
+    ) -> JobRecord:
         """A member's report about the active generation (token must be the head's and active: ``stale``). ``seq``
         numbers the first failure-like report of each node (failed, lost, fenced, refused) from 1 in order of arrival;
-        it is 0 for others. Event WorkerFailed or PodFailed for a failure-like report; GenerationStarted for a node's
-        first report that its workers run (``reason`` says how long the start took); of ``alone``, for each that was not
-        reported before, WorkerRestarted, or RoleFailed if its whole role is started again; RoleStopped if it promises a
-        round of a role that it had not promised before (``rounds``)."""
+        it is 0 for others. Event WorkerFailed or PodFailed for a failure-like report, with ``text``, else
+        its reason; GenerationStarted for a node's first report that its workers run (``reason`` says how long the start
+        took); of ``alone``, for each that was not reported before, WorkerRestarted, or RoleFailed if its whole role is
+        started again; RoleStopped if it promises a round of a role that it had not promised before (``rounds``)."""
         ...
 
     async def commit(

@@ -270,8 +270,10 @@ class RedisStore:
     async def activate(self, uid: str, token: Token) -> JobRecord:
         return await self._job("activate", {"uid": uid, "token": token.model_dump()})
 
-    async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
-        arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": report.reason}
+    async def report(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport, text: str = ""
+    ) -> JobRecord:
+        arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": text or report.reason}
         return await self._job("report", arguments | codec.report_arguments(report))
 
     async def commit(

@@ -178,6 +178,11 @@ async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
     events = (await bench.store.events("0-0", 100))[-3:]
     assert [(e.kind, e.node) for e in events] == [("WorkerFailed", "n3"), ("PodFailed", "n2"), ("PodFailed", "n1")]
     assert events[0].text == "exit 3"
+    job = await bench.active(job, "n1", "n2", "n3", spend=spend())
+    report, life = PodReport(state="failed"), bench.lives["n2"]
+    await bench.store.report(job.uid, head(job).token, "n2", life, report, "rank 1 failed: exit code 7")
+    (event,) = (await bench.store.events("0-0", 100))[-1:]
+    assert (event.kind, event.text) == ("WorkerFailed", "rank 1 failed: exit code 7")
 
 
 async def test_a_stall_is_reported_and_taken_back_and_is_no_fault(bench: Bench) -> None:

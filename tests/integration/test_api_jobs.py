@@ -260,5 +260,5 @@ def test_events(agent: LiveAgent, client: Client) -> None:
     assert {e["uid"] for e in client.stream("/v1/events", job="digits")} == {"uid-digits"}
     following = client.stream("/v1/events", follow=True, after=all_events[-1]["id"])
     client.change("POST", "/v1/jobs/digits/pause")
-    assert next(following)["kind"] == "JobPaused"
+    assert next(following)["kind"] == "JobPauseRequested"
     following.close()

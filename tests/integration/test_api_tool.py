@@ -375,6 +375,14 @@ def test_a_rank_that_does_not_exist_is_named(agent: LiveAgent) -> None:
     assert "nothing is kept of what rank 3 wrote" in silent.stderr
 
 
+def test_a_generation_that_does_not_exist_is_named(agent: LiveAgent) -> None:
+    started(agent)
+    result = ctl(agent, "logs", "digits", "--generation", "9")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "job 'digits' has no generation 9: it has had generation 1 only" in result.stderr
+    assert ctl(agent, "logs", "digits", "--generation", "1").exit_code == 0
+
+
 def test_a_job_that_runs_is_not_resumed(agent: LiveAgent) -> None:
     started(agent)
     result = ctl(agent, "resume", "digits")
@@ -388,6 +396,16 @@ def test_events_in_lines_and_json(agent: LiveAgent) -> None:
     assert any("JobSubmitted" in line and "job/digits" in line for line in lines)
     items = json.loads(ctl(agent, "events", "-o", "json", "--job", "digits").stdout)["items"]
     assert {e["job"] for e in items} == {"digits"}
+
+
+def test_what_is_asked_for_and_what_is_done_are_two_kinds_of_events(agent: LiveAgent) -> None:
+    started(agent)
+    for verb in ("pause", "stop", "delete"):
+        assert ctl(agent, verb, "digits").exit_code == 0
+    items = json.loads(ctl(agent, "events", "-o", "json").stdout)["items"]
+    kinds = [e["kind"] for e in items if e["kind"].startswith(("JobPaus", "JobStop", "JobDelet"))]
+    once = ["JobStopRequested", "JobStopped", "JobDeleteRequested", "JobDeleted"]
+    assert (kinds[0], kinds.count("JobPaused"), kinds[-4:]) == ("JobPauseRequested", 1, once)
 
 
 def test_run_detached(agent: LiveAgent) -> None:

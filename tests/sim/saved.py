@@ -45,7 +45,7 @@ async def stopped(c: SimCluster, node: str = "n1", *, delete: bool = False) -> N
     era, job = agent.era, c.job("j")
     control = job.control.model_copy(update={"desired": "stop", "delete": delete, "rev": job.control.rev + 1})
     after = await HereStore(c.server).control(
-        job.uid, job.control.rev, SEAL.control(job.uid, control), "stop", "JobStopped", "stopped"
+        job.uid, job.control.rev, SEAL.control(job.uid, control), "stop", "JobStopRequested", "stop"
     )
     await acknowledged(c, node, after.rev, era)
     if delete:

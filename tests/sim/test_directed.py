@@ -68,6 +68,8 @@ def test_worker_killed() -> None:
         assert job.head is not None
         cause = job.head.cause
         assert (job.restarts, cause.kind, cause.node, cause.rank) == (1, "worker_failed", "n2", first)
+        (event,) = [event for event in c.server.state.events if event.kind == "WorkerFailed"]
+        assert (event.node, event.text) == ("n2", f"rank {first} failed: SIGKILL (9)")
         assert [e.counts for e in job.budget.values()] == [True]
 
     simulate(4, scenario)

@@ -97,7 +97,10 @@ def check_budget(job: JobRecord, served: int) -> BudgetVerdict:
     count = restarts_spent(job, served) + 1
     window = f"{limits.window:g} s"
     if count > limits.max:
-        return BudgetVerdict(False, 0, count, f"restart budget spent: {limits.max} restarts within {window}")
+        spent = (
+            f"{limits.max} restart{'s' * (limits.max > 1)} within {window}" if limits.max else "it allows no restart"
+        )
+        return BudgetVerdict(False, 0, count, f"restart budget spent: {spent}")
     delay = millis(backoff(count, limits.backoff_min, limits.backoff_max))
     return BudgetVerdict(True, delay, count, f"restart {count} of {limits.max} within {window}")
 

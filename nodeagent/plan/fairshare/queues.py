@@ -159,6 +159,16 @@ def owned(tree: Queues, name: str) -> Mapping[str, int]:
     return {resource: amount for resource, amount in all_of.items() if amount}
 
 
+def overbooked(cluster: Cluster, tree: Queues) -> list[str]:
+    """Of each resource of which the queues of this tree are guaranteed more than live nodes have, a sentence."""
+    found = []
+    for resource, has in zip(RESOURCES, size(cluster).total, strict=True):
+        promised = sum(tree.guaranteed(name, resource) for name in tree.children.get("", ()))
+        if promised > has:
+            found.append(f"queues are guaranteed {promised} {resource}, and the live nodes have {has}")
+    return found
+
+
 # --- capability: what no queue may exceed ----------------------------------------------------------
 
 

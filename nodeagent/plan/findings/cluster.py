@@ -15,10 +15,10 @@ from nodeagent.model.facts import Finding, Severity
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Quota
 from nodeagent.model.node import NodeRecord
-from nodeagent.model.queue import RESOURCES, queue_of
+from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.blame import Cut, describe_cut
-from nodeagent.plan.fairshare.resources import size
+from nodeagent.plan.fairshare.queues import overbooked
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.placing.topology import tree
 
@@ -392,11 +392,6 @@ def queue_findings(cluster: Cluster) -> Iterator[tuple[str, Finding]]:
             what = f"its queue {name} does not exist any more: it gets no nodes that it does not have"
             fix = f"nodeagentctl queue create {name}; or: nodeagentctl stop {job.name}"
             yield f"job/{job.name}", Finding(severity="error", what=what, fix=fix)
-    total = size(cluster).total
-    for resource in RESOURCES:
-        promised = sum(tree.guaranteed(name, resource) for name in tree.children.get("", ()))
-        has = getattr(total, resource)
-        if promised > has:
-            what = f"queues are guaranteed {promised} {resource}, and the live nodes have {has}"
-            fix = "bring the nodes back, or lower guarantees: nodeagentctl queue set QUEUE guarantee.NAME=N"
-            yield "cluster", Finding(severity="warning", what=what, fix=fix)
+    for what in overbooked(cluster, tree):
+        fix = "bring the nodes back, or lower guarantees: nodeagentctl queue set QUEUE guarantee.NAME=N"
+        yield "cluster", Finding(severity="warning", what=what, fix=fix)

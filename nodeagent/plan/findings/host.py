@@ -44,11 +44,12 @@ def judge_host(facts: HostFacts) -> tuple[Finding, ...]:
 def _python(facts: HostFacts) -> Iterator[Finding]:
     if facts.missing:
         names = " ".join(facts.missing)
-        yield _error(f"the agent's Python, {facts.python}, lacks {names}", f"{facts.python} -m pip install nodeagent")
+        fix = "install the .deb or the bundle that make packages builds (docs/install.md); in a clone: make setup"
+        yield _error(f"the agent's Python, {facts.python}, lacks {names}", fix)
     if facts.python_closed:
         yield _warning(
             f"other users may not pass through {facts.python_closed} to the agent's Python: only root's jobs can run",
-            "put it where all can read: python3 -m venv /opt/nodeagent; /opt/nodeagent/bin/pip install nodeagent",
+            "install the .deb or the bundle that make packages builds (docs/install.md): it is in /opt/nodeagent",
         )
 
 

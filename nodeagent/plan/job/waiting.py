@@ -19,7 +19,7 @@ from nodeagent.plan.nodes.candidates import Candidate, ruled_out
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.health import takes_work
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes
-from nodeagent.plan.placing.placement import Placement, arranged, choose, may_move, needs
+from nodeagent.plan.placing.placement import Placement, arranged, choose, may_move, needs, soon
 from nodeagent.plan.placing.topology import closer, gang_of
 from nodeagent.plan.queueing import dependencies, queue, reservations
 from nodeagent.plan.queueing.elastic import SHOWN, making_room, some
@@ -91,9 +91,9 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     if (kept := reservations.held(cluster, job)) is not None:
         return (reservations.why_held(cluster, kept, wall),)
     if never_fits := never(cluster, job.sized_before):
-        return never_fits, placement.missing  # whoever holds nodes now is not to blame
+        return never_fits, *filter(None, [placement.wrong])  # whoever holds nodes now is not to blame
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
-    text = [placement.missing]
+    text = [_missing(cluster, job, room_for(cluster, job), placement)]
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
@@ -144,24 +144,31 @@ def _sooner(one: int, other: int) -> int:
 
 def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...], wall: float) -> Decision:
     if job.phase in ("paused", "pausing"):
-        text = place(cluster, job).missing
+        text = _missing(cluster, job, room, place(cluster, job))
         return Decision(End("holding", text, gone), (text,))
     if job.active is None and room.unfit and room.unfit == room.live:
         return _unfit_everywhere(cluster, job, gone)
     until = _hold_end(job)
-    if until and (late := _held_too_long(cluster, job, gone, place(cluster, job).missing)) is not None:
+    if until and (late := _held_too_long(cluster, job, gone, _missing(cluster, job, room, place(cluster, job)))):
         return late
-    text = never(cluster, job.sized_before)
-    if not text:
-        several, target = job.spec.several, job.sized_before.nodes.target
-        text = choose(cluster, job, target).missing if several else needs(job.spec.nodes.min, room.fit)
     if room.barred is not None:
         text = full(cluster, job, room.barred)
-    elif room.pending:
-        text += f", {room.pending} could get ready"
+    elif not (text := never(cluster, job.sized_before)):
+        target = job.sized_before.nodes.target
+        if job.spec.several:
+            text = _missing(cluster, job, room, choose(cluster, job, target))
+        else:
+            text = needs(job.spec.nodes.min, room.fit) + (f", {room.pending} could get ready" if room.pending else "")
     if (estimate := reservations.start_estimate(cluster, job)) is not None:
         text += f"; {reservations.starts_by(cluster, estimate, wall)}"
     return _wait(job, text, until)
+
+
+def _missing(cluster: Cluster, job: JobRecord, room: Room, placement: Placement) -> str:
+    """What keeps the job from starting, and what is wrong with nodes."""
+    if room.enough_soon:
+        return placement.missing
+    return placement.out_of_reach(soon(cluster, job).lack if job.spec.several else "")
 
 
 def _unfit_everywhere(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -> Decision:

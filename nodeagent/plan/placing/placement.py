@@ -70,6 +70,19 @@ class Placement:
             return text + ": no node has joined"
         return text + self._reasons()
 
+    def out_of_reach(self, lack: str = "") -> str:
+        """Likewise where all that could get ready would be too few: none of them checks the job, and it does not wait
+        for that. ``lack``: of a job of several roles, which place has no node even then."""
+        if not lack and not self.pending:
+            return self.missing
+        text = lack or f"{self.lack or needs(self.minimum, len(self.chosen))}, {len(self.pending)} could get ready"
+        return text + (f": {self.wrong}" if self.wrong else "")
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong with nodes that could not even get ready, and what caps the job; empty if nothing."""
+        return self._named(c for c in self.others if c.standing != "pending")
+
     @property
     def short(self) -> str:
         """One phrase: how far it is from the target, and what is wrong with the nodes that are left out."""
@@ -77,10 +90,14 @@ class Placement:
         return text + (self._reasons() or ", and there are no others")
 
     def _reasons(self) -> str:
-        ordered = sorted(self.others, key=lambda c: c.ruled_out)  # stable: what can be changed goes first
+        named = self._named(self.others)
+        return f": {named}" if named else ""
+
+    def _named(self, others: Iterable[Candidate]) -> str:
+        ordered = sorted(others, key=lambda c: c.ruled_out)  # stable: what can be changed goes first
         reasons = [text for text in (self.capped, *(c.why for c in ordered)) if text]
         more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
-        return ": " + "; ".join(reasons[:8]) + more if reasons else ""
+        return "; ".join(reasons[:8]) + more
 
     def outside(self) -> dict[str, str]:
         """Nodes left out for a reason, for the workers to know."""

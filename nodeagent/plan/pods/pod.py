@@ -14,7 +14,7 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, PodReport, Token
 from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure.blame import describe, leaves_broken
+from nodeagent.plan.failure.blame import leaves_broken
 from nodeagent.plan.failure.faults import final_report
 from nodeagent.plan.failure.policies import tasks_asked_for
 from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
@@ -26,6 +26,7 @@ from nodeagent.plan.pods.report import (
     Alone,
     cut_short,
     doom,
+    failure_words,
     farewell_report,
     going_on,
     read_report,
@@ -557,7 +558,7 @@ def _ports_above(cluster: Cluster, head: Head, first: str) -> int:
 def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> ReportPod | None:
     if report is None or (sent is not None and same_report(sent, report)):
         return None
-    why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
+    why = report.reason or failure_words(report.exits) or report.state
     if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
         newest = report.alone[-1]
         what = "all of its role" if newest.round else "it"

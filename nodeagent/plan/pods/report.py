@@ -114,6 +114,15 @@ def _gist(report: PodReport) -> tuple[object, ...]:
     return report.state, failed, report.stall, report.completed, report.tasks, report.ready, report.rounds, last
 
 
+def failure_words(exits: Iterable[WorkerExit]) -> str:
+    """How the worker that counts on this node ended, and how many others failed there; empty if none has."""
+    failed = sorted(filter(is_failure, exits), key=culprit_first)
+    if not failed:
+        return ""
+    more = f" (and {len(failed) - 1} more here)" if len(failed) > 1 else ""
+    return f"rank {failed[0].rank} failed: {describe(failed[0])}{more}"
+
+
 def going_on(sent: PodReport | None) -> PodReport | None:
     """What takes back that the pod saw no progress."""
     return PodReport(state="running") if sent is not None and sent.state == "running" else None

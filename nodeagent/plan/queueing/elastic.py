@@ -126,8 +126,8 @@ _WHY = {
 
 
 def making_room(cluster: Cluster, job: JobRecord) -> str:
-    """Who gives nodes to a job that waits and lacks some, or why nobody does. Empty if it lacks none or its queue may
-    use no more, and in a cluster of one queue: there no job makes room for another."""
+    """Who gives nodes to a job that waits and lacks some, or why nobody does. Empty if it lacks none, if its queue may
+    use no more, or if nothing else runs, and in a cluster of one queue: there no job makes room for another."""
     room = room_for(cluster, job)
     if not shared(cluster) or room.enough_soon or room.barred is not None:
         return ""
@@ -160,9 +160,11 @@ def _stops(cluster: Cluster, donor: JobRecord) -> str:
 
 
 def _nobody(cluster: Cluster, name: str, needs: Resources) -> str:
-    """Why no job makes room for one of this queue that needs so much."""
+    """Why no job makes room for one of this queue that needs so much; empty if no job runs that could."""
     plan, found = Reclaim(cluster), dict[str, dict[str, None]]()
-    run = (job for job in cluster.jobs.values() if job.head is not None and job.head.state == "active")
+    run = [job for job in cluster.jobs.values() if job.head is not None and job.head.state == "active"]
+    if not run:
+        return ""
     for giver in sorted({queue_of(job.spec.queue) for job in run}, key=natural):
         if (obstacle := plan.obstacle(giver, name, needs)) is not None:
             found.setdefault(obstacle.why, {})[obstacle.queue] = None

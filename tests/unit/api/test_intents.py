@@ -61,8 +61,9 @@ def test_a_job_being_stopped_is_not_changed(verb: str) -> None:
 
 
 def test_restart_needs_something_that_runs() -> None:
-    with pytest.raises(ApiError, match="is paused"):
+    with pytest.raises(ApiError, match="is paused") as paused:
         intents.restart(job("paused", desired="pause"))
+    assert paused.value.next_step == f"run it again: nodeagentctl resume {job().name}"
     with pytest.raises(ApiError, match="has not started yet"):
         intents.restart(job("queued", ran=False))
 

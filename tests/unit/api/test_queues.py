@@ -212,3 +212,14 @@ async def test_a_tree_that_was_put_back_by_hand_can_be_changed(bench: Bench) -> 
     bench.view.trusted = None
     assert [q.name for q in bench.view.cluster().queues.queues] == ["a", "b"]
     assert bench.view.cluster().queues.rev == 3
+
+
+async def test_a_guarantee_of_more_than_there_is_is_made_with_a_warning(bench: Bench) -> None:
+    assert (await bench.create("small", "guarantee.nodes=1"))["warning"] == ""
+    made = await bench.create("large", "guarantee.nodes=99", "guarantee.slots=2000")
+    assert made["changed"]
+    over = "queues are guaranteed 100 nodes, and the live nodes have 3"
+    assert made["warning"] == f"{over}; queues are guaranteed 2000 slots, and the live nodes have 12"
+    assert (await bench.ask("POST", "/large/set", settings=["weight=2"]))["warning"] == "", "said before"
+    tried = await bench.ask("POST", "/large/set", settings=["guarantee.gpus=9"], dry_run=True)
+    assert tried["warning"] == "queues are guaranteed 9 gpus, and the live nodes have 0"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from nodeagent.api.serializers import pods_json
+from nodeagent.api.serializers import job_json, pods_json
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import PodReport
@@ -59,3 +60,15 @@ def test_workers_of_a_pod_that_succeeded_have_exited_0() -> None:
     )
     (pod, *_), _ = pods_json(over, CLUSTER, {})
     assert [(w["state"], w["exit"]) for w in pod["workers"]] == [("exited", 0)]
+
+
+def test_the_duration_is_the_time_that_it_had_its_nodes() -> None:
+    """As for its time limit: neither a pause nor a wait counts, nor what came before its first start."""
+    times = {"submitted": 1.0, "started": 101.0, "first_active": 100_000, "since": 110_000, "ran": 10_000}
+    paused = RECORD.model_copy(update={"phase": "paused", **times})
+    assert job_json(paused, replace(CLUSTER, served=900_000), {}, 901.0)["duration"] == 10.0
+    again = paused.model_copy(update={"phase": "running", "since": 890_000})
+    assert job_json(again, replace(CLUSTER, served=900_000), {}, 901.0)["duration"] == 20.0
+    over = paused.model_copy(update={"phase": "stopped", "ended": 901.0})
+    assert job_json(over, replace(CLUSTER, served=990_000), {}, 991.0)["duration"] == 10.0
+    assert job_json(paused.model_copy(update={"first_active": None}), CLUSTER, {}, 901.0)["duration"] is None

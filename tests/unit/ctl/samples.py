@@ -54,7 +54,8 @@ def job(phase: Phase = "running", **more: Any) -> JobRecord:
         "uid": "0f3a9c71d2e84b56", "name": "digits", "owner": 54321, "spec": spec(), "phase": phase,
         "control": Control(rev=1, target=2), "reason": "generation 2 is active", "submitted": NOW - 3_700,
         "started": NOW - 3_660, "head": head(), "active": Token(number=2, id="g2"), "budget": {"1": SPEND},
-        "restarts": 1, "keepers": {n: f"life-{n}" for n in ("n1", "n2", "n3")},
+        "first_active": 100, "since": 9_600, "ran": 3_660_000, "restarts": 1,
+        "keepers": {n: f"life-{n}" for n in ("n1", "n2", "n3")},
     }  # fmt: skip
     return JobRecord(**(values | more))
 
@@ -62,7 +63,7 @@ def job(phase: Phase = "running", **more: Any) -> JobRecord:
 FAILED = job(
     "failed", reason="restart budget spent: 10 restarts within 3600 s", ended=NOW - 60,
     outcome=Outcome(code=1, text=SPEND.text, error=ERROR), head=head(1, state="ended", cause=START),
-    active=Token(number=1, id="g1"), restarts=0,
+    active=Token(number=1, id="g1"), restarts=0, ran=3_600_000,
 )  # fmt: skip
 HOLDING = job(
     "holding", reason="needs 2 nodes, 1 fits", head=head(state="ended", outside={"n3": "/shared/resnet is missing"}),
@@ -77,7 +78,7 @@ LEFT = job(
     },
 )
 MEMBER = job(
-    "queued", head=None, active=None, budget={}, keepers={}, restarts=0, started=None,
+    "queued", head=None, active=None, budget={}, keepers={}, restarts=0, started=None, first_active=None, ran=0,
     reason="waits for job prepare to succeed (running)",
     spec=spec(
         time_limit=5400.0, after=(After(uid="u1", name="prepare"), After(uid="a1", name="clean", need="any", array=3)),
@@ -195,7 +196,16 @@ def listed(record: JobRecord) -> dict[str, Any]:
 
 def shown_line() -> list[dict[str, Any]]:
     """Rows of ``get`` where one job runs and two wait."""
-    fresh: dict[str, Any] = {"head": None, "active": None, "budget": {}, "keepers": {}, "restarts": 0, "started": None}
+    fresh: dict[str, Any] = {
+        "head": None,
+        "active": None,
+        "budget": {},
+        "keepers": {},
+        "restarts": 0,
+        "started": None,
+        "first_active": None,
+        "ran": 0,
+    }
     later = [job("queued", uid=f"f{n}", name=name, order=n, **fresh) for n, name in ((8, "resnet50-long"), (7, "gpt"))]
     shown = cluster(job(), *later)
     return [job_json(one, shown, published(one) if one.head else {}, NOW) for one in shown.jobs.values()]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
 
 from nodeagent.ctl.arrays import folded, members
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.logs import _of_array
+from nodeagent.ctl.terminal import CtlError, Exit
 
 Row = dict[str, Any]
 
@@ -48,3 +54,22 @@ def test_the_jobs_of_the_newest_array_of_a_name_the_live_one_first() -> None:
     assert [r["name"] for r in members([*old, *new], "s")] == ["s-0", "s-1"]
     assert members([*old, *new], "t") == []
     assert members(old, "s") == old
+
+
+class Agent:
+    """Knows two jobs of an array, and refuses a generation of the first."""
+
+    def get(self, _path: str) -> dict[str, Any]:
+        return {"items": [row(f"s-{i}", "running", i) | {"uid": f"u{i}"} for i in (0, 1)]}
+
+    def stream(self, path: str, **_query: object) -> Iterator[Row]:
+        if "u0" in path:
+            raise CtlError("job 's-0' has no generation 2", Exit.NOT_FOUND)
+        yield {"node": "n1", "generation": 2, "rank": 0, "stream": "stdout", "time": "1", "text": "x", "partial": False}
+
+
+def test_what_one_job_never_had_does_not_keep_the_output_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _of_array(cast(Client, Agent()), "s", False, {"generation": 2})
+    shown = capsys.readouterr()
+    assert shown.out == "[0]<stdout>: x\n"
+    assert shown.err == "==> s-0 <==\nnodeagentctl: job 's-0' has no generation 2\n==> s-1 <==\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nodeagent.api.limits import limits_json
-from nodeagent.ctl.doctor import limit_lines, lines, summary
+from nodeagent.ctl.doctor import COLUMNS, limit_lines, lines, summary
+from nodeagent.ctl.output import table_lines
 from nodeagent.spec.sections import LimitsConfig, SubmitConfig
 
 FOUND: list[dict[str, Any]] = [
@@ -22,6 +23,18 @@ def test_each_finding_with_its_fix_below() -> None:
     ]
     assert lines([], True) == []
     assert lines(FOUND, True)[0].startswith("\x1b[31merror")
+
+
+def test_findings_fit_a_terminal() -> None:
+    long = FOUND[0] | {"what": "silent: its lease has lapsed; nobody has needed to declare it lost"}
+    shown = lines([long], True, 60)
+    assert shown == [
+        "\x1b[31merror  \x1b[0m  node/n2  silent: its lease has lapsed; nobody has",
+        "                  needed to declare it lost",
+        "                  fix: systemctl status nodeagent",
+    ]
+    wide = table_lines(COLUMNS, [long | {"fix": "on host2: " + "journalctl -u nodeagent -n 50; " * 3}], 60)
+    assert max(map(len, [*wide, *lines([long], False, 60), *lines([long], False, 30)])) <= 60
 
 
 def test_summary() -> None:

@@ -11,10 +11,12 @@ from nodeagent.api.jobdetail import start_json, way_out
 from nodeagent.api.serializers import job_json
 from nodeagent.ctl.jobtext import _queue, _start, _wait_no_longer, job_lines
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import After, Policy
+from nodeagent.model.jobspec import After, JobSpec, Nodes, Policy, Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.job.waiting import explain
 from tests.unit.ctl import samples
 from tests.unit.plan.build import (
     NOW,
@@ -83,6 +85,49 @@ def test_who_waits_for_a_gang_for_which_nodes_are_kept_and_when_that_starts() ->
     (line,) = _start(found)
     assert line.startswith("Starts:      by about 1970-01-0") and line.endswith("(when job b ends at its time limit)")
     assert _start(start_json(small, cluster, WALL)) == []
+
+
+NEW = [make_node(f"n{i}", ready={}) for i in (1, 2, 3)]
+"""No node has checked the job: none does as long as there are too few of them."""
+SHUT = [*NEW[:2], make_node("n3", ready={}, cordon=True)]
+
+
+def several(places: int, workers: int) -> JobSpec:
+    trainer = Role(
+        name="trainer", command=("train",), nodes=Nodes(min=1, max=places, target=places), workers_per_node=workers,
+        replicas=Nodes(min=places, max=places, target=places),
+    )  # fmt: skip
+    return make_spec().model_copy(update={"roles": (trainer, trainer.model_copy(update={"name": "server"}))})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spec", "why", "says"),
+    [
+        (NEW, make_spec(size=(5, 5)), ["needs 5 nodes, and only 3 are known"], "start more nodes: it needs 5, "),
+        (SHUT, make_spec(size=(5, 5)), ["needs 5 nodes, and only 3 are known", "n3 is cordoned (disk)"], "start more"),
+        (
+            [*NEW[:2], make_node("n3", ready={}, slots=2)],
+            make_spec(size=(3, 3), workers=3),
+            [
+                "needs 3 nodes with 3 GPUs or worker slots: only 2 of the 3 known nodes are",
+                "n3 has 2 free worker slots, 3 needed",
+            ],
+            "start nodes that will do",
+        ),
+        (SHUT, make_spec(size=(3, 3)), ["needs 3 nodes, 0 fit, 2 could get ready: n3 is cordoned (disk)"], "uncordon"),
+        (NEW, several(2, 4), ["no node has room for server.1 (4 workers)"], "start nodes that will do"),
+    ],
+    ids=["too few", "too few, one cordoned", "too small", "cordoned", "several roles"],
+)
+def test_nodes_that_wait_with_their_checks_are_not_the_reason(
+    nodes: list[NodeRecord | str], spec: JobSpec, why: list[str], says: str
+) -> None:
+    job = make_job(spec=spec)
+    cluster = make_cluster(nodes, job)
+    assert list(explain(cluster, job, WALL)) == why
+    assert says in step(cluster, job)
+    (reason,) = decide(cluster, job, WALL).why
+    assert "has not checked" not in reason and ("could get ready" in reason) == ("could get ready" in why[0])
 
 
 def test_its_place_and_priority() -> None:

@@ -31,7 +31,9 @@ def test_max_restarts_are_allowed_and_not_one_more() -> None:
     refused = check_budget(job(1, 2, 3), NOW)
     assert (refused.allowed, refused.restarts_spent) == (False, 4)
     assert refused.why == "restart budget spent: 3 restarts within 100 s"
-    assert not check_budget(job(maximum=0), NOW).allowed
+    assert check_budget(job(1, maximum=1), NOW).why == "restart budget spent: 1 restart within 100 s"
+    none = check_budget(job(maximum=0), NOW)
+    assert (none.allowed, none.why) == (False, "restart budget spent: it allows no restart")
 
 
 @pytest.mark.parametrize(

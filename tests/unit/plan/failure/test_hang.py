@@ -251,7 +251,7 @@ def test_the_budget_may_end_the_job() -> None:
     assert step.phase == "holding"
     assert step.reason.endswith("; judged when n1, n2 have answered, or proved to be lost")
     assert step.spend is not None
-    assert step.spend.fails.startswith("restart budget spent: 0 restarts within 3600 s; last: rank 2 on n2 hangs")
+    assert step.spend.fails.startswith("restart budget spent: it allows no restart; last: rank 2 on n2 hangs")
 
 
 def test_what_ends_the_job_does_so_once_everybody_has_answered() -> None:

@@ -107,7 +107,7 @@ def test_the_budget_is_spent() -> None:
     step = take(running(CRASH, NONE, nodes=["n1"])).step
     assert isinstance(step, End)
     assert step.phase == "failed"
-    assert step.reason.startswith("restart budget spent: 0 restarts within 3600 s; last: rank 0 on n1 failed first")
+    assert step.reason.startswith("restart budget spent: it allows no restart; last: rank 0 on n1 failed first")
     assert step.outcome is not None
     assert (step.outcome.code, step.outcome.error) == (7, "boom")
 

@@ -301,7 +301,7 @@ def test_it_reports_what_changes_once() -> None:
     crashed = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(make_exit(code=7),))
     shown = act(active(), crashed)
     assert isinstance(shown, ReportPod)
-    assert (shown.report, shown.why) == (failed(make_exit(code=7), seq=0), "exit code 7")
+    assert (shown.report, shown.why) == (failed(make_exit(code=7), seq=0), "rank 0 failed: exit code 7")
     assert act(active({"n1": failed(make_exit(code=7), seq=4)}), crashed) is None
     more = crashed.model_copy(update={"exits": (make_exit(code=7), make_exit(1, signal=9, order=1))})
     assert isinstance(act(active({"n1": failed(make_exit(code=7), seq=4)}), more), ReportPod)

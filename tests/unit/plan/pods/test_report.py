@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import BRIEF, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.failure.blame import blame
-from nodeagent.plan.pods.report import read_report, with_completion, with_few_texts
+from nodeagent.plan.pods.report import failure_words, read_report, with_completion, with_few_texts
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import report_arguments
 from tests.unit.plan.build import UID, make_exit
@@ -40,6 +40,13 @@ def test_read_report() -> None:
     noted = {"uid": UID, "phase": "exited", "generation": None, "fenced": True, "reason": "the preload failed"}
     assert read_report(PodStatus.model_validate(noted)) == PodReport(state="fenced"), "what its shim notes is no cause"
     assert reason((), refused="hook failed") == "refused"
+
+
+def test_failure_words_are_about_the_worker_that_counts() -> None:
+    stopped, first, killed = make_exit(0, signal=15, stopped=True), make_exit(1, code=7), make_exit(2, signal=9)
+    assert failure_words((stopped, make_exit(3, code=0))) == ""
+    assert failure_words((stopped, first)) == "rank 1 failed: exit code 7"
+    assert failure_words((stopped, first, killed)) == "rank 2 failed: SIGKILL (9) (and 1 more here)"
 
 
 PLAIN = "Traceback (most recent call last):\n" + 60 * "  File train.py, line 7, in step\n" + "ValueError: no"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Cordon
 from nodeagent.model.queue import Amount, Queue
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.waiting import explain
@@ -68,6 +69,13 @@ def test_no_job_of_its_own_queue_is_stopped() -> None:
     assert why(cluster(6, [A, B], ALL, job("a2", 1)), "a2") == (
         "nobody makes room for it: what runs is of its own queue, a"
     )
+
+
+def test_where_nothing_runs_nobody_is_to_make_room() -> None:
+    view = cluster(6, [A, B], ALL.model_copy(update={"phase": "paused", "head": None}), job("b1", 2))
+    shut = Cordon(reason="disk", by="olga", at=1.0)
+    nodes = {n: node.model_copy(update={"cordon": shut}) for n, node in view.nodes.items()}
+    assert why(replace(view, nodes=nodes, notes=Notes())) == ""
 
 
 def test_who_makes_room() -> None:

@@ -234,7 +234,7 @@ def test_it_says_which_jobs_hold_what_it_needs() -> None:
     (job,) = waiting(cluster)
     assert decide(cluster, job, WALL).why == ("needs 20 nodes, 0 fit, 4 could get ready",)
     first, second, kept = explain(cluster, job, WALL)
-    assert first.startswith("needs 20 nodes, 0 fit: n1 has 0 free worker slots, 1 needed; ")
+    assert first.startswith("needs 20 nodes, 0 fit, 4 could get ready: n1 has 0 free worker slots, 1 needed; ")
     assert second == "job big (priority 0) holds n1, n2, n3 and 17 more"
     assert kept == "n21, n22, n23 and 1 more are kept for it"
 

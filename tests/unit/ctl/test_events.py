@@ -1,0 +1,26 @@
+"""Events in lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.ctl.events import event_line
+
+EVENT = {
+    "id": "1700000000000-0", "kind": "GenerationForming", "job": "digits", "node": "", "generation": 3,
+    "text": "n2 is lost (its lease has lapsed); the gang is formed anew on n1, n3",
+}  # fmt: skip
+
+
+def test_an_event_is_one_line_where_no_width_is_to_be_kept() -> None:
+    line = event_line(EVENT)
+    assert line.endswith(f"  GenerationForming   job/digits generation 3  {EVENT['text']}")
+    assert "\n" not in line and event_line(EVENT, wide=True) == f"{EVENT['id']}  {line}"
+
+
+@pytest.mark.parametrize(("width", "indent"), [(80, 41), (69, 41), (60, 4)])
+def test_on_a_terminal_it_is_folded_below_its_sentence(width: int, indent: int) -> None:
+    first, *more = event_line(EVENT, width=width).split("\n")
+    assert more and all(len(line) <= width for line in (first, *more))
+    assert {len(line) - len(line.lstrip()) for line in more} == {indent}
+    assert " ".join([first, *(line.strip() for line in more)]) == event_line(EVENT)

@@ -1,0 +1,57 @@
+"""What ``describe`` says of a job that has ended, and of its restarts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodeagent.ctl.jobtext import _budget, blame_lines, job_lines
+from tests.unit.ctl import samples
+
+NEVER_RAN: dict[str, Any] = {
+    "head": None, "active": None, "budget": {}, "keepers": {}, "started": None, "first_active": None, "outcome": None,
+    "reason": "no node can run it: n1 cannot run it: no command 'pyton'",
+}  # fmt: skip
+
+
+def test_the_output_of_a_job_that_never_ran_is_nobodys_next_step() -> None:
+    last = job_lines(samples.detail(samples.job("failed", **NEVER_RAN)))[-1]
+    assert (
+        last == "Next:        correct what Why says, then submit it again; no worker of it ran, so there is no output"
+    )
+    assert "nodeagentctl logs digits --tail 50" in job_lines(samples.detail(samples.FAILED))[-1]
+
+
+@pytest.mark.parametrize(
+    ("most", "used", "says"),
+    [
+        (10, 0, "0 of 10 restarts spent within 1h; 10 left"),
+        (10, 10, "10 of 10 restarts spent within 1h; 0 left"),
+        (10, 11, "10 of 10 restarts spent within 1h; 11 faults needed one"),
+        (0, 0, "no restart is allowed"),
+        (0, 1, "no restart is allowed; 1 fault needed one"),
+    ],
+)
+def test_restarts_that_are_left(most: int, used: int, says: str) -> None:
+    assert _budget({"max": most, "used": used, "left": max(0, most - used), "window": 3600.0}) == says
+
+
+def test_where_no_restart_is_allowed_none_is_spent() -> None:
+    job = samples.detail(samples.FAILED)
+    assert "(spent one restart of the budget)" in blame_lines(job)[0]
+    assert "(spent no restart)" in blame_lines(job | {"budget": job["budget"] | {"max": 0}})[0]
+
+
+def test_nodes_that_are_left_out_are_named_once_and_only_while_the_job_may_use_them() -> None:
+    outside = {"n3": "n3 is cordoned (bad disk)", "n4": "checkpoint_dir /c there is not the folder that n1 sees"}
+    head = samples.head(outside=outside)
+    lines = job_lines(samples.detail(samples.job(head=head)))
+    at = lines.index("Left out:")
+    assert lines[at + 1 : at + 3] == ["  n3: is cordoned (bad disk)", f"  n4: {outside['n4']}"]
+    assert "Left out:" not in job_lines(samples.detail(samples.FAILED.model_copy(update={"head": head})))
+
+
+def test_who_has_not_run_ran_for_no_time() -> None:
+    (age,) = [line for line in job_lines(samples.detail(samples.job("failed", **NEVER_RAN))) if line.startswith("Age")]
+    assert age == "Age:         1h1m; has not run; restarted once"

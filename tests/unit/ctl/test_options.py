@@ -1,0 +1,48 @@
+"""Names as ``-o name`` prints them."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nodeagent.ctl import nodes
+from nodeagent.ctl.main import cli
+from tests.unit.ctl.test_main import commands
+
+NAMED = [
+    (name, param)
+    for name, command in commands()
+    for param in command.params
+    if (param.metavar or "").strip("[].") in ("JOB", "NODE", "JOB] N|ROLE=N")
+]
+
+
+@pytest.mark.parametrize(("command", "param"), NAMED, ids=[f"{name} {param.name}" for name, param in NAMED])
+def test_each_command_takes_names_as_lists_print_them(command: str, param: click.Parameter) -> None:
+    kind = "node" if "NODE" in (param.metavar or "") else "job"
+    assert param.type.convert(f"{kind}/a", None, None) == "a", command
+    assert param.type.convert("a", None, None) == "a"
+
+
+def test_they_are_found_at_all() -> None:
+    assert {
+        ("drain", "node"),
+        ("pause", "job"),
+        ("events", "job_named"),
+        ("scale", "words"),
+        ("local kill", "node"),
+    } <= {(name, param.name) for name, param in NAMED}
+
+
+def test_a_drain_of_what_the_list_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    class Agent:
+        def change(self, _method: str, path: str, *_: object, **_more: object) -> dict[str, object]:
+            asked.append(path)
+            return {"name": "n1"}
+
+    monkeypatch.setattr(nodes, "connect", lambda _ctx: Agent())
+    result = CliRunner().invoke(cli, ["drain", "node/n1", "--reason", "disk", "--no-wait"])
+    assert (result.output, asked) == ("node/n1 draining\n", ["/v1/nodes/n1/drain"])
