@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.plan.cluster import Cluster, natural
@@ -17,6 +18,8 @@ from nodeagent.plan.queueing.queue import in_queue, next_up
 from nodeagent.plan.queueing.reservations import kept_from, line
 from nodeagent.plan.queueing.room import shape_of, shut_for, with_room
 
+Order = Callable[[str, bool], tuple[int, ...]]
+"""The rank of a node, by whether it is fit: the lowest is the best."""
 UNFIT_KEPT = 4
 """Pods of jobs that wait whose check failed here are kept on a node, to be looked at again now and then: those of the
 first jobs in the queue. Of others the node only keeps the verdict."""
@@ -89,15 +92,15 @@ def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
 
 
 def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozenset[str]:
-    """Of a job that has all its nodes only the spare has to be found, and in a large cluster nobody need look at all
-    nodes for that. ``kept``: nodes that are kept for others: a job that waits leaves them, and one that runs takes them
-    where it would lose its size without."""
+    """Nodes that do not run it: those that it lacks, one spare (or two while one gets ready), and those whose check
+    failed. ``kept``: nodes that are kept for others: a job that waits leaves them; one that runs takes them where it
+    would lose its size without."""
     missing = max(0, nodes_wanted(cluster, job) - staying(cluster, job))
     begun = asked(cluster).get(job.uid, {})
+    # Of a job that has all its nodes only the spare has to be found: nobody need look at all nodes for that.
     known = candidates(cluster, job) if missing else some_candidates(cluster, job, begun)
     members, leaving, old = {m.node for m in survivors(cluster, job)}, job.control.leaving, worn_nodes(cluster)
     spot, leaves = spot_nodes(cluster), kept if in_queue(job) else ()
-    waiting = [c for c in known if c.standing in ("fit", "pending") and c.node not in members and c.node not in leaves]
 
     # Who is ready, or getting so, goes on: else a node that comes back or gets free would take the place of a warm
     # spare, and the job would have none until that one is warm.
@@ -105,38 +108,51 @@ def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozense
         last = node in kept, node in leaving, node in old, node in spot
         return *last, not fit, node not in begun, -score(cluster, job, node)
 
-    def load(node: str) -> int:
-        """A node keeps only so many standbys: were the first one the spare of all jobs, most would have none."""
-        return len(cluster.nodes[node].readiness) - (node in begun)
-
     takes = transfers(cluster).takes.get(job.uid, ())
+    waiting = [c for c in known if c.standing in ("fit", "pending") and c.node not in members and c.node not in leaves]
     waiting.sort(key=lambda c: (c.node not in takes, order(c.node, c.standing == "fit")))
-    wanted = waiting[:missing]
-    if missing and job.spec.several:  # which nodes have room for all depends on what each of them has
-        places = soon(cluster, job, leaves).places
-        wanted = [c for c in waiting if c.node in places]
-    elif missing and arranged(cluster, job.spec):
+    lacked = _lacked(cluster, job, waiting, missing, leaves) if missing else set()
+    rest = [c for c in waiting if c.node not in lacked]
+    if near := _closer_nodes(cluster, job):
+        spares = set(near)  # its spare is looked for where it will be
+    elif arranged(cluster, job.spec):
+        spares = _near_spares(cluster, job, lacked, rest, order)
+    else:
+        every = bool(leaving or old or spot)
+        others = [] if missing else _not_begun(cluster, job, {*members, *begun}, every)
+        spares = _first_spare(cluster, rest, others, begun, order)
+    return frozenset(lacked.union(spares, (c.node for c in known if c.standing == "unfit")))
+
+
+def _lacked(
+    cluster: Cluster, job: JobRecord, waiting: Sequence[Candidate], missing: int, leaves: Collection[str]
+) -> set[str]:
+    """Which of the nodes that wait, the best ones first, it should have: so many are ``missing``."""
+    if job.spec.several:  # which nodes have room for all depends on what each of them has
+        return {c.node for c in waiting}.intersection(soon(cluster, job, leaves).places)
+    if arranged(cluster, job.spec):
         may = eligible(cluster, job)
         able = [*(m.node for m in survivors(cluster, job)), *(c.node for c in waiting if may is None or c.node in may)]
-        names = arrange(cluster, job, able, nodes_wanted(cluster, job), begun)
-        wanted = [c for c in waiting if c.node in names]
-    taken = {c.node for c in wanted}
-    rest = [c for c in waiting if c.node not in taken]
-    if near := _closer_nodes(cluster, job):  # its spare is looked for where it will be
-        return near.union(taken, (c.node for c in known if c.standing == "unfit"))
-    if arranged(cluster, job.spec):
-        chosen = _near_spares(cluster, job, taken, rest, order)
-        return frozenset(chosen.union(taken, (c.node for c in known if c.standing == "unfit")))
-    spares = [(order(c.node, c.standing == "fit"), load(c.node), c.node) for c in rest]
-    if not missing:
-        others = (n for n in _able(cluster, job) if n not in members and n not in begun)
-        if leaving or old or spot:
-            spares += [(order(n, False), load(n), n) for n in others]
-        elif (first := next(others, None)) is not None:
-            spares.append((order(first, False), load(first), first))
-    spare = min(spares, key=lambda one: one[:2], default=None)
-    chosen = taken | ({spare[2]} if spare is not None else set())
-    return frozenset(chosen.union(c.node for c in known if c.standing == "unfit"))
+        begun = asked(cluster).get(job.uid, {})
+        return {c.node for c in waiting}.intersection(arrange(cluster, job, able, nodes_wanted(cluster, job), begun))
+    return {c.node for c in waiting[:missing]}
+
+
+def _not_begun(cluster: Cluster, job: JobRecord, apart: Collection[str], every: bool) -> list[str]:
+    """Nodes with room for it that have not begun to get ready: all of them, or the first."""
+    others = (n for n in _able(cluster, job) if n not in apart)
+    return list(others if every else islice(others, 1))
+
+
+def _first_spare(
+    cluster: Cluster, rest: Sequence[Candidate], others: Sequence[str], begun: Collection[str], order: Order
+) -> set[str]:
+    """The best of them, if there is any. A node keeps only so many standbys: of equally good ones that with the fewest,
+    since were the first one the spare of all jobs, most would have none."""
+    spares = [(order(c.node, c.standing == "fit"), c.node) for c in rest] + [(order(n, False), n) for n in others]
+    by_load = ((rank, len(cluster.nodes[node].readiness) - (node in begun), node) for rank, node in spares)
+    spare = min(by_load, key=lambda one: one[:2], default=None)
+    return {spare[2]} if spare is not None else set()
 
 
 def _near_spares(
@@ -144,7 +160,7 @@ def _near_spares(
     job: JobRecord,
     wanted: Collection[str],
     rest: Sequence[Candidate],
-    order: Callable[[str, bool], tuple[int, ...]],
+    order: Order,
 ) -> set[str]:
     """The spare of a gang whose place in the topology matters: as near to it as may be. Another that is ready is kept
     until that one is. A gang that has not all its nodes yet gets none in another domain: it would start there."""

@@ -56,6 +56,45 @@ def borrows(job: JobRecord) -> bool:
     return auto and head is not None and head.state != "ended" and job.control.desired == "run"
 
 
+@dataclass(slots=True)
+class _Claim:
+    """What a job asks of jobs of other queues."""
+
+    job: JobRecord
+    needs: Resources
+    short: int
+    """Nodes that it lacks still; below 0: so many are too many."""
+    plan: Reclaim
+    """What queues use without what is given."""
+    owns: bool
+    """Its queue is guaranteed what it asks for."""
+    rounded: bool
+    shrink: list[tuple[JobRecord, str]] = field(default_factory=list)
+    """Who gives which node."""
+    stop: list[tuple[JobRecord, int, Resources]] = field(default_factory=list)
+    """Who is stopped: how many nodes that leaves, and what that job uses."""
+    _open: dict[str, bool] = field(default_factory=dict)
+    """By queue: whether it may give anything more."""
+
+    def may_ask(self, donor: JobRecord) -> bool:
+        """Its queue may give anything more."""
+        name = donor.spec.queue
+        if name not in self._open:
+            self._open[name] = self._may_lose(donor, NO_USE)
+        return self._open[name]
+
+    def release(self, donor: JobRecord, use: Resources) -> bool:
+        """The donor gives this much, if its queue may."""
+        may = self._may_lose(donor, use)
+        if may:
+            self.plan.release(donor, use)
+            self._open.clear()
+        return may
+
+    def _may_lose(self, donor: JobRecord, use: Resources) -> bool:
+        return self.plan.may_lose(donor, use, self.job, self.needs, self.owns, rounded=self.rounded)
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """What a job could leave: one of its nodes, or all of them (``whole``), and what it has there."""
@@ -288,12 +327,11 @@ class TransferPlanner:
         for donor, node in back:
             plan.release(donor, self._books.use_on(donor, node))
         short = lack - free - len(back)
-        if short > 0 and not (self._shared and self._make_room(job, needs, short, back, plan)):
+        room = plan if short <= 0 else self._make_room(job, needs, short, back, plan) if self._shared else None
+        if room is None or room.barring(job, needs):
             return False
-        if plan.barring(job, needs):
-            return False
-        plan.grant(job, needs)
-        self._decide(job, idle if job.uid in self._anywhere else idle[:free], back, plan)
+        room.grant(job, needs)
+        self._decide(job, idle if job.uid in self._anywhere else idle[:free], back, room)
         return True
 
     def _help(self, job: JobRecord, lack: int, idle: Sequence[str], inside: str) -> None:
@@ -390,8 +428,8 @@ class TransferPlanner:
         ``plan``: as of ``_make_room``. Returns what queues use then."""
         one = wanted(self._cluster, job.spec, 1)
         for _ in range(lack):
-            more = Reclaim(self._cluster, plan)
-            if not self._make_room(job, one, 1, back, more, whole=False):
+            more = self._make_room(job, one, 1, back, plan, whole=False)
+            if more is None:
                 break
             more.grant(job, one)
             plan = more
@@ -400,70 +438,67 @@ class TransferPlanner:
     def _make_room(
         self, job: JobRecord, needs: Resources, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim, *,
         whole: bool = True,
-    ) -> bool:  # fmt: skip
+    ) -> Reclaim | None:  # fmt: skip
         """Have jobs of queues that have more than their part give nodes above their ``min``, and where that is too
-        little stop some of them (``whole``); nothing where both is not enough. ``needs``: what the job would have
-        more; ``back``: borrowed nodes that the job gets; ``plan``: what queues use, and
-        what becomes of it."""
-        owns = plan.owns(job, needs)
+        little stop some of them (``whole``). ``needs``: what the job would have more; ``back``: borrowed nodes that it
+        gets; ``plan``: what queues use before. Returns what they use without what is given; None, and nothing is
+        decided, where both is not enough."""
+        claim = _Claim(job, needs, lack, Reclaim(self._cluster, plan), plan.owns(job, needs), self._rounded)
         donors = self._donors(job, needs)
-        shrink: list[tuple[JobRecord, str]] = []
-        gives: dict[str, bool] = {}
-
-        def able(donor: JobRecord) -> bool:
-            """Its queue may give anything more."""
-            name = donor.spec.queue
-            if name not in gives:
-                gives[name] = plan.may_lose(donor, NO_USE, job, needs, owns, rounded=self._rounded)
-            return gives[name]
-
-        for donor in donors:
-            if len(shrink) == lack:
-                break
-            for member in self._above_min(donor, back) if able(donor) else ():
-                if len(shrink) == lack:
-                    break
-                if self._fits(job, member.node, donor.uid):
-                    use = self._books.use_on(donor, member.node)
-                    if not plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
-                        break
-                    plan.release(donor, use)
-                    gives.clear()
-                    shrink.append((donor, member.node))
-        stop: dict[str, tuple[JobRecord, int, Resources]] = {}
-        room, given = len(shrink), {(donor.uid, node) for donor, node in shrink}
-        for donor in donors if whole else ():
-            if room >= lack:
-                break
-            if not able(donor):
-                continue
-            rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
-            more = sum(self._fits(job, m.node, donor.uid) for m in rest)
-            use = self._books.use_of_all(donor, rest)
-            if more and plan.may_lose(donor, use, job, needs, owns, rounded=self._rounded):
-                plan.release(donor, use)
-                gives.clear()
-                room += more
-                stop[donor.uid] = donor, more, use
-        if room < lack:
-            return False
-        for donor, more, use in reversed([*stop.values()]):  # a donor may be unnecessary once a larger one was added
-            if room - more >= lack:
-                plan.grant(donor, use)
-                room -= more
-                del stop[donor.uid]
-        while shrink and room > lack:
-            donor, node = shrink.pop()
-            plan.grant(donor, self._books.use_on(donor, node))
-            room -= 1
-        if plan.barring(job, needs):
-            return False
-        for donor, node in shrink:
+        self._shrink(claim, donors, back)
+        if whole:
+            self._stop_some(claim, donors, back)
+        if claim.short > 0:
+            return None
+        self._leave_surplus(claim)
+        if claim.plan.barring(job, needs):
+            return None
+        for donor, node in claim.shrink:
             self._part(donor, node, job)
-        for donor, _, _ in stop.values():
+        for donor, _, _ in claim.stop:
             self.stops[donor.uid] = job.uid
             self._promised.update(m.node for m in self._kept(donor, back))
-        return True
+        return claim.plan
+
+    def _shrink(self, claim: _Claim, donors: Iterable[JobRecord], back: Collection[tuple[JobRecord, str]]) -> None:
+        """Nodes above the donors' ``min``, until there are enough."""
+        for donor in donors:
+            for member in self._above_min(donor, back) if claim.short > 0 and claim.may_ask(donor) else ():
+                if claim.short <= 0:
+                    return
+                if self._fits(claim.job, member.node, donor.uid):
+                    if not claim.release(donor, self._books.use_on(donor, member.node)):
+                        break
+                    claim.shrink.append((donor, member.node))
+                    claim.short -= 1
+
+    def _stop_some(self, claim: _Claim, donors: Iterable[JobRecord], back: Collection[tuple[JobRecord, str]]) -> None:
+        """Whole donors, with all that they have left, until there is enough."""
+        given = {(donor.uid, node) for donor, node in claim.shrink}
+        for donor in donors:
+            if claim.short <= 0:
+                return
+            if not claim.may_ask(donor):
+                continue
+            rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
+            count = sum(self._fits(claim.job, m.node, donor.uid) for m in rest)
+            use = self._books.use_of_all(donor, rest)
+            if count and claim.release(donor, use):
+                claim.stop.append((donor, count, use))
+                claim.short -= count
+
+    def _leave_surplus(self, claim: _Claim) -> None:
+        """Donors that are unnecessary since a larger one was added keep what they have; then nodes."""
+        for one in reversed([*claim.stop]):
+            donor, count, use = one
+            if claim.short + count <= 0:
+                claim.plan.grant(donor, use)
+                claim.short += count
+                claim.stop.remove(one)
+        while claim.shrink and claim.short < 0:
+            donor, node = claim.shrink.pop()
+            claim.plan.grant(donor, self._books.use_on(donor, node))
+            claim.short += 1
 
     def _donors(self, job: JobRecord, needs: Resources) -> list[JobRecord]:
         """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
