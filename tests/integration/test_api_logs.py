@@ -67,7 +67,8 @@ def test_two_nodes_in_the_order_of_time(agent: LiveAgent, tmp_path: Path) -> Non
         assert result.stderr == "[1]<stderr>: three\n"
         assert ctl(agent, "logs", "--rank", "2").stdout == "[2]<stdout>: two\n"
         assert ctl(agent, "logs", "--tail", "1").output == "[3]<stdout>: four\n"
-        assert ctl(agent, "logs", "--generation", "7").output == ""
+        refused = ctl(agent, "logs", "--generation", "7")
+        assert (refused.exit_code, "no generation 7" in refused.output) == (3, True)
 
 
 def test_generations(agent: LiveAgent, tmp_path: Path) -> None:
