@@ -9,7 +9,7 @@ import click
 
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option
 from nodeagent.ctl.output import dump, hang, terminal_width
-from nodeagent.ctl.terminal import NoAgentError, echo
+from nodeagent.ctl.terminal import NoAgentError, echo, one_line
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]
@@ -26,7 +26,8 @@ def event_line(event: Json, wide: bool = False, width: int | None = None) -> str
     about.append(f"generation {event['generation']}" if event["generation"] else "")
     parts = (event["id"] if wide else "", when, f"{event['kind']:<18}", " ".join(a for a in about if a), event["text"])
     before = sum(len(part) + 2 for part in parts[:3] if part)
-    return "\n".join(hang("  ".join(part for part in parts if part), width, before))
+    line = one_line("  ".join(part for part in parts if part))  # a line end in a text would look like another event
+    return "\n".join(hang(line, width, before))
 
 
 @click.command(short_help="Print what happened in the cluster.")

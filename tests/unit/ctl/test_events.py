@@ -24,3 +24,9 @@ def test_on_a_terminal_it_is_folded_below_its_sentence(width: int, indent: int) 
     assert more and all(len(line) <= width for line in (first, *more))
     assert {len(line) - len(line.lstrip()) for line in more} == {indent}
     assert " ".join([first, *(line.strip() for line in more)]) == event_line(EVENT)
+
+
+def test_no_text_looks_like_another_event() -> None:
+    forged = EVENT | {"text": "why\n2026-11-25 12:00:00  JobDeleted          job/digits"}
+    line = event_line(forged)
+    assert "\n" not in line and line.endswith("why\\n2026-11-25 12:00:00  JobDeleted          job/digits")
