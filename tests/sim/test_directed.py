@@ -389,6 +389,25 @@ def test_fewer_than_min_holds_and_goes_on() -> None:
     simulate(3, scenario)
 
 
+def test_resumed_while_its_workers_save_it_forms_when_they_have() -> None:
+    """``resume`` killed those that had not saved yet, and their steps since the last checkpoint were lost."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        for node in c.nodes.values():
+            node.machine.waits = True  # until their grace of 5 s is over
+        await c.operate("j", desired="pause")
+        await asyncio.sleep(1)
+        await c.operate("j", desired="run")
+        await asyncio.sleep(3)
+        assert all(n.machine.running("uid-j") is not None for n in c.nodes.values()), "they are not cut off"
+        first = c.job("j").active
+        await c.until(lambda: c.whole("j") and c.job("j").active != first, 10, "it goes on")
+
+    simulate(2, scenario)
+
+
 def test_pause_resume_restart_stop() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)

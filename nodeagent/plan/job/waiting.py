@@ -65,7 +65,11 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     late = awaited(cluster, job, placement)
     if late and cluster.served < patience:
         return _wait(job, f"waits for {', '.join(late)} to get ready", patience)
-    return propose(cluster, job, _why_here(cluster, job, placement), gone, again, placement, planned=False)
+    # Workers may still be leaving, and saving, since the job was paused: it was resumed before they had.
+    leaving = job.head if job.head is not None and job.head.planned and job.head.holders else None
+    grace = leaving.grace if leaving is not None else None
+    cause = _why_here(cluster, job, placement)
+    return propose(cluster, job, cause, gone, again, placement, leaving is not None, grace)
 
 
 def _rank_of(cluster: Cluster, job: JobRecord) -> str:

@@ -400,6 +400,13 @@ def test_resume(phase: Phase) -> None:
     assert (held.phase, held.reason) == ("holding", "needs 1 node, 0 fit: no node has joined")
 
 
+@pytest.mark.parametrize("grace", [None, 7.0])
+def test_resume_leaves_those_who_still_save_their_grace(grace: float | None) -> None:
+    head = make_head(["n1", "n2"], state="ended", holders=["n2"], planned=True, grace=grace)
+    step = proposed(take(["n1", "n2"], make_job("pausing", head, active=1, target=2)))
+    assert (step.cause.kind, step.planned, step.grace) == ("resume", True, grace)
+
+
 def test_a_paused_job_that_no_node_can_run_holds_first() -> None:
     """The table of phases has no way from paused to failed."""
     assert ended(take([make_node("n1", ready={UID: UNFIT})], make_job("paused"))).phase == "holding"
