@@ -534,6 +534,27 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
 START_OTHERS = "start nodes that will do, or stop it and submit it anew so that it needs less"
 
 
+def _waits_for_roles(job: Json) -> str:
+    """Which roles wait until others are ready, and what these have to do for that; empty if none waits."""
+    pods = [pod for pod in job["pods"] if pod["generation"] == job["generation"]]
+    workers = [worker for pod in pods for worker in pod["workers"]]
+    idle = {(w["place"] or "").partition(".")[0] for w in workers if w["state"] == "starting" and w["pid"] is None}
+    roles = {role["name"]: role for role in job["spec"]["roles"]}
+    held = [name for name in roles if name in idle and roles[name]["after"]]
+    before = dict.fromkeys(other for name in held for other in roles[name]["after"])
+    others = {name: roles[name]["ready"] for name in before if roles[name]["ready"] is not None}
+    if not others:
+        return ""
+    ends = {
+        name: "it listens on its port" if ready["port"] else f"its command exits 0: {shlex.join(ready['command'])}"
+        for name, ready in others.items()
+    }
+    how = "; ".join(f"{name} is when {end}" for name, end in ends.items())
+    rank = next((w["rank"] for w in workers if (w["place"] or "").partition(".")[0] in others), None)
+    look = f"nodeagentctl logs {job['name']}" + (f" --rank {rank}" if rank is not None else "")
+    return f"{', '.join(held)} waits until {', '.join(others)} is ready ({how}). Look: {look}"
+
+
 def _outliving(job: Json) -> list[Json]:
     """Workers that run on though others of their generation have exited 0. Those of several roles may."""
     if len(job["spec"]["roles"]) > 1 or job["phase"] != "running":
@@ -590,6 +611,8 @@ def _next(job: Json) -> list[str]:
         step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"
     elif job["no_progress"]:
         step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
+    elif waits := _waits_for_roles(job):
+        step = f"nothing yet: {waits}"
     elif left := _outliving(job):
         step = _ends_outliving(job, left)
     elif job["why"]:

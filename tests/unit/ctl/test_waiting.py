@@ -174,6 +174,26 @@ def test_next_names_who_outlives_the_success_of_the_others(more: dict[str, Any],
     assert "others have exited 0" not in job_lines(detail)[-1], "they failed"
 
 
+@pytest.mark.parametrize(
+    ("ready", "says"),
+    [
+        ({"port": False, "command": ["test", "-e", "a b"]}, "pserver is when its command exits 0: test -e 'a b'"),
+        ({"port": True, "command": None}, "pserver is when it listens on its port"),
+    ],
+)
+def test_next_names_the_role_that_others_wait_for(ready: dict[str, Any], says: str) -> None:
+    detail = samples.detail(samples.ROLES)
+    servers, trainers = detail["spec"]["roles"]
+    servers["ready"], trainers["after"] = ready, ["pserver"]
+    assert "nothing is wrong" in job_lines(detail)[-1], "all have started"
+    for worker in [worker for pod in detail["pods"] for worker in pod["workers"]]:
+        if worker["place"].startswith("trainer"):
+            worker |= {"state": "starting", "pid": None}
+    line = " ".join(job_lines(detail)[-1].split())
+    assert f"nothing yet: trainer waits until pserver is ready ({says})" in line
+    assert line.endswith("--rank 0")
+
+
 def test_policies_whose_timeout_runs_are_shown_with_what_is_left() -> None:
     policies = (
         Policy(on=("PodPending",), do="FailJob", timeout=300.0),
