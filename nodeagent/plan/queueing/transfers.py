@@ -69,11 +69,11 @@ class _Claim:
     owns: bool
     """Its queue is guaranteed what it asks for."""
     rounded: bool
-    shrink: list[tuple[JobRecord, str]] = field(default_factory=list)
+    shrink: list[tuple[JobRecord, str]] = field(default_factory=list, init=False)
     """Who gives which node."""
-    stop: list[tuple[JobRecord, int, Resources]] = field(default_factory=list)
+    stop: list[tuple[JobRecord, int, Resources]] = field(default_factory=list, init=False)
     """Who is stopped: how many nodes that leaves, and what that job uses."""
-    _open: dict[str, bool] = field(default_factory=dict)
+    _open: dict[str, bool] = field(default_factory=dict, init=False)
     """By queue: whether it may give anything more."""
 
     def may_ask(self, donor: JobRecord) -> bool:
