@@ -23,7 +23,7 @@ NODES = 3
 def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
     shared.submit(roles_job(shared.work, "calm", pause=0.0))
     shared.until_phase("calm", "succeeded", 60)
-    shared.submit(roles_job(shared.work, "killed"))
+    shared.submit(roles_job(shared.work, "killed", pause=0.2))  # long enough to be looked at between its kills
     for kills, place in enumerate(("trainer.1", "pserver.0"), start=1):
         shared.until_running("killed", NODES, above=kills - 1)
         before = newest(shared.work, "killed")
