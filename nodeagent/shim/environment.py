@@ -103,8 +103,14 @@ def parse_env_file(text: str, name: str) -> dict[str, str]:
 
 
 def read_env_file(path: str) -> dict[str, str]:
-    """Raises OSError or ValueError."""
-    return parse_env_file(Path(path).read_text(), path)
+    """Raises OSError, or ValueError naming file and line. A byte order mark, as editors write it, is no part of it."""
+    data = Path(path).read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 text") from None
+    return parse_env_file(text, path)
 
 
 class ModulesError(Exception):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+from pathlib import Path
 
 import pytest
 
-from nodeagent.shim.environment import base_environment, compose, parse_env_file
+from nodeagent.shim.environment import base_environment, compose, parse_env_file, read_env_file
 
 
 def test_login_variables_are_the_nodes() -> None:
@@ -47,3 +48,12 @@ def test_env_file() -> None:
 def test_bad_env_file_names_the_line(line: str) -> None:
     with pytest.raises(ValueError, match="f:2: not KEY=VALUE"):
         parse_env_file("A=1\n" + line, "f")
+
+
+def test_env_file_with_a_byte_order_mark_and_one_that_is_no_text(tmp_path: Path) -> None:
+    marked, odd = tmp_path / "marked.env", tmp_path / "odd.env"
+    marked.write_bytes(b"\xef\xbb\xbfA=1\r\nB=2\r\n")
+    assert read_env_file(str(marked)) == {"A": "1", "B": "2"}
+    odd.write_bytes(b"A=1\nB=2\nC=\xff\n")
+    with pytest.raises(ValueError, match=rf"^{odd}:3: not UTF-8 text$"):
+        read_env_file(str(odd))
