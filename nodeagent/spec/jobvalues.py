@@ -68,6 +68,8 @@ def job_name(value: object) -> str:
         fixed = re.sub(r"[^-a-z0-9.]+", "-", value.lower()).strip("-.")[:63].strip("-.")
         if fixed:
             right += f", such as '{fixed}'"
+    elif isinstance(value, int | float):
+        right = f"put a name that reads as a number in quotes, such as '{value}'"
     raise CheckError(f"{units.show(value)} is not a name", right)
 
 

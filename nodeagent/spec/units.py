@@ -71,8 +71,9 @@ def duration(value: object) -> float:
         if units == sorted(set(units), reverse=True):
             return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
     spelled = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]+)", text)
-    if spelled and (unit := _LOOKALIKE.get(spelled[2].lower(), spelled[2].lower())) in _SECONDS:
-        raise CheckError(f"{show(value)} is not a duration", f"write {spelled[1]}{unit}")
+    unit = _LOOKALIKE.get(spelled[2].lower(), spelled[2].lower()) if spelled else ""
+    if spelled and unit in _SECONDS and (right := spelled[1] + unit) != text:
+        raise CheckError(f"{show(value)} is not a duration", f"write {right}")
     if re.fullmatch(r"[0-9.]+", text):
         raise CheckError(f"{show(value)} has no unit", f"write {text}s for seconds or {text}m for minutes")
     raise CheckError(f"{show(value)} is not a duration", "write for instance 500ms, 30s, 10m or 1h30m")

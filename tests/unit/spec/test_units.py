@@ -32,6 +32,7 @@ def test_durations(text: object, seconds: float) -> None:
         ("5S", "write 5s"),
         ("1 h", "write 1h"),
         ("30m1h", "write for instance"),
+        ("99999999999999h", "write for instance"),
         ("1s1s", "write for instance"),
         ("-5s", "write for instance"),
         ("", "write for instance"),
