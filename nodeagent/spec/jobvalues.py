@@ -69,7 +69,7 @@ def job_name(value: object) -> str:
         if fixed:
             right += f", such as '{fixed}'"
     elif isinstance(value, int | float):
-        right = f"put a name that reads as a number in quotes, such as '{value}'"
+        right = f"put a name that reads as a number in quotes: '{value}'"
     raise CheckError(f"{units.show(value)} is not a name", right)
 
 

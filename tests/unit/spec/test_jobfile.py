@@ -284,7 +284,7 @@ def test_mistakes(marked: str, words: str) -> None:
         (">>name: a\ncommand: x", "the key 'nodes' is missing, add nodes: 1 (fixed) or nodes: 2:8 (elastic)"),
         (">>name: a\nroles: ~\nnodes: 1", "the key 'command' is missing"),
         ("name: >>Foo Bar!\ncommand: x\nnodes: 1", "such as 'foo-bar'"),
-        ("name: >>5\ncommand: x\nnodes: 1", "5 is not a name, put a name that reads as a number in quotes, such as '5'"),
+        ("name: >>5\ncommand: x\nnodes: 1", "5 is not a name, put a name that reads as a number in quotes: '5'"),
         ("name: a\n>>nodes: 1\nroles: {w: {command: x, nodes: 1}}", "move it into the role: roles.NAME.nodes"),
         ("name: a\nroles: >>{}", "no role is given"),
         ("name: a\nroles: >>x", "is not a mapping"),
