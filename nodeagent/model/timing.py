@@ -45,7 +45,8 @@ class Timing(Record):
     turn: float = 0.1
     """Each next proposer waits this much longer than the previous one."""
     early: float = 30.0
-    """A worker that exits with an error this soon after the job's first start fails the job at once."""
+    """A worker that exits with an error this soon after the job's first start fails the job at once. One that asks to
+    be re-formed this soon after its generation's start, again and again, makes the job back off."""
 
     def problems(self) -> list[str]:
         """Every inequality that does not hold, as a sentence with the numbers; empty if all hold."""

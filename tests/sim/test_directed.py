@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.node import Cordon
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import PodReport
@@ -73,6 +74,31 @@ def test_worker_killed() -> None:
         assert [e.counts for e in job.budget.values()] == [True]
 
     simulate(4, scenario)
+
+
+def test_a_gang_that_asks_to_be_re_formed_at_each_start_backs_off_for_free() -> None:
+    """In a minute: at once, at once, then after 0.5, 1, 2, 4, 8, 16 and 30 s."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2, restarts=RestartLimits(max=1))
+        starts, reason = 0, ""
+        end = asyncio.get_running_loop().time() + 60
+        while asyncio.get_running_loop().time() < end:
+            job = c.job("j")
+            if c.whole("j") and job.head is not None and job.head.number > starts:
+                starts = job.head.number
+                c.nodes["n1"].machine.worker_ends("uid-j", 0, code=101)
+            if job.phase == "holding":
+                reason = job.reason
+            await asyncio.sleep(0.05)
+        job = c.job("j")
+        assert 7 <= starts <= 10
+        assert f"asked to be re-formed {starts} times" in reason
+        assert job.phase == "holding"
+        assert {(e.kind, e.counts) for e in job.budget.values()} == {("reform", False)}
+        await running(c, 2)
+
+    simulate(2, scenario)
 
 
 def reports(cluster: SimCluster) -> dict[str, PodReport]:

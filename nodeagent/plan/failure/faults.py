@@ -105,6 +105,32 @@ def check_budget(job: JobRecord, served: int) -> BudgetVerdict:
     return BudgetVerdict(True, delay, count, f"restart {count} of {limits.max} within {window}")
 
 
+class Wait(NamedTuple):
+    """How long a job waits before its next generation, and why."""
+
+    delay_ms: int = 0
+    why: str = ""
+
+
+def wait_after(cluster: Cluster, job: JobRecord, spend: BudgetEntry) -> Wait:
+    """Faults that count wait as the budget says. To ask for a new generation costs nothing; but from the second such
+    request in the window on, those that come soon after a start wait as restarts do. ``job``: without this entry."""
+    if spend.counts:
+        verdict = check_budget(job, cluster.served)
+        return Wait(verdict.delay_ms, verdict.why)
+    if spend.kind != "reform" or spend.progressed:
+        return Wait()
+    limits = job.spec.restarts
+    since = cluster.served - millis(limits.window)
+    soon = [e for e in job.budget.values() if e.kind == "reform" and not e.progressed and e.at >= since]
+    if not soon:
+        return Wait()
+    count = len(soon) + 1
+    asked = f"asked to be re-formed {count} times within {limits.window:g} s"
+    delay = millis(backoff(count, limits.backoff_min, limits.backoff_max))
+    return Wait(delay, f"{asked}, each within {cluster.timing.early:g} s of a start")
+
+
 _KILLED = 128 + signal.SIGKILL
 """The exit code of who was killed: nobody ends so because a peer is gone."""
 COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
@@ -307,7 +333,8 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
     outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
     if kind == "reform":
-        return _fault(case, cause, outcome, who.code, roles)
+        fault = _fault(case, cause, outcome, who.code, roles)
+        return replace(fault, spend=fault.spend.model_copy(update={"progressed": _ran_long(case)}))
     answered = _asked(case.job, who, reports)
     fault = _fault(case, cause, outcome, who.code, roles, answered)
     if fault.fail or answered.action is not None or not _early(case, reports):
@@ -458,6 +485,14 @@ def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
         return False
     exits = [e for r in reports.values() for e in r.exits if is_failure(e)]
     return all(e.signal in (None, signal.SIGABRT) and e.code not in REFORM_CODES for e in exits)
+
+
+def _ran_long(case: _Case) -> bool:
+    """The generation that the fault ends had been active for ``early`` at least."""
+    head = case.job.head
+    if head is None or head.number != case.number or head.state != "active":
+        return False  # another report than those that ended it: how long it had run is not known any more
+    return case.at - head.since >= millis(case.cluster.timing.early)
 
 
 def all_succeeded(job: JobRecord) -> bool:

@@ -140,12 +140,11 @@ def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tup
         text = f"{fault.fail}; {faults.judged_when(fault.awaits)}"
         spend = fault.spend.model_copy(update={"fails": fault.fail, "ends": fault.ends})
         return Decision(End("holding", text, gone, spend=spend), (text,))
-    if fault.spend.counts:
-        verdict = faults.check_budget(job, cluster.served)
-        if verdict.delay_ms:
-            text = f"{fault.cause.text}; {verdict.why}; starts again in {verdict.delay_ms / 1000:g} s"
-            step = End("holding", text, gone, spend=fault.spend, delay_ms=verdict.delay_ms)
-            return Decision(step, (text,))
+    wait = faults.wait_after(cluster, job, fault.spend)
+    if wait.delay_ms:
+        text = f"{fault.cause.text}; {wait.why}; starts again in {wait.delay_ms / 1000:g} s"
+        step = End("holding", text, gone, spend=fault.spend, delay_ms=wait.delay_ms)
+        return Decision(step, (text,))
     return propose_or_hold(cluster, job, fault.cause, gone, fault.spend, planned=False)
 
 

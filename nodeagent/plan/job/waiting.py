@@ -37,8 +37,8 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
             return after_fault(cluster, job, found, gone)
         # A node was lost, or it was a worker that ends no job: what was waited for was another fault.
         before = faults.without(job, job.last_number)
-        delay = faults.check_budget(before, cluster.served).delay_ms if found.spend.counts else 0
-        step = End("holding", found.cause.text, gone, spend=found.spend, delay_ms=delay)
+        wait = faults.wait_after(cluster, before, found.spend)
+        step = End("holding", found.cause.text, gone, spend=found.spend, delay_ms=wait.delay_ms)
         return Decision(step, (found.cause.text,))
     if job.phase == "holding" and entry is not None and entry.fails:
         return Decision(None, (f"{entry.fails}; {faults.judged_when(faults.awaited(cluster, job))}",))

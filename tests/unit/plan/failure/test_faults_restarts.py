@@ -1,14 +1,17 @@
-"""The budget: what counts in the window, what is allowed, how long it waits; and the policies beside it."""
+"""The budget: what counts in the window, what is allowed, how long it waits. Beside it the wait of who asks to be
+re-formed again and again, and the policies."""
 
 from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import ActionName, EventName, Policy, RestartLimits
 from nodeagent.plan.failure.faults import check_budget, restarts_spent
 from nodeagent.plan.failure.policies import match
-from tests.unit.plan.build import NOW, make_job, make_spec, spend
+from nodeagent.plan.job.gang import decide
+from nodeagent.plan.steps import End, Propose
+from tests.unit.plan.build import NOW, WALL, failed, make_cluster, make_exit, make_head, make_job, make_spec, spend
 
 
 def job(*ages: float, maximum: int = 3, **limits: float) -> JobRecord:
@@ -55,6 +58,71 @@ def test_max_restarts_are_allowed_and_not_one_more() -> None:
 def test_backoff(before: int, low: float, high: float, wait: int) -> None:
     one = job(*[1.0] * before, maximum=60, backoff_min=low, backoff_max=high)
     assert check_budget(one, NOW).delay_ms == wait
+
+
+# --- who asks to be re-formed --------------------------------------------------------------------
+
+
+EARLY = 30_000
+"""``Timing.early``, in ms."""
+
+
+def asks(
+    ran: int, budget: dict[str, BudgetEntry], *, code: int = 101, limits: RestartLimits | None = None
+) -> JobRecord:
+    """A job whose generation 99 ran for so many ms until a worker asked for a new one."""
+    head = make_head(["n1"], number=99, since=NOW - ran, reports={"n1": failed(make_exit(code=code))})
+    spec = make_spec(restarts=limits or RestartLimits(max=0, window=100.0))
+    return make_job("running", head, spec=spec, budget=budget)
+
+
+def requests(*ages: float, progressed: bool = False) -> dict[str, BudgetEntry]:
+    """One request to be re-formed for each age, in seconds."""
+    one = spend("reform", counts=False, exit_code=101).model_copy(update={"progressed": progressed})
+    return {str(i): one.model_copy(update={"at": NOW - round(age * 1000)}) for i, age in enumerate(ages, 1)}
+
+
+def waits(job: JobRecord) -> tuple[int, str]:
+    """How long the job waits (ms) and what it says; it always starts again."""
+    step = decide(make_cluster(["n1"], job), job, WALL).step
+    if isinstance(step, Propose):
+        return 0, ""
+    assert isinstance(step, End)
+    assert step.phase == "holding"
+    return step.delay_ms, step.reason
+
+
+@pytest.mark.parametrize("code", [101, 102])
+def test_who_asks_to_be_re_formed_soon_after_each_start_waits_ever_longer_and_pays_nothing(code: int) -> None:
+    delays = [waits(asks(1000, requests(*[1.0] * before), code=code))[0] for before in range(10)]
+    assert delays == [0, 0, 500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]
+    assert waits(asks(1000, requests(*[1.0] * 4), code=code))[1] == (
+        f"rank 0 on n1 failed first: exit code {code}; asked to be re-formed 5 times within 100 s, "
+        "each within 30 s of a start; starts again in 2 s"
+    )
+
+
+def test_the_first_request_waits_for_nothing_whatever_the_least_wait_is() -> None:
+    limits = RestartLimits(max=0, window=100.0, backoff_min=5.0)
+    assert waits(asks(1000, {}, limits=limits)) == (0, "")
+    assert waits(asks(1000, requests(1), limits=limits))[0] == 5000
+
+
+@pytest.mark.parametrize(("ran", "delay"), [(EARLY - 1, 4000), (EARLY, 0), (3_600_000, 0)])
+def test_a_request_after_a_longer_run_waits_for_nothing_and_makes_none_wait(ran: int, delay: int) -> None:
+    job = asks(ran, requests(*[1.0] * 5))
+    assert waits(job)[0] == delay
+    step = decide(make_cluster(["n1"], job), job, WALL).step
+    assert isinstance(step, End | Propose)
+    assert step.spend is not None
+    assert (step.spend.progressed, step.spend.counts) == (not delay, False)
+    assert waits(asks(1000, requests(*[1.0] * 5, progressed=True)))[0] == 0
+
+
+def test_only_requests_within_the_window_make_the_next_one_wait() -> None:
+    assert waits(asks(1000, requests(1, 2, 99.9, 100, 100.001, 500)))[0] == 2000
+    others = {"7": spend("worker_failed"), "8": spend("node_lost", counts=False), "9": spend("hang")}
+    assert waits(asks(1000, others))[0] == 0
 
 
 POLICIES = (
