@@ -364,6 +364,8 @@ class JobRoutes:
             base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
             change = intent(base) or _anew(job, base)
             if change is None:
+                if one is not None and job.phase not in TERMINAL:  # whatever others do: it is done already
+                    await self.view.store.control(uid, job.control.rev, None, request, "", "", did)
                 return job, False
             control, text = self._signed(base, change, who), f"{change.text} (by {who.name})"
             event = change.event

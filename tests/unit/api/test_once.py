@@ -153,6 +153,14 @@ async def test_a_repeated_pause_does_not_undo_a_resume(bench: Bench) -> None:
     assert (status, answer["changed"], answer["repeated"], answer["desired"]) == (200, False, True, "run")
 
 
+async def test_what_was_so_already_is_remembered_too(bench: Bench) -> None:
+    await bench.ask(CHANGES["pause"], "first")
+    assert (await bench.ask(CHANGES["pause"], "again"))[1]["changed"] is False
+    await bench.ask(("POST", "jobs/digits/resume", {}), "second")
+    assert (await bench.ask(CHANGES["pause"], "again"))[1]["desired"] == "run"
+    assert (await bench.ask(CHANGES["stop"], "again"))[0] == 409
+
+
 async def test_of_a_job_that_is_gone_the_request_is_not_answered_with_another(bench: Bench) -> None:
     _, first = await bench.ask(submit("other"), "same")
     await bench.ask(("DELETE", "jobs/other", {}), "delete")
