@@ -55,7 +55,7 @@ class Diagnosis:
         self._log = structlog.get_logger("diag")
         self._task: asyncio.Task[Report] | None = None
         self.request = ""
-        """Of the newest run."""
+        """Of the newest run: its id, and which checks it asked for."""
         self.step, self.began, self.ended = "", 0.0, 0.0
         """Of the newest run: what it does; Unix times."""
         self.report: Report | None = None

@@ -21,6 +21,7 @@ from aiohttp import web
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.once import as_asked, earlier, once
 from nodeagent.api.requests import find_any_job, saved
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import MOST_JOBS, MOST_MEMBERS, After, Array, JobSpec, Need, Submission
@@ -34,8 +35,6 @@ from nodeagent.store.messages import NewJob, QuotaClaims
 if TYPE_CHECKING:
     from nodeagent.api.jobs import JobRoutes
 
-_BATCH = "batch-"
-"""Prefix of the random part of a batch, in the store's memory of requests."""
 SIGNED_AT_ONCE = 16
 """Jobs that are signed without a pause: signing a thousand would block the agent's loop for a second."""
 
@@ -166,15 +165,16 @@ class Batches:
 
     async def submit(self, who: auth.Caller, asked: dict[str, Any], submissions: list[Submission]) -> web.Response:
         """Submits all of them, or none. Raises ``ApiError``."""
-        request, base = requests.request_id(asked), _BATCH + uuid.uuid4().hex
+        base, as_written = uuid.uuid4().hex, [one.spec for one in submissions]
+        figures = [as_asked(one.spec) | {"after": dict(one.after), "array": one.array} for one in submissions]
+        one, dry_run = once(requests.request_id(asked), "submit", who.uid, figures), asked.get("dry_run") is True
         jobs = laid_out(submissions, base)
-        earlier = await self._view.store.request(request)
-        if earlier is not None and earlier.did:  # a later change must not refuse a request that was accepted
-            return await self._submitted(jobs, earlier.did, self._view.era)
+        if not dry_run and (made := await earlier(self._view.store, one)) is not None:
+            return await self._submitted(jobs, made.did, self._view.era)  # whatever would refuse it by now
         for job in jobs:
             if job.indices is not None:
                 self._free(job.spec.name)
-        known, as_written = {job.spec.name: job for job in jobs}, [job.spec for job in jobs]
+        known = {job.spec.name: job for job in jobs}
         for job in jobs:
             job.ends_of = tuple([await self._after(job, name, need, known) for name, need in job.after.items()])
 
@@ -187,7 +187,7 @@ class Batches:
             return [job.spec for job in jobs]
 
         specs = await admit()
-        if asked.get("dry_run") is True:
+        if dry_run:
             rows = [{"spec": j.spec.model_dump(), "jobs": len(j.uids), "unmet": self._unmet(j)} for j in jobs]
             return web.json_response({"dry_run": True, "jobs": rows})
         noted(self._view.cluster(), {name for job in jobs for name in job.names()})
@@ -197,16 +197,14 @@ class Batches:
         async def write(_specs: Sequence[JobSpec], claims: QuotaClaims | None) -> str:
             new = await self._signed(who, jobs, now)
             return await self._view.store.submit_all(
-                base, new, who.uid, now, who.name, request, era=self._view.era, quota=quota, claims=claims
+                one.did(base), new, who.uid, now, who.name, one.request, era=self._view.era, quota=quota, claims=claims
             )
 
         done = await self._jobs.written(who, specs, admit, write)
-        return await self._submitted(jobs, done, era)
+        return await self._submitted(jobs, done.partition(" ")[2], era)
 
     async def _submitted(self, jobs: Sequence[_Job], base: str, era: str) -> web.Response:
         """``base``: that of the first attempt, if this request came before."""
-        if not base.startswith(_BATCH):
-            raise ApiError("usage", "the request id was used for another change", "send a new one; nothing was changed")
         names = [name for job in jobs for name in job.names()]
         unmet = [why for job in jobs for why in [self._unmet(job)] * len(job.uids)]
         made, records = uids(base, len(names)), self._view.cluster().jobs
@@ -295,12 +293,13 @@ class Batches:
 
         async def handler(request: web.Request) -> web.Response:
             who = await auth.caller(request, self._view.config.jobs)
-            requests.request_id(await requests.read(request))
+            name = requests.request_id(await requests.read(request))
             era, members = self._view.era, self._members(request)
+            await earlier(self._view.store, once(name, intent.__name__, [job.uid for job in members]))
             wanted = [j for j in members if j.phase not in TERMINAL or intent is intents.delete]
             for job in wanted:
                 await self._jobs.may_change(who, job)
-            changed = [await self._jobs.change(who, job.uid, job.name, "", intent) for job in wanted]
+            changed = [await self._jobs.change(who, job.uid, job.name, None, intent) for job in wanted]
             await self._jobs.seen()
             array = members[0].spec.array
             rows = [{"name": after.name, "uid": after.uid, "changed": new} for after, new in changed]

@@ -7,19 +7,19 @@ for every repetition of a write, so it uses only the present record. ``plan/job/
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from nodeagent.api.errors import ApiError
+from nodeagent.api.once import Once, once, other_change
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Scale
 from nodeagent.model.jobspec import MOST_NODES, JobSpec
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Refusal, natural
 from nodeagent.plan.job.running import scaled_size
 from nodeagent.spec.errors import did_you_mean
-from nodeagent.store.messages import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +128,17 @@ MOST_TIMEOUT = 86_400.0
 """The longest timeout of any scale, and so the longest grace of a scale-in: a day."""
 
 
-MOST_DID = 1 << 16
-"""The most characters of a text about an earlier request that are decoded."""
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a request did, as the store remembers it: what was asked, and the sizes before and after."""
+    """What a request did, as the store remembers it: the sizes before and after."""
 
-    figures: dict[str, object]
     before: int
     after: int
 
     @property
     def text(self) -> str:
         """As the store keeps it."""
-        return json.dumps(self.figures | {"from": self.before, "to": self.after})
+        return f"{self.before} {self.after}"
 
     def reply(self, *, changed: bool) -> dict[str, object]:
         """The part of the reply that comes from it."""
@@ -162,14 +157,13 @@ class Asked:
     nodes: tuple[str, ...] = ()
     timeout: float | None = None
 
-    def figures(self) -> dict[str, object]:
-        """What makes it this change and no other."""
-        figures: dict[str, object] = {"verb": self.verb, "target": self.target, "count": self.count}
-        return figures | {"nodes": list(self.nodes), "role": self.role}
+    def of(self, job: JobRecord) -> Once:
+        """Which change it is. With another timeout it is the same."""
+        return once(self.request, self.verb, job.uid, self.target, self.role, self.count, self.nodes)
 
     def done(self, job: JobRecord, after: Control) -> Done:
         """What the store remembers of it. ``after``: the control that it came to."""
-        return Done(self.figures(), self._size(job.spec, job.control), self._size(job.spec, after))
+        return Done(self._size(job.spec, job.control), self._size(job.spec, after))
 
     def _size(self, spec: JobSpec, control: Control) -> int:
         """What it changes, as this control wants it."""
@@ -327,29 +321,12 @@ def scale(asked: Asked, job: JobRecord, served: int) -> Change | None:
     return Change(change, "JobScaled", stated)
 
 
-def read_done(did: str) -> Done | None:
-    """What ``Done.text`` was made of; None for any other. The store's texts are not signed: somebody may have written
-    over one."""
-    if len(did) > MOST_DID or not did.startswith("{"):
-        return None
-    try:
-        found = json.loads(did)
-    except (ValueError, RecursionError):
-        return None
-    before, after = found.pop("from", None), found.pop("to", None)
-    if any(isinstance(size, bool) or not isinstance(size, int) for size in (before, after)):
-        return None
-    return Done(found, before, after)
+_SIZES = re.compile(r"([0-9]{1,9}) ([0-9]{1,9})")
 
 
-def repeated(asked: Asked, job: JobRecord, earlier: Answer) -> dict[str, object]:
-    """The reply to a request that was carried out before. Raises ``ApiError`` (``state``) if its id belongs to another
-    change, or nobody can say any more to which."""
-    done = read_done(earlier.did)
-    if earlier.subject != job.uid or done is None or done.figures != asked.figures():
-        raise ApiError(
-            "state",
-            f"the request id {asked.request!r} was used for another change before; nothing was changed",
-            "take a new request id for a new change",
-        )
-    return done.reply(changed=False) | {"repeated": True}
+def repeated(asked: Asked, did: str) -> dict[str, object]:
+    """The reply to a request that was carried out before. ``did``: as ``Done.text``. The store's texts are not signed:
+    somebody may have written over one. Raises ``ApiError`` (``state``) then."""
+    if (sizes := _SIZES.fullmatch(did)) is None:
+        raise other_change(asked.request)
+    return Done(int(sizes[1]), int(sizes[2])).reply(changed=False) | {"repeated": True}

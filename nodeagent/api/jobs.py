@@ -28,6 +28,7 @@ from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.jobdetail import AuditTail, alone_json, generations, policies_due, start_json, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
+from nodeagent.api.once import Once, as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, Done, find_any_job, saved, write_again
 from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, shown_to
@@ -155,17 +156,13 @@ class JobRoutes:
         if "jobs" in asked:
             return await self._batches.submit(who, asked, read(asked, _read_spec))
         written = _read_spec(asked.get("spec"))
-        spec = await self.admitted(who, written)
         if asked.get("dry_run") is True:
-            taken = [j for j in self.view.cluster().jobs.values() if j.name == spec.name and j.phase not in TERMINAL]
-            if taken:
-                raise ApiError(
-                    "state",
-                    f"a job named {spec.name!r} is {taken[0].phase} (uid {taken[0].uid})",
-                    "choose another name",
-                )
-            unmet = never(self.view.cluster(), spec)
-            return web.json_response({"dry_run": True, "spec": spec.model_dump(), "unmet": unmet})
+            return self._tried(await self.admitted(who, written))
+        one, era = once(requests.request_id(asked), "submit", who.uid, as_asked(written)), self.view.era
+        if (made := await earlier(self.view.store, one)) is not None:
+            await self.seen()
+            return await self._submitted(await self._first(made.subject), era)
+        spec = await self.admitted(who, written)
         noted(self.view.cluster(), {spec.name})
         uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
 
@@ -175,15 +172,42 @@ class JobRoutes:
         async def write(specs: Sequence[JobSpec], claims: QuotaClaims | None) -> JobRecord:
             (spec,) = specs
             return await self.view.store.submit(
-                uid, spec, who.uid, now, who.name, requests.request_id(asked),
+                uid, spec, who.uid, now, who.name, one.request,
                 control=seal.control(uid, first_control(spec, who.name, None)),
                 admission=seal.admit(uid, who.uid, spec, now, self.view.node),
-                era=self.view.era, quota=limits.quota(who, self.view.config.limits), claims=claims,
+                era=self.view.era, quota=limits.quota(who, self.view.config.limits), claims=claims, did=one.did(),
             )  # fmt: skip
 
-        job = await self.written(who, [spec], admit, write)
-        kept = await saved(self.view, job.rev, era)
+        return await self._submitted(await self.written(who, [spec], admit, write), era)
+
+    def _tried(self, spec: JobSpec) -> web.Response:
+        """The answer to a dry run."""
+        taken = [j for j in self.view.cluster().jobs.values() if j.name == spec.name and j.phase not in TERMINAL]
+        if taken:
+            raise ApiError(
+                "state",
+                f"a job named {spec.name!r} is {taken[0].phase} (uid {taken[0].uid})",
+                "choose another name",
+            )
         unmet = never(self.view.cluster(), spec)
+        return web.json_response({"dry_run": True, "spec": spec.model_dump(), "unmet": unmet})
+
+    async def _first(self, uid: str) -> JobRecord:
+        """The job that a request submitted before."""
+        try:
+            return await find_any_job(self.view, uid)
+        except ApiError as error:
+            if error.code != "not_found":
+                raise
+            raise ApiError(
+                "not_found",
+                "the job that this request submitted is not there any more",
+                "submit it anew, with another request id",
+            ) from None
+
+    async def _submitted(self, job: JobRecord, era: str) -> web.Response:
+        kept = await saved(self.view, job.rev, era)
+        unmet = never(self.view.cluster(), job.spec)
         return web.json_response(await self._json(job) | {"unmet": unmet} | kept, status=201)
 
     async def written(
@@ -264,10 +288,10 @@ class JobRoutes:
             job, era = self._known(uid, ref), self.view.era
             await self.may_change(who, job)
             base = self._foundation(job)  # before anything else is read: the verdict is of this very record
-            earlier = await self.view.store.request(asked.request)
-            if earlier is not None:
+            one = asked.of(job)
+            if (made := await earlier(self.view.store, one)) is not None:
                 kept = await saved(self.view, job.rev, era)
-                return web.json_response(await self._json(job) | kept | intents.repeated(asked, job, earlier))
+                return web.json_response(await self._json(job) | kept | intents.repeated(asked, made.did))
             change = intents.scale(asked, base, self.view.cluster().served) or _anew(job, base)
             new, claims = None if change is None else self._signed(base, change, who), None
             if new is not None and base.spec.several and new.target > base.control.target:
@@ -280,7 +304,7 @@ class JobRoutes:
             event, text = ("", "") if change is None else (change.event, f"{change.text} (by {who.name})")
             try:
                 after = await self.view.store.control(
-                    uid, job.control.rev, new, asked.request, event, text, done.text, claims
+                    uid, job.control.rev, new, asked.request, event, text, one.did(done.text), claims
                 )
             except StoreRefusedError as refused:
                 if refused.code != "stale":
@@ -312,20 +336,27 @@ class JobRoutes:
         ref = request.match_info["job"]
         found = await find_any_job(self.view, ref)
         uid = found.uid
+        await self.may_change(who, found)
+        one, era = once(name, intent.__name__, uid), self.view.era
+        if await earlier(self.view.store, one) is not None:
+            await self.seen()
+            after = await find_any_job(self.view, uid)
+            kept = await saved(self.view, after.rev, era)
+            return web.json_response(await self._json(after) | kept | {"changed": False, "repeated": True})
         if uid not in self.view.cluster().jobs:
-            return await self._change_past(who, found, intent)
-        era = self.view.era
-        after, changed = await self.change(who, uid, ref, name, intent)
+            return await self._change_past(found, intent)
+        after, changed = await self.change(who, uid, ref, one, intent)
         if changed:
             await self.seen()
         kept = await saved(self.view, after.rev, era)
         return web.json_response(await self._json(after) | kept | {"changed": changed})
 
     async def change(
-        self, who: auth.Caller, uid: str, ref: str, request: str, intent: intents.Intent
+        self, who: auth.Caller, uid: str, ref: str, one: Once | None, intent: intents.Intent
     ) -> tuple[JobRecord, bool]:
-        """One change of a job of the view, for who may make it, and whether it was one. ``request``: its id; empty: it
-        is not remembered. Raises ``ApiError`` and ``StoreError``."""
+        """One change of a job of the view, for who may make it, and whether it was one. Without ``one`` it is not
+        remembered. Raises ``ApiError`` and ``StoreError``."""
+        request, did = ("", "") if one is None else (one.request, one.did())
 
         async def attempt() -> tuple[JobRecord, bool]:
             job = self._known(uid, ref)
@@ -333,15 +364,17 @@ class JobRoutes:
             base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
             change = intent(base) or _anew(job, base)
             if change is None:
+                if one is not None and job.phase not in TERMINAL:  # whatever others do: it is done already
+                    await self.view.store.control(uid, job.control.rev, None, request, "", "", did)
                 return job, False
             control, text = self._signed(base, change, who), f"{change.text} (by {who.name})"
-            return await self.view.store.control(uid, job.control.rev, control, request, change.event, text), True
+            event = change.event
+            return await self.view.store.control(uid, job.control.rev, control, request, event, text, did), True
 
         return await write_again(self.view, attempt)
 
-    async def _change_past(self, who: auth.Caller, job: JobRecord, intent: intents.Intent) -> web.Response:
+    async def _change_past(self, job: JobRecord, intent: intents.Intent) -> web.Response:
         """Of a job of the history: it can be deleted, and nothing else."""
-        await self.may_change(who, job)
         if intent is not intents.delete:
             intent(job)  # says that it has ended
         await self.view.store.remove(job.uid)

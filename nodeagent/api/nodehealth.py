@@ -17,10 +17,12 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.forward import elsewhere
+from nodeagent.api.once import once, same
 from nodeagent.api.requests import find_node
 from nodeagent.api.serializers import items, verdict_json
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.nodes.devices import booked, used_devices
+from nodeagent.store.messages import Answer
 
 if TYPE_CHECKING:
     from nodeagent.agent.health import NodeHealth
@@ -170,7 +172,10 @@ class DiagRoutes:
         must_have_hardware()
         diagnosis = self._diagnosis
         gpu, busy = requests.text(asked, "gpu"), asked.get("busy") is True
-        if diagnosis.request == name:
+        one = once(name, "diag", gpu, busy)
+        known, _, change = diagnosis.request.partition(" ")
+        if known == name:
+            same(one, Answer(subject=node.id, did=change))
             return web.json_response(self._state())
         if diagnosis.running:
             raise ApiError("state", f"node {node.id} is being checked already", "try again when that check has ended")
@@ -186,7 +191,7 @@ class DiagRoutes:
                 "drain it first, choose a GPU with --gpu, or check it nevertheless with --busy (it slows the job down)",
             )
         others = [record for record in cluster.nodes.values() if record.id != node.id]
-        diagnosis.start(gpus, taken, "check" if busy else "refuse", others, name, whole=not gpu)
+        diagnosis.start(gpus, taken, "check" if busy else "refuse", others, f"{name} {one.did()}", whole=not gpu)
         return web.json_response(self._state())
 
     @property

@@ -13,6 +13,7 @@ from aiohttp import web
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError
+from nodeagent.api.once import earlier, once
 from nodeagent.api.published import cuts_of
 from nodeagent.api.requests import find_node, saved
 from nodeagent.api.serializers import items, node_json, work_on
@@ -109,10 +110,12 @@ class NodeRoutes:
 
     async def _write(self, request: web.Request, asked: dict[str, Any], want: tuple[str, bool] | None) -> web.Response:
         node, who = await self._may(request)
-        name = requests.request_id(asked)
+        verb = "uncordon" if want is None else "drain" if want[1] else "cordon"
+        one = once(requests.request_id(asked), verb, node.id, "" if want is None else want[0])
+        await earlier(self.view.store, one)
         cordon = None if want is None else Cordon(reason=want[0], by=who.name, at=time.time(), drain=want[1])
         era = self.view.era
-        return await self._written(await self.view.store.cordon(node.id, cordon, name), era)
+        return await self._written(await self.view.store.cordon(node.id, cordon, one.request, one.did()), era)
 
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller]:
         """The node in the path, and the caller, who may change it."""

@@ -16,6 +16,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.admission import live_jobs
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.once import earlier, once
 from nodeagent.api.requests import saved, write_again
 from nodeagent.api.serializers import Json, items
 from nodeagent.model.job import JobRecord
@@ -110,7 +111,7 @@ class QueueRoutes:
                 )
             return with_queue(tree, _changed(name, None, settings)), f"queue {name} created"
 
-        return await self._write(request, asked, change)
+        return await self._write(request, asked, ("create", name, settings), change)
 
     async def set(self, request: web.Request) -> web.Response:
         """POST .../set {settings, request_id, dry_run?}: an empty value restores the default."""
@@ -123,7 +124,7 @@ class QueueRoutes:
             before = _find(cluster, name)
             return with_queue(cluster.queues, _changed(name, before, settings)), f"queue {name}: {', '.join(settings)}"
 
-        return await self._write(request, asked, change)
+        return await self._write(request, asked, ("set", name, settings), change)
 
     async def open(self, request: web.Request) -> web.Response:
         """POST .../open {request_id}: the queue takes jobs again."""
@@ -140,7 +141,7 @@ class QueueRoutes:
             before = _find(cluster, name)
             return with_queue(cluster.queues, _changed(name, before, (setting,))), f"queue {name} {done}"
 
-        return await self._write(request, asked, change)
+        return await self._write(request, asked, (setting, name), change)
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/queues/{queue} {request_id}: only a queue without children and live jobs."""
@@ -160,7 +161,7 @@ class QueueRoutes:
                 )
             return without_queue(cluster.queues, name), f"queue {name} deleted"
 
-        return await self._write(request, asked, change)
+        return await self._write(request, asked, ("delete", name), change)
 
     async def apply(self, request: web.Request) -> web.Response:
         """PUT /v1/queues {queues, request_id, dry_run?}: replaces the whole tree, all or nothing."""
@@ -170,13 +171,16 @@ class QueueRoutes:
         def change(cluster: Cluster) -> tuple[Queues, str]:
             return whole_tree(cluster.queues, queues), "the queues were replaced by those of a file"
 
-        return await self._write(request, asked, change)
+        return await self._write(request, asked, ("apply", asked["queues"]), change)
 
-    async def _write(self, request: web.Request, asked: dict[str, Any], change: Change) -> web.Response:
+    async def _write(
+        self, request: web.Request, asked: dict[str, Any], figures: tuple[object, ...], change: Change
+    ) -> web.Response:
+        """``figures``: what makes it this change and no other."""
         who = await auth.caller(request, self.view.config.jobs)
         auth.may_change_queues(who)
-        name, dry_run = requests.request_id(asked), asked.get("dry_run") is True
-        if await self.view.store.request(name) is not None:
+        one, dry_run = once(requests.request_id(asked), "queue", *figures), asked.get("dry_run") is True
+        if await earlier(self.view.store, one) is not None:
             return web.json_response({"changed": False, "changes": [], "dry_run": dry_run, "warning": ""})
 
         async def attempt() -> tuple[Json, int | None, str]:
@@ -192,7 +196,8 @@ class QueueRoutes:
                 return found, None, era
             rev = max(before.rev, cluster.queues_rev) + 1
             tree = self.view.seal.queues(after.model_copy(update={"rev": rev, "by": who.name}))
-            record = await self.view.store.queues(cluster.queues_rev, tree, name, f"{text} (by {who.name})")
+            text = f"{text} (by {who.name})"
+            record = await self.view.store.queues(cluster.queues_rev, tree, one.request, text, one.did())
             return found, record.rev, era
 
         found, rev, era = await write_again(self.view, attempt)

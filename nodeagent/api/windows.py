@@ -16,6 +16,7 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.once import Once, earlier, once
 from nodeagent.api.requests import saved, write_again
 from nodeagent.api.serializers import Json, items
 from nodeagent.model.constraints import is_pattern, names
@@ -87,7 +88,8 @@ class WindowRoutes:
             )  # fmt: skip
             return (*others, new), new, f"nodes {','.join(nodes)} {new.text}"
 
-        return await self._write(who, asked, change)
+        # not the time of its beginning: +2h is another one each time that it is said
+        return await self._write(who, once(requests.request_id(asked), "reserve", nodes, seconds, why), change)
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/windows/{window} {request_id}: its nodes work as if the window had never existed."""
@@ -101,20 +103,21 @@ class WindowRoutes:
                 raise unknown("window", name, [w.id for w in kept])
             return tuple(w for w in kept if w.id != name), found, f"window {name} deleted (by {who.name})"
 
-        return await self._write(who, asked, change)
+        return await self._write(who, once(requests.request_id(asked), "reserve-delete", name), change)
 
-    async def _write(self, who: Caller, asked: dict[str, Any], change: Change) -> web.Response:
+    async def _write(self, who: Caller, asked: Once, change: Change) -> web.Response:
         auth.may_change_windows(who)
-        name = requests.request_id(asked)
-        if await self.view.store.request(name) is not None:
-            return web.json_response({"changed": False})
+        if (made := await earlier(self.view.store, asked)) is not None:
+            cluster = self.view.cluster()
+            there = [window_json(cluster, window) for window in _kept(cluster) if window.id == made.did]
+            return web.json_response({"changed": False, "window": there[0] if there else None})
 
         async def attempt() -> tuple[Window, int, str]:
             cluster, era = self.view.cluster(), self.view.era
             rev = max(cluster.windows.rev, cluster.windows_rev) + 1
             after, one, text = change(cluster, rev)
             signed = self.view.seal.windows(Windows(rev=rev, by=who.name, windows=after))
-            record = await self.view.store.windows(cluster.windows_rev, signed, name, text)
+            record = await self.view.store.windows(cluster.windows_rev, signed, asked.request, text, asked.did(one.id))
             return one, record.rev, era
 
         one, rev, era = await write_again(self.view, attempt)

@@ -140,7 +140,7 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
         if not end_all(client, ref, verb, asked["timeout"], asked["no_wait"], asked["request_id"]):
             raise
         return
-    if verb == "resume" and not after["changed"] and running(after):
+    if verb == "resume" and not after["changed"] and not after.get("repeated") and running(after):
         echo(f"job/{after['name']} runs already: there was nothing to resume")
         return
     if asked["no_wait"]:

@@ -17,7 +17,7 @@ from nodeagent.ctl.options import (
     wait_options,
 )
 from nodeagent.ctl.output import Column, show, span
-from nodeagent.ctl.terminal import WaitTimedOutError, echo
+from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError, echo
 from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
 
 Json = dict[str, Any]
@@ -119,7 +119,8 @@ def uncordon(ctx: click.Context, node: str, request_id: str | None) -> None:
 def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: bool, request_id: str | None) -> None:
     """Move the work of NODE away gracefully, and give it no more; wait until nothing runs there.
 
-    If that takes too long, the drain is cancelled, the cordon stays, and the exit code is 4.
+    If that takes too long, the drain is cancelled, the cordon stays, and the exit code is 4. If somebody cancels the
+    drain meanwhile (`uncordon`, `cordon`), the exit code is 1.
     """
     client = connect(ctx)
     after = client.change("POST", node_path(node) + "/drain", request_id, reason=reason)
@@ -129,8 +130,13 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
         return
     mention_unsaved(f"node/{after['name']} drain", after)
     client.endure(PATIENCE)
+
+    def empty(now: Json) -> bool:
+        _not_taken_back(now, after["rev"])
+        return not now["pods"]
+
     try:
-        wait(lambda: client.get(node_path(node)), lambda n: not n["pods"], _line, timeout, f"draining {node}")
+        wait(lambda: client.get(node_path(node)), empty, _line, timeout, f"draining {node}")
     except WaitTimedOutError as late:
         _give_up(client, node, reason, late)
     echo(f"node/{after['name']} drained")
@@ -156,6 +162,17 @@ def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
     else:
         show(after, fmt, "node", COLUMNS, single=True)
     demand_saved(f"node/{after['name']} forget", after)
+
+
+def _not_taken_back(node: Json, rev: int) -> None:
+    """Raises ``CtlError`` if the drain, which gave the node's record this revision, was cancelled after it. A view
+    without it proves nothing."""
+    if not node["draining"] and node["rev"] >= rev:
+        raise CtlError(
+            f"the drain of node {node['name']} was taken back before it was drained: it is {node['state']}",
+            Exit.FAILED,
+            "see by whom: nodeagentctl events",
+        )
 
 
 def _line(node: Json) -> str:

@@ -101,10 +101,12 @@ def parse(words: tuple[str, ...]) -> tuple[tuple[str, ...], float, float]:
 
 
 def _tell(after: Json, done: str) -> None:
-    if not after["changed"]:
-        echo("the windows are so already", err=True)
+    window = after["window"]
+    if window is None:
+        echo("this was done with this request id before: nothing new was done", err=True)
     else:
-        window = after["window"]
+        if not after["changed"]:
+            done += " with this request id before"
         where = ", ".join(window["known"]) or "no node that is known"
         echo(f"window/{window['name']} {done}: {where}, from {_when(window['starts'])} to {_when(window['ends'])}")
     demand_saved("window", after)

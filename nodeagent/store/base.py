@@ -208,6 +208,7 @@ class Store(Protocol):
         era: str = "",
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
+        did: str = "",
     ) -> JobRecord:
         """A new job, queued, with this control of rev 1. None: run at the spec's target (unsigned, for a cluster
         without admission). The job does not start before its ``begin`` as seen at ``wall``. Refused if a live job has
@@ -215,12 +216,16 @@ class Store(Protocol):
         both refusals name its uid and phase. An ended job of that name is removed. Refused if the owner's jobs with
         this one, without the one that it replaces, exceed ``quota`` (``limit``), and if ``claims`` are old (``stale``).
         ``era``: of the caller's view; of another store than this it is refused (``stale``): that may have lost jobs.
-        The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
+        The same ``request`` or uid again returns the first reply's job; ``did`` is what ``request()`` later returns.
+        Event JobSubmitted.
+
+        Of every step that takes a ``request``: its ``did`` begins with a word that says which change it is, and the
+        request of a change of another word is refused (``stale``: ``request()`` tells what it was used for)."""
         ...
 
     async def submit_all(
         self,
-        base: str,
+        did: str,
         jobs: Sequence[NewJob],
         owner: int,
         wall: float,
@@ -232,8 +237,7 @@ class Store(Protocol):
         claims: QuotaClaims | None = None,
     ) -> str:
         """Several jobs in one step: makes each of them as ``submit`` does, or none if one is refused. Their names
-        differ. ``base`` (without spaces) is stored with the request. Returns what the first call with this ``request``
-        returned; empty if that request was for something else."""
+        differ. Returns the ``did`` of the first call with this ``request``."""
         ...
 
     async def control(
@@ -314,18 +318,18 @@ class Store(Protocol):
         with its own place."""
         ...
 
-    async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
-        """Set or clear a node's cordon (``not_found``). Kept over the node's restarts and lives. Event NodeCordoned
-        / NodeUncordoned."""
+    async def cordon(self, node: str, cordon: Cordon | None, request: str, did: str = "") -> NodeRecord:
+        """Set or clear a node's cordon (``not_found``). Kept over the node's restarts and lives. The same ``request``
+        again returns the node and changes nothing. Event NodeCordoned / NodeUncordoned."""
         ...
 
-    async def queues(self, expect_rev: int, tree: Queues, request: str, text: str) -> QueuesRecord:
+    async def queues(self, expect_rev: int, tree: Queues, request: str, text: str, did: str = "") -> QueuesRecord:
         """Replace the tree of queues (its rev becomes ``expect_rev`` + 1, or stays its own if that is higher). Refused
         (``stale``) if the stored rev is another one (0: there is no tree). The same ``request`` again returns the
         record and changes nothing. Event QueueChanged."""
         ...
 
-    async def windows(self, expect_rev: int, windows: Windows, request: str, text: str) -> WindowsRecord:
+    async def windows(self, expect_rev: int, windows: Windows, request: str, text: str, did: str = "") -> WindowsRecord:
         """Replace the maintenance windows; checks and replies are those of ``queues``. Event WindowsChanged."""
         ...
 

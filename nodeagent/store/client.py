@@ -319,14 +319,15 @@ class RedisStore:
         era: str = "",
         quota: Quota | None = None,
         claims: QuotaClaims | None = None,
+        did: str = "",
     ) -> JobRecord:
         new = NewJob(uid=uid, spec=spec, control=first_control(spec, by, control), admission=admission)
-        asked = _submitted([new], owner, wall, by, request, era, quota, claims)
+        asked = _submitted([new], owner, wall, by, request, did, era, quota, claims)
         return await self._job("submit", {"uid": uid} | asked)
 
     async def submit_all(
         self,
-        base: str,
+        did: str,
         jobs: Sequence[NewJob],
         owner: int,
         wall: float,
@@ -338,7 +339,7 @@ class RedisStore:
         claims: QuotaClaims | None = None,
     ) -> str:
         (known,) = await self._calls.step(
-            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, era, quota, claims), always
+            "submit", {"batch": True} | _submitted(jobs, owner, wall, by, request, did, era, quota, claims), always
         )
         return str(known)
 
@@ -429,31 +430,31 @@ class RedisStore:
             found = await link.evaluate(load("history", bare=True), self._prefix, how, which, str(limit))
         return tuple(_each(lambda entry: (str(entry[0]), codec.decode_job(entry[1])), found))
 
-    async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
-        arguments: dict[str, object] = {"node": node, "request": request}
+    async def cordon(self, node: str, cordon: Cordon | None, request: str, did: str = "") -> NodeRecord:
+        arguments: dict[str, object] = {"node": node, "request": request, "did": did}
         if cordon is not None:
             arguments |= {"cordon": cordon.to_json(), "by": cordon.by, "reason": cordon.reason}
         flat, stored = await self._calls.step("cordon", arguments, always)
         with strict():
             return codec.decode_node(flat, stored)
 
-    async def queues(self, expect_rev: int, tree: Queues, request: str, text: str) -> QueuesRecord:
-        flat = await self._replace(QUEUES, expect_rev, tree, request, text)
+    async def queues(self, expect_rev: int, tree: Queues, request: str, text: str, did: str = "") -> QueuesRecord:
+        flat = await self._replace(QUEUES, expect_rev, tree, request, text, did)
         with strict():
             return codec.decode_queues(flat)
 
-    async def windows(self, expect_rev: int, windows: Windows, request: str, text: str) -> WindowsRecord:
-        flat = await self._replace(WINDOWS, expect_rev, windows, request, text)
+    async def windows(self, expect_rev: int, windows: Windows, request: str, text: str, did: str = "") -> WindowsRecord:
+        flat = await self._replace(WINDOWS, expect_rev, windows, request, text, did)
         with strict():
             return codec.decode_windows(flat)
 
     async def _replace(
-        self, record: str, expect_rev: int, value: Queues | Windows, request: str, text: str
+        self, record: str, expect_rev: int, value: Queues | Windows, request: str, text: str, did: str
     ) -> list[str]:
         new = value.model_copy(update={"rev": max(expect_rev + 1, value.rev)})
         arguments: dict[str, object] = {
             "record": record, "expect_rev": expect_rev, "value": new.to_json(), "request": request,
-            "by": value.by, "text": text,
+            "did": did, "by": value.by, "text": text,
         }  # fmt: skip
         flat: list[str]
         (flat,) = await self._calls.step("replace", arguments, always)
@@ -583,6 +584,7 @@ def _submitted(
     wall: float,
     by: str,
     request: str,
+    did: str,
     era: str,
     quota: Quota | None,
     claims: QuotaClaims | None,
@@ -593,6 +595,7 @@ def _submitted(
         "submitted": repr(wall),
         "by": by,
         "request": request,
+        "did": did,
         "era": era,
         "quota": None if quota is None else quota.model_dump(),
         "claims": None if claims is None else claims.model_dump(),

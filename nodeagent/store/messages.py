@@ -379,6 +379,6 @@ class Answer(Record):
     """What a request id was used for."""
 
     subject: str
-    """The job's uid, or the node."""
+    """The job's uid, the node, ``queues`` or ``windows``."""
     did: str = ""
-    """The change, in the words of the program that made it."""
+    """The change, in the words of the program that made it: the first of them says which one it was."""

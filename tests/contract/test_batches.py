@@ -16,8 +16,10 @@ def new(name: str, uid: str = "", *, array: Array | None = None, begin: float | 
     return NewJob(uid=uid or f"u-{name}", spec=of, control=Control(rev=1, target=1, by="ann"))
 
 
-async def submit(bench: Bench, *jobs: NewJob, base: str = "b1", request: str = "r1", quota: Quota | None = None) -> str:
-    return await bench.store.submit_all(base, jobs, 1000, 12.25, "ann", request, quota=quota)
+async def submit(
+    bench: Bench, *jobs: NewJob, did: str = "s b1", request: str = "r1", quota: Quota | None = None
+) -> str:
+    return await bench.store.submit_all(did, jobs, 1000, 12.25, "ann", request, quota=quota)
 
 
 async def names(bench: Bench) -> list[str]:
@@ -27,10 +29,11 @@ async def names(bench: Bench) -> list[str]:
 
 async def test_several_jobs_in_one_step_and_once(bench: Bench) -> None:
     await bench.up("n1")
-    assert await submit(bench, new("a"), new("b"), new("c")) == "b1"
+    assert await submit(bench, new("a"), new("b"), new("c")) == "s b1"
     assert await names(bench) == ["a", "b", "c"]
-    assert await submit(bench, new("a"), new("b"), new("c"), base="b2") == "b1", "of the first time"
-    assert await submit(bench, new("a"), new("b"), base="b3", request="r2") == "b3", "its first uid is known"
+    assert await submit(bench, new("a"), new("b"), new("c"), did="s b2") == "s b1", "of the first time"
+    assert await submit(bench, new("a"), new("b"), did="s b3", request="r2") == "s b3", "its first uid is known"
+    await refused("stale", submit(bench, new("d"), did="other b4"))
     assert await names(bench) == ["a", "b", "c"]
     assert (await bench.kinds()).count("JobSubmitted") == 3
     assert {(await bench.job(f"u-{name}")).phase for name in "abc"} == {"queued"}

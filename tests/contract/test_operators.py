@@ -6,6 +6,8 @@ import asyncio
 
 from nodeagent.model.job import Admission, Control, JobRecord, Scale
 from nodeagent.model.node import Cordon
+from nodeagent.model.queue import Queue, Queues
+from nodeagent.model.window import Windows
 from nodeagent.store.messages import Answer, Settlement
 from tests.contract.bench import BOUND, Bench, head, refused, spec
 
@@ -149,11 +151,11 @@ async def test_what_a_request_did_is_remembered(bench: Bench) -> None:
     job = await bench.submit(request="r0")
     assert await bench.store.request("r0") == Answer(subject="u1")
     assert await bench.store.request("r1") is None
-    did = '{"verb": "scale", "to": 3}'
+    did = "scale:3 1 3"
     new = job.control.model_copy(update={"target": 3})
     scaled = await bench.store.control("u1", 1, new, "r1", "JobScaled", "3", did)
     assert await bench.store.request("r1") == Answer(subject="u1", did=did)
-    await bench.store.control("u1", 2, new, "r1", "JobScaled", "3", "another")
+    await bench.store.control("u1", 2, new, "r1", "JobScaled", "3", "scale:3 3 3")
     assert await bench.store.request("r1") == Answer(subject="u1", did=did), "what the first one did"
     kinds = await bench.kinds()
     assert await bench.store.control("u1", 2, None, "r2", "", "", did) == scaled, "it is so already"
@@ -161,9 +163,30 @@ async def test_what_a_request_did_is_remembered(bench: Bench) -> None:
     assert await bench.kinds() == kinds
     await refused("stale", bench.store.control("u1", 1, None, "r3", "", "", did))
     assert await bench.store.request("r3") is None
-    assert await bench.submit("u2", name="other", request="r1") == scaled, "the request was this job's"
     await bench.end(scaled, "stopped")
     await refused("ended", bench.store.control("u1", 2, None, "r4", "", "", did))
+
+
+async def test_a_request_is_of_one_change(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.submit(request="r0")
+    store, cordon, tree = bench.store, Cordon(reason="disk", by="ann", at=1.0), Queues(queues=(Queue(name="a"),))
+    assert (await store.cordon("n1", cordon, "r1", "cordon:n1")).cordon == cordon
+    stop = job.control.model_copy(update={"desired": "stop"})
+    others = (
+        lambda: store.cordon("n1", None, "r1", "uncordon:n1"),
+        lambda: store.control("u1", 1, stop, "r1", "JobStopRequested", "stop", "stop:u1"),
+        lambda: store.submit("u2", spec("other"), 0, 1.0, "ann", "r1", did="submit:other"),
+        lambda: store.queues(0, tree, "r1", "queue a created", "create:a"),
+        lambda: store.windows(0, Windows(rev=1, by="ann"), "r1", "reserved", "reserve:n1"),
+    )
+    kinds = await bench.kinds()
+    for other in others:
+        assert "r1 was used for another change before" in await refused("stale", other())
+        assert await store.request("r1") == Answer(subject="n1", did="cordon:n1")
+    assert await bench.kinds() == kinds, "nothing was done"
+    assert (await store.cordon("n1", None, "r2", "uncordon:n1")).cordon is None
+    assert (await store.cordon("n1", cordon, "r1", "cordon:n1")).cordon is None, "the same again does nothing"
 
 
 def _settlement(job: JobRecord, **more: object) -> Settlement:

@@ -44,7 +44,7 @@ def everything(world: Cluster) -> Any:
     """All that the tool shows of jobs and nodes, without what time alone changes."""
     shown = [world.json("get")["items"], world.json("nodes")["items"]]
     for row in (*shown[0], *shown[1]):
-        for passing in ("age", "duration", "agent_age"):
+        for passing in ("age", "duration", "agent_age", "rev"):
             row.pop(passing, None)
     return shown
 

@@ -72,8 +72,8 @@ def test_a_request_id_of_another_change_is_refused(agent: LiveAgent) -> None:
     assert ctl(agent, "scale", "3", "--job", "digits", "--request-id", "r1", "--no-wait").exit_code == 0
     for request in ("r1", "r-digits"):
         refused = ctl(agent, "submit", "-", "--request-id", request, given=f"{TRAIN}---\n{PREPARE}")
-        assert refused.exit_code == 2
-        assert "the request id was used for another change" in refused.stderr
+        assert refused.exit_code == 6
+        assert f"the request id '{request}' was used for another change before" in refused.stderr
     assert len(agent.view.cluster().jobs) == 1
 
 

@@ -267,6 +267,20 @@ def test_drain_waits_until_the_node_is_empty(agent: LiveAgent) -> None:
     assert ctl(agent, "drain", "n2").exit_code == 2
 
 
+@pytest.mark.parametrize("verb", [("uncordon", "n2"), ("cordon", "n2", "--reason", "only that")])
+def test_a_drain_that_is_taken_back_says_so(still: LiveAgent, verb: tuple[str, ...]) -> None:
+    job = still.submit(spec())
+    still.do(lambda: still.view.form(job, 2))
+    still.do(still.view.refresh)
+    assert ctl(still, "drain", "n2", "--reason", "disk", "--no-wait", "--request-id", "r1").exit_code == 0
+    assert ctl(still, *verb).exit_code == 0
+    result = ctl(still, "drain", "n2", "--reason", "disk", "--timeout", "5s", "--request-id", "r1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the drain of node n2 was taken back before it was drained: it is " in result.stderr
+    cordon = still.view.cluster().nodes["n2"].cordon
+    assert (cordon is None or cordon.reason) == (verb[0] == "uncordon" or "only that"), "it is left as it is"
+
+
 def test_a_drain_that_takes_too_long_keeps_only_the_cordon(still: LiveAgent) -> None:
     job = still.submit(spec())
     still.do(lambda: still.view.form(job, 2))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def agent() -> Iterator[LiveAgent]:
 
 def ask(agent: LiveAgent, method: str, target: str, /, **body: Any) -> tuple[int, dict[str, Any]]:
     """As a user that nobody knows."""
-    text = json.dumps({"request_id": "r-1", **body})
+    text = json.dumps({"request_id": uuid.uuid4().hex, **body})
     command = [sys.executable, "-c", ASK, agent.socket, method, target, text, str(STRANGER)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     status, answer = json.loads(result.stdout)

@@ -97,10 +97,6 @@ MET: dict[str, tuple[str, str]] = {
     "agent/savedview.py": ("loads", FILE + "; each line is signed"),
     "agent/serve.py": ("connect", "the store"),
     "api/forward.py": ("loads", "another agent, by https with the cluster's certificate"),
-    "api/intents.py": (
-        "loads",
-        "the store's, or of who writes to it: bounded, and refused whole",
-    ),
     "api/requests.py": ("loads", CALLERS),
     "api/server.py": ("connect", "its own socket's path: whether somebody listens there"),
     "diag/crew.py": ("loads", CHILD),

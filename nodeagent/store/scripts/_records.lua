@@ -509,14 +509,21 @@ local function put_entries(job, kind, map)
   end
 end
 
-local function request_seen(request)
-  return request ~= '' and redis.call('HGET', REQUESTS, request) or nil
+-- What is kept of this request, if it was carried out before: its subject, then did, whose first word says which change
+-- it was. A refusal, too, if that is another change than this one.
+local function request_seen(request, did)
+  local seen = request ~= '' and redis.call('HGET', REQUESTS, request) or nil
+  if seen and string.match(seen, '^%S* ?(%S*)') ~= string.match(did, '^%S*') then
+    return seen, refuse('stale', 'the request id ' .. request .. ' was used for another change before')
+  end
+  return seen
 end
 
-local function remember(request, answer)
+local function remember(request, subject, did)
   if request == '' then
     return
   end
+  local answer = did == '' and subject or subject .. ' ' .. did
   local order = P .. 'requests:order'
   redis.call('HSET', REQUESTS, request, answer)
   redis.call('ZADD', order, redis.call('HINCRBY', META, 'requests', 1), request)

@@ -3,7 +3,11 @@ local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
 end
-if request_seen(A.request) then
+local seen, other = request_seen(A.request, A.did)
+if other then
+  return other
+end
+if seen then
   ask_to_save()
   return job_reply(job)
 end
@@ -21,7 +25,7 @@ local no = check_quotas(A.claims)
 if no then
   return no
 end
-remember(A.request, job.uid .. ' ' .. A.did)
+remember(A.request, job.uid, A.did)
 if not A.control then
   ask_to_save()
   return job_reply(job) -- the control is so already

@@ -1,4 +1,4 @@
--- cordon: node, cordon (JSON, or absent to clear), by, reason, request
+-- cordon: node, cordon (JSON, or absent to clear), by, reason, request, did
 local id = A.node
 local node = node_read(id)
 if not node then
@@ -7,9 +7,13 @@ end
 if not as_written(id) then
   return damaged('node:' .. id)
 end
+local seen, other = request_seen(A.request, A.did)
+if other then
+  return other
+end
 local was = redis.call('HGET', CORDONS, id)
-if not request_seen(A.request) then
-  remember(A.request, id)
+if not seen then
+  remember(A.request, id, A.did)
   if (was or nil) ~= A.cordon then
     if A.cordon then
       redis.call('HSET', CORDONS, id, A.cordon)

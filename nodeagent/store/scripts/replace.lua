@@ -1,4 +1,4 @@
--- replace: record (queues, windows), expect_rev, value (JSON), request, by, text
+-- replace: record (queues, windows), expect_rev, value (JSON), request, did, by, text
 local KINDS = {
   queues = { key = P .. 'queues', field = 'tree', words = 'the queues have', event = 'QueueChanged' },
   windows = {
@@ -8,12 +8,16 @@ local KINDS = {
 local kind = KINDS[A.record]
 local key = kind.key
 local record = to_map(redis.call('HGETALL', key))
-if not request_seen(A.request) then
+local seen, other = request_seen(A.request, A.did)
+if other then
+  return other
+end
+if not seen then
   local rev = record[kind.field] and cjson.decode(record[kind.field]).rev or 0
   if rev ~= A.expect_rev then
     return refuse('stale', kind.words .. ' revision ' .. int(rev) .. ' by now, not ' .. int(A.expect_rev))
   end
-  remember(A.request, A.record)
+  remember(A.request, A.record, A.did)
   record[kind.field], record.rev = A.value, touch(A.record)
   redis.call('ZREM', CHANGES, 'gone:' .. A.record)
   redis.call('HSET', key, kind.field, record[kind.field], 'rev', record.rev)

@@ -1,13 +1,15 @@
--- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), base?,
--- owner,
--- submitted, by, request, era (of the submitter's view, or ''), quota?, claims?. All of them or none. base: of a batch, a text that is stored with its
--- request.
-local seen = request_seen(A.request)
+-- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), batch?,
+-- owner, submitted, by, request, did, era (of the submitter's view, or ''), quota?, claims?. All of them or none. Of a
+-- batch the reply is did, as the first call with this request had it.
+local seen, other = request_seen(A.request, A.did)
+if other then
+  return other
+end
 local first = seen and string.match(seen, '^%S+') or A.jobs[1].uid
 local job, past = job_read(first), past_read(first)
-if A.base and (seen or job or past) then
+if A.batch and (seen or job or past) then
   ask_to_save()
-  return { 1, seen and (string.match(seen, ' (.*)$') or '') or A.base }
+  return { 1, seen and (string.match(seen, ' (.*)$') or '') or A.did }
 end
 if job or past then
   ask_to_save()
@@ -107,6 +109,6 @@ for _, new in ipairs(A.jobs) do
   event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. new.name .. ' submitted' })
 end
 leave_quotas(A.claims, job.rev)
-remember(A.request, A.jobs[1].uid .. (A.base and ' ' .. A.base or ''))
+remember(A.request, A.jobs[1].uid, A.did)
 ask_to_save()
-return A.base and { 1, A.base } or job_reply(job)
+return A.batch and { 1, A.did } or job_reply(job)

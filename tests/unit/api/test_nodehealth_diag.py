@@ -62,6 +62,7 @@ async def test_a_run_and_what_came_of_it(tmp_path: Path) -> None:
         other, refused = await post(session, PATH, request_id="another")
         done = await until_done(session)
         repeated, same = await post(session, PATH)
+        another, used = await post(session, PATH, busy=True)
     assert before["state"] == "none"
     assert (status, begun["state"], again) == (200, "running", 200)
     assert (other, "already" in refused["error"]["message"]) == (409, True)
@@ -70,6 +71,7 @@ async def test_a_run_and_what_came_of_it(tmp_path: Path) -> None:
         "name": "matmul", "gpu": "", "passed": True, "value": 12.0, "unit": "TFLOP/s", "why": "",
     }  # fmt: skip
     assert (repeated, same["state"]) == (200, "done"), "a request that is repeated does nothing new"
+    assert (another, "was used for another change before" in used["error"]["message"]) == (409, True)
     assert [f.value for f in diagnosis.figures if f.check == "matmul"] == [12.0]
     assert len(changes) >= 2
 

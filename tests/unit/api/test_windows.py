@@ -81,8 +81,9 @@ async def test_a_window_is_made_shown_and_deleted(bench: Bench) -> None:
 
 
 async def test_the_same_request_makes_one(bench: Bench) -> None:
-    await bench.reserve("n1", request="one")
-    assert await bench.reserve("n1", request="one") == {"changed": False}
+    made = await bench.reserve("n1", request="one", after=HOUR)
+    again = await bench.reserve("n1", request="one", after=HOUR + 1.0)  # +1h, said a second later
+    assert (again["changed"], again["window"]["starts"]) == (False, made["window"]["starts"])
     assert len(bench.view.cluster().windows.windows) == 1
 
 
