@@ -20,7 +20,7 @@ from benchmarks.goals import Results, judged
 from benchmarks.launcher import LaunchError
 from benchmarks.phases import PHASES, QUICK, Effort
 from benchmarks.plot import svg
-from benchmarks.report import markdown, tables
+from benchmarks.report import markdown, tables, with_soak
 from benchmarks.steplog import NotReachedError
 from nodeagent.local.layout import LocalError
 
@@ -60,7 +60,7 @@ def main() -> int:
 
 def write(results: Results) -> None:
     lease = json.loads(LEASE_RESULTS.read_text()) if LEASE_RESULTS.exists() else None
-    DOCUMENT.write_text(markdown(results, lease))
+    DOCUMENT.write_text(with_soak(markdown(results, lease), DOCUMENT.read_text()))
     PLOT.write_text(svg(results))
     print("written: " + ", ".join(str(file.relative_to(HERE.parent)) for file in (DOCUMENT, PLOT, RESULTS)))
 

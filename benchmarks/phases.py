@@ -138,13 +138,13 @@ def _kinds(ours: Ours) -> dict[str, list[int]]:
         "agent": [node["agent_pid"] for node in status["nodes"]],
         "shim": [],
         "watchdog": [],
-        "fork_server": [],
+        "fork server": [],
         "workers": [],
     }
     if ours.shape is not None:
         for pod in ours.job()["pods"]:
             kinds["shim"].append(pod["shim_pid"])
-            kinds["fork_server"].append(pod["fork_server_pid"])
+            kinds["fork server"].append(pod["fork_server_pid"])
             kinds["workers"] += [worker["pid"] for worker in pod["workers"]]
     known = {pid for pids in kinds.values() for pid in pids}
     ours_all = power.processes(ours.cluster().uid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -258,3 +259,9 @@ def _rival(results: Results, phase: str) -> tuple[str, ...]:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def with_soak(new: str, old: str) -> str:
+    """The new document, with the old one's section of ``make soak --record``, which writes it there itself."""
+    section = re.search("<!-- begin soak -->.*<!-- end soak -->\n", old, re.DOTALL)
+    return new.rstrip("\n") + "\n" + (f"\n{section[0]}" if section else "")
