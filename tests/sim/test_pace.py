@@ -153,11 +153,16 @@ def test_who_rests_in_a_small_cluster_beats_each_heartbeat(beats: Counter[str]) 
     "scenario",
     [
         worker_dies,
-        node_dies,
-        store_is_away,
         *(
             pytest.param(scenario, marks=pytest.mark.slow)
-            for scenario in (idle_node_dies, hardware_fails, job_ends_and_the_next_begins, node_is_drained)
+            for scenario in (
+                node_dies,
+                store_is_away,
+                idle_node_dies,
+                hardware_fails,
+                job_ends_and_the_next_begins,
+                node_is_drained,
+            )
         ),
     ],
 )

@@ -142,6 +142,7 @@ def test_nor_under_faults(fault: Callable[[SimCluster], Awaitable[None]], seed: 
     simulate(10, scenario, seed=seed, slots=WORKERS)
 
 
+@pytest.mark.slow
 def test_those_who_all_want_more_have_their_parts_by_weight() -> None:
     """Six nodes, weights of 1, 1 and 4: while all of them wait for more, each has its part, to one node."""
     parts = {"a": 1, "b": 1, "c": 4}

@@ -21,7 +21,7 @@ from tests.sim.test_random import REPLAY
 SEEDS = [int(os.environ[REPLAY])] if REPLAY in os.environ else [2, 7, 26, 30, 177, 395, *range(101, 111)]
 
 
-@pytest.mark.parametrize("seed", seeds(SEEDS[:2], SEEDS[2:]))
+@pytest.mark.parametrize("seed", seeds(SEEDS[:1], SEEDS[1:]))
 def test_teams(seed: int) -> None:
     seen = teams.run(seed)
     assert seen.checks > 100
