@@ -261,7 +261,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+SOAK_MARKS = "<!-- begin soak -->", "<!-- end soak -->"
+"""What stands before and after the section that ``make soak`` writes."""
+
+
 def with_soak(new: str, old: str) -> str:
     """The new document, with the old one's section of ``make soak --record``, which writes it there itself."""
-    section = re.search("<!-- begin soak -->.*<!-- end soak -->\n", old, re.DOTALL)
+    section = re.search(f"{SOAK_MARKS[0]}.*{SOAK_MARKS[1]}\n", old, re.DOTALL)
     return new.rstrip("\n") + "\n" + (f"\n{section[0]}" if section else "")

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.report import SOAK_MARKS
 from nodeagent.store.server import bundled_server
 from tests.e2e import clocks, netns
 from tests.e2e.clocks import WallClock
@@ -36,7 +37,6 @@ SMALL = "2g"
 """Of the file system that the fault `disk full` fills; the logs of a round's small jobs must not."""
 RESULTS = ROOT / "test-results" / "soak.json"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-MARKS = "<!-- begin soak -->", "<!-- end soak -->"
 
 
 @contextmanager
@@ -118,16 +118,16 @@ def record(rows: list[Row], seconds: float, seed: int) -> None:
     """A section of the document of figures."""
     faults = sum((row.faults for row in rows), Counter[str]())
     lines = [
-        MARKS[0], "## Hours under random faults", "",
+        SOAK_MARKS[0], "## Hours under random faults", "",
         f"By `make soak` on {time.strftime('%Y-%m-%d')}: {seconds / 3600:.1f} hours, {len(rows)} trainings, "
         f"seed {seed}, {faults.total()} faults, {sum(r.small_jobs.total() for r in rows)} small jobs, "
         f"{sum(r.generations for r in rows)} generations. Every image of every pass used once; losses, and weights at "
         "one size, those of an undisturbed run; nothing grew beyond what tests/soak/resources.py allows.", "",
         "| fault | times |", "| --- | --- |", *(f"| {name} | {times} |" for name, times in sorted(faults.items())),
-        MARKS[1],
+        SOAK_MARKS[1],
     ]  # fmt: skip
     text = DOCUMENT.read_text()
-    text = re.sub(f"\n*{MARKS[0]}.*?{MARKS[1]}\n*", "\n", text, flags=re.DOTALL)
+    text = re.sub(f"\n*{SOAK_MARKS[0]}.*?{SOAK_MARKS[1]}\n*", "\n", text, flags=re.DOTALL)
     DOCUMENT.write_text(text.rstrip() + "\n\n" + "\n".join(lines) + "\n")
 
 

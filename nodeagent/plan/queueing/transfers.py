@@ -327,7 +327,9 @@ class TransferPlanner:
         for donor, node in back:
             plan.release(donor, self._books.use_on(donor, node))
         short = lack - free - len(back)
-        room = plan if short <= 0 else self._make_room(job, needs, short, back, plan) if self._shared else None
+        room: Reclaim | None = plan
+        if short > 0:
+            room = self._make_room(job, needs, short, back, plan) if self._shared else None
         if room is None or room.barring(job, needs):
             return False
         room.grant(job, needs)
@@ -463,14 +465,17 @@ class TransferPlanner:
     def _shrink(self, claim: _Claim, donors: Iterable[JobRecord], back: Collection[tuple[JobRecord, str]]) -> None:
         """Nodes above the donors' ``min``, until there are enough."""
         for donor in donors:
-            for member in self._above_min(donor, back) if claim.short > 0 and claim.may_ask(donor) else ():
+            if not claim.may_ask(donor):
+                continue
+            for member in self._above_min(donor, back):
+                if not self._fits(claim.job, member.node, donor.uid):
+                    continue
+                if not claim.release(donor, self._books.use_on(donor, member.node)):
+                    break
+                claim.shrink.append((donor, member.node))
+                claim.short -= 1
                 if claim.short <= 0:
                     return
-                if self._fits(claim.job, member.node, donor.uid):
-                    if not claim.release(donor, self._books.use_on(donor, member.node)):
-                        break
-                    claim.shrink.append((donor, member.node))
-                    claim.short -= 1
 
     def _stop_some(self, claim: _Claim, donors: Iterable[JobRecord], back: Collection[tuple[JobRecord, str]]) -> None:
         """Whole donors, with all that they have left, until there is enough."""
@@ -489,12 +494,14 @@ class TransferPlanner:
 
     def _leave_surplus(self, claim: _Claim) -> None:
         """Donors that are unnecessary since a larger one was added keep what they have; then nodes."""
-        for one in reversed([*claim.stop]):
-            donor, count, use = one
+        needed = []
+        for donor, count, use in reversed(claim.stop):
             if claim.short + count <= 0:
                 claim.plan.grant(donor, use)
                 claim.short += count
-                claim.stop.remove(one)
+            else:
+                needed.append((donor, count, use))
+        claim.stop = needed[::-1]
         while claim.shrink and claim.short < 0:
             donor, node = claim.shrink.pop()
             claim.plan.grant(donor, self._books.use_on(donor, node))
