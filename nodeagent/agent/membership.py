@@ -20,7 +20,7 @@ from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from nodeagent.store.messages import Beat, BeatReply, Note, Saved
+from nodeagent.store.messages import Beat, BeatReply, Note, OwnJob, Saved
 
 PODS_REFRESH = 5.0
 """Seconds between two publications of unchanged pods, so that their TTL keys live on."""
@@ -261,7 +261,7 @@ class Membership:
         now = self._clock.now()
         self._renewed(beat, sent, pods, reply.era)
         self._metrics.store_roundtrip.observe(now - sent)
-        self._snapshot.absorb(reply, now, runs)
+        self._snapshot.absorb(reply, now, [job.uid for job in runs])
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
@@ -278,7 +278,7 @@ class Membership:
         """Records in the store that cannot be read, by key: why."""
         return self._snapshot.unread
 
-    def _runs(self) -> tuple[str, ...]:
+    def _runs(self) -> tuple[OwnJob, ...]:
         """Jobs that no step can have removed: this life is a member or holder, and nobody has ended them."""
         life, out = self.incarnation.life, []
         for job in self._snapshot.jobs.values():
@@ -287,8 +287,8 @@ class Membership:
                 continue
             holder = head.holders.get(self.node) or (head.members.get(self.node) if head.state != "ended" else None)
             if holder is not None and holder.life == life:
-                out.append(job.uid)
-        return tuple(sorted(out)[:MOST_RUNS])
+                out.append(OwnJob(uid=job.uid, rev=job.rev, head=f"{head.number} {head.id} {head.state}"))
+        return tuple(sorted(out, key=lambda job: job.uid)[:MOST_RUNS])
 
     def _damaged(self) -> tuple[str, ...]:
         """Records that only damage can have made what they are, where all agents have this version: another one may

@@ -183,7 +183,8 @@ class RedisStore:
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
         if beat.saved is not None:
             arguments["saved"] = beat.saved.model_dump()
-        arguments |= {"runs": beat.runs, "damaged": beat.damaged, "silent": beat.silent}
+        arguments["runs"] = [job.model_dump() for job in beat.runs]
+        arguments |= {"damaged": beat.damaged, "silent": beat.silent}
         arguments["notes"] = [note.model_dump() for note in beat.notes]
         if beat.ahead:
             arguments["ahead"] = beat.ahead

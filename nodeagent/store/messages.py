@@ -124,6 +124,15 @@ class Note(Record):
     text: str
 
 
+class OwnJob(Record):
+    """A job that runs on the node of who beats, as its view has it."""
+
+    uid: str
+    rev: int = 0
+    head: str = ""
+    """Number, id and state of its newest generation at that revision."""
+
+
 class Beat(Record):
     """One heartbeat: renews the lease and brings changes both ways."""
 
@@ -148,9 +157,9 @@ class Beat(Record):
     """Only when it changed. The store passes it to callers of ``Store.saved`` if it is the first of this node that
     covers the last write of an operator. It is no part of the node's record, so it raises no revision."""
     notes: tuple[Note, ...] = ()
-    runs: tuple[str, ...] = ()
-    """Jobs (uids) that have not ended and of which this node is a member or holder, by its view. The store checks that
-    it still has their records and keys."""
+    runs: tuple[OwnJob, ...] = ()
+    """Jobs that have not ended and of which this node is a member or holder, by its view. The store checks that it
+    still has their records and keys, and that a record of the same revision has the same generation."""
     ahead: dict[str, int] = {}
     """Jobs (uids) that replies of the agent's own steps or wakes have brought up to this revision, which is above
     ``rev``. A beat does not bring them again."""

@@ -21,7 +21,7 @@ from nodeagent.store.calls import AnyLinks
 from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import StoreLink
-from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, QuotaClaims, Saved
+from nodeagent.store.messages import Beat, BeatReply, Ending, Note, OwnJob, Proposal, QuotaClaims, Saved
 from tests.inprocess.data import Stream
 from tests.inprocess.lease import era_of, renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks, HereStore, Server
@@ -152,7 +152,7 @@ class Bench:
                 pods=pods,
                 saved=saved,
                 notes=notes,
-                runs=runs,
+                runs=tuple(OwnJob(uid=uid) for uid in runs),
                 damaged=damaged,
                 silent=silent,
                 ahead=ahead or {},

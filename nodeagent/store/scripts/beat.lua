@@ -1,5 +1,5 @@
 -- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
---     notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent,
+--     notes (list of {kind, text}), top, runs (list of {uid, rev, head}), damaged (list of records), silent,
 --     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read everything)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 8192, 1048576, 1000, 2
@@ -26,10 +26,10 @@ if A.seq <= tonumber(node.seq) then
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
 -- Looks for damage that no step would cause, in a job that runs on this node: the first damaged key, or nil.
-local function damage_of(uid)
-  local record = 'job:' .. uid
+local function damage_of(own)
+  local uid, record = own.uid, 'job:' .. own.uid
   local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'head_number', 'holder:' .. id, 'member:' .. id,
-    'head_state')
+    'head_state', 'head_id')
   if not job[1] and buried(record) then
     return -- this beat sends the record
   end
@@ -39,6 +39,11 @@ local function damage_of(uid)
   local score = tonumber(redis.call('ZSCORE', CHANGES, record) or '-1')
   if score ~= tonumber(job[3]) then
     return score > tonumber(job[3]) and record or 'changes'
+  end
+  -- each step that changes the head writes a new revision
+  local read = A.era == meta.era and own.rev <= A.rev and own.rev == tonumber(job[3])
+  if read and own.head ~= table.concat({ job[4] or '', job[8] or '', job[7] or '' }, ' ') then
+    return record
   end
   if redis.call('HGET', NAMES, job[2]) ~= uid then
     return 'names'
@@ -114,9 +119,9 @@ local function damage()
   if unlisted('node:' .. id) or ((A.rev == 0 or A.anew) and cut_short()) then
     return 'changes'
   end
-  local uid = A.runs[A.seq % (#A.runs + 1)]
-  if uid then
-    return damage_of(uid)
+  local own = A.runs[A.seq % (#A.runs + 1)]
+  if own then
+    return damage_of(own)
   end
   return damage_anywhere()
 end
