@@ -18,7 +18,7 @@ from typing import cast, get_args
 from aiohttp import web
 
 from nodeagent.agent.view import AgentView
-from nodeagent.api import auth
+from nodeagent.api import auth, requests
 from nodeagent.api.auth import DATABASE, Names, UserDatabase
 from nodeagent.api.errors import ApiError
 from nodeagent.api.serializers import Json, items
@@ -45,6 +45,7 @@ class AccountingRoutes:
         """The one route."""
         return [web.get("/v1/usage", self.usage)]
 
+    @requests.takes("by", "since", "until")
     async def usage(self, request: web.Request) -> web.Response:
         """GET /v1/usage?by=user|queue|job&since&until: each a date (UTC) or ``7d``, both days included. The largest use
         comes first."""

@@ -42,6 +42,7 @@ class DoctorRoutes:
         """The one route."""
         return [web.get(PATH, self.doctor)]
 
+    @requests.takes("peers")
     async def doctor(self, request: web.Request) -> web.Response:
         """GET /v1/doctor?peers: findings as items, errors first. Answers even before the agent has joined."""
         await asyncio.to_thread(_load)

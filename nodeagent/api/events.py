@@ -38,6 +38,7 @@ class EventRoutes:
         """Every route of this noun."""
         return [web.get("/v1/events", self.events)]
 
+    @requests.takes("follow", "after", "limit", "job")
     async def events(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/events?follow&after&limit&job: JSON lines, oldest first."""
         after, limit = request.query.get("after"), requests.number(request, "limit")

@@ -26,7 +26,7 @@ from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.locallogs import Query
 from nodeagent.api.remote import CHALLENGE
-from nodeagent.api.requests import flag
+from nodeagent.api.requests import OWN_ONLY, flag
 from nodeagent.model.node import NodeRecord
 from nodeagent.trust.certificate import genuine
 from nodeagent.trust.ticket import Ticket, subject, write
@@ -124,10 +124,6 @@ def words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-OWN_ONLY = "local_only"
-"""Query flag: answer only if this is the node's own agent."""
-
-
 async def elsewhere(
     view: AgentView, node: NodeRecord, request: web.Request, body: dict[str, Any] | None = None
 ) -> web.Response | None:
@@ -163,7 +159,7 @@ async def peer_lines(
     view: AgentView, way: Way, uid: str, query: Query, who: Callable[[], Awaitable[Caller]], *, follow: bool
 ) -> AsyncGenerator[Line, None]:
     """The log lines of another agent; an empty line is a sign of life. Raises one of ``FAILURES``."""
-    params = query.params() | {"local_only": "1"} | ({"follow": "1"} if follow else {})
+    params = query.params() | {OWN_ONLY: "1"} | ({"follow": "1"} if follow else {})
     async with asked(view, way, "GET", f"/v1/jobs/{uid}/logs", await who(), query=params) as response:
         if response.status == 404:
             return  # it does not know the job yet, or not any more

@@ -101,6 +101,7 @@ class JobRoutes:
         ]
         return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
 
+    @requests.takes("after", "limit")
     async def history(self, request: web.Request) -> web.Response:
         """GET /v1/history?after&limit: ended jobs that ``index`` does not list any more, the oldest end first. Where
         there may be more, ``next`` is the ``after`` of the next page."""

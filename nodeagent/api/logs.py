@@ -75,6 +75,7 @@ class LogRoutes:
         """Every route of this noun."""
         return [web.get("/v1/jobs/{job}/logs", self.logs)]
 
+    @requests.takes("follow", "tail", "rank", "generation", "previous", "first", "last")
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/jobs/{job}/logs?follow&tail&rank&generation&previous&first&last&local_only: JSON lines.
 
@@ -97,7 +98,7 @@ class LogRoutes:
         query = Query(first, last, requests.number(request, "rank"), requests.number(request, "tail"))
         _check_generation(job, only)
         _check_rank(job, query)
-        alone, wide = requests.flag(request, "local_only"), query.first < newest
+        alone, wide = requests.flag(request, requests.OWN_ONLY), query.first < newest
         asked = _Asked(job, query, alone, wide, lambda: auth.caller(request, self.view.config.jobs))
         who, limits = await asked.who(), self.view.config.limits
         with self.readers.admit(who, None if who.operator else limits.followers):

@@ -43,6 +43,7 @@ class NodeRoutes:
             web.post("/v1/nodes/{node}/forget", self.forget),
         ]
 
+    @requests.takes("after", "limit")
     async def index(self, request: web.Request) -> web.Response:
         """GET /v1/nodes?after&limit: by name, those after this one. ``next`` is the ``after`` of the next page, and
         empty where there is none."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError, unknown
@@ -65,6 +67,39 @@ def text(body: dict[str, Any], key: str, limit: int = 1000) -> str:
     if not isinstance(value, str) or len(value) > limit:
         raise ApiError("usage", f"{key} must be a text of at most {limit} characters", "shorten it")
     return value
+
+
+OWN_ONLY = "local_only"
+"""Query flag of all paths: answer only what this agent knows itself, and ask no other one."""
+
+Route = TypeVar("Route", bound=Callable[..., Awaitable[web.StreamResponse]])
+
+_PARAMETERS = "query_parameters"
+
+
+def takes(*names: str) -> Callable[[Route], Route]:
+    """Marks a handler with the query parameters that it reads. ``query_middleware`` refuses all others."""
+
+    def mark(handler: Route) -> Route:
+        setattr(handler, _PARAMETERS, names)
+        return handler
+
+    return mark
+
+
+@web.middleware
+async def query_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuses query parameters that the path does not have: a misspelt one would be as if it had not been given."""
+    matched = request.match_info
+    if request.path.startswith("/v1/") and matched.http_exception is None:
+        known = (*getattr(matched.handler, _PARAMETERS, ()), OWN_ONLY)
+        for name in request.query:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                has = ", ".join(known[:-1]) or "none"
+                step = f"did you mean {near[0]}?" if near else f"it has: {has}"
+                raise ApiError("usage", f"{request.path} has no query parameter {name!r}", step)
+    return await handler(request)
 
 
 def flag(request: web.Request, key: str) -> bool:

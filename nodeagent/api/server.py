@@ -32,7 +32,7 @@ from nodeagent.api.nodehealth import DiagRoutes, NodeHealthRoutes
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.queues import QueueRoutes
 from nodeagent.api.remote import Doorkeeper, door_middleware
-from nodeagent.api.requests import MAX_BODY
+from nodeagent.api.requests import MAX_BODY, query_middleware
 from nodeagent.api.serializers import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.windows import WindowRoutes
@@ -59,7 +59,8 @@ def create_app(
     if door is not None:
         middlewares.append(door_middleware(*door))
     if full:
-        middlewares += [usage_middleware(view, usage), joined_middleware(view), answering_middleware(view)]
+        middlewares += [usage_middleware(view, usage), query_middleware, joined_middleware(view)]
+        middlewares.append(answering_middleware(view))
     else:
         middlewares.append(guest_middleware(PATHS, os.geteuid()))
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
