@@ -27,7 +27,7 @@ from nodeagent.model.timing import Timing
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
 from nodeagent.spec.healthconfig import HealthConfig, health_or_off, or_off
-from nodeagent.spec.sections import ApiConfig, File, Folder, LimitsConfig, OptionalFile, Section
+from nodeagent.spec.sections import ApiConfig, File, Folder, LimitsConfig, OptionalFile, Section, host
 from nodeagent.spec.storeconfig import RedisConfig
 
 _WORDS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1}
@@ -113,7 +113,7 @@ class NodeConfig(Section):
 
     id: Annotated[str | None, BeforeValidator(_node_id)] = None
     """This node's name in the cluster, for ever the same. Default: the short hostname in lower case."""
-    address: str | None = Field(default=None, min_length=1)
+    address: Annotated[str | None, BeforeValidator(lambda value: None if value is None else host(value))] = None
     """Where peers and workers reach this node. Default: the environment's POD_IP, else found by the agent."""
     data_interface: str | None = Field(default=None, min_length=1)
     """Network interface for training traffic: sets NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME unless the job does."""

@@ -43,6 +43,22 @@ File = Annotated[Path, BeforeValidator(lambda value: absolute(value, "file"))]
 OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: None if value is None else absolute(value, "file"))]
 
 
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def host(value: object) -> object:
+    """A machine: an IP address, or a host name as in DNS (RFC 1123), where ``_`` is let pass too."""
+    text = value if isinstance(value, str) else ""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if len(text) > 253 or not _HOST_NAME.fullmatch(text):
+            raise CheckError(
+                f"{units.show(value)} is neither an address nor a host name", "write for instance 10.0.0.7 or gpu7.lan"
+            ) from None
+    return value
+
+
 OFF = "off"
 _RIGHT = "write off, or one address of this machine, such as 10.0.0.7"
 

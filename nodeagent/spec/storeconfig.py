@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
-from nodeagent.spec.sections import OptionalFile, Section
+from nodeagent.spec.sections import OptionalFile, Section, host
 
 EXAMPLE = (
     "write for instance redis://host:6379/0, rediss://host:6379/0, unix:///run/redis.sock or "
@@ -100,14 +100,15 @@ def parse(text: str) -> StoreUrl:
 def _host(text: str, default_port: int) -> tuple[str, int]:
     try:
         place = urlsplit(f"//{text}")
-        host, port = place.hostname, place.port
+        name, port = place.hostname, place.port
     except ValueError:
         raise CheckError("the Redis URL has a port that is not a number from 1 to 65535", EXAMPLE) from None
-    if not host:
+    if not name:
         raise CheckError("the Redis URL names no host", EXAMPLE)
     if port == 0:
         raise CheckError("the Redis URL has port 0", EXAMPLE)
-    return host, port or default_port
+    host(name)
+    return name, port or default_port
 
 
 def _url(value: object) -> object:
