@@ -54,9 +54,11 @@ DELAY = 0.1
 PLENTY = 1_000_000
 """Steps: none of them ends."""
 
+SCHEDULER = "scheduler."
+"""Begins the names of the places of a scheduler, which is no worker."""
 VARIANTS: dict[str, dict[str, Any]] = {"preload": {}, "guess": {"preload": None}, "none": {"preload": []}}
 """What of the example's job file is changed; None: the key is left out."""
-TORCHRUN, PADDLE, NOTHING = "torchrun", "paddle.distributed.launch", ""
+TORCHRUN, PADDLE, MINDSPORE, NOTHING = "torchrun", "paddle.distributed.launch", "msrun", ""
 LAUNCHERS = {
     "paddle": PADDLE,
     "hf_trainer": TORCHRUN,
@@ -64,10 +66,11 @@ LAUNCHERS = {
     "fsdp2": TORCHRUN,
     "jax": NOTHING,
     "tensorflow": NOTHING,
+    "mindspore": MINDSPORE,
 }
 """Example to its framework's own launcher."""
-VERSIONS = {"paddle": "paddlepaddle", "jax": "jax"}
-"""Example to the package whose version is the launcher's; of the others torch's."""
+VERSIONS = {"paddle": "paddlepaddle", "jax": "jax", "tensorflow": "tensorflow-cpu", "mindspore": "mindspore"}
+"""Example to the package whose version is the launcher's, or the framework's; of the others torch's."""
 
 
 class Training(Protocol):
@@ -96,7 +99,9 @@ class Job:
     def workers(self) -> dict[int, int]:
         job = self.cluster.job(self.name)
         pods = [pod for pod in job["pods"] if pod["generation"] == job["generation"]]
-        return {w["rank"]: w["pid"] for pod in pods for w in pod["workers"] if w["state"] == "running"}
+        workers = [worker for pod in pods for worker in pod["workers"] if not worker["place"].startswith(SCHEDULER)]
+        first = min((worker["rank"] for worker in workers), default=0)
+        return {w["rank"] - first: w["pid"] for w in workers if w["state"] == "running"}
 
     def evidence(self) -> str:
         return self.cluster.ctl("describe", self.name)
@@ -148,6 +153,8 @@ def _rank(pid: int) -> int | None:
     except OSError:  # it is gone
         return None
     rank = variables.get(b"RANK") or variables.get(b"PADDLE_TRAINER_ID")
+    if variables.get(b"MS_ROLE") == b"MS_WORKER":
+        rank = variables.get(b"RANK_ID")
     script = next((word for word in words[1:] if not word.startswith(b"-")), b"")
     return int(rank) if rank and script.endswith(b"train.py") else None
 
@@ -233,6 +240,12 @@ def own_launcher(example: str, python: str, folder: Path) -> Launched | None:
             ]
             lines.append(["sh", "-c", f"until {shlex.join(line)}; do :; done"])
         return Launched(folder, lines, {"OMP_NUM_THREADS": "1"})
+    if LAUNCHERS[example] == MINDSPORE:  # one for both workers: of two on one machine each would start a scheduler
+        line = [
+            *(str(Path(python).with_name("msrun")), "--worker_num", "2", "--local_worker_num", "2", "--join", "True"),
+            *("--master_addr", ADDRESS, "--master_port", str(free_port()), "--log_dir", "n1", *command),
+        ]
+        return Launched(folder, [["sh", "-c", f"until {shlex.join(line)}; do :; done"]], {"OMP_NUM_THREADS": "1"})
     return None
 
 
@@ -274,7 +287,7 @@ def measure(example: str, python: str, folder: Path, trials: int) -> dict[str, A
 
 def version(example: str) -> str:
     """Of the package that has the launcher, or of the framework."""
-    name = VERSIONS.get(example, "tensorflow-cpu" if example == "tensorflow" else "torch")
+    name = VERSIONS.get(example, "torch")
     packages = ENVIRONMENTS / example / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     found = importlib.metadata.distributions(name=name, path=[str(packages / "site-packages")])
     return next((one.version.partition("+")[0] for one in found), "?")

@@ -213,7 +213,7 @@ class Site:
         for node in self._agents():
             if node.is_up and node.name not in self.unasked and not node.is_frozen:
                 if not out:
-                    for words in (["get"], ["nodes"], ["events", "--limit", "30"], ["describe"]):
+                    for words in (["get"], ["nodes"], ["events", "--limit", "30"], ["describe"], ["doctor"]):
                         done = self.ctl(node.name, *words, check=False)
                         out.append(f"$ nodeagentctl {' '.join(words)}\n{done.stdout}{done.stderr}")
                 lines = [line for line in node.journal().splitlines() if '"level": "debug"' not in line]

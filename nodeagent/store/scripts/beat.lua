@@ -25,7 +25,8 @@ end
 if A.seq <= tonumber(node.seq) then
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
--- Looks for damage that no step would cause, in a job that runs on this node: the first damaged key, or nil.
+-- Looks for damage that no step would cause, in a job that runs on this node: the first damaged key, and another if
+-- either may be at fault; or nil.
 local function damage_of(own)
   local uid, record = own.uid, 'job:' .. own.uid
   local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'head_number', 'holder:' .. id, 'member:' .. id,
@@ -49,7 +50,7 @@ local function damage_of(own)
     return 'names'
   end
   if tonumber(redis.call('HGET', HIGHEST, job[2]) or '0') < tonumber(job[4] or '0') then
-    return 'highest'
+    return 'highest', record
   end
   local entry, booked = job[5] or (job[7] ~= 'ended' and job[6]), true
   in_parts(entry and cjson.decode(entry).devices or {}, 1, function(...)
@@ -127,7 +128,9 @@ local function damage()
 end
 if served >= recover then
   local damaged = A.damaged
-  damaged[#damaged + 1] = damage()
+  local key, or_key = damage()
+  damaged[#damaged + 1] = key
+  damaged[#damaged + 1] = or_key
   if damaged[1] then
     return distrust(damaged)
   end
