@@ -100,8 +100,7 @@ class Job:
         job = self.cluster.job(self.name)
         pods = [pod for pod in job["pods"] if pod["generation"] == job["generation"]]
         workers = [worker for pod in pods for worker in pod["workers"] if not worker["place"].startswith(SCHEDULER)]
-        first = min((worker["rank"] for worker in workers), default=0)
-        return {w["rank"] - first: w["pid"] for w in workers if w["state"] == "running"}
+        return {_number(w): w["pid"] for w in workers if w["state"] == "running"}
 
     def evidence(self) -> str:
         return self.cluster.ctl("describe", self.name)
@@ -143,6 +142,12 @@ class Launched:
 
     def evidence(self) -> str:
         return "\n".join(tail(log) for log in sorted(self._folder.rglob("*log*")) if log.is_file())
+
+
+def _number(worker: dict[str, Any]) -> int:
+    """Its rank among the workers, of which each place has one."""
+    place: str = worker["place"]
+    return int(place.rpartition(".")[2]) if place else int(worker["rank"])
 
 
 def _rank(pid: int) -> int | None:
@@ -241,11 +246,14 @@ def own_launcher(example: str, python: str, folder: Path) -> Launched | None:
             lines.append(["sh", "-c", f"until {shlex.join(line)}; do :; done"])
         return Launched(folder, lines, {"OMP_NUM_THREADS": "1"})
     if LAUNCHERS[example] == MINDSPORE:  # one for both workers: of two on one machine each would start a scheduler
+        packages = Path(python).parent
+        path = {"PATH": f"{packages}:{os.environ['PATH']}"}  # its workers' command is `python`
         line = [
-            *(str(Path(python).with_name("msrun")), "--worker_num", "2", "--local_worker_num", "2", "--join", "True"),
+            *(str(packages / "msrun"), "--worker_num", "2", "--local_worker_num", "2", "--join", "True"),
             *("--master_addr", ADDRESS, "--master_port", str(free_port()), "--log_dir", "n1", *command),
         ]
-        return Launched(folder, [["sh", "-c", f"until {shlex.join(line)}; do :; done"]], {"OMP_NUM_THREADS": "1"})
+        lines = [["sh", "-c", f"until {shlex.join(line)}; do :; done"]]
+        return Launched(folder, lines, path | {"OMP_NUM_THREADS": "1"})
     return None
 
 
@@ -254,7 +262,7 @@ def measure(example: str, python: str, folder: Path, trials: int) -> dict[str, A
     seconds: dict[str, list[float]] = {}
     instead = ""
     with ExitStack() as stack:
-        slots = {"NODEAGENT__NODE__CPU_SLOTS": str(len(VARIANTS))}
+        slots = {"NODEAGENT__NODE__CPU_SLOTS": str(2 * len(VARIANTS))}  # a scheduler takes one too
         cluster = stack.enter_context(Ours(folder / "cluster", None, 2, slots))
         trainings: dict[str, Training] = {}
         running: dict[str, dict[int, int]] = {}

@@ -216,7 +216,7 @@ class Site:
                     for words in (["get"], ["nodes"], ["events", "--limit", "30"], ["describe"], ["doctor"]):
                         done = self.ctl(node.name, *words, check=False)
                         out.append(f"$ nodeagentctl {' '.join(words)}\n{done.stdout}{done.stderr}")
-                lines = [line for line in node.journal().splitlines() if '"level": "debug"' not in line]
+                lines = [line for line in node.journal(lines=2000).splitlines() if '"level": "debug"' not in line]
                 out.append("\n".join([f"--- {node.name}", *lines[-20:]]))
         return "\n".join(out)
 
