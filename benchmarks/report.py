@@ -127,8 +127,8 @@ def study(lease: Results) -> str:
         f"cluster of two nodes with an idle job, all at once, beside {burners} processes that never rest (niceness "
         f"{load['nice']}), and whatever else there was, on {load['cores']} cores; load average {least:g} to {most:g}, "
         f"mean {mean:g}. A gap is the time between two renewals of a node, as the store served them: beyond the fence "
-        "its workers would have been stopped (or gone on with time that keepers lend), beyond the lease the node would "
-        "have been taken for lost.\n\n"
+        "its workers would have been stopped (or gone on with time that failsafe members lend), beyond the lease the "
+        "node would have been taken for lost.\n\n"
         f"{leasecurve.tables(lease)}\n{VERDICT}"
     )
 

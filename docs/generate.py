@@ -84,13 +84,13 @@ def timing() -> str:
         ("heartbeat <= credit < gap", f"{t.heartbeat:g} <= {t.credit:g} < {t.gap:g}", "a silent node does lapse; a "
          "pause of the store counts as the store's, not as the nodes'"),
         ("fence x 1.02 + kill <= promise", f"{t.fence * 1.02 + t.kill:.3f} <= {t.promise:g}", "workers on failsafe "
-         "time are gone before a keeper that gave it lets go"),
+         "time are gone before a failsafe member that gave it lets go"),
         (f"(failsafe_limit + fence) x 1.02 + kill <= failsafe_limit x {RELEASE:g} + lease", f"{latest:.0f} <= "
-         f"{t.failsafe_limit * RELEASE + t.lease:.0f}", "a keeper is given up only when nothing runs on its time any "
-         "more"),
+         f"{t.failsafe_limit * RELEASE + t.lease:.0f}", "a failsafe member is given up only when nothing runs on its "
+         "time any more"),
         ("heartbeat <= failsafe <= fence - 2 x heartbeat", f"{t.heartbeat:g} <= {t.failsafe:g} <= "
-         f"{t.fence - 2 * t.heartbeat:g}", "one missed renewal asks nobody; the keepers are asked at least twice "
-         "before the fence acts"),
+         f"{t.fence - 2 * t.heartbeat:g}", "one missed renewal asks nobody; the failsafe members are asked at least "
+         "twice before the fence acts"),
     ]  # fmt: skip
     return "\n".join(
         ["| inequality | seconds | so that |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]

@@ -223,7 +223,7 @@ class Crew:
             uid=self.uid, expect=job.head.token if job.head else None, expect_state=job.head.state if job.head else "",
             control_rev=job.control.rev, id=f"g{self._seq}", members=members, cause=Cause(kind="start", text="go"),
             spend=spend if job.head else None, form_ms=LEASE_MS, by=first,
-            keepers={n: records.life(n).life for n in self.gang[:5]},
+            failsafe_members={n: records.life(n).life for n in self.gang[:5]},
         )  # fmt: skip
         return await self.store.propose(proposal)
 

@@ -79,7 +79,7 @@ def job(uid: str, order: int, nodes: int, members: tuple[str, ...] = ()) -> JobR
         uid=uid, name=uid, owner=1000, spec=spec(uid, nodes, nodes), control=Control(rev=1, target=nodes),
         submitted=0.0, order=order, phase="running" if members else "queued", reason="", head=head,
         active=Token(number=1, id="g1") if head else None,
-        keepers={n: life(n).life for n in members[:5]},
+        failsafe_members={n: life(n).life for n in members[:5]},
     )  # fmt: skip
 
 

@@ -118,10 +118,12 @@ class Applier:
                 return await self._write(
                     self._store.report(uid, token, self._lease.node, self._lease.incarnation, report, text)
                 )
-            case pod.Keep(uid, token, expect, keepers, why):
+            case pod.Keep(uid, token, expect, failsafe_members, why):
                 log.info("keep", generation=token.number, why=why)
                 lease = self._lease
-                return await self._write(self._store.keep(uid, token, lease.node, lease.incarnation, expect, keepers))
+                return await self._write(
+                    self._store.keep(uid, token, lease.node, lease.incarnation, expect, failsafe_members)
+                )
         return False
 
     def _allowed(self, job: JobRecord) -> bool:
@@ -249,7 +251,7 @@ class Applier:
             grace=step.grace,
             form_ms=step.form_ms,
             outside=step.outside,
-            keepers=step.keepers,
+            failsafe_members=step.failsafe_members,
             claims=step.claims,
             read=self._snapshot.rev,
         )

@@ -1,8 +1,8 @@
-"""While the store is away: healthy training goes on, on time that the keepers of its generation lend.
+"""While the store is away: healthy training goes on, on time that the failsafe members of its generation lend.
 
 The lease process asks and answers (``lease/failsafe.py``); this tells it what it has to know of this node's jobs, and
-knows what it has promised. Who the keepers are is ``plan/nodes/failsafe.py``'s. Must never let go of a job before the
-lease process has the order, and its promises were read after that.
+knows what it has promised. Who the failsafe members are is ``plan/nodes/failsafe.py``'s. Must never let go of a job
+before the lease process has the order, and its promises were read after that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import structlog
 
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.membership import Membership
-from nodeagent.lease.lending import KeeperAddress, LoanRow
+from nodeagent.lease.lending import FailsafeAddress, LoanRow
 from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
@@ -28,9 +28,9 @@ from nodeagent.pods.folder import folder_name
 _Kept = tuple[Token, frozenset[tuple[str, str]]]
 
 
-def _kept(token: Token, keepers: Mapping[str, str]) -> _Kept:
-    """A generation under certain keepers."""
-    return token, frozenset(keepers.items())
+def _kept(token: Token, failsafe_members: Mapping[str, str]) -> _Kept:
+    """A generation under certain failsafe members."""
+    return token, frozenset(failsafe_members.items())
 
 
 class FailsafeWatch:
@@ -56,11 +56,11 @@ class FailsafeWatch:
         self._seen = Bridged({}, {})
         self._log = structlog.get_logger("failsafe").bind(node=lease.node)
 
-    # --- as a keeper
+    # --- as a failsafe member
 
-    async def replace_keepers(self, action: Keep, send: Callable[[Keep], Awaitable[bool]]) -> bool:
-        """Have the store replace the keepers. From before it is asked this node lends nothing under the old ones: never
-        again where no answer comes, since the step may have happened, or may yet."""
+    async def replace_failsafe_members(self, action: Keep, send: Callable[[Keep], Awaitable[bool]]) -> bool:
+        """Have the store replace the failsafe members. From before it is asked this node lends nothing under the old
+        ones: never again where no answer comes, since the step may have happened, or may yet."""
         heads = {job.head.token for job in self._cluster().jobs.values() if job.head is not None}
         self._given_up = {kept for kept in self._given_up if kept[0] in heads}
         old = _kept(action.token, action.expect)
@@ -89,7 +89,9 @@ class FailsafeWatch:
         now, me = self._clock.now(), self._lease.node
         written = self._write(cluster)
         life = self._lease.incarnation.life
-        kept = {uid: job.keepers[me] == life for uid, job in cluster.jobs.items() if me in job.keepers}  # few, of many
+        kept = {
+            uid: job.failsafe_members[me] == life for uid, job in cluster.jobs.items() if me in job.failsafe_members
+        }  # few, of many
         promises = self._process.promises() if written and kept else None
         if promises is None:
             return dict.fromkeys(kept, now + self._timing.heartbeat)  # nobody knows: look again then
@@ -104,7 +106,7 @@ class FailsafeWatch:
             head = job.head
             if head is None or head.state != "active":
                 continue
-            keeps, status, member = me.node in job.keepers, statuses.get(uid), head.members.get(me.node)
+            keeps, status, member = me.node in job.failsafe_members, statuses.get(uid), head.members.get(me.node)
             ours = member is not None and member.life == me.incarnation.life
             runs = ours and status is not None and not status.quiet and status.generation == head.token
             if not (keeps or ours):
@@ -114,10 +116,11 @@ class FailsafeWatch:
                 continue
             if keeps:
                 members[uid] = self._lives(uid, head)
+            replaced = _kept(head.token, job.failsafe_members) in self._given_up
             rows[uid] = LoanRow(
-                token=(head.token.number, head.token.id), keepers=job.keepers,
+                token=(head.token.number, head.token.id), failsafe_members=job.failsafe_members,
                 members=members[uid][1] if keeps else {},
-                refuses="is having the keepers replaced" if _kept(head.token, job.keepers) in self._given_up else "",
+                refuses="is having the failsafe members replaced" if replaced else "",
                 pod=folder_name(uid) if runs else "", places=self._places(cluster, job) if runs else {},
             )  # fmt: skip
         self._members = members
@@ -129,13 +132,13 @@ class FailsafeWatch:
             return known
         return head, {node: member.life for node, member in head.members.items()}
 
-    def _places(self, cluster: Cluster, job: JobRecord) -> dict[str, KeeperAddress]:
-        """Of the other keepers."""
+    def _places(self, cluster: Cluster, job: JobRecord) -> dict[str, FailsafeAddress]:
+        """Of the other failsafe members."""
         found = {}
-        for node in sorted(job.keepers):
+        for node in sorted(job.failsafe_members):
             record = cluster.nodes.get(node)
             if node != self._lease.node and record is not None and record.facts.peer:
-                found[node] = KeeperAddress(record.facts.peer, record.incarnation.life)
+                found[node] = FailsafeAddress(record.facts.peer, record.incarnation.life)
         return found
 
     # --- for people
@@ -152,9 +155,11 @@ class FailsafeWatch:
             return
         for uid in sorted(now.lent.keys() - before.lent.keys()):
             job = self._cluster().jobs.get(uid)
-            self._log.warning("runs on without the store", job=uid, keepers=sorted(job.keepers) if job else None)
+            self._log.warning(
+                "runs on without the store", job=uid, failsafe_members=sorted(job.failsafe_members) if job else None
+            )
         for uid, why in sorted(now.refusals.items() - before.refusals.items()):
-            self._log.warning("no keeper gives failsafe time", job=uid, why=why)
+            self._log.warning("no failsafe member gives failsafe time", job=uid, why=why)
         if any(before) and not any(now):
             why = "the store answers again" if self._lease.away_since is None else "nothing runs here any more"
             self._log.info("no failsafe time is needed", why=why)

@@ -225,7 +225,7 @@ class NodeGauges:
         )
         self.away = gauge("store_away_seconds", "How long the store has not answered; 0 while it does.")
         self.failsafe = gauge(
-            "failsafe_jobs", "Jobs whose workers on this node run on failsafe time from their keepers."
+            "failsafe_jobs", "Jobs whose workers on this node run on failsafe time from their failsafe members."
         )
         self.failsafe_refused = gauge(
             "failsafe_refused_jobs",

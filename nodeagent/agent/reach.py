@@ -104,7 +104,8 @@ class Reach:
         return tuple(dict.fromkeys((*asked(head, self._node, self._turn), *follow[:MOST_FOLLOWED])))
 
     async def _answers(self, job: JobRecord, address: str) -> bool:
-        """A question that no keeper says yes to, whatever it knows: with no keepers named it promises nothing."""
+        """A question that no failsafe member says yes to, whatever it knows: with no failsafe members named it promises
+        nothing."""
         assert job.head is not None
         token, life = job.head.token, job.head.members[self._node].life
         question = Ask(job.uid, (token.number, token.id), {}, self._node, life)

@@ -169,7 +169,7 @@ class OwnPods:
             if asks_the_store(action) and not self._may_ask():
                 continue  # what there is to report is reported later
             if isinstance(action, Keep):
-                changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
+                changed |= await self._failsafe.replace_failsafe_members(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
         if not self._may_ask():

@@ -239,7 +239,7 @@ class Snapshot:
         return True
 
     def concern(self, node: str) -> tuple[str, ...]:
-        """Jobs (uids) whose events this node may have to act on: as a member, holder or keeper."""
+        """Jobs (uids) whose events this node may have to act on: as a member, holder or failsafe member."""
         return tuple(sorted(uid for uid, job in self._jobs.items() if job.concerns(node)))[:MOST_CONCERN]
 
     def forget_job(self, uid: str) -> None:

@@ -37,9 +37,9 @@ class AgentHealth:
     loop_lag: float
     """How late the main loop's last timer was."""
     lent: Mapping[str, float]
-    """Jobs whose workers here run on failsafe time from their keepers, by uid: the rest of that time."""
+    """Jobs whose workers here run on failsafe time from their failsafe members, by uid: the rest of that time."""
     not_lent: Mapping[str, str]
-    """Jobs with workers here that no keeper lends time to, by uid: the reason."""
+    """Jobs with workers here that no failsafe member lends time to, by uid: the reason."""
     unsaved: str = ""
     """Why the last write of the jobs to this node's disk failed; empty if it did not."""
     store_unusable: str = ""

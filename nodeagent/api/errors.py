@@ -77,7 +77,7 @@ def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -
     since = view.health().store_away_since
     when = "" if since is None else f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
     ago = "" if since is None else f" ({max(0, round(time.time() - since))} s)"
-    goes_on = "running jobs go on on failsafe time from their keepers"
+    goes_on = "running jobs go on on failsafe time from their failsafe members"
     done = {
         "none": goes_on,
         "refused": f"nothing was changed, and nothing can be until it answers; {goes_on}",

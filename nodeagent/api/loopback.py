@@ -46,7 +46,7 @@ class HealthRoutes:
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """200 while the agent's loop is on time. An unreachable store must not get an agent restarted, since the new
-        agent would not know which keepers lend its workers time."""
+        agent would not know which failsafe members lend its workers time."""
         health = self.view.health()
         reasons = []
         if health.loop_lag > MAX_LAG:

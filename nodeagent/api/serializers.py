@@ -203,7 +203,7 @@ def job_json(
         "ended": job.ended,
         "pods": gang,
         "spares": spares,
-        "keepers": _keepers(job, cluster),
+        "failsafe_members": _failsafe_members(job, cluster),
         "checkpoint": _checkpoint(job),
         "priority": job.spec.priority,
         "queue": _queue(job, cluster),
@@ -257,11 +257,11 @@ def _checkpoint(job: JobRecord) -> Json | None:
     return None if found is None else {"name": found.name, "step": found.step, "generation": found.number}
 
 
-def _keepers(job: JobRecord, cluster: Cluster) -> list[Json]:
+def _failsafe_members(job: JobRecord, cluster: Cluster) -> list[Json]:
     """The nodes that may lend the job's workers time while the store is unreachable."""
     if job.phase in TERMINAL:
         return []
-    return [{"node": node, "live": cluster.live(node)} for node in sorted(job.keepers, key=natural)]
+    return [{"node": node, "live": cluster.live(node)} for node in sorted(job.failsafe_members, key=natural)]
 
 
 def lent_json(job: JobRecord, node: str, health: AgentHealth, pod: PodStatus | None) -> Json | None:

@@ -307,14 +307,18 @@ def _world(job: Json) -> str:
 
 
 def _time(job: Json) -> list[str]:
-    """The time on which the workers run while the store is unreachable; while it answers, the keepers of the job."""
+    """The time on which the workers run while the store is unreachable; while it answers, the failsafe members of the
+    job."""
     if job["lent"] is not None:
         return [field("Runs on", f"{runs_on(job)} (the store is away since {_clock(job['store_away_since'])})")]
     if job["phase"] != "running" or job["generation_state"] != "active":
         return []
-    names = ", ".join(k["node"] + ("" if k["live"] else " (silent)") for k in job["keepers"])
+    names = ", ".join(k["node"] + ("" if k["live"] else " (silent)") for k in job["failsafe_members"])
     return [
-        field("Keepers", f"{names} may give it failsafe time while the store is away" if names else f"none: {ALONE}")
+        field(
+            "Failsafe",
+            f"{names} may give it failsafe time while the store is away" if names else f"none: {ALONE}",
+        )
     ]
 
 
@@ -329,16 +333,18 @@ def runs_on(job: Json) -> str:
     """The time on which the workers on the asked node run, while the store is unreachable."""
     lent = job["lent"]
     node, why = lent["node"], lent["why"]
-    keepers = ", ".join(k["node"] for k in job["keepers"])
+    failsafe_members = ", ".join(k["node"] for k in job["failsafe_members"])
     match lent["state"]:
         case "lent":
-            return f"failsafe time from {keepers}"
+            return f"failsafe time from {failsafe_members}"
         case "lease":
-            return f"the lease of {node}, then " + (f"on failsafe time from {keepers}" if keepers else "without any")
+            return f"the lease of {node}, then " + (
+                f"on failsafe time from {failsafe_members}" if failsafe_members else "without any"
+            )
         case "refused":
-            return f"what is left of its time on {node}: no keeper gives it failsafe time: {why}"
+            return f"what is left of its time on {node}: no failsafe member gives it failsafe time: {why}"
         case "stopped":
-            return f"nothing on {node} any more" + (f": no keeper gave it failsafe time: {why}" if why else "")
+            return f"nothing on {node} any more" + (f": no failsafe member gave it failsafe time: {why}" if why else "")
     others = ", ".join(p["node"] for p in job["pods"])
     return f"it is not known on {node}, where none of its workers are: ask an agent of {others}"
 
@@ -600,8 +606,8 @@ def _next(job: Json) -> list[str]:
         step = "nothing: what runs goes on; all else waits for those nodes: start their agents, if you can"
     elif phase in ("paused", "pausing"):
         step = f"run it again: nodeagentctl resume {name}"
-    elif job["keepers"] and not any(k["live"] for k in job["keepers"]):
-        names = ", ".join(k["node"] for k in job["keepers"])
+    elif job["failsafe_members"] and not any(k["live"] for k in job["failsafe_members"]):
+        names = ", ".join(k["node"] for k in job["failsafe_members"])
         step = f"bring one of {names} back, or, if it is permanently down: nodeagentctl forget NODE"
     elif phase in ("queued", "holding"):
         step = _wait_no_longer(job.get("way_out"), name)

@@ -197,7 +197,7 @@ def notice(answer: Json, fmt: str) -> None:
         ago = span(max(0.0, time.time() - since))
         echo(
             f"nodeagentctl: the store has not answered for {ago}: what is shown is from then; running jobs go on while "
-            "their keepers give them failsafe time, nothing can be changed or recovered until it is back",
+            "their failsafe members give them failsafe time, nothing can be changed or recovered until it is back",
             err=True,
         )
 

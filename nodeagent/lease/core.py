@@ -74,7 +74,7 @@ class Core:
         self._agent_seen = now
         self._until = 0.0
         self._own: dict[str, float] = dict(granted or {})
-        """Pods whose time is not the node's alone: lent by keepers, or granted before this process started."""
+        """Pods whose time is not the node's alone: lent by failsafe members, or granted before this process started."""
         self._next = now
         self._lost = self._left = False
         self._taken_back = departure is not None and departure.at_once
@@ -117,7 +117,7 @@ class Core:
             self._next = now
 
     def lend(self, key: str, until: float) -> None:
-        """The keepers of this pod's generation let it run on until then."""
+        """The failsafe members of this pod's generation let it run on until then."""
         self._own[key] = max(until, self._own.get(key, 0.0))
 
     def answered(self, sent: float, now: float, wanted: str) -> None:
@@ -191,8 +191,8 @@ class Core:
         return now - self._agent_seen > self._require_order().lease
 
     def may_borrow(self, now: float) -> bool:
-        """Whether keepers may be asked for time. Not on the way out; nor where the store has lost writes and the node
-        has no agent to tell it: it waits only so long for one before it forms the gang anew."""
+        """Whether failsafe members may be asked for time. Not on the way out; nor where the store has lost writes and
+        the node has no agent to tell it: it waits only so long for one before it forms the gang anew."""
         return self.state == "holding" and not (self._estranged and self.asks(now))
 
     # --- inside

@@ -1,8 +1,9 @@
-"""Time that the keepers of a generation lend while the store is away: this node's questions, its answers, its promises.
-A state machine without I/O, clock or randomness, beside ``core``; ``main`` and the simulation drive it.
+"""Time that the failsafe members of a generation lend while the store is away: this node's questions, its answers, its
+promises. A state machine without I/O, clock or randomness, beside ``core``; ``main`` and the simulation drive it.
 
 It knows the jobs by the table that the agent has written (``statefiles.py``), whatever has become of the agent. Must
-never extend anything unless every keeper agreed after the question was sent, nor agree before that is written down.
+never extend anything unless every failsafe member agreed after the question was sent, nor agree before that is written
+down.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Question(NamedTuple):
 
 
 class _Round:
-    """The questions to all keepers of one job, at one time."""
+    """The questions to all failsafe members of one job, at one time."""
 
     def __init__(self, row: LoanRow, asked: float, open_: dict[str, Question]) -> None:
         self.row, self.asked, self.sent, self.open = row, asked, asked, open_
@@ -51,7 +52,7 @@ class Failsafe:
         self._rounds: dict[str, _Round] = {}
         self._next = 0.0
 
-    # --- as a keeper
+    # --- as a failsafe member
 
     def answer(self, ask: Ask, now: float) -> Generator[Promises | None, Table | None, LoanAnswer]:
         """Yields, before it says yes, what is to be written down (None: it is); and is sent the table as it is after
@@ -131,7 +132,7 @@ class Failsafe:
         if round_ is None or order is None:
             return
         ask = round_.open.pop(nonce).ask
-        if row is None or (row.token, row.keepers) != (round_.row.token, round_.row.keepers):
+        if row is None or (row.token, row.failsafe_members) != (round_.row.token, round_.row.failsafe_members):
             del self._rounds[uid]  # it was about what does not run here any more
             return
         if not judged.yes or not judged.of(ask.to, ask.to_life):
@@ -147,15 +148,17 @@ class Failsafe:
     def _begun(self, uid: str, row: LoanRow, now: float) -> list[Question]:
         order = self._core.order
         assert order is not None
-        places = {n: p for n, p in row.places.items() if n != order.node and n in row.keepers}
-        missing = sorted(row.keepers.keys() - places.keys() - {order.node})
-        if missing or not row.keepers:
-            self.refusals[uid] = f"{missing[0]} does not answer" if missing else "this generation has no keepers"
+        places = {n: p for n, p in row.places.items() if n != order.node and n in row.failsafe_members}
+        missing = sorted(row.failsafe_members.keys() - places.keys() - {order.node})
+        if missing or not row.failsafe_members:
+            self.refusals[uid] = (
+                f"{missing[0]} does not answer" if missing else "this generation has no failsafe members"
+            )
             return []
         out = []
-        for node in sorted(row.keepers):
+        for node in sorted(row.failsafe_members):
             address, life = places.get(node, ("", order.life))
-            ask = Ask(uid, row.token, row.keepers, order.node, order.life, node, life)
+            ask = Ask(uid, row.token, row.failsafe_members, order.node, order.life, node, life)
             out.append(Question(address, self._nonce(), ask))
         self._rounds[uid] = _Round(row, now, {question.nonce: question for question in out})
         return out

@@ -1,7 +1,8 @@
-"""What a keeper answers when a member of a gang asks it for time, and by what it knows that. Pure.
+"""What a failsafe member answers when a member of a gang asks it for time, and by what it knows that. Pure.
 
-The rules that make it safe: a keeper lends only to the newest generation that its agent knows to be active, under the
-very keepers that the agent knows; having lent, it does not let go of that job for ``promise`` seconds.
+The rules that make it safe: a failsafe member lends only to the newest generation that its agent knows to be active,
+under the very failsafe members that the agent knows; having lent, it does not let go of that job for ``promise``
+seconds.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ Generation = tuple[int, str]
 
 
 class Ask(NamedTuple):
-    """A member's question to one keeper: may the workers of this generation run on?"""
+    """A member's question to one failsafe member: may the workers of this generation run on?"""
 
     uid: str
     token: Generation
-    keepers: Mapping[str, str]
+    failsafe_members: Mapping[str, str]
     """As the member knows them: node to life."""
     node: str
     life: str
     to: str = ""
-    """The keeper that is asked, and its life: what is reached at its address may be another node."""
+    """The failsafe member that is asked, and its life: what is reached at its address may be another node."""
     to_life: str = ""
 
 
 class LoanAnswer(NamedTuple):
-    """A keeper's answer. ``yes`` is a promise."""
+    """A failsafe member's answer. ``yes`` is a promise."""
 
     yes: bool
     why: str = ""
     node: str = ""
-    """Whose answer it is: a keeper that is reached at another's address must not answer for two."""
+    """Whose answer it is: a failsafe member that is reached at another's address must not answer for two."""
     life: str = ""
 
     def of(self, node: str, life: str) -> bool:
@@ -41,8 +42,8 @@ class LoanAnswer(NamedTuple):
         return (self.node, self.life) == (node, life)
 
 
-class KeeperAddress(NamedTuple):
-    """Where a keeper is asked."""
+class FailsafeAddress(NamedTuple):
+    """Where a failsafe member is asked."""
 
     address: str
     """``host:port`` with a numeric host: to look up a name may take longer than the fence."""
@@ -53,7 +54,7 @@ class LoanRow(NamedTuple):
     """The active generation of a job that this node is a member of, or keeps."""
 
     token: Generation
-    keepers: Mapping[str, str]
+    failsafe_members: Mapping[str, str]
     """Node to life."""
     members: Mapping[str, str]
     """Node to life; of a job that this node keeps."""
@@ -61,8 +62,8 @@ class LoanRow(NamedTuple):
     """Why this node lends it nothing, though it keeps it; empty if it does."""
     pod: str = ""
     """The key of the pod here whose workers are this generation's; empty if there is none."""
-    places: Mapping[str, KeeperAddress] = {}
-    """Of the keepers that can be asked; of a job that runs here."""
+    places: Mapping[str, FailsafeAddress] = {}
+    """Of the failsafe members that can be asked; of a job that runs here."""
 
 
 class Table(NamedTuple):
@@ -90,7 +91,7 @@ class Promises(NamedTuple):
 
     def end(self, uid: str, length: float, ours: bool) -> float:
         """Until when this node must not let go of the job; a promise binds for ``length`` seconds. ``ours``: it was
-        made a keeper in the life that it has now."""
+        made a failsafe member in the life that it has now."""
         return max(0.0 if ours and self.whole else self.began + length, self.until.get(uid, 0.0))
 
     def last(self, length: float) -> float:
@@ -113,8 +114,8 @@ def answer(table: Table, ask: Ask, renewed: float, unserved: float) -> LoanAnswe
         return no(f"{node} is leaving")
     if row is None or row.token != ask.token:
         return no(f"{node} does not know generation {number} as active")
-    if row.keepers != ask.keepers or node not in row.keepers:
-        return no(f"{node} knows other keepers of generation {number}")
+    if row.failsafe_members != ask.failsafe_members or node not in row.failsafe_members:
+        return no(f"{node} knows other failsafe members of generation {number}")
     if row.members.get(ask.node) != ask.life:
         return no(f"{node} does not know {ask.node} as a member of generation {number}")
     if row.refuses:

@@ -371,7 +371,7 @@ class Process:
             return
         before = self._bridged or NOT_BRIDGED
         for uid in bridged.lent.keys() - before.lent.keys():
-            note(f"job {uid} runs on without the store, on failsafe time from its keepers")
+            note(f"job {uid} runs on without the store, on failsafe time from its failsafe members")
         for uid, why in bridged.refusals.items() - before.refusals.items():
             note(f"job {uid} gets no failsafe time: {why}")
         self._bridged = bridged

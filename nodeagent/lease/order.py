@@ -71,7 +71,7 @@ class LeaseOrder(NamedTuple):
     timeout: float
     """How long a renewal may take."""
     failsafe: float
-    """Without a renewal for so long, the keepers are asked for time."""
+    """Without a renewal for so long, the failsafe members are asked for time."""
     failsafe_limit: float
     patience: float
     """How long healthy training goes on without the agent."""

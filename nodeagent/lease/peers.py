@@ -75,15 +75,15 @@ def parse(body: bytes) -> tuple[str, Message]:
 
 
 def _ask(ask: dict[str, Any]) -> Ask:
-    token, keepers = ask.pop("token", None), ask.pop("keepers", None)
+    token, failsafe_members = ask.pop("token", None), ask.pop("failsafe_members", None)
     if not isinstance(token, dict) or token.keys() != {"number", "id"}:
         raise ValueError("it names no generation")
     if type(token["number"]) is not int or not isinstance(token["id"], str):
         raise ValueError("it names no generation")
-    if not isinstance(keepers, dict) or not all(isinstance(life, str) for life in keepers.values()):
-        raise ValueError("its keepers are no nodes with lives")
+    if not isinstance(failsafe_members, dict) or not all(isinstance(life, str) for life in failsafe_members.values()):
+        raise ValueError("its failsafe members are no nodes with lives")
     _check(ask, {"uid", "node", "life"}, {"uid", "node", "life", "to", "to_life"})
-    return Ask(token=(token["number"], token["id"]), keepers=keepers, **ask)
+    return Ask(token=(token["number"], token["id"]), failsafe_members=failsafe_members, **ask)
 
 
 def _answer(answer: dict[str, Any]) -> LoanAnswer:

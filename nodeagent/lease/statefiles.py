@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
-from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
+from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises, Table
 from nodeagent.osutil.linux import ReplacedFile, write_atomic
 
 _PULSE = struct.Struct("=dddd")
@@ -292,5 +292,5 @@ def promises_reader(folder: Path, boot: str) -> ReplacedFile[Promises | None]:
 def _row(token: list[Any], places: dict[str, dict[str, str]], **rest: Any) -> LoanRow:
     number, name = token
     return LoanRow(
-        token=(int(number), str(name)), places={node: KeeperAddress(**p) for node, p in places.items()}, **rest
+        token=(int(number), str(name)), places={node: FailsafeAddress(**p) for node, p in places.items()}, **rest
     )

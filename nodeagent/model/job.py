@@ -229,9 +229,9 @@ class JobRecord(Record):
     head: Head | None = None
     active: Token | None = None
     """The newest generation that was ever active."""
-    keepers: dict[str, str] = {}
-    """Node to life: the keepers of ``active``. While the store is unreachable they lend its members time, all of them
-    together, so nothing newer starts before one of them has let go. Empty: no node can lend."""
+    failsafe_members: dict[str, str] = {}
+    """Node to life: the failsafe members of ``active``. While the store is unreachable they lend its members time, all
+    of them together, so nothing newer starts before one of them has let go. Empty: no node can lend."""
     first_active: int | None = None
     """Served time (ms) at which the first generation became active."""
     running_since: int | None = None
@@ -293,7 +293,8 @@ class JobRecord(Record):
         return None if limit is None else max(0.0, limit - self.time_used(served) / 1000)
 
     def concerns(self, node: str) -> bool:
-        """Returns whether the node is, was or will be a member, holder or keeper, and so may have to act on the job."""
+        """Returns whether the node is, was or will be a member, holder or failsafe member, and so may have to act on
+        the job."""
         head = self.head
-        named = head is not None and (node in head.members or node in head.holders or node in head.keepers)
-        return named or node in self.keepers or node in self.silent
+        named = head is not None and (node in head.members or node in head.holders or node in head.failsafe_members)
+        return named or node in self.failsafe_members or node in self.silent

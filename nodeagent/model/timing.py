@@ -37,9 +37,9 @@ class Timing(Record):
     cooldown: float = 30.0
     """A job below its target grows again when its gang and the new node have both been steady for this long."""
     failsafe: float = 1.0
-    """After this time without a good renewal, a node requests failsafe time from the keepers of its jobs."""
+    """After this time without a good renewal, a node requests failsafe time from the failsafe members of its jobs."""
     promise: float = 3.0
-    """A keeper that gave failsafe time lets nothing newer start for this long."""
+    """A failsafe member that gave failsafe time lets nothing newer start for this long."""
     failsafe_limit: float = 86400.0
     """The longest that workers run on failsafe time."""
     turn: float = 0.1
@@ -70,19 +70,20 @@ class Timing(Record):
         if self.fence * 1.02 + self.kill > self.promise:
             out.append(
                 f"fence x 1.02 + kill = {self.fence * 1.02 + self.kill:.3f} s is longer than promise = "
-                f"{self.promise} s: a keeper could let go while workers still run on failsafe time; raise promise"
+                f"{self.promise} s: a failsafe member could let go while workers still run on failsafe time; "
+                "raise promise"
             )
         latest = (self.failsafe_limit + self.fence) * 1.02 + self.kill
         if latest > self.failsafe_limit * RELEASE + self.lease:
             out.append(
                 f"(failsafe_limit + fence) x 1.02 + kill = {latest:.3f} s is longer than failsafe_limit x {RELEASE} + "
-                f"lease = {self.failsafe_limit * RELEASE + self.lease:.3f} s: a keeper could be given up while workers "
-                f"still run on its time; lower fence or raise lease"
+                f"lease = {self.failsafe_limit * RELEASE + self.lease:.3f} s: a failsafe member could be given up "
+                "while workers still run on its time; lower fence or raise lease"
             )
         if not self.heartbeat <= self.failsafe <= self.fence - 2 * self.heartbeat:
             out.append(
                 f"failsafe = {self.failsafe} s is not within heartbeat = {self.heartbeat} s and fence - 2 x heartbeat "
-                f"= {self.fence - 2 * self.heartbeat:.3f} s: there would be no time to ask the keepers"
+                f"= {self.fence - 2 * self.heartbeat:.3f} s: there would be no time to ask the failsafe members"
             )
         if min(self.heartbeat, self.store_timeout, self.kill, self.form_margin, self.turn) <= 0:
             out.append("heartbeat, store_timeout, kill, form_margin and turn must be above zero")

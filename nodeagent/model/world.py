@@ -119,7 +119,8 @@ class Ack(Record):
     stuck: bool = False
     """SIGKILL was sent and some process still exists (D state): its devices are not reused before a reboot."""
     lends: bool = False
-    """A promise of this keeper may still lend time to workers of an older generation: it has not let go yet."""
+    """A promise of this failsafe member may still lend time to workers of an older generation: it has not let go
+    yet."""
     host: str = ""
     """The node's own address, as its agent knows it."""
     ports: tuple[int, ...] = ()
@@ -268,7 +269,7 @@ class Head(Record):
     seal: str = ""
     """The sum of the signatures of all acknowledgements so far, in eight parts of 32 bits (``trust/seal.py``)."""
     released: bool = False
-    """Forming only: one of the job's keepers has acknowledged this generation, and lends no more."""
+    """Forming only: one of the job's failsafe members has acknowledged this generation, and lends no more."""
     stopped: float = 0.0
     """The longest ``Ack.stopped`` of a member so far. For people."""
     ready: float = 0.0
@@ -279,8 +280,8 @@ class Head(Record):
     """Forming only: served time (ms) after which it is proposed again without the nodes that did not acknowledge."""
     control_rev: int = 0
     """The control revision it was proposed under: a newer one means that an operator has requested something since."""
-    keepers: dict[str, str] = {}
-    """Node to life: the nodes that keep this generation once it is active (``JobRecord.keepers``)."""
+    failsafe_members: dict[str, str] = {}
+    """Node to life: the nodes that keep this generation once it is active (``JobRecord.failsafe_members``)."""
     outside: dict[str, str] = {}
     """Nodes that could have been members and are not: node to reason (NODEAGENT_FAULTY)."""
 

@@ -27,7 +27,7 @@ class Propose:
     planned: bool
     form_ms: int
     outside: dict[str, str]
-    keepers: dict[str, str]
+    failsafe_members: dict[str, str]
     grace: float | None = None
     """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
     claims: tuple[str, ...] = ()

@@ -33,9 +33,10 @@ The step that books or frees a job's devices also counts what the job **uses**: 
 job's record (``JobRecord.used``). A step that removes the record, or moves it into the history, adds this use to the
 day's sums (``UsageDay``); these sums are records of the view.
 
-A **keeper** is a node that may lend the members of the active generation time while the store is unreachable. Either
-all keepers lend, or none does. So the store starts nothing newer before one keeper has let go: it acknowledges without
-``lends``. A job that has ended is *kept* until then, unless all its keepers have been silent for ``failsafe_limit``.
+A **failsafe member** is a node that may lend the members of the active generation time while the store is unreachable.
+Either all failsafe members lend, or none does. So the store starts nothing newer before one failsafe member has let go:
+it acknowledges without ``lends``. A job that has ended is *kept* until then, unless all its failsafe members have been
+silent for ``failsafe_limit``.
 """
 
 from __future__ import annotations
@@ -144,22 +145,23 @@ class Store(Protocol):
         self, uid: str, token: Token, node: str, incarnation: Incarnation, ack: Ack, last: PodReport | None
     ) -> JobRecord:
         """A member or holder has stopped everything older. Refused (``stale``) unless the head has this token; the
-        incarnation must be current. An ack changes nothing if the node is no member, holder or keeper, or if it answers
-        the forming of a head that has ended since. Effect: the node is removed from holders and ``silent``; its devices
-        are trimmed to the member's (none for a non-member). A member of a forming head is missing no more: its host is
-        kept and its signature is added to the seal; the address of group rank 0 becomes the head's. Only the first ack
-        of a member counts so, and of group rank 0 only one with an address. A keeper that does not lend releases a
-        forming head; an ended head then forgets all its keepers. ``last`` (the final report of generation
-        ``last_number``) replaces that node's entry in ``last_reports``. Then, if the head is forming, the checks of
-        ``activate`` are tried at once; if it is in ``pausing`` and has no holders, the job becomes ``paused``."""
+        incarnation must be current. An ack changes nothing if the node is no member, holder or failsafe member, or if
+        it answers the forming of a head that has ended since. Effect: the node is removed from holders and ``silent``;
+        its devices are trimmed to the member's (none for a non-member). A member of a forming head is missing no more:
+        its host is kept and its signature is added to the seal; the address of group rank 0 becomes the head's. Only
+        the first ack of a member counts so, and of group rank 0 only one with an address. A failsafe member that does
+        not lend releases a forming head; an ended head then forgets all its failsafe members. ``last`` (the final
+        report of generation ``last_number``) replaces that node's entry in ``last_reports``. Then, if the head is
+        forming, the checks of ``activate`` are tried at once; if it is in ``pausing`` and has no holders, the job
+        becomes ``paused``."""
         ...
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
         """If no member of the forming head is missing, each of them is in its life and not lapsed, lost or left,
-        holders is empty, and the job has no keepers or one of them has released it: active, since = served, ``active``
-        = token, keepers = the head's, phase running, ``restarts`` + 1 unless it is the first, ``first_active``,
-        ``running_since`` unless a generation was active since the job last waited, event GenerationActive. Otherwise
-        refused (``not_live``). Already active: returns it."""
+        holders is empty, and the job has no failsafe members or one of them has released it: active, since = served,
+        ``active`` = token, failsafe members = the head's, phase running, ``restarts`` + 1 unless it is the first,
+        ``first_active``, ``running_since`` unless a generation was active since the job last waited, event
+        GenerationActive. Otherwise refused (``not_live``). Already active: returns it."""
         ...
 
     async def report(
@@ -282,18 +284,20 @@ class Store(Protocol):
         node: str,
         incarnation: Incarnation,
         expect: Mapping[str, str],
-        keepers: Mapping[str, str],
+        failsafe_members: Mapping[str, str],
     ) -> JobRecord:
-        """Replace the keepers of the active generation. Only a keeper that does not lend may do this (the caller
-        ensures it), or a member if there are no keepers. ``stale`` if the head is not this one and active, or the
-        keepers are not ``expect``. From then on that node lends nothing under the old keepers."""
+        """Replace the failsafe members of the active generation. Only a failsafe member that does not lend may do this
+        (the caller ensures it), or a member if there are no failsafe members. ``stale`` if the head is not this one and
+        active, or the failsafe members are not ``expect``. From then on that node lends nothing under the old failsafe
+        members."""
         ...
 
     async def forget(self, node: str, by: str) -> Forgotten:
-        """An operator confirms that a lapsed node is permanently down: its life is lost, and it is a keeper no more. A
-        job that it was a keeper of has no keepers until its next generation. Event NodeForgotten. If the node had left,
-        or was already lost, its record and its cordon are removed, and a node that joins under that name begins anew;
-        event NodeRemoved. Refused: ``not_found``, ``not_live`` if its lease has not lapsed."""
+        """An operator confirms that a lapsed node is permanently down: its life is lost, and it is a failsafe member no
+        more. A job that it was a failsafe member of has no failsafe members until its next generation. Event
+        NodeForgotten. If the node had left, or was already lost, its record and its cordon are removed, and a node that
+        joins under that name begins anew; event NodeRemoved. Refused: ``not_found``, ``not_live`` if its lease has not
+        lapsed."""
         ...
 
     async def remove(self, uid: str) -> None:
@@ -349,9 +353,9 @@ class Store(Protocol):
         ...
 
     async def wake(self, after: str, timeout: float, node: str, jobs: Collection[str]) -> Woken:
-        """As ``wait``, of events that concern all nodes, this node, or the members, holders and keepers of these
-        ``jobs`` (uids). What happens within a gang comes with the changes of its job, where this client has read the
-        job up to the event before."""
+        """As ``wait``, of events that concern all nodes, this node, or the members, holders and failsafe members of
+        these ``jobs`` (uids). What happens within a gang comes with the changes of its job, where this client has read
+        the job up to the event before."""
         ...
 
     async def saved(self, after: str, timeout: float) -> Saves:

@@ -254,7 +254,7 @@ class RedisStore:
             "grace": json.dumps(proposal.grace),
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
-            "keepers": codec.encode_texts(proposal.keepers),
+            "failsafe_members": codec.encode_texts(proposal.failsafe_members),
             "claims": proposal.claims,
             "read": proposal.read,
         }
@@ -379,10 +379,10 @@ class RedisStore:
         node: str,
         incarnation: Incarnation,
         expect: Mapping[str, str],
-        keepers: Mapping[str, str],
+        failsafe_members: Mapping[str, str],
     ) -> JobRecord:
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
-        arguments |= {"expect": codec.encode_texts(expect), "keepers": codec.encode_texts(keepers)}
+        arguments |= {"expect": codec.encode_texts(expect), "failsafe_members": codec.encode_texts(failsafe_members)}
         return await self._job("keep", arguments)
 
     async def forget(self, node: str, by: str) -> Forgotten:

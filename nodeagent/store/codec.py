@@ -35,9 +35,15 @@ HEAD_FLAG = ("planned", "store_hosted", "released")
 HEAD_MAPS = {
     "member": "members", "holder": "holders", "missing": "missing", "host": "hosts", "ports": "ports",
     "report": "reports",
-    "head_keeper": "keepers",
+    "head_failsafe_member": "failsafe_members",
 }  # fmt: skip
-JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent", "used": "used"}
+JOB_MAPS = {
+    "spend": "budget",
+    "last": "last_reports",
+    "failsafe_member": "failsafe_members",
+    "silent": "silent",
+    "used": "used",
+}
 NAMES = 8192
 """Quoted names that stay cached: of fields, nodes and jobs."""
 ROW = "row:"

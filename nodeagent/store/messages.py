@@ -288,8 +288,8 @@ class Proposal(Record):
     """For a planned end: seconds from SIGTERM to SIGKILL; None: the job's own grace."""
     form_ms: int
     """Served milliseconds from now to the deadline."""
-    keepers: dict[str, str] = {}
-    """Node to life: the keepers of this generation once the generation is active."""
+    failsafe_members: dict[str, str] = {}
+    """Node to life: the failsafe members of this generation once the generation is active."""
     outside: dict[str, str] = {}
     claims: tuple[str, ...] = ()
     """Queues with a capability from whose share this proposal takes more. Refused (``stale``) if another proposal took

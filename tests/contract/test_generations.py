@@ -90,12 +90,12 @@ async def test_acks_are_kept_for_all_members_together(bench: Bench) -> None:
 async def test_an_ack_that_comes_late_says_nothing_of_what_ran_since(bench: Bench) -> None:
     """n1 sent its ack twice; the first one arrives when the generation that it was for has run and is being ended."""
     await bench.up("n1", "n2")
-    job = await bench.active(await bench.submit(), "n1", "n2", keepers={"n1": "n1-a"})
+    job = await bench.active(await bench.submit(), "n1", "n2", failsafe_members={"n1": "n1-a"})
     ended = await bench.end(job, "pausing")
     assert await bench.store.ack(job.uid, head(job).token, "n1", bench.lives["n1"], Ack(life="n1-a"), None) == ended
-    assert (set(head(ended).holders), set(ended.keepers)) == ({"n1", "n2"}, {"n1"})
+    assert (set(head(ended).holders), set(ended.failsafe_members)) == ({"n1", "n2"}, {"n1"})
     stopped = await bench.ack(ended, "n1")
-    assert (set(head(stopped).holders), stopped.keepers) == ({"n2"}, {})
+    assert (set(head(stopped).holders), stopped.failsafe_members) == ({"n2"}, {})
 
 
 async def test_no_generation_is_active_while_a_holder_is_left(bench: Bench) -> None:

@@ -357,14 +357,14 @@ class Both:
                 "grace": self.random.choice((None, 2.5)),
                 "form_ms": 1000,
                 "outside": {"n9": "its fan broke"} if self.random.random() < 0.5 else {},
-                "keepers": self.keepers(),
+                "failsafe_members": self.failsafe_members(),
             }
         )
         return lambda store: store.propose(proposal)
 
     def ack(self) -> Step:
         job = self.job("forming")
-        named = sorted({*job.head.members, *job.head.holders, *job.keepers}) if job and job.head else []
+        named = sorted({*job.head.members, *job.head.holders, *job.failsafe_members}) if job and job.head else []
         node = self.random.choice(named) if named and self.random.random() < 0.95 else self.node()
         incarnation, token = self.incarnation(node), self.token(job)
         lends = self.random.random() < 0.3
@@ -375,22 +375,22 @@ class Both:
         uid = job.uid if job else "nobody"
         return lambda store: store.ack(uid, token, node, incarnation, value, last)
 
-    def keepers(self) -> dict[str, str]:
+    def failsafe_members(self) -> dict[str, str]:
         chosen = self.random.sample(NODES, self.random.choice((0, 0, 1, 2, 3)))
         return {node: self.incarnation(node).life for node in chosen}
 
     def keep(self) -> Step:
         job = self.job("active")
-        expect = job.keepers if job and self.random.random() < 0.9 else {"n1": "x"}
+        expect = job.failsafe_members if job and self.random.random() < 0.9 else {"n1": "x"}
         named = sorted(expect) or (sorted(job.head.members) if job and job.head else [])
         node = self.random.choice(named) if named and self.random.random() < 0.9 else self.node()
-        uid, token, incarnation, keepers = (
+        uid, token, incarnation, failsafe_members = (
             job.uid if job else "u",
             self.token(job),
             self.incarnation(node),
-            self.keepers(),
+            self.failsafe_members(),
         )
-        return lambda store: store.keep(uid, token, node, incarnation, expect, keepers)
+        return lambda store: store.keep(uid, token, node, incarnation, expect, failsafe_members)
 
     def forget(self) -> Step:
         node = self.node()

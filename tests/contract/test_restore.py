@@ -87,7 +87,7 @@ async def test_an_emptied_store_is_given_everything_back(bench: Bench) -> None:
 async def test_what_forms_is_acknowledged_anew_by_all(bench: Bench) -> None:
     """A view may have some of the acknowledgements, and not what all of them come to."""
     await bench.up("n1", "n2")
-    first = await bench.active(await bench.submit(), "n1", "n2", keepers={"n1": "n1-a"})
+    first = await bench.active(await bench.submit(), "n1", "n2", failsafe_members={"n1": "n1-a"})
     job = await bench.ack(await bench.propose(first, "n1", "n2"), "n1")
     assert (set(head(job).missing), head(job).released) == ({"n2"}, True)
     view = await read(bench)

@@ -22,8 +22,8 @@ from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import RedisBench, head, spec, spend
 from tests.contract.programs import others
 from tests.contract.test_commits import commit
+from tests.contract.test_failsafe_members import keep, lives
 from tests.contract.test_generations import judgement
-from tests.contract.test_keepers import keep, lives
 from tests.contract.test_restore import read, read_after, rejoin
 
 pytestmark = pytest.mark.redis
@@ -79,11 +79,11 @@ async def _ended_well(bench: RedisBench) -> None:
         text="so", by="n1",
     )  # fmt: skip
     job = await store.settle(asked)
-    job = await bench.active(job, *members, keepers=lives(bench, "n1"))
+    job = await bench.active(job, *members, failsafe_members=lives(bench, "n1"))
     assert (await store.activate("u1", head(job).token)).rev == job.rev
     await commit(bench, job, "n1", "a", order=1)
     job = await keep(bench, await bench.job(), "n1", "n2")
-    assert job.keepers.keys() == {"n2"}
+    assert job.failsafe_members.keys() == {"n2"}
     for node in members:
         job = await bench.report(job, node, "succeeded")
     job = await bench.end(job, "succeeded")

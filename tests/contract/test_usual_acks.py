@@ -56,7 +56,7 @@ class Hand:
             data.hset(job, f"holder:{node}", holder.to_json())
             data.hset(f"{KEY}alloc:{node}", "cpu2", self.job.uid)
         elif dice < 0.06:
-            data.hset(job, f"keeper:{node}", json.dumps(self.bench.lives[node].life))
+            data.hset(job, f"failsafe_member:{node}", json.dumps(self.bench.lives[node].life))
         elif dice < 0.09:
             data.hset(f"{KEY}node:{node}", self.random.choice(("lost", "left")), "1")
             data.hdel(f"{KEY}nodes", node)  # the copy that a step would have made anew

@@ -78,7 +78,9 @@ def test_the_primary_dies(calm: Bare, servers: Watched, fault: object) -> None:
         new = until_failed_over(calm, servers, old, answer)
         assert new is not old
         assert all(is_alive(pid) for pid in before.values())
-        assert all("runs on without the store" in calm.log(node) for node in members), "they asked their keepers"
+        assert all("runs on without the store" in calm.log(node) for node in members), (
+            "they asked their failsafe members"
+        )
         calm.until_running("accepted", 1)
         calm.until_steps("goes-on", 10)
     finally:

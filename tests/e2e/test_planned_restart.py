@@ -73,7 +73,7 @@ def test_ten_seconds_without_an_agent_disturb_nothing(calm: Cluster, reference: 
 def test_an_agent_that_is_asked_to_end_waits_for_a_store_that_is_away(
     calm: Cluster, reference: dict[int, float]
 ) -> None:
-    """Nobody else can ask the keepers for time."""
+    """Nobody else can ask the failsafe members for time."""
     job, workers = submitted(calm, "planned-frozen", 220)
     node = job["pods"][1]["node"]
     before = calm.node(node)

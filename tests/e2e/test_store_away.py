@@ -166,7 +166,7 @@ def test_redis_answers_but_serves_nobody(calm: Cluster, reference: dict[int, flo
             assert all(is_alive(pid) for pid in before.values())
         finally:
             restore(admin)
-    assert calm.logged("runs on without the store") == lent + 2, "both members asked their keepers"
+    assert calm.logged("runs on without the store") == lent + 2, "both members asked their failsafe members"
     calm.until_steps(fault, 5)
     calm.until(lambda: calm.workers(fault) == before, 20, "every pod is published again")
     job = calm.job(fault)

@@ -144,4 +144,4 @@ def test_one_node_cut_off_from_the_store_and_its_peers(calm: Cluster, wire: Wire
         calm.until_steps("deaf", 5)
     back(calm, "deaf", node, record["incarnation"]["life"], old, reference)
     log = next(calm.home.glob(f"local/data/*/{node}/agent.log")).read_text()
-    assert ' does not answer", "event": "no keeper gives failsafe time"' in log, "it asked in vain"
+    assert ' does not answer", "event": "no failsafe member gives failsafe time"' in log, "it asked in vain"

@@ -139,7 +139,7 @@ def fastest(times: int, call: Callable[[], Result]) -> tuple[float, Result]:
 def test_a_stopped_store(real: RealAgent) -> None:
     before = real.job()
     assert (before["lent"], before["store_away_since"]) == (None, None)
-    assert [k["node"] for k in before["keepers"]] == ["n1"]
+    assert [k["node"] for k in before["failsafe_members"]] == ["n1"]
     real.stop_store()
     real.until(lambda: (real.job()["lent"] or {}).get("state") == "lent", "its time is lent")
 
@@ -195,8 +195,8 @@ def silenced(agent: LiveAgent, node: str) -> None:
     agent.until(lambda: node in agent.view.cluster().lapsed)
 
 
-def test_a_job_that_waits_for_a_silent_keeper_says_so_until_it_is_forgotten(still: LiveAgent) -> None:
-    still.view.keepers = ("n3",)
+def test_a_job_that_waits_for_a_silent_failsafe_member_says_so_until_it_is_forgotten(still: LiveAgent) -> None:
+    still.view.failsafe_members = ("n3",)
     job = still.submit(spec())
     still.do(lambda: still.view.form(job, 2))
     silenced(still, "n3")
@@ -206,13 +206,13 @@ def test_a_job_that_waits_for_a_silent_keeper_says_so_until_it_is_forgotten(stil
     assert wide.rstrip().endswith(text)
     described = ctl(still.socket, "describe", "digits").stdout
     assert f"Why:         {text}" in described
-    assert "Keepers:     n3 (silent)" in described
+    assert "Failsafe:    n3 (silent)" in described
     assert "nodeagentctl forget NODE" in described.splitlines()[-1]
     assert "nodeagentctl forget n3" in ctl(still.socket, "describe", "n3").stdout
 
     done = ctl(still.socket, "forget", "n3")
     assert (done.exit_code, done.stdout) == (0, "node/n3 forgotten\n")
-    still.until(lambda: not still.view.job("digits").keepers)
+    still.until(lambda: not still.view.job("digits").failsafe_members)
     events = list(Client([still.socket]).stream("/v1/events"))
     (output,) = [e for e in events if e["kind"] == "NodeForgotten"]
     assert output["node"] == "n3"

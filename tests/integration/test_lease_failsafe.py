@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
+from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises, Table
 from nodeagent.lease.order import LeasePort, Server
 from nodeagent.lease.peers import open_port
 from nodeagent.lease.statefiles import (
@@ -58,7 +58,7 @@ class Member:
 
     def know(self, other: Member, **changes: Any) -> None:
         """As its agent writes it."""
-        places = {other.name: KeeperAddress(other.address, LIVES[other.name])}
+        places = {other.name: FailsafeAddress(other.address, LIVES[other.name])}
         row = LoanRow((1, "g1"), LIVES, LIVES, pod=POD, places=places)
         plain = Table(boot_id(), self.name, LIVES[self.name], False, {UID: row})
         write_table(self.node.folder, plain._replace(**changes))

@@ -152,7 +152,7 @@ def a_primary_is_its_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Server, "_history", property(lambda server: f"{server._starts:x}"))
 
 
-def who_answers_is_the_keeper(patch: pytest.MonkeyPatch) -> None:
+def who_answers_is_the_failsafe_member(patch: pytest.MonkeyPatch) -> None:
     """Neither who is asked nor who answers is looked at."""
     judged = Lender._judged
 
@@ -241,9 +241,10 @@ def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lender, "_begun", begun)
 
 
-def keepers_need_not_let_go(patch: pytest.MonkeyPatch) -> None:
-    """A new generation becomes active though no keeper of the old one let go, and is proposed without hearing one."""
-    change(patch, ("  if #keepers > 0 and job.head_released ~= '1' then\n", "  if false then\n"))
+def failsafe_members_need_not_let_go(patch: pytest.MonkeyPatch) -> None:
+    """A new generation becomes active though no failsafe member of the old one let go, and is proposed without hearing
+    one."""
+    change(patch, ("  if #failsafe members > 0 and job.head_released ~= '1' then\n", "  if false then\n"))
     patch.setattr(gang, "silence", lambda cluster, job: "")
 
 
@@ -303,7 +304,7 @@ def leaves_with_promises(patch: pytest.MonkeyPatch) -> None:
 
 
 def lends_while_served(patch: pytest.MonkeyPatch) -> None:
-    """A keeper says yes though the store answers it: its promise then holds up the gang for nothing."""
+    """A failsafe member says yes though the store answers it: its promise then holds up the gang for nothing."""
     real = lending.answer
     monkey = lambda table, ask, renewed, unserved: real(table, ask, 1e9, unserved)  # noqa: E731
     patch.setattr("nodeagent.lease.failsafe.answer", monkey)
@@ -587,7 +588,7 @@ MUTANTS = (
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
     Mutant(unseen_is_quiet, provocations.scaled_in_while_its_agent_restarts),
     Mutant(a_primary_is_its_process, provocations.fails_back_with_writes_lost),
-    Mutant(who_answers_is_the_keeper, provocations.one_address_for_two),
+    Mutant(who_answers_is_the_failsafe_member, provocations.one_address_for_two),
     Mutant(lease_shorter_than_the_fence, provocations.falls_silent_and_scales),
     Mutant(guard_asleep, provocations.falls_silent_and_scales),
     Mutant(half_a_gang, provocations.falls_silent_and_scales),
@@ -596,7 +597,7 @@ MUTANTS = (
     Mutant(deciding_while_recovering, provocations.store_loses_writes),
     Mutant(anybody_commits, provocations.a_commit_comes_late),
     Mutant(one_yes_is_enough, provocations.part_of_the_members),
-    Mutant(keepers_need_not_let_go, provocations.all_keepers),
+    Mutant(failsafe_members_need_not_let_go, provocations.all_failsafe_members),
     Mutant(let_go_unread, provocations.back_one_by_one),
     Mutant(promised_unwritten, provocations.forgetful),
     Mutant(reported_by_an_old_table, provocations.lets_go_as_it_is_asked),

@@ -65,22 +65,24 @@ async def scaled_in_while_its_agent_restarts(cluster: SimCluster) -> None:
 
 
 async def back_before_its_loss_is_known(cluster: SimCluster) -> None:
-    """Random seed 52: a node trained on the time that its keepers lent, was declared lost meanwhile, and reached the
-    emptied store first. It got a lease there before the one node came that knew of its successor."""
+    """Random seed 52: a node trained on the time that its failsafe members lent, was declared lost meanwhile, and
+    reached the emptied store first. It got a lease there before the one node came that knew of its successor."""
     await cluster.submit("j", 1, 1, 1)
     await cluster.until(lambda: cluster.whole("j"), 90, "whole")
     await asyncio.sleep(5)
-    first, keepers = cluster.job("j").head, [cluster.nodes[name] for name in cluster.job("j").keepers]
+    first, failsafe_members = cluster.job("j").head, [cluster.nodes[name] for name in cluster.job("j").failsafe_members]
     assert first is not None
-    (old,) = (node for node in keepers if node.name in first.members)
-    (successor,) = (node for node in cluster.nodes.values() if node not in keepers)
-    for node in keepers:
+    (old,) = (node for node in failsafe_members if node.name in first.members)
+    (successor,) = (node for node in cluster.nodes.values() if node not in failsafe_members)
+    for node in failsafe_members:
         if node is not old:
             await cluster.cordon(node.name, Cordon(reason="keeps the job only", by="test", at=0.0))
     await asyncio.sleep(3)
     old.link.cut = True
     await asyncio.sleep(0.7)
-    for node in keepers:  # their leases end later: while a keeper is live the job is formed anew without the old node
+    for node in (
+        failsafe_members
+    ):  # their leases end later: while a failsafe member is live the job is formed anew without the old node
         node.link.cut = True
     await cluster.operate("j", restart=1)
 
@@ -88,11 +90,11 @@ async def back_before_its_loss_is_known(cluster: SimCluster) -> None:
         head = cluster.job("j").head
         return head is not None and set(head.members) == {successor.name} and not head.missing
 
-    await cluster.until(formed_anew, 30, "the successor waits for a keeper only")
+    await cluster.until(formed_anew, 30, "the successor waits for a failsafe member only")
     assert set(pids(cluster)) == {old.name}
     successor.link.cut = True
     emptying = asyncio.ensure_future(cluster.empty_store())
-    for node in keepers:
+    for node in failsafe_members:
         node.link.cut = False
     await asyncio.sleep(TIMING.credit + TIMING.lease + 1)
     assert set(pids(cluster)) == {old.name}, "it has a lease again"
@@ -159,13 +161,13 @@ async def a_commit_comes_late(cluster: SimCluster) -> None:
 
 
 async def part_of_the_members(c: SimCluster) -> None:
-    """Two members of three are cut off from the store, their third keeper is not."""
+    """Two members of three are cut off from the store, their third failsafe member is not."""
     await started(c, 1, 3)
     cut(c, members(c)[:2])
     await asyncio.sleep(20)
 
 
-async def all_keepers(c: SimCluster) -> None:
+async def all_failsafe_members(c: SimCluster) -> None:
     """All members are cut off, a spare, which would be enough, is not."""
     await started(c, 1, 3)
     cut(c, members(c))
@@ -173,7 +175,7 @@ async def all_keepers(c: SimCluster) -> None:
 
 
 async def back_one_by_one(c: SimCluster) -> None:
-    """A keeper that is no member comes back to the store at once after it lent."""
+    """A failsafe member that is no member comes back to the store at once after it lent."""
     await started(c, 2, 2)
     cut(c, ["n1", "n2", "n3"])
     await asyncio.sleep(8)
@@ -182,7 +184,7 @@ async def back_one_by_one(c: SimCluster) -> None:
 
 
 async def forgetful(c: SimCluster) -> None:
-    """The agent of that keeper is started anew in the same moment, and so knows nothing of its promise."""
+    """The agent of that failsafe member is started anew in the same moment, and so knows nothing of its promise."""
     await started(c, 2, 2)
     cut(c, ["n1", "n2", "n3"])
     await asyncio.sleep(8)
@@ -193,10 +195,11 @@ async def forgetful(c: SimCluster) -> None:
 
 
 async def its_lease_process_forgets(c: SimCluster) -> None:
-    """A keeper's lease process and agent are killed when it has lent, and it is at once asked for another job."""
+    """A failsafe member's lease process and agent are killed when it has lent, and it is at once asked for another
+    job."""
     await started(c, 1, 2)
-    first, keepers = set(members(c)), sorted(c.job("j").keepers)
-    (outside,) = set(keepers) - first
+    first, failsafe_members = set(members(c)), sorted(c.job("j").failsafe_members)
+    (outside,) = set(failsafe_members) - first
     for name in c.nodes:
         await c.cordon(name, None if name == outside else Cordon(reason="test", by="test", at=0.0))
     await c.submit("k", 1, 1, 1)
@@ -204,7 +207,7 @@ async def its_lease_process_forgets(c: SimCluster) -> None:
     for name in c.nodes:
         await c.cordon(name, Cordon(reason="test", by="test", at=0.0) if name == outside else None)
     await asyncio.sleep(5)
-    cut(c, keepers)
+    cut(c, failsafe_members)
     await asyncio.sleep(8)
     c.net.cut |= {(name, outside) for name in first}
     await c.nodes[outside].kill_agent()
@@ -216,11 +219,11 @@ async def its_lease_process_forgets(c: SimCluster) -> None:
 
 
 async def boots_after_it_lent(c: SimCluster) -> None:
-    """A keeper that is no member is switched off and on, and is back at the store at once."""
+    """A failsafe member that is no member is switched off and on, and is back at the store at once."""
     await started(c, 1, 2)
-    keepers = sorted(c.job("j").keepers)
-    (outside,) = set(keepers) - set(members(c))
-    cut(c, keepers)
+    failsafe_members = sorted(c.job("j").failsafe_members)
+    (outside,) = set(failsafe_members) - set(members(c))
+    cut(c, failsafe_members)
     await asyncio.sleep(8)
     await c.nodes[outside].power_cut()
     cut(c, [outside], False)
@@ -229,24 +232,24 @@ async def boots_after_it_lent(c: SimCluster) -> None:
 
 
 async def leaves_after_it_lent(c: SimCluster) -> None:
-    """A keeper's agent is dead for so long that its lease process leaves, and reaches the store to do so."""
+    """A failsafe member's agent is dead for so long that its lease process leaves, and reaches the store to do so."""
     await started(c, 1, 2)
-    keepers = sorted(c.job("j").keepers)
-    (outside,) = set(keepers) - set(members(c))
+    failsafe_members = sorted(c.job("j").failsafe_members)
+    (outside,) = set(failsafe_members) - set(members(c))
     node = c.nodes[outside]
     await node.kill_agent()
-    cut(c, keepers)
+    cut(c, failsafe_members)
     await c.until(lambda: node.lease.state == "giving up", 40, "it gives up")
     cut(c, [outside], False)
     await asyncio.sleep(10)
 
 
 async def lets_go_as_it_is_asked(c: SimCluster) -> None:
-    """A keeper's lease process is stopped between looking at the table and promising, for the first time; meanwhile its
-    agent, which has read no promise, leaves, and dies right after it."""
+    """A failsafe member's lease process is stopped between looking at the table and promising, for the first time;
+    meanwhile its agent, which has read no promise, leaves, and dies right after it."""
     await started(c, 1, 1)
     (member,) = members(c)
-    one, last = sorted(set(c.job("j").keepers) - {member})
+    one, last = sorted(set(c.job("j").failsafe_members) - {member})
     cut(c, [member])
     await asyncio.sleep(0.9)
     cut(c, [one, last])
@@ -340,12 +343,12 @@ async def the_store_goes_back_while_agents_are_dead(c: SimCluster) -> None:
 
 
 async def an_old_view_comes_first(cluster: SimCluster) -> None:
-    """The job has moved while n3, a keeper, was cut off. Then the store is emptied and n3 alone reaches it, for longer
-    than a recovery takes: the others run on without the store, on the time that they lend each other."""
+    """The job has moved while n3, a failsafe member, was cut off. Then the store is emptied and n3 alone reaches it,
+    for longer than a recovery takes: the others run on without the store, on the time that they lend each other."""
     await started(cluster, 1, 1)
     old = cluster.job("j").head
     assert old is not None
-    assert set(cluster.job("j").keepers) == {"n1", "n2", "n3"}
+    assert set(cluster.job("j").failsafe_members) == {"n1", "n2", "n3"}
     first, alone = next(iter(old.members)), "n3" if "n3" not in old.members else "n2"
     others = [name for name in cluster.nodes if name not in (first, alone)]
     cut(cluster, [alone])
@@ -422,14 +425,14 @@ async def fails_back_with_writes_lost(cluster: SimCluster) -> None:
 
 
 async def one_address_for_two(cluster: SimCluster) -> None:
-    """A keeper is reached at the address of another as well, which alone hears the store, and lets go."""
+    """A failsafe member is reached at the address of another as well, which alone hears the store, and lets go."""
     await cluster.submit("a", 2, 3, 3)
     await cluster.until(lambda: cluster.whole("a"), 90, "whole")
     await asyncio.sleep(5)
-    keepers = sorted(cluster.job("a").keepers)
-    for name in keepers[:2]:
+    failsafe_members = sorted(cluster.job("a").failsafe_members)
+    for name in failsafe_members[:2]:
         cluster.nodes[name].link.cut = True
-    cluster.net.ends[keepers[2]] = cluster.net.ends[keepers[1]]
+    cluster.net.ends[failsafe_members[2]] = cluster.net.ends[failsafe_members[1]]
     await asyncio.sleep(30)
 
 

@@ -42,7 +42,7 @@ def members(c: SimCluster) -> list[str]:
 
 
 async def started(c: SimCluster, minimum: int, size: int) -> None:
-    """The job runs, its keepers are settled, nobody has just started."""
+    """The job runs, its failsafe members are settled, nobody has just started."""
     await c.submit("j", minimum, size, size)
     await running(c, size)
     await asyncio.sleep(5)
@@ -138,7 +138,7 @@ def test_a_cluster_of_one_node_bridges_it_too_and_hands_over_once_it_has_company
         assert pids(c) == before
         cut(c, c.nodes, False)
         c.add("n2").start_agent()
-        await c.until(lambda: set(c.job("j").keepers) == {"n1", "n2"}, 15, "the newcomer keeps as well")
+        await c.until(lambda: set(c.job("j").failsafe_members) == {"n1", "n2"}, 15, "the newcomer keeps as well")
         await c.nodes["n1"].power_cut()
         await c.until(lambda: c.whole("j") and members(c) == ["n2"], TIMING.lease + 5, "n2 has taken over")
 
@@ -252,12 +252,12 @@ def test_a_worker_that_dies_without_the_store_is_replaced_when_it_is_back(seed: 
     simulate(4, scenario, seed)
 
 
-def test_a_promise_outlives_the_keepers_return_to_the_store() -> None:
-    """n3, a keeper that is no member, is served again while the members still run on the time that it lent."""
+def test_a_promise_outlives_the_failsafe_members_return_to_the_store() -> None:
+    """n3, a failsafe member that is no member, is served again while the members still run on the time that it lent."""
 
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 2)
-        assert set(c.job("j").keepers) == {"n1", "n2", "n3"}
+        assert set(c.job("j").failsafe_members) == {"n1", "n2", "n3"}
         cut(c, ["n1", "n2", "n3"])
         await asyncio.sleep(8)
         assert alive(c) == ["n1", "n2"]
@@ -267,10 +267,10 @@ def test_a_promise_outlives_the_keepers_return_to_the_store() -> None:
     simulate(4, scenario)
 
 
-def test_keepers_gone_for_good_hold_the_job_until_an_operator_says_so() -> None:
+def test_failsafe_members_gone_for_good_hold_the_job_until_an_operator_says_so() -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 1, 2)
-        kept = sorted(c.job("j").keepers)
+        kept = sorted(c.job("j").failsafe_members)
         for name in kept:
             await c.nodes[name].power_cut()
         await asyncio.sleep(30)
@@ -288,15 +288,18 @@ def test_the_name_of_a_job_that_may_run_on_elsewhere_is_not_free() -> None:
         await asyncio.sleep(10)
         await c.operate("j", desired="stop")
         await c.until(lambda: c.job("j").phase == "stopped", 10, "the others take it for stopped")
-        assert c.job("j").keepers, "but it is kept"
+        assert c.job("j").failsafe_members, "but it is kept"
         cut(c, c.nodes, False)
-        await c.until(lambda: not alive(c) and not c.job("j").keepers, 15, "it is stopped, and nobody keeps it")
+        await c.until(
+            lambda: not alive(c) and not c.job("j").failsafe_members, 15, "it is stopped, and nobody keeps it"
+        )
 
     simulate(5, scenario)
 
 
-def test_a_keeper_whose_change_of_keepers_is_under_way_lends_nothing_under_the_old_ones() -> None:
-    """n1, the only keeper, asks the store to have n2 as one too, and is cut off before it hears that it was done."""
+def test_a_failsafe_member_whose_change_of_failsafe_members_is_under_way_lends_nothing_under_the_old_ones() -> None:
+    """n1, the only failsafe member, asks the store to have n2 as one too, and is cut off before it hears that it was
+    done."""
 
     async def scenario(c: SimCluster) -> None:
         await started(c, 1, 1)
@@ -307,19 +310,19 @@ def test_a_keeper_whose_change_of_keepers_is_under_way_lends_nothing_under_the_o
             if first.agent is not None and "n2" in first.agent.cluster().nodes:
                 break
         first.link.cut_replies = True
-        await c.until(lambda: set(c.job("j").keepers) == {"n1", "n2"}, 1, "the store has done it")
+        await c.until(lambda: set(c.job("j").failsafe_members) == {"n1", "n2"}, 1, "the store has done it")
         cut(c, ["n1"])
         await c.until(lambda: c.whole("j") and members(c) == ["n2"], TIMING.lease + 15, "n2 has taken over")
 
     simulate(1, scenario)
 
 
-def test_one_keeper_that_answers_at_the_address_of_another_answers_for_itself_only() -> None:
-    """Found by strangers: it said yes for a keeper that had let go, and two generations ran."""
+def test_one_failsafe_member_that_answers_at_the_address_of_another_answers_for_itself_only() -> None:
+    """Found by strangers: it said yes for a failsafe member that had let go, and two generations ran."""
 
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)
-        assert set(c.job("j").keepers) == {"n1", "n2", "n3"}
+        assert set(c.job("j").failsafe_members) == {"n1", "n2", "n3"}
         cut(c, ("n1", "n2"))
         c.net.ends["n3"] = c.net.ends["n2"]
         await c.until(lambda: alive(c) in (["n3"], []), STOPPED + TIMING.failsafe, "n1 and n2 stop: n3 never said yes")
@@ -329,7 +332,7 @@ def test_one_keeper_that_answers_at_the_address_of_another_answers_for_itself_on
 
 
 @pytest.mark.slow
-def test_a_keeper_is_given_up_only_when_the_slowest_clock_has_counted_the_limit() -> None:
+def test_a_failsafe_member_is_given_up_only_when_the_slowest_clock_has_counted_the_limit() -> None:
     """Found by strangers: the asker counts the limit with its own clock, the store with its."""
     limit = 600.0
 
@@ -338,8 +341,8 @@ def test_a_keeper_is_given_up_only_when_the_slowest_clock_has_counted_the_limit(
             node.clock.rate = 0.982
         await started(c, 2, 2)
         away = set(members(c))
-        keepers = set(c.job("j").keepers)
-        cut(c, away | keepers)
+        failsafe_members = set(c.job("j").failsafe_members)
+        cut(c, away | failsafe_members)
         rest = [c.add(f"x{number}") for number in range(2)]
         for node in rest:
             node.start_agent()

@@ -117,10 +117,10 @@ def test_an_agent_that_nobody_counts_on_leaves_at_once() -> None:
     simulate(4, scenario)
 
 
-def test_a_keeper_that_runs_nothing_is_waited_for_too() -> None:
+def test_a_failsafe_member_that_runs_nothing_is_waited_for_too() -> None:
     async def scenario(c: SimCluster) -> None:
         await _stand(c, size=2, minimum=1)
-        assert "n3" in c.job("j").keepers
+        assert "n3" in c.job("j").failsafe_members
         c.nodes["n3"].end_agent()
         await asyncio.sleep(2)
         assert _state(c, "n3") == "restarting"

@@ -87,17 +87,17 @@ def lapsed(left: str, lost: str, ends: str, served: str, shelter: str) -> bool:
     ))  # fmt: skip
 
 
-def active(acks: str, lives: str, holders: str, keepers: str) -> bool:
-    """Of the members m1 and m2; the keepers are k1 and k2."""
+def active(acks: str, lives: str, holders: str, failsafe_members: str) -> bool:
+    """Of the members m1 and m2; the failsafe members are k1 and k2."""
     member = {"life": "a", "group_rank": 0, "devices": []}
     job = {"uid": "u", "name": "j", "active_number": "1", **{f"member:{m}": json.dumps(member) for m in ("m1", "m2")}}
     if acks == "one is missing":
         job["missing:m2"] = '"a"'
     if holders == "one":
         job["holder:h"] = json.dumps({"life": "a", "devices": []})
-    if keepers != "none":
-        job |= {f"keeper:{k}": '"a"' for k in ("k1", "k2")}
-        job["head_released"] = str(int(keepers == "one let go"))
+    if failsafe_members != "none":
+        job |= {f"failsafe_member:{k}": '"a"' for k in ("k1", "k2")}
+        job["head_released"] = str(int(failsafe_members == "one let go"))
     return run(
         """
         for _, id in ipairs({ 'm1', 'm2' }) do
@@ -112,20 +112,20 @@ def active(acks: str, lives: str, holders: str, keepers: str) -> bool:
     ) == "ready"  # fmt: skip
 
 
-def lend(generation: str, keepers: str, asker: str, renewed: str) -> bool:
+def lend(generation: str, failsafe_members: str, asker: str, renewed: str) -> bool:
     newer = generation == "a newer one"
     state = generation if generation in ("forming", "ended") else "active"
     head = make_head(["n1", "n2"], number=3 if newer else 2, state=state)  # type: ignore[arg-type]
     kept = {n: life(n) for n in ("n1", "n2")}
-    job = make_job("running", head).model_copy(update={"keepers": kept})
-    if keepers == "without this node":
+    job = make_job("running", head).model_copy(update={"failsafe_members": kept})
+    if failsafe_members == "without this node":
         kept = {"n2": life("n2")}
-        job = job.model_copy(update={"keepers": kept})
+        job = job.model_copy(update={"failsafe_members": kept})
     known = reported_of(make_cluster(["n1", "n2"], job), "n1")
     token = make_head(["n1", "n2"], number=2).token
     asked = Ask(
         uid=job.uid, token=(token.number, token.id), node="n9" if asker == "no member" else "n2",
-        keepers=kept | {"n3": life("n3")} if keepers == "others" else kept,
+        failsafe_members=kept | {"n3": life("n3")} if failsafe_members == "others" else kept,
         life="earlier" if asker == "a member's earlier life" else life("n2"),
     )  # fmt: skip
     return answer(known, asked._replace(to="n1", to_life=life("n1")), 60.0 if renewed == "long ago" else 0.1, 0.75).yes
@@ -137,7 +137,7 @@ def free(holders: str, received: str, ended: str) -> bool:
     if holders != "none":
         job["holder:h"] = json.dumps({"life": "b" if holders == "one of an earlier life" else "a", "devices": []})
     if received != "-":
-        job["keeper:k"] = '"a"'
+        job["failsafe_member:k"] = '"a"'
     return run(
         """
         lease_ms, meta.limit = 3000, A.limit

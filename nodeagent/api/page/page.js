@@ -96,7 +96,7 @@ function show(status) {
   const away = status.store_away_since;
   const notices = [];
   if (away !== null) notices.push(["warn", `The store has not answered node ${status.node} since ${at(away)}. What is below was so then.`,
-    "Running jobs go on on failsafe time from their keepers; nothing can be started or changed. See: nodeagentctl doctor"]);
+    "Running jobs go on on failsafe time from their failsafe_members; nothing can be started or changed. See: nodeagentctl doctor"]);
   else if (status.store_waits) notices.push(["warn", `${capital(status.store_waits)}.`,
     "Running jobs go on; nothing can be started or changed. Start the agents of those nodes, if you can."]);
   tell(notices);

@@ -130,8 +130,8 @@ def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decis
     silent, stopping = lacks.silent, lacks.stopping
     if lacks.unfit:
         return _form_again(cluster, job, head, (), lacks.unfit)
-    if job.keepers and not head.released and not silent and not stopping:
-        names = ", ".join(sorted(job.keepers, key=natural))
+    if job.failsafe_members and not head.released and not silent and not stopping:
+        names = ", ".join(sorted(job.failsafe_members, key=natural))
         return Decision(None, (f"waits for one of {names} to let go of the generation before",))
     if not silent and not stopping:
         return Decision(Activate(head.token), ("every member acknowledged",))

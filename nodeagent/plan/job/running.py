@@ -93,8 +93,8 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
         return over
     fault = faults.find_fault(cluster, job, wall)
     if fault is not None and fault.cause.kind == "node_lost":
-        # Who is cut off together lapses one by one, and comes back one by one. The last to lapse may be the last keeper
-        # (see nodes/failsafe.silence), and those still to come back may have been lent time and run on.
+        # Who is cut off together lapses one by one, and comes back one by one. The last to lapse may be the last
+        # failsafe member (see nodes/failsafe.silence), and those still to come back may have been lent time and run on.
         wait = "the lease of another node is about to run out" if cluster.more_to_lapse else ""
         wait = wait or ("another node has just come back, so it may as well" if cluster.more_to_return else "")
         if wait:

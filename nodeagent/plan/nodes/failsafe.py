@@ -1,4 +1,5 @@
-"""The keepers of a generation: the nodes that, all together, may lend its members time while the store is away.
+"""The failsafe members of a generation: the nodes that, all together, may lend its members time while the store is
+away.
 
 Chooses them, says when they should be others, and when all that is left is to wait for one of them. Must never decide
 what they answer: that is ``lending.py``'s.
@@ -52,48 +53,51 @@ def _apart(cluster: Cluster, ordered: list[Member]) -> list[Member]:
 
 
 def better(cluster: Cluster, job: JobRecord) -> dict[str, str] | None:
-    """The keepers that the active generation should have, if one of those it has is gone or there are too few; else
-    None."""
+    """The failsafe members that the active generation should have, if one of those it has is gone or there are too few;
+    else None."""
     head = job.head
     if head is None or head.state != "active":
         return None
-    whole = len(job.keepers) >= LEAST and all(cluster.live(n, life) for n, life in job.keepers.items())
+    whole = len(job.failsafe_members) >= LEAST and all(
+        cluster.live(n, life) for n, life in job.failsafe_members.items()
+    )
     if whole:
         return None
     found = choose(cluster, [m for m in head.ordered() if cluster.live(m.node, m.life)])
-    return found if found and found != job.keepers else None
+    return found if found and found != job.failsafe_members else None
 
 
 def chooser(cluster: Cluster, job: JobRecord) -> str | None:
-    """The node that may replace the keepers: the first of them that is live, or of the members if there are none."""
+    """The node that may replace the failsafe members: the first of them that is live, or of the members if there are
+    none."""
     head = job.head
     if head is None:
         return None
-    if job.keepers:
-        return next((n for n in sorted(job.keepers, key=natural) if cluster.live(n)), None)
+    if job.failsafe_members:
+        return next((n for n in sorted(job.failsafe_members, key=natural) if cluster.live(n)), None)
     return next((m.node for m in head.ordered() if cluster.live(m.node, m.life)), None)
 
 
 def must_let_go(cluster: Cluster, job: JobRecord, node: str) -> bool:
-    """Something newer, or the job's end, waits for this keeper, and no other has let go or will by itself."""
+    """Something newer, or the job's end, waits for this failsafe member, and no other has let go or will by itself."""
     head = job.head
-    if head is None or node not in job.keepers or head.state == "active":
+    if head is None or node not in job.failsafe_members or head.state == "active":
         return False
     if head.state == "ended":
-        stopping = [n for n, h in head.holders.items() if n in job.keepers and cluster.live(n, h.life)]
+        stopping = [n for n, h in head.holders.items() if n in job.failsafe_members and cluster.live(n, h.life)]
         return not stopping and chooser(cluster, job) == node
     if head.released:
         return False
     reported_otherwise = node in head.members and node not in head.missing
-    return reported_otherwise or not set(job.keepers) & set(head.members)
+    return reported_otherwise or not set(job.failsafe_members) & set(head.members)
 
 
 def silence(cluster: Cluster, job: JobRecord) -> str:
-    """Not empty if no keeper is live: one of them must answer before anything newer may start, or be permanently
-    down."""
-    if not job.keepers or job.active is None or any(cluster.live(n) for n in job.keepers):
+    """Not empty if no failsafe member is live: one of them must answer before anything newer may start, or be
+    permanently down."""
+    if not job.failsafe_members or job.active is None or any(cluster.live(n) for n in job.failsafe_members):
         return ""
-    names = ", ".join(sorted(job.keepers, key=natural))
+    names = ", ".join(sorted(job.failsafe_members, key=natural))
     return (
         f"nothing has been received from {names}, which may keep generation {job.active.number} running without "
         f"the store: waits for one of them; if one is permanently down: nodeagentctl forget NODE"

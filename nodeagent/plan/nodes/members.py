@@ -91,8 +91,8 @@ def needed_by(cluster: Cluster, node: str, life: str) -> str:
         named = [head.holders.get(node), head.members.get(node) if head.state != "ended" else None]
         if any(one is not None and one.life == life for one in named):
             return f"job {job.name} runs here"
-        if head.state != "ended" and job.keepers.get(node) == life and not leaves:
-            return f"it is a keeper of job {job.name}"
+        if head.state != "ended" and job.failsafe_members.get(node) == life and not leaves:
+            return f"it is a failsafe member of job {job.name}"
     return ""
 
 

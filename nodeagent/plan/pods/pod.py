@@ -154,12 +154,12 @@ class LookAtWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Give the active generation other keepers."""
+    """Give the active generation other failsafe members."""
 
     uid: str
     token: Token
     expect: dict[str, str]
-    keepers: dict[str, str]
+    failsafe_members: dict[str, str]
     why: str
 
 
@@ -369,7 +369,8 @@ def retire(case: PodCase) -> PodAction | None:
 
 
 def keep(case: PodCase) -> PodAction | None:
-    """What this node does as a keeper: let go of what has been superseded, see to it that there are enough keepers."""
+    """What this node does as a failsafe member: let go of what has been superseded, see to it that there are enough
+    failsafe members."""
     job, head = case.job, case.head
     if job is None or head is None or case.lends:
         return None
@@ -383,11 +384,17 @@ def keep(case: PodCase) -> PodAction | None:
     found = better(case.cluster, job)
     if found is None or chooser(case.cluster, job) != case.node:
         return None
-    return Keep(job.uid, head.token, job.keepers, found, f"keepers are {', '.join(sorted(found, key=natural))}")
+    return Keep(
+        job.uid,
+        head.token,
+        job.failsafe_members,
+        found,
+        f"failsafe members are {', '.join(sorted(found, key=natural))}",
+    )
 
 
 def stop_again(case: PodCase) -> PodAction | None:
-    """A stuck pod is stopped again and again; others, who may wait for this node as a keeper, come first."""
+    """A stuck pod is stopped again and again; others, who may wait for this node as a failsafe member, come first."""
     return (_form(case) or _run(case) or _end(case)) if case.stuck else None
 
 
@@ -651,6 +658,6 @@ def _ack(
     ports = status.ports if status is not None and member is not None and member.ports else ()
     ack = Ack(
         life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
-        lends=lends and node in job.keepers, ports=ports,
+        lends=lends and node in job.failsafe_members, ports=ports,
     )  # fmt: skip
     return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")

@@ -34,8 +34,8 @@ local function refuse(code, text)
   return { 0, code, text }
 end
 
--- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes nan,
--- inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store.
+-- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes
+-- nan, inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store.
 local function read_meta()
   local function is_whole(field, text) -- a machine's clock may stand before 1970
     return #text <= 16 and string.find(text, field == 'last' and '^%-?%d+$' or '^%d+$')
@@ -172,8 +172,8 @@ local function node_brief(id)
   return brief
 end
 
--- Whether a node's record is what the steps wrote, by its revision in `changes` and its copy in `nodes`. Asked only where
--- a node is refused, or counts as gone, by its record: somebody may have written over it by hand.
+-- Whether a node's record is what the steps wrote, by its revision in `changes` and its copy in `nodes`. Asked only
+-- where a node is refused, or counts as gone, by its record: somebody may have written over it by hand.
 local function as_written(id)
   local node = redis.call('HMGET', P .. 'node:' .. id, 'life', 'start', 'lost', 'left', 'rev')
   local pack = redis.pcall('HGET', NODES, id)
@@ -202,8 +202,8 @@ local function shelter()
   return math.max(amnesty, recover)
 end
 
--- A lease's end only moves away: if more leases end before `floor` than a beat counted, somebody wrote earlier ends over
--- theirs. Then silence is no proof of anything, and the next beat has them restored.
+-- A lease's end only moves away: if more leases end before `floor` than a beat counted, somebody wrote earlier ends
+-- over theirs. Then silence is no proof of anything, and the next beat has them restored.
 local function shortened()
   local floor = tonumber(meta.floor or '0')
   return floor > 0 and redis.call('ZCOUNT', LEASE, '-inf', '(' .. int(floor)) > tonumber(meta.floored)

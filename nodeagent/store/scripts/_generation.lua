@@ -209,9 +209,9 @@ local function spend(job, entry)
   end
 end
 
--- What a proposal and an ending do to the generation before: declare its lost nodes, count what its fault cost, keep its
--- budget entry and its reports. idle: the job has no active generation from now on. Returns the nodes that the head named
--- (set), and those that may still run its workers (node to text).
+-- What a proposal and an ending do to the generation before: declare its lost nodes, count what its fault cost, keep
+-- its budget entry and its reports. idle: the job has no active generation from now on. Returns the nodes that the head
+-- named (set), and those that may still run its workers (node to text).
 local function leave_generation(job, idle)
   declare_lost(job, A.lost, A.by)
   count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
@@ -269,9 +269,10 @@ local function not_ready(job)
       return 'node ' .. node .. ' is not live'
     end
   end
-  local keepers = sorted_keys(entries(job, 'keeper'))
-  if #keepers > 0 and job.head_released ~= '1' then
-    return 'no keeper of generation ' .. job.active_number .. ' (' .. table.concat(keepers, ', ') .. ') has let go'
+  local failsafe_members = sorted_keys(entries(job, 'failsafe_member'))
+  if #failsafe_members > 0 and job.head_released ~= '1' then
+    return 'no failsafe member of generation ' .. job.active_number .. ' (' .. table.concat(failsafe_members, ', ')
+      .. ') has let go'
   end
 end
 
@@ -280,7 +281,7 @@ local function make_active(job, freed)
   local count = #sorted_keys(entries(job, 'member'))
   job.head_state, job.head_since, job.head_deadline = 'active', int(served), '0'
   job.active_number, job.active_id = job.head_number, job.head_id
-  put_entries(job, 'keeper', entries(job, 'head_keeper'))
+  put_entries(job, 'failsafe_member', entries(job, 'head_failsafe_member'))
   count_active(job)
   if job.first_active then
     job.restarts = int(tonumber(job.restarts) + 1)

@@ -165,21 +165,22 @@ local function still_held(job)
       return node
     end
   end
-  -- Since the job's end no member has renewed. So a member that has asked its keepers for time began before the end.
+  -- Since the job's end no member has renewed. So a member that has asked its failsafe members for time began before
+  -- the end.
   local ended = tonumber(job.since) + lease_ms
-  for _, node in ipairs(sorted_keys(entries(job, 'keeper'))) do
+  for _, node in ipairs(sorted_keys(entries(job, 'failsafe_member'))) do
     if math.max(lease_end(node), ended) > served - RELEASE * tonumber(meta.limit) then
       return node
     end
   end
 end
 
--- This node will never lend again. So no keeper that shares a job with it can lend.
-local function release_keepers(node)
+-- This node will never lend again. So no failsafe member that shares a job with it can lend.
+local function release_failsafe_members(node)
   for _, uid in ipairs(redis.call('HVALS', NAMES)) do
     local job = job_read(uid)
-    if job and job['keeper:' .. node] then
-      put_entries(job, 'keeper', {})
+    if job and job['failsafe_member:' .. node] then
+      put_entries(job, 'failsafe_member', {})
       job_save(job)
     end
   end
@@ -188,7 +189,7 @@ end
 -- Deletes the record of a node that can run nothing any more; returns the revision of the removal. Its cordon stays.
 local function delete_node(node)
   retire(node)
-  release_keepers(node)
+  release_failsafe_members(node)
   redis.call('DEL', P .. 'node:' .. node)
   redis.call('HDEL', NODES, node)
   redis.call('ZREM', LEASE, node)

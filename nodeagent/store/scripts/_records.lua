@@ -33,7 +33,8 @@ end
 -- The record is removed; the mark shows that a step removed it.
 local bury
 do
-  -- Removes the oldest marks of removals. An agent that has not read as far as the newest of these reads everything anew.
+  -- Removes the oldest marks of removals. An agent that has not read as far as the newest of these reads everything
+  -- anew.
   local GONE_KEPT, GONE_EACH = 1024, 64
   local function forget_marks()
     local listed, marks, revs = redis.call('ZRANGE', CHANGES, 0, -1, 'WITHSCORES'), {}, {}
@@ -100,8 +101,8 @@ local function drop(record)
 end
 
 -- Which entries of each kind a job has, made once a step: kind to key to field. A record over a thousand nodes has six
--- thousand fields, and a step asks for its members, holders and others again and again. Fields that come later are added
--- by the job's own table; those that go are still listed.
+-- thousand fields, and a step asks for its members, holders and others again and again. Fields that come later are
+-- added by the job's own table; those that go are still listed.
 local entries
 do
   local kinds_of = {}
@@ -269,8 +270,8 @@ local function ruled(kind, found, members)
   return rule, by_rule
 end
 
--- The packed text of members that the proposer has listed (store/roster.py): its rule has a digest of their texts, since
--- these follow from what a reader knows of the nodes.
+-- The packed text of members that the proposer has listed (store/roster.py): its rule has a digest of their texts,
+-- since these follow from what a reader knows of the nodes.
 local function listed_members(job, listed)
   local words = {}
   for i = 1, #listed, 2 do
@@ -406,7 +407,7 @@ end
 local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since', 'rev', 'head_id',
   'head_number', 'head_state', 'last_number', 'active_number', 'active_id', 'checkpoint', 'head_address',
   'head_store_hosted', 'head_seal', 'head_released', 'head_stopped', 'head_ready', 'held' }
-local OF_NODE = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
+local OF_NODE = { 'member:', 'holder:', 'failsafe_member:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
 
 -- Reads only the fields of a job that concern one node, and the job's counts: reading and saving then cost the same
 -- however many nodes there are. The caller must not iterate over the entries. The counts must have the record's own
@@ -555,9 +556,9 @@ local function ask_to_save()
   redis.call('HSET', META, 'asked', redis.call('HGET', META, 'rev') or '0')
 end
 
--- The changes of a job since the last wake that had some, as the fields of a stream's entry: who waits on the job, and has
--- read it up to then, needs no beat. So one text serves all members of a gang. Only { 'e', '' } if there is no such wake,
--- or if the changes are many. The job must be saved, and nothing else that members need may have changed with it.
+-- The changes of a job since the last wake that had some, as the fields of a stream's entry: who waits on the job, and
+-- has read it up to then, needs no beat. So one text serves all members of a gang. Only { 'e', '' } if there is no such
+-- wake, or if the changes are many. The job must be saved, and nothing else that members need may have changed with it.
 local function wake_news(job)
   local NEWS_WORDS, NEWS_BYTES = 512, 65536
   local packed = P .. 'packed:' .. job.uid
@@ -590,8 +591,8 @@ local function wake(place, id, words)
   redis.call('PEXPIRE', key, WAKE_KEPT)
 end
 
--- Events on which only the members, holders and keepers of their job act. Any agent may have to act on other events
--- (free devices, a job that needs nodes), except on those that are only for people.
+-- Events on which only the members, holders and failsafe members of their job act. Any agent may have to act on other
+-- events (free devices, a job that needs nodes), except on those that are only for people.
 local OF_GANG = { WorkerFailed = true, PodFailed = true, RoleStopped = true, WorkersLeft = true, FaultJudged = true,
   NodeLost = true, GenerationForming = true, GenerationActive = true }
 local FOR_PEOPLE = { GenerationStarted = true, JobAfterMet = true }

@@ -1,7 +1,7 @@
--- Counts what jobs use: devices and for how long, how much of that was lost to faults, and how much was overhead. In a job's record, `held` is
--- what the job holds and since when, and `used:<day>` the use before that, by the UTC day of the server's clock.
--- `usage:<day>` is the use of jobs that were removed from the view, by owner and queue. Times are of the served clock.
--- Must never decide anything.
+-- Counts what jobs use: devices and for how long, how much of that was lost to faults, and how much was overhead. In a
+-- job's record, `held` is what the job holds and since when, and `used:<day>` the use before that, by the UTC day of
+-- the server's clock. `usage:<day>` is the use of jobs that were removed from the view, by owner and queue. Times are
+-- of the served clock. Must never decide anything.
 local USE_DAY, USE_DAYS_KEPT, USE_ROWS_KEPT, OTHERS = 86400000, 400, 256, '-2'
 local AMOUNTS = { 'gpu_ms', 'slot_ms', 'lost_gpu_ms', 'lost_slot_ms', 'overhead_gpu_ms', 'overhead_slot_ms', 'waited_ms',
   'restarts' }

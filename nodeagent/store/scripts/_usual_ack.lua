@@ -1,6 +1,6 @@
--- The one usual case of an acknowledgement as a whole, before _clock.lua: in a large gang that forms, a member that is neither
--- the first nor the last, has no text of its last pod, and holds the devices that it held. It has the same effect and reply
--- as the rest would have. In every other case it changes nothing, and the rest decides.
+-- The one usual case of an acknowledgement as a whole, before _clock.lua: in a large gang that forms, a member that is
+-- neither the first nor the last, has no text of its last pod, and holds the devices that it held. It has the same
+-- effect and reply as the rest would have. In every other case it changes nothing, and the rest decides.
 do
   local asked, prefix = cjson.decode(ARGV[3]), KEYS[1]
   local key, marks, counted_in = prefix .. 'job:' .. asked.uid, prefix .. 'marks:' .. asked.uid, prefix .. 'counts:' .. asked.uid
@@ -13,10 +13,10 @@ do
   if others > PART and node[1] == asked.life and node[2] ~= '1' and node[3] ~= '1'
     and node[4] == string.format('%.0f', asked.start) and not asked.last then
     local of_member, of_holder, of_missing = 'member:' .. id, 'holder:' .. id, 'missing:' .. id
-    local of_silent, of_keeper, of_host, of_ports = 'silent:' .. id, 'keeper:' .. id, 'host:' .. id, 'ports:' .. id
-    local of_report, of_last = 'report:' .. id, 'last:' .. id
+    local of_failsafe_member, of_silent = 'failsafe_member:' .. id, 'silent:' .. id
+    local of_host, of_ports, of_report, of_last = 'host:' .. id, 'ports:' .. id, 'report:' .. id, 'last:' .. id
     local fields = { 'rev', 'head_id', 'head_number', 'head_state', 'phase', 'head_seal', 'head_stopped', 'head_ready',
-      of_member, of_holder, of_keeper, of_missing, of_host, of_ports, of_silent, of_report, of_last }
+      of_member, of_holder, of_failsafe_member, of_missing, of_host, of_ports, of_silent, of_report, of_last }
     local job, before = {}, redis.call('HMGET', key, unpack(fields))
     for i = 1, #fields do
       job[fields[i]] = before[i] or nil
@@ -37,7 +37,7 @@ do
     if whole and missing > 1 and job.head_id == asked.token.id
       and job.head_number == string.format('%.0f', asked.token.number) and job.head_state == 'forming'
       and job.phase ~= 'pausing' and not ack.ended and follows and job[of_missing] == is_ours
-      and not job[of_keeper] and keeps
+      and not job[of_failsafe_member] and keeps
       and tonumber(redis.call('ZSCORE', marks, 'rev') or '') == tonumber(job.rev) and redis.call('ZCARD', marks) <= 65536 then
       take_ack(job, { node = id, group_rank = 1 }, ack)
       job[of_holder] = nil
@@ -68,7 +68,7 @@ do
       redis.call('ZADD', marks, unpack(marked))
       redis.call('HSET', counted_in, 'rev', rev, 'missing', string.format('%.0f', missing - 1), 'holding',
         string.format('%.0f', holding - (holder and 1 or 0)))
-      local own = { of_member, job[of_member], of_holder, false, of_keeper, false, of_missing, false,
+      local own = { of_member, job[of_member], of_holder, false, of_failsafe_member, false, of_missing, false,
         of_host, job[of_host] or false, of_ports, job[of_ports] or false, of_silent, job[of_silent] or false,
         of_report, job[of_report] or false, of_last, job[of_last] or false }
       return { 1, own, 'part', era, tonumber(rev) }

@@ -1,6 +1,6 @@
--- The served clock in the usual case, for the usual cases of steps that come before _clock.lua: the same process, version
--- and era, no recovery, and no gap. Returns the served time, a function that keeps it, and what `meta` has of unannounced
--- nodes; or nothing. It changes nothing.
+-- The served clock in the usual case, for the usual cases of steps that come before _clock.lua: the same process,
+-- version and era, no recovery, and no gap. Returns the served time, a function that keeps it, and what `meta` has of
+-- unannounced nodes; or nothing. It changes nothing.
 -- The clock's own fields may lag: the clock then counts less, never more, and notices a gap sooner, never later.
 local function usual_clock(era)
   local key = KEYS[1] .. 'meta'

@@ -1,6 +1,6 @@
--- A renewal's script starts with this part and _usual_clock.lua, before _clock.lua: together they are a complete renewal
--- for the one usual case. They read only the fields of `meta` that a renewal needs, and have the same effect as the rest
--- would have. In every other case they change nothing, and the rest decides.
+-- A renewal's script starts with this part and _usual_clock.lua, before _clock.lua: together they are a complete
+-- renewal for the one usual case. They read only the fields of `meta` that a renewal needs, and have the same effect as
+-- the rest would have. In every other case they change nothing, and the rest decides.
 do
   local asked, prefix = cjson.decode(ARGV[3]), KEYS[1]
   local served, keep_clock, unannounced = usual_clock(not asked.asks and asked.era)

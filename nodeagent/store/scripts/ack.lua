@@ -7,8 +7,8 @@ local member = job['member:' .. A.node] and cjson.decode(job['member:' .. A.node
 if member and member.life ~= A.life then
   member = nil
 end
-local keeper = job['keeper:' .. A.node] and job.head_state ~= 'active'
-if not member and not keeper and not job['holder:' .. A.node] then
+local failsafe_member = job['failsafe_member:' .. A.node] and job.head_state ~= 'active'
+if not member and not failsafe_member and not job['holder:' .. A.node] then
   return job_reply(job)
 end
 local ack = cjson.decode(A.ack)
@@ -39,12 +39,12 @@ if job.head_state == 'forming' then
   if member and take_ack(job, member, ack) then
     counts.missing = counts.missing - 1
   end
-  if keeper and not ack.lends then
+  if failsafe_member and not ack.lends then
     job.head_released = '1'
   end
-elseif keeper and not ack.lends then
+elseif failsafe_member and not ack.lends then
   job = widened(job)
-  put_entries(job, 'keeper', {})
+  put_entries(job, 'failsafe_member', {})
 end
 local devices = {}
 if member and job.head_state ~= 'ended' then

@@ -1,7 +1,8 @@
 -- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
 --     notes (list of {kind, text}), top, runs (list of {uid, rev, head}), damaged (list of records), silent,
 --     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
---     has read up to this later revision of its era), anew? (the store's revision when the agent began to read everything)
+--     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
+-- everything)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 8192, 1048576, 1000, 2
 local id = A.node
 local top = math.max(A.rev, A.top)
@@ -164,8 +165,8 @@ if A.saved then
   end
 end
 
--- Of what has changed, a page: without what the agent has read in another way, nodes by plain commands, and jobs with the
--- replies of its own steps or with a wake.
+-- Of what has changed, a page: without what the agent has read in another way, nodes by plain commands, and jobs with
+-- the replies of its own steps or with a wake.
 local records, changed = {}, {}
 if served < recover then
   rev = int(A.rev)
@@ -214,8 +215,8 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
       bytes = bytes + (text and #text or 0)
       has = at % 2 == 1 and text == 'rev' and tonumber(body[at + 1] or '') or has
     end
-    -- No step removed it, or left an older one: this agent must not take it for removed, nor read the older one, and offer
-    -- its view like that.
+    -- No step removed it, or left an older one: this agent must not take it for removed, nor read the older one, and
+    -- offer its view like that.
     if has < tonumber(changed[i + 1]) then
       return distrust({ record })
     end

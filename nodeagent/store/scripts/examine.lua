@@ -34,7 +34,7 @@ local NUMBERS = { version = 1, owner = 1, submitted = 1, ended = 1, since = 1, o
 -- Fields, and kinds of entries, whose JSON is a record, a text or a list.
 local RECORDS = { spec = 1, control = 1, admission = 1, outcome = 1, checkpoint = 1, held = 1, head_cause = 1, head_outside = 1,
   member = 1, holder = 1, report = 1, last = 1, spend = 1, used = 1 }
-local QUOTED = { missing = 1, host = 1, keeper = 1, head_keeper = 1, silent = 1 }
+local QUOTED = { missing = 1, host = 1, failsafe_member = 1, head_failsafe_member = 1, silent = 1 }
 
 -- As agents read it: cjson takes more for JSON (nothing at all, nan, hexadecimal numbers).
 local function is_json(text)

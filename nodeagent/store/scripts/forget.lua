@@ -20,7 +20,7 @@ else
   node_save(lost)
   depart(A.node, lease_end(A.node))
   retire(A.node)
-  release_keepers(A.node)
+  release_failsafe_members(A.node)
   node = node_read(A.node)
   event({ kind = 'NodeForgotten', node = A.node, by = A.by,
     text = A.by .. ' confirmed that node ' .. A.node .. ' is permanently down' })

@@ -1,4 +1,4 @@
--- keep: uid, token, node, life, start, expect (node to life), keepers (node to JSON life)
+-- keep: uid, token, node, life, start, expect (node to life), failsafe members (node to JSON life)
 local job, no = job_of_caller(job_read)
 if no then
   return no
@@ -7,18 +7,18 @@ local name = 'generation ' .. job.head_number .. ' of job ' .. job.name
 if job.head_state ~= 'active' then
   return refuse('stale', name .. ' is ' .. job.head_state .. ', not active: read it again')
 end
-local now_kept = entries(job, 'keeper')
+local now_kept = entries(job, 'failsafe_member')
 local same = #sorted_keys(now_kept) == #sorted_keys(A.expect)
 for node, life in pairs(A.expect) do
   same = same and now_kept[node] == life
 end
 if not same then
-  return refuse('stale', 'the keepers of ' .. name .. ' have changed: read it again')
+  return refuse('stale', 'the failsafe members of ' .. name .. ' have changed: read it again')
 end
 if not now_kept[A.node] and (next(now_kept) or not job['member:' .. A.node]) then
-  return refuse('stale', 'node ' .. A.node .. ' may not choose the keepers of ' .. name)
+  return refuse('stale', 'node ' .. A.node .. ' may not choose the failsafe members of ' .. name)
 end
-put_entries(job, 'keeper', A.keepers)
+put_entries(job, 'failsafe_member', A.failsafe_members)
 job_save(job)
 unannounced()
 return job_reply(job)

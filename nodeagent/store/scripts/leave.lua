@@ -17,5 +17,5 @@ node_save(left)
 event({ kind = 'NodeLeft', node = A.node, by = A.node, 
   text = 'node ' .. A.node .. ' left' .. (A.why and ': ' .. A.why or '') })
 retire(A.node)
-release_keepers(A.node)
+release_failsafe_members(A.node)
 return { 1 }

@@ -1,5 +1,6 @@
--- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), listed (members as words), lost (sorted),
--- cause, reason, spend?, planned, kept, grace (JSON), form_ms, outside, keepers (node to JSON life), by, claims (queues), read
+-- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), listed (members as words), lost
+-- (sorted), cause, reason, spend?, planned, kept, grace (JSON), form_ms, outside, failsafe members (node to JSON life),
+-- by, claims (queues), read
 local WAKE_EACH, CLAIMS = 64, P .. 'claims'
 
 -- In an array that limits the jobs that run at once, a job that has no nodes yet adds one.
@@ -73,7 +74,7 @@ put_entries(job, 'member', A.members)
 put_entries(job, 'holder', holders)
 begin_acks(job)
 put_entries(job, 'report', {})
-put_entries(job, 'head_keeper', A.keepers)
+put_entries(job, 'head_failsafe_member', A.failsafe_members)
 job.head_number, job.head_id = int(redis.call('HINCRBY', HIGHEST, job.name, 1)), A.id
 job.head_state, job.head_cause, job.head_planned = 'forming', A.cause, A.planned and '1' or '0'
 job.head_grace = A.grace

@@ -1,6 +1,6 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
--- to JSON or ''), jobs (list of hashes), queues?, windows? (hashes), usage (list of hashes, each with its day), uids? (list),
--- numbers, regroup (ms), awaited (list), top, holds.
+-- to JSON or ''), jobs (list of hashes), queues?, windows? (hashes), usage (list of hashes, each with its day), uids?
+-- (list), numbers, regroup (ms), awaited (list), top, holds.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end

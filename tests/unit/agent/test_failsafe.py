@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises
+from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises
 from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Token
@@ -22,18 +22,20 @@ from tests.unit.agent.failsafe_support import TIMING, Bench
 from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node
 
 TOKEN = Token(number=1, id="g1")
-KEEPERS = ("n1", "n2", "n3")
-LIVES = {n: life(n) for n in KEEPERS}
+FAILSAFE_MEMBERS = ("n1", "n2", "n3")
+LIVES = {n: life(n) for n in FAILSAFE_MEMBERS}
 RUNNING = PodStatus(uid=UID, phase="running", generation=TOKEN, highest=TOKEN)
 ROW = LoanRow((1, "g1"), LIVES, {"n1": life("n1"), "n2": life("n2")})
-RUNS = ROW._replace(pod=folder_name(UID), places={n: KeeperAddress(f"{n}:29400", life(n)) for n in ("n2", "n3")})
+RUNS = ROW._replace(pod=folder_name(UID), places={n: FailsafeAddress(f"{n}:29400", life(n)) for n in ("n2", "n3")})
 
 
-def running(keepers: tuple[str, ...] = KEEPERS, **more: Any) -> JobRecord:
-    return make_job("running", make_head(["n1", "n2"], **more), keepers=keepers)
+def running(failsafe_members: tuple[str, ...] = FAILSAFE_MEMBERS, **more: Any) -> JobRecord:
+    return make_job("running", make_head(["n1", "n2"], **more), failsafe_members=failsafe_members)
 
 
-def bench(job: JobRecord | None = None, *pods: PodStatus, node: str = "n1", peers: tuple[str, ...] = KEEPERS) -> Bench:
+def bench(
+    job: JobRecord | None = None, *pods: PodStatus, node: str = "n1", peers: tuple[str, ...] = FAILSAFE_MEMBERS
+) -> Bench:
     nodes = [make_node(n, peer=n in peers) for n in ("n1", "n2", "n3", "n4")]
     return Bench(make_cluster(nodes, job or running()), node, *pods)
 
@@ -59,8 +61,8 @@ def test_it_tells_what_runs_here_and_what_this_node_keeps() -> None:
     assert reported(bench(node="n3")) == {UID: ROW}
     assert reported(bench(node="n4")) == {}
     outside = ("n2", "n3")
-    no_keeper = reported(bench(running(outside), RUNNING))[UID]
-    assert (no_keeper.members, no_keeper.pod) == ({}, RUNS.pod), "nobody asks who keeps nothing"
+    no_failsafe_member = reported(bench(running(outside), RUNNING))[UID]
+    assert (no_failsafe_member.members, no_failsafe_member.pod) == ({}, RUNS.pod), "nobody asks who keeps nothing"
     assert UID in reported(bench(running(outside))), "why it stopped is to be said"
     assert reported(bench(running(), RUNNING, peers=("n3",)))[UID].places == {"n3": RUNS.places["n3"]}
 
@@ -70,7 +72,7 @@ def test_it_tells_what_runs_here_and_what_this_node_keeps() -> None:
     [
         (running(), (PodStatus(uid=UID, phase="running", generation=Token(number=0, id="g0")),)),
         (running(), (PodStatus(uid=UID, phase="exited", generation=TOKEN),)),
-        (make_job("running", make_head(["n2"]), keepers=KEEPERS), (RUNNING,)),
+        (make_job("running", make_head(["n2"]), failsafe_members=FAILSAFE_MEMBERS), (RUNNING,)),
     ],
     ids=["an older generation", "nothing runs", "no member"],
 )
@@ -82,9 +84,9 @@ def test_only_members_of_active_generations_run(job: JobRecord, pods: tuple[PodS
 @pytest.mark.parametrize(
     "job",
     [
-        make_job("forming", make_head(["n1"], state="forming"), active=1, keepers=KEEPERS),
-        make_job("stopped", make_head(["n1"], state="ended"), active=1, keepers=KEEPERS),
-        make_job(keepers=KEEPERS),
+        make_job("forming", make_head(["n1"], state="forming"), active=1, failsafe_members=FAILSAFE_MEMBERS),
+        make_job("stopped", make_head(["n1"], state="ended"), active=1, failsafe_members=FAILSAFE_MEMBERS),
+        make_job(failsafe_members=FAILSAFE_MEMBERS),
     ],
     ids=["forming", "ended", "none yet"],
 )
@@ -119,7 +121,7 @@ def test_it_lets_go_when_the_promise_is_over() -> None:
 
 def test_what_may_have_been_promised_in_an_earlier_life_is_waited_for() -> None:
     async def scenario() -> None:
-        b = bench(running().model_copy(update={"keepers": LIVES | {"n1": "before the boot"}}))
+        b = bench(running().model_copy(update={"failsafe_members": LIVES | {"n1": "before the boot"}}))
         b.words.promised = Promises("b", b.clock.now(), True, {})
         assert b.lending() == {UID}
         await asyncio.sleep(TIMING.promise + 0.01)
@@ -179,14 +181,14 @@ def test_one_that_leaves_waits_for_what_was_promised() -> None:
     play(scenario())
 
 
-# --- other keepers
+# --- other failsafe members
 
 
 OTHERS = {n: life(n) for n in ("n1", "n2", "n4")}
-NO = "is having the keepers replaced"
+NO = "is having the failsafe members replaced"
 
 
-def replacement(expect: tuple[str, ...] = KEEPERS) -> Keep:
+def replacement(expect: tuple[str, ...] = FAILSAFE_MEMBERS) -> Keep:
     return Keep(UID, TOKEN, {n: life(n) for n in expect}, OTHERS, "n3 is gone")
 
 
@@ -203,7 +205,7 @@ def refuses(b: Bench) -> str:
     return b.words.known[-1][UID].refuses
 
 
-def test_while_the_keepers_are_being_replaced_nothing_is_lent_under_the_old() -> None:
+def test_while_the_failsafe_members_are_being_replaced_nothing_is_lent_under_the_old() -> None:
     async def scenario() -> None:
         b = bench()
         calls: list[str] = []
@@ -213,17 +215,17 @@ def test_while_the_keepers_are_being_replaced_nothing_is_lent_under_the_old() ->
             b.cluster = make_cluster(b.cluster.nodes.values(), running(tuple(OTHERS)))
             return True
 
-        assert await b.failsafe.replace_keepers(replacement(), send)
+        assert await b.failsafe.replace_failsafe_members(replacement(), send)
         assert calls == [NO]
         assert refuses(b) == "", "it lends under the new ones"
 
     play(scenario())
 
 
-def test_a_refused_replacement_leaves_it_a_keeper_as_before() -> None:
+def test_a_refused_replacement_leaves_it_a_failsafe_member_as_before() -> None:
     async def scenario() -> None:
         b = bench()
-        assert not await b.failsafe.replace_keepers(replacement(), refused)
+        assert not await b.failsafe.replace_failsafe_members(replacement(), refused)
         assert refuses(b) == ""
 
     play(scenario())
@@ -234,9 +236,9 @@ def test_a_replacement_of_which_nothing_was_received_may_have_happened() -> None
         b = bench()
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
-                await b.failsafe.replace_keepers(replacement(), lost)
+                await b.failsafe.replace_failsafe_members(replacement(), lost)
             assert refuses(b) == NO
-        await b.failsafe.replace_keepers(replacement(), refused)
+        await b.failsafe.replace_failsafe_members(replacement(), refused)
         assert refuses(b) == NO, "the first request may still be under way"
         b.cluster = make_cluster(b.cluster.nodes.values(), running(number=2))
         assert refuses(b) == "", "another generation is another matter"
@@ -254,10 +256,10 @@ def test_what_was_lent_since_it_was_planned_comes_first() -> None:
             return True
 
         b.words.promised = Promises("b", 0.0, True, {UID: b.clock.now() + 1.0})
-        assert not await b.failsafe.replace_keepers(replacement(), send)
+        assert not await b.failsafe.replace_failsafe_members(replacement(), send)
         assert (sent, refuses(b)) == ([], "")
         await asyncio.sleep(1.01)
-        assert await b.failsafe.replace_keepers(replacement(), send)
+        assert await b.failsafe.replace_failsafe_members(replacement(), send)
         assert sent == [replacement()]
 
     play(scenario())
@@ -282,6 +284,6 @@ def test_people_read_once_of_each_thing(away_since: float | None, why: str) -> N
         play(scenario())
     assert [(line["event"], line.get("job"), line.get("why")) for line in logs] == [
         ("runs on without the store", UID, None),
-        ("no keeper gives failsafe time", "u2", "no"),
+        ("no failsafe member gives failsafe time", "u2", "no"),
         ("no failsafe time is needed", None, why),
     ]

@@ -27,7 +27,7 @@ def gang(size: int = 4, lapsed: tuple[str, ...] = ()) -> Cluster:
     names = [f"n{i + 1}" for i in range(size)]
     nodes = [make_node(n) for n in names]
     nodes = [n.model_copy(update={"facts": n.facts.model_copy(update={"peer": f"{n.id}:1"})}) for n in nodes]
-    job = make_job("running", make_head(names), keepers=names[:2])
+    job = make_job("running", make_head(names), failsafe_members=names[:2])
     return make_cluster(nodes, job, lapsed=lapsed)
 
 
@@ -128,7 +128,7 @@ def test_a_node_that_is_gone_is_not_asked() -> None:
     assert sorted({address for address, _ in peers.questions}) == ["n1:1", "n4:1"]
 
 
-def test_the_question_never_makes_a_keeper_lend() -> None:
+def test_the_question_never_makes_a_failsafe_member_lend() -> None:
     peers = Silent()
 
     async def main() -> None:
@@ -141,8 +141,8 @@ def test_the_question_never_makes_a_keeper_lend() -> None:
     lives = {node: member.life for node, member in job.head.members.items()}
     for address, question in peers.questions:
         node = address.removesuffix(":1")
-        row = LoanRow((job.head.token.number, job.head.token.id), job.keepers, lives)
+        row = LoanRow((job.head.token.number, job.head.token.id), job.failsafe_members, lives)
         known = Table("b", node, lives[node], False, {UID: row})
-        right = question._replace(keepers=job.keepers, to=node, to_life=lives[node])
+        right = question._replace(failsafe_members=job.failsafe_members, to=node, to_life=lives[node])
         assert not answer(known, question, 60.0, 0.75).yes
-        assert answer(known, right, 60.0, 0.75).yes == (node in job.keepers)
+        assert answer(known, right, 60.0, 0.75).yes == (node in job.failsafe_members)

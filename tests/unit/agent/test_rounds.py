@@ -56,9 +56,9 @@ def test_whatever_changes_is_planned_for_at_once() -> None:
 
 
 def test_what_is_lent_counts() -> None:
-    """A keeper lets go as soon as its promise is over, though nothing else has changed."""
+    """A failsafe member lets go as soon as its promise is over, though nothing else has changed."""
     forming = make_head(("n1", "n2"), state="forming", number=2, holders=("n1", "n2"), cause="restart")
-    keeps = make_job("forming", forming, active=1).model_copy(update={"keepers": {"n1": life("n1")}})
+    keeps = make_job("forming", forming, active=1).model_copy(update={"failsafe_members": {"n1": life("n1")}})
     view, still = make_cluster(NODES, keeps), {UID: PodStatus(uid=UID, phase="exited", highest=forming.token)}
     plan = PodPlan("n1")
     lends, free = plan(view, ME, still, 2, {UID}), plan(view, ME, still, 2, ())

@@ -113,7 +113,7 @@ class FakeView:
         self.own_pods: dict[str, PodStatus] = {}
         self.shown: dict[str, JobRecord] = {}
         self.gangs: dict[str, dict[str, PodState]] = {}
-        self.keepers: tuple[str, ...] = ()
+        self.failsafe_members: tuple[str, ...] = ()
         """Of the generations that are formed from now on."""
         self.joined = True
         self.away_since: float | None = None
@@ -263,7 +263,7 @@ class FakeView:
                 uid=job.uid, expect=head.token if head else None, expect_state=head.state if head else "",
                 control_rev=job.control.rev, id=f"g{time.monotonic_ns()}", members=members,
                 cause=cause or Cause(kind="start", text="first start"), spend=spend, form_ms=5000, by="n1",
-                keepers={n: self.lives[n].life for n in self.keepers},
+                failsafe_members={n: self.lives[n].life for n in self.failsafe_members},
             )
         )  # fmt: skip
         assert after.head is not None

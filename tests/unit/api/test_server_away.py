@@ -80,10 +80,12 @@ def test_pods_that_could_not_be_asked_for_are_unknown() -> None:
     assert gang[1]["phase"] == "preparing"
 
 
-def test_keepers_of_a_live_job_are_shown_with_their_state() -> None:
-    answered = samples.listed(samples.job(keepers={"n10": "x", "n4": "life-n4", "n2": "life-n2"}))["keepers"]
+def test_failsafe_members_of_a_live_job_are_shown_with_their_state() -> None:
+    answered = samples.listed(samples.job(failsafe_members={"n10": "x", "n4": "life-n4", "n2": "life-n2"}))[
+        "failsafe_members"
+    ]
     assert [(k["node"], k["live"]) for k in answered] == [("n2", True), ("n4", False), ("n10", False)]
-    assert samples.listed(samples.FAILED)["keepers"] == []
+    assert samples.listed(samples.FAILED)["failsafe_members"] == []
 
 
 async def test_the_metrics(tmp_path: Path) -> None:

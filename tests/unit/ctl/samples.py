@@ -55,7 +55,7 @@ def job(phase: Phase = "running", **more: Any) -> JobRecord:
         "control": Control(rev=1, target=2), "reason": "generation 2 is active", "submitted": NOW - 3_700,
         "started": NOW - 3_660, "head": head(), "active": Token(number=2, id="g2"), "budget": {"1": SPEND},
         "first_active": 100, "since": 9_600, "ran": 3_660_000, "restarts": 1,
-        "keepers": {n: f"life-{n}" for n in ("n1", "n2", "n3")},
+        "failsafe_members": {n: f"life-{n}" for n in ("n1", "n2", "n3")},
     }  # fmt: skip
     return JobRecord(**(values | more))
 
@@ -68,7 +68,7 @@ FAILED = job(
 HOLDING = job(
     "holding", reason="needs 2 nodes, 1 fits", head=head(state="ended", outside={"n3": "/shared/resnet is missing"}),
 )  # fmt: skip
-SILENT = job(keepers={"n4": "life-n4"})
+SILENT = job(failsafe_members={"n4": "life-n4"})
 LEFT = job(
     last_number=1,
     last_reports={
@@ -78,8 +78,8 @@ LEFT = job(
     },
 )
 MEMBER = job(
-    "queued", head=None, active=None, budget={}, keepers={}, restarts=0, started=None, first_active=None, ran=0,
-    reason="waits for job prepare to succeed (running)",
+    "queued", head=None, active=None, budget={}, failsafe_members={}, restarts=0, started=None, first_active=None,
+    ran=0, reason="waits for job prepare to succeed (running)",
     spec=spec(
         time_limit=5400.0, after=(After(uid="u1", name="prepare"), After(uid="a1", name="clean", need="any", array=3)),
         array=Array(name="sweep", id="a2", index=7, count=100, first=0, last=99, at_once=8),
@@ -200,7 +200,7 @@ def shown_line() -> list[dict[str, Any]]:
         "head": None,
         "active": None,
         "budget": {},
-        "keepers": {},
+        "failsafe_members": {},
         "restarts": 0,
         "started": None,
         "first_active": None,

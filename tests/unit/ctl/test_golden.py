@@ -24,8 +24,8 @@ FAILED = samples.FAILED.model_copy(
     update={"head": samples.head(1, state="ended", cause=samples.START, reports=samples.ENDED_PODS)},
 )
 QUEUED = samples.job(
-    "queued", head=None, active=None, budget={}, keepers={}, restarts=0, started=None, first_active=None, ran=0,
-    reason="needs 2 nodes, 1 fits"
+    "queued", head=None, active=None, budget={}, failsafe_members={}, restarts=0, started=None, first_active=None,
+    ran=0, reason="needs 2 nodes, 1 fits"
 )  # fmt: skip
 H100 = Match(label="gpu", values=("h100",))
 PLACED = samples.asking(samples.job(), require=(H100,), avoid=(Match(label="spot"),))
@@ -62,7 +62,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-holding": lambda: job_lines(
         samples.detail(samples.HOLDING, ("needs 2 nodes, 1 fits: n3 is cordoned (bad disk)",))
     ),
-    "describe-silent-keepers": lambda: job_lines(
+    "describe-silent-failsafe-members": lambda: job_lines(
         samples.detail(samples.SILENT, (silence(samples.cluster(samples.SILENT), samples.SILENT),))
     ),
     "describe-left": lambda: job_lines(samples.detail(samples.LEFT)),

@@ -1,4 +1,4 @@
-"""What people read while the store is away, and while a job waits for silent keepers."""
+"""What people read while the store is away, and while a job waits for silent failsafe members."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ def away(state: str, why: str = "", **more: Any) -> dict[str, Any]:
 SAYS = [
     (away("lent"), "failsafe time from n1, n2, n3"),
     (away("lease"), "the lease of n1, then on failsafe time from n1, n2, n3"),
-    (away("lease", keepers={}), "the lease of n1, then without any"),
+    (away("lease", failsafe_members={}), "the lease of n1, then without any"),
     (
         away("refused", "n2 is leaving"),
-        "what is left of its time on n1: no keeper gives it failsafe time: n2 is leaving",
+        "what is left of its time on n1: no failsafe member gives it failsafe time: n2 is leaving",
     ),
-    (away("stopped", "n2 is leaving"), "nothing on n1 any more: no keeper gave it failsafe time: n2 is leaving"),
+    (
+        away("stopped", "n2 is leaving"),
+        "nothing on n1 any more: no failsafe member gave it failsafe time: n2 is leaving",
+    ),
     (away("stopped"), "nothing on n1 any more"),
     (away("elsewhere"), "it is not known on n1, where none of its workers are: ask an agent of n1, n2"),
 ]
@@ -41,17 +44,19 @@ def test_describe_says_on_whose_time_it_runs(job: dict[str, Any], text: str) -> 
     lines = job_lines(job)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(SINCE))
     assert f"Runs on:     {text} (the store is away since {when})" in lines
-    assert not [line for line in lines if line.startswith("Keepers:")]
+    assert not [line for line in lines if line.startswith("FailsafeMembers:")]
     assert "get the store to answer again" in lines[-1]
 
 
-def test_describe_names_the_keepers_while_the_store_answers() -> None:
-    assert "Keepers:     n1, n2, n3 may give it failsafe time while the store is away" in job_lines(
+def test_describe_names_the_failsafe_members_while_the_store_answers() -> None:
+    assert "Failsafe:    n1, n2, n3 may give it failsafe time while the store is away" in job_lines(
         samples.detail(samples.job())
     )
-    nobody = job_lines(samples.detail(samples.job(keepers={})))
-    assert "Keepers:     none: its workers stop when the store is away for longer than a lease" in nobody
-    assert not [line for line in job_lines(samples.detail(samples.HOLDING)) if line.startswith(("Keepers", "Runs on"))]
+    nobody = job_lines(samples.detail(samples.job(failsafe_members={})))
+    assert "Failsafe:    none: its workers stop when the store is away for longer than a lease" in nobody
+    assert not [
+        line for line in job_lines(samples.detail(samples.HOLDING)) if line.startswith(("FailsafeMembers", "Runs on"))
+    ]
 
 
 def test_describe_says_what_to_do_while_a_store_that_lost_writes_waits() -> None:

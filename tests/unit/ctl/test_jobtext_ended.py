@@ -10,8 +10,8 @@ from nodeagent.ctl.jobtext import _budget, blame_lines, job_lines
 from tests.unit.ctl import samples
 
 NEVER_RAN: dict[str, Any] = {
-    "head": None, "active": None, "budget": {}, "keepers": {}, "started": None, "first_active": None, "outcome": None,
-    "reason": "no node can run it: n1 cannot run it: no command 'pyton'",
+    "head": None, "active": None, "budget": {}, "failsafe_members": {}, "started": None, "first_active": None,
+    "outcome": None, "reason": "no node can run it: n1 cannot run it: no command 'pyton'",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.lease.lending import Ask, KeeperAddress, LoanRow, Table
+from nodeagent.lease.lending import Ask, FailsafeAddress, LoanRow, Table
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript
 
 ORDER = LeaseOrder(
@@ -14,13 +14,13 @@ ORDER = LeaseOrder(
     door=LeasePort("10.0.0.1", (29400, 29899), "73656372657421"),
 )  # fmt: skip
 UID, TOKEN = "u-1", (4, "g4")
-KEEPERS = {"n1": "l1", "n2": "l2", "n3": "l3"}
-PLACES = {"n2": KeeperAddress("10.0.0.2:29400", "l2"), "n3": KeeperAddress("10.0.0.3:29400", "l3")}
+FAILSAFE_MEMBERS = {"n1": "l1", "n2": "l2", "n3": "l3"}
+PLACES = {"n2": FailsafeAddress("10.0.0.2:29400", "l2"), "n3": FailsafeAddress("10.0.0.3:29400", "l3")}
 
 
 def row(**more: Any) -> LoanRow:
     """Of a job that runs on n1 and n2."""
-    plain = LoanRow(TOKEN, KEEPERS, {"n1": "l1", "n2": "l2"}, pod="p1", places=PLACES)
+    plain = LoanRow(TOKEN, FAILSAFE_MEMBERS, {"n1": "l1", "n2": "l2"}, pod="p1", places=PLACES)
     return plain._replace(**more)
 
 
@@ -31,4 +31,4 @@ def table(jobs: dict[str, LoanRow] | None = None, **more: Any) -> Table:
 
 def ask(**more: Any) -> Ask:
     """n2's question to n1."""
-    return Ask(UID, TOKEN, KEEPERS, "n2", "l2", "n1", "l1")._replace(**more)
+    return Ask(UID, TOKEN, FAILSAFE_MEMBERS, "n2", "l2", "n1", "l1")._replace(**more)

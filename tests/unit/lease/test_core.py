@@ -264,7 +264,7 @@ def test_a_lease_is_given_back_only_when_no_worker_can_run() -> None:
     assert run.look() == "leave"
 
 
-def test_time_that_keepers_lent_counts_as_well_but_no_longer_than_a_fence() -> None:
+def test_time_that_failsafe_members_lent_counts_as_well_but_no_longer_than_a_fence() -> None:
     run = stopping()
     run.core.lend(POD, run.now + ORDER.fence - 0.5)
     run.core.lend("another", run.now + 100)
@@ -347,7 +347,7 @@ def test_another_order_for_the_same_life_is_followed_at_once() -> None:
     assert (run.look(), run.grant) == ("renew", before)
 
 
-def test_time_that_keepers_lend_is_that_pods_alone_and_never_shorter() -> None:
+def test_time_that_failsafe_members_lend_is_that_pods_alone_and_never_shorter() -> None:
     run = Run()
     run.renew()
     run.core.lend(POD, 150.0)

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.failsafe import RESEND, WHY_MAX, Failsafe, Question
 from nodeagent.lease.lending import Ask, LoanAnswer, Promises, Table
-from tests.unit.lease.build import KEEPERS, ORDER, PLACES, TOKEN, UID, ask, row, table
+from tests.unit.lease.build import FAILSAFE_MEMBERS, ORDER, PLACES, TOKEN, UID, ask, row, table
 
 YES = LoanAnswer(True)
 
@@ -44,7 +44,7 @@ class Bench:
         raise AssertionError("it does not come to an end")
 
     def reply(self, question: Question, shown: LoanAnswer | None = None) -> None:
-        """The keeper that is asked says this, or yes."""
+        """The failsafe member that is asked says this, or yes."""
         ask = question.ask
         self.failsafe.answered(question.nonce, (shown or YES)._replace(node=ask.to, life=ask.to_life))
 
@@ -56,12 +56,12 @@ class Bench:
 # --- as a member
 
 
-def test_when_every_keeper_says_yes_its_workers_run_on() -> None:
+def test_when_every_failsafe_member_says_yes_its_workers_run_on() -> None:
     b = Bench()
     assert b.go(ORDER.failsafe - 0.01) == [], "not at the first missed renewal"
     assert b.failsafe.due() == 101.0
     asked = b.go(0.01)
-    own = Ask(UID, TOKEN, KEEPERS, "n1", "l1", "n1", "l1")
+    own = Ask(UID, TOKEN, FAILSAFE_MEMBERS, "n1", "l1", "n1", "l1")
     assert [(q.address, q.ask) for q in asked] == [
         ("", own),
         ("10.0.0.2:29400", own._replace(to="n2", to_life="l2")),
@@ -122,11 +122,11 @@ def test_one_no_or_one_silence_and_nothing_is_lent(shown: LoanAnswer | None, why
 
 
 def test_why_its_workers_were_stopped_is_reported_until_the_store_answers() -> None:
-    b = Bench(table({UID: row(keepers={})}))
+    b = Bench(table({UID: row(failsafe_members={})}))
     b.go(1.0)
-    b.failsafe.table = table({UID: row(keepers={}, pod="")})
+    b.failsafe.table = table({UID: row(failsafe_members={}, pod="")})
     assert b.go(5.0) == []
-    assert b.failsafe.refusals == {UID: "this generation has no keepers"}
+    assert b.failsafe.refusals == {UID: "this generation has no failsafe members"}
     assert b.failsafe.due() == b.now + ORDER.heartbeat
     b.core.answered(b.now, b.now, "")
     assert b.go(0.1) == []
@@ -134,9 +134,9 @@ def test_why_its_workers_were_stopped_is_reported_until_the_store_answers() -> N
 
 
 def test_what_cannot_be_asked_for_is_not_lent() -> None:
-    nobody = Bench(table({UID: row(keepers={})}))
+    nobody = Bench(table({UID: row(failsafe_members={})}))
     assert nobody.go(1.0) == []
-    assert nobody.failsafe.refusals == {UID: "this generation has no keepers"}
+    assert nobody.failsafe.refusals == {UID: "this generation has no failsafe members"}
     mute = Bench(table({UID: row(places={"n3": PLACES["n3"]})}))
     assert mute.go(1.0) == []
     assert mute.failsafe.refusals == {UID: "n2 does not answer"}
@@ -230,7 +230,7 @@ def test_no_longer_than_the_limit_over_its_own_restarts_too() -> None:
     assert core.last == 100.0
 
 
-# --- as a keeper
+# --- as a failsafe member
 
 
 def test_its_yes_is_written_down_first() -> None:

@@ -1,4 +1,4 @@
-"""What a keeper answers, and how long its promises bind it."""
+"""What a failsafe member answers, and how long its promises bind it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.lease.lending import Ask, LoanAnswer, Promises, answer
 from nodeagent.model.timing import Timing
-from tests.unit.lease.build import KEEPERS, UID, ask, row, table
+from tests.unit.lease.build import FAILSAFE_MEMBERS, UID, ask, row, table
 
 TIMING = Timing()
 UNSERVED = TIMING.heartbeat + TIMING.store_timeout / 2
@@ -17,7 +17,7 @@ def answer_to(question: Ask, jobs: dict[str, object] | None = None, renewed: flo
     return answer(table(jobs, **more), question, renewed, UNSERVED)  # type: ignore[arg-type]
 
 
-def test_a_keeper_lends_to_members_of_the_generation_it_knows_as_active() -> None:
+def test_a_failsafe_member_lends_to_members_of_the_generation_it_knows_as_active() -> None:
     assert answer_to(ask()) == LoanAnswer(True, "", "n1", "l1")
     assert answer_to(ask(node="n1", life="l1")).yes, "its own workers too"
 
@@ -28,12 +28,12 @@ def test_nothing_is_lent_to_a_generation_it_does_not_know(question: Ask) -> None
     assert answer_to(question) == LoanAnswer(False, why, "n1", "l1")
 
 
-def test_both_must_know_the_same_keepers() -> None:
-    other = "n1 knows other keepers of generation 4"
-    assert answer_to(ask(keepers={"n1": "l1", "n2": "l2"})).why == other
-    assert answer_to(ask(keepers=KEEPERS | {"n3": "an earlier life"})).why == other
+def test_both_must_know_the_same_failsafe_members() -> None:
+    other = "n1 knows other failsafe members of generation 4"
+    assert answer_to(ask(failsafe_members={"n1": "l1", "n2": "l2"})).why == other
+    assert answer_to(ask(failsafe_members=FAILSAFE_MEMBERS | {"n3": "an earlier life"})).why == other
     others = {"n2": "l2", "n3": "l3"}
-    assert answer_to(ask(keepers=others), {UID: row(keepers=others)}).why == other, "it is none"
+    assert answer_to(ask(failsafe_members=others), {UID: row(failsafe_members=others)}).why == other, "it is none"
 
 
 def test_only_members_in_their_life_are_lent_to() -> None:
@@ -46,16 +46,16 @@ def test_a_question_to_another_is_answered_no(to: dict[str, str]) -> None:
     assert answer_to(ask(**to)).why == f"n1 was asked in the place of {to.get('to', 'n1')}"
 
 
-def test_one_that_goes_or_gives_up_being_a_keeper_lends_nothing() -> None:
+def test_one_that_goes_or_gives_up_being_a_failsafe_member_lends_nothing() -> None:
     assert answer_to(ask(), leaving=True).why == "n1 is leaving"
     assert answer_to(ask(), {UID: row(refuses="is tired")}).why == "n1 is tired"
 
 
-def test_a_keeper_that_the_store_answers_says_no() -> None:
+def test_a_failsafe_member_that_the_store_answers_says_no() -> None:
     """The store may let the asker lapse, and its workers have to end then."""
     assert answer_to(ask(), renewed=UNSERVED).why == "the store answers n1"
     assert answer_to(ask(), renewed=UNSERVED + 0.01).yes
-    assert TIMING.failsafe > UNSERVED, "by the time that members ask, keepers who are cut off too say yes"
+    assert TIMING.failsafe > UNSERVED, "by the time that members ask, failsafe members who are cut off too say yes"
 
 
 # --- promises

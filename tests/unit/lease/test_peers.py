@@ -32,8 +32,8 @@ BOUND = 10.0
 PORTS = (29400, 29899)
 QUESTION = Ask("u", (4, "g4"), {"n1": "x"}, "n2", "y", "n1", "x")
 PLAIN = {
-    "uid": "u", "token": {"number": 4, "id": "g4"}, "keepers": {"n1": "x"}, "node": "n2", "life": "y", "to": "n1",
-    "to_life": "x",
+    "uid": "u", "token": {"number": 4, "id": "g4"}, "failsafe_members": {"n1": "x"}, "node": "n2", "life": "y",
+    "to": "n1", "to_life": "x",
 }  # fmt: skip
 """As it has been on the wire since the first version."""
 Make = Callable[..., PeerPort]
@@ -138,7 +138,7 @@ def test_a_wrong_secret_is_dropped_and_reported(make: Make) -> None:
         sealed({"nonce": "a", "ask": {"uid": "u"}}), sealed({"nonce": "a", "ask": PLAIN | {"more": 1}}),
         sealed({"nonce": "a", "ask": 7}), sealed({"nonce": "a", "ask": PLAIN | {"life": None}}),
         sealed({"nonce": "a", "ask": PLAIN | {"token": {"number": True, "id": "x"}}}),
-        sealed({"nonce": "a", "ask": PLAIN | {"keepers": {"n1": 1}}}),
+        sealed({"nonce": "a", "ask": PLAIN | {"failsafe_members": {"n1": 1}}}),
         sealed({"nonce": "a", "ask": PLAIN, "padding": "x" * MOST_BYTES}),
         sealed({"nonce": "a", "answer": {"yes": "perhaps"}}), sealed({"nonce": "a", "answer": {"yes": True, "x": ""}}),
         sealed({"nonce": "a", "answer": None}),

@@ -22,7 +22,7 @@ def test_the_defaults_hold() -> None:
         ({"gap": 0.5}, "heartbeat <= credit < gap does not hold"),
         ({"promise": 2.4}, "fence x 1.02 + kill = 2.444 s is longer than promise = 2.4 s"),
         ({"failsafe": 0.4}, "failsafe = 0.4 s is not within heartbeat = 0.5 s and fence - 2 x heartbeat = 1.200 s"),
-        ({"failsafe": 1.3}, "there would be no time to ask the keepers"),
+        ({"failsafe": 1.3}, "there would be no time to ask the failsafe members"),
         ({"turn": 0.0}, "must be above zero"),
         ({"kill": 0.0}, "must be above zero"),
         ({"form_margin": -1.0}, "must be above zero"),

@@ -244,7 +244,7 @@ def make_job(
     owner: int = 1,
     not_before: int = 0,
     reason: str = "as built",
-    keepers: Iterable[str] = (),
+    failsafe_members: Iterable[str] = (),
     silent: Iterable[str] = (),
     last_number: int | None = None,
 ) -> JobRecord:
@@ -281,7 +281,7 @@ def make_job(
         silent={n: life(n) for n in silent},
         restarts=restarts,
         not_before=not_before,
-        keepers={n: life(n) for n in keepers},
+        failsafe_members={n: life(n) for n in failsafe_members},
     )
 
 

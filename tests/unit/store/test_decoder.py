@@ -42,7 +42,7 @@ def changed(rng: random.Random, job: JobRecord) -> JobRecord:
             {"holders": {n: h for n, h in head.holders.items() if n != node}},
             {"holders": head.holders | {node: make_holder(node, "c")}},
             {"state": rng.choice(["forming", "active", "ended"]), "since": seq},
-            {"keepers": {node: life(node)}},
+            {"failsafe_members": {node: life(node)}},
         ]
         head = head.model_copy(update=rng.choice(more))
     spent = {str(rng.randint(0, 4)): BudgetEntry(at=1, wall=2.5, kind="reform", counts=False)}
@@ -50,7 +50,7 @@ def changed(rng: random.Random, job: JobRecord) -> JobRecord:
         {},
         {"budget": job.budget | spent},
         {"last_reports": {node: PodReport(state="succeeded")}},
-        {"keepers": {node: life(node)}},
+        {"failsafe_members": {node: life(node)}},
         {"active": None if rng.random() < 0.3 else Token(number=2, id="g2")},
         {"checkpoint": Checkpoint(name="c", step=rng.randint(0, 2), number=1, order=1)},
         {"control": job.control.model_copy(update={"rev": job.control.rev + 1})},

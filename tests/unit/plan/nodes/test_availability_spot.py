@@ -138,7 +138,7 @@ def test_it_takes_no_work_and_says_why() -> None:
     assert "n1 is to be taken away at noon UTC" in place(cluster, job).missing
 
 
-def test_nobody_waits_for_it_as_a_keeper() -> None:
-    job = make_job("running", make_head(["n2"]), keepers=["n1"])
-    assert needed_by(make_cluster(["n1", "n2"], job), "n1", life("n1")) == "it is a keeper of job a"
+def test_nobody_waits_for_it_as_a_failsafe_member() -> None:
+    job = make_job("running", make_head(["n2"]), failsafe_members=["n1"])
+    assert needed_by(make_cluster(["n1", "n2"], job), "n1", life("n1")) == "it is a failsafe member of job a"
     assert needed_by(make_cluster([make_node("n1", notice=leaving(60)), "n2"], job), "n1", life("n1")) == ""

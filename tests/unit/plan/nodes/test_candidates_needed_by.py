@@ -10,9 +10,9 @@ from nodeagent.plan.nodes.members import needed_by
 from tests.unit.plan.build import life, make_cluster, make_head, make_holder, make_job, make_node
 
 
-def cluster(head: Head | None, keepers: tuple[str, ...] = (), drain: bool = False) -> Cluster:
+def cluster(head: Head | None, failsafe_members: tuple[str, ...] = (), drain: bool = False) -> Cluster:
     nodes = [make_node("n1", drain=drain, peer=True), make_node("n2", peer=True), make_node("n3", peer=True)]
-    job = make_job("running", head, keepers=keepers)
+    job = make_job("running", head, failsafe_members=failsafe_members)
     return make_cluster(nodes, job)
 
 
@@ -32,9 +32,9 @@ def test_a_spare_and_another_life_are_not(node: str, of_life: str) -> None:
     assert not needed_by(cluster(make_head(["n1", "n2"])), node, of_life)
 
 
-def test_a_keeper_is_needed_unless_its_node_is_drained() -> None:
+def test_a_failsafe_member_is_needed_unless_its_node_is_drained() -> None:
     head = make_head(["n2", "n3"])
-    assert "keeper" in needed_by(cluster(head, ("n1", "n2")), "n1", life("n1"))
+    assert "failsafe_member" in needed_by(cluster(head, ("n1", "n2")), "n1", life("n1"))
     assert not needed_by(cluster(head, ("n1", "n2"), drain=True), "n1", life("n1"))
     assert not needed_by(cluster(head.model_copy(update={"state": "ended"}), ("n1", "n2")), "n1", life("n1"))
 

@@ -32,7 +32,7 @@ def test_members_are_asked_by_rank_and_no_more_than_needed() -> None:
 
 
 def test_they_are_spread_over_ranks_since_neighbours_share_a_rack() -> None:
-    """Found by strangers: the first five were all in one, and with its power went all keepers."""
+    """Found by strangers: the first five were all in one, and with its power went all failsafe members."""
     names = [f"n{i}" for i in range(1, 65)]
     cluster = make_cluster(peers(*names))
     assert choose(cluster, make_head(names).members.values()) == lives("n1", "n16", "n32", "n48", "n64")
@@ -61,7 +61,7 @@ def test_others_that_cannot_be_asked_are_passed_over() -> None:
     assert choose(cluster, make_head(["n1"]).members.values()) == lives("n1", "n4", "n5")
 
 
-def test_a_gang_with_a_member_that_cannot_be_asked_has_no_keepers() -> None:
+def test_a_gang_with_a_member_that_cannot_be_asked_has_no_failsafe_members() -> None:
     """It would be bridged with the others' yes, while that member knows better and nobody hears it."""
     head = make_head(["n1", "n2"])
     assert choose(make_cluster([*peers("n1", "n3"), make_node("n2")]), head.members.values()) == {}
@@ -71,18 +71,18 @@ def test_a_gang_with_a_member_that_cannot_be_asked_has_no_keepers() -> None:
 # --- replacing
 
 
-def running(*members: str, keepers: tuple[str, ...]) -> JobRecord:
-    return make_job("running", make_head(members), keepers=keepers)
+def running(*members: str, failsafe_members: tuple[str, ...]) -> JobRecord:
+    return make_job("running", make_head(members), failsafe_members=failsafe_members)
 
 
-def test_keepers_that_are_all_there_stay() -> None:
-    job = running("n1", "n2", keepers=("n1", "n2", "n3"))
+def test_failsafe_members_that_are_all_there_stay() -> None:
+    job = running("n1", "n2", failsafe_members=("n1", "n2", "n3"))
     assert better(make_cluster(peers("n1", "n2", "n3", "n4"), job), job) is None
 
 
 @pytest.mark.parametrize("how", ["lapsed", "left", "lost", "another life", "unknown"])
-def test_a_keeper_that_is_gone_is_replaced(how: str) -> None:
-    job = running("n1", "n2", keepers=("n1", "n2", "n3"))
+def test_a_failsafe_member_that_is_gone_is_replaced(how: str) -> None:
+    job = running("n1", "n2", failsafe_members=("n1", "n2", "n3"))
     nodes = peers("n1", "n2", "n4")
     if how != "unknown":
         of_life = "reborn" if how == "another life" else None
@@ -91,37 +91,37 @@ def test_a_keeper_that_is_gone_is_replaced(how: str) -> None:
     assert better(cluster, job) == lives("n1", "n2", "n4")
 
 
-def test_too_few_keepers_are_filled_up_once_there_is_company() -> None:
-    job = running("n1", keepers=("n1",))
+def test_too_few_failsafe_members_are_filled_up_once_there_is_company() -> None:
+    job = running("n1", failsafe_members=("n1",))
     assert better(make_cluster(peers("n1"), job), job) is None, "nobody else: as good as it gets"
     assert better(make_cluster(peers("n1", "n2"), job), job) == lives("n1", "n2")
-    nobody = running("n1", "n2", keepers=())
+    nobody = running("n1", "n2", failsafe_members=())
     assert better(make_cluster(peers("n1", "n2"), nobody), nobody) == lives("n1", "n2")
 
 
 def test_a_member_that_is_gone_keeps_nothing() -> None:
-    job = running("n1", "n2", keepers=("n1", "n2", "n3"))
+    job = running("n1", "n2", failsafe_members=("n1", "n2", "n3"))
     cluster = make_cluster(peers("n1", "n2", "n3", "n4"), job, lapsed=["n1"])
     assert better(cluster, job) == lives("n2", "n3", "n4")
 
 
-def test_keepers_are_kept_rather_than_given_up_for_none() -> None:
+def test_failsafe_members_are_kept_rather_than_given_up_for_none() -> None:
     """n2 can be asked no more (an older version): what was chosen is not undone for that."""
-    job = running("n1", "n2", keepers=("n1", "n2", "n3"))
+    job = running("n1", "n2", failsafe_members=("n1", "n2", "n3"))
     assert better(make_cluster([make_node("n1", peer=True), make_node("n2")], job), job) is None
 
 
 @pytest.mark.parametrize("state", ["forming", "ended"])
-def test_only_an_active_generation_gets_other_keepers(state: str) -> None:
+def test_only_an_active_generation_gets_other_failsafe_members(state: str) -> None:
     head = make_head(["n1"], state="forming" if state == "forming" else "ended", number=2)
-    job = make_job("forming" if state == "forming" else "holding", head, active=1, keepers=["n1"])
+    job = make_job("forming" if state == "forming" else "holding", head, active=1, failsafe_members=["n1"])
     assert better(make_cluster(peers("n1", "n2"), job), job) is None
     queued = make_job()
     assert better(make_cluster(peers("n1", "n2"), queued), queued) is None
 
 
 def test_one_node_chooses() -> None:
-    job = running("n10", "n2", "n9", keepers=("n10", "n2", "n9"))
+    job = running("n10", "n2", "n9", failsafe_members=("n10", "n2", "n9"))
     cluster = make_cluster(peers("n10", "n2", "n9"), job)
     assert chooser(cluster, job) == "n2"
     assert chooser(make_cluster(peers("n10", "n2", "n9"), job, lapsed=["n2"]), job) == "n9"
@@ -129,8 +129,8 @@ def test_one_node_chooses() -> None:
     assert chooser(cluster, make_job()) is None
 
 
-def test_where_there_are_no_keepers_the_first_live_member_chooses() -> None:
-    job = running("n2", "n1", keepers=())
+def test_where_there_are_no_failsafe_members_the_first_live_member_chooses() -> None:
+    job = running("n2", "n1", failsafe_members=())
     assert chooser(make_cluster(peers("n1", "n2", "n3"), job), job) == "n2"
     reborn = [make_node("n2", of_life="reborn"), make_node("n1")]
     assert chooser(make_cluster(reborn, job), job) == "n1"
@@ -140,11 +140,11 @@ def test_where_there_are_no_keepers_the_first_live_member_chooses() -> None:
 
 
 def forming(
-    *members: str, keepers: tuple[str, ...], acks: tuple[str, ...] = (), lends: tuple[str, ...] = ()
+    *members: str, failsafe_members: tuple[str, ...], acks: tuple[str, ...] = (), lends: tuple[str, ...] = ()
 ) -> JobRecord:
-    released = any(n in keepers for n in acks)
+    released = any(n in failsafe_members for n in acks)
     head = make_head(members, state="forming", number=2, acks=(*acks, *lends), released=released)
-    return make_job("forming", head, active=1, keepers=keepers)
+    return make_job("forming", head, active=1, failsafe_members=failsafe_members)
 
 
 def all_of(job: JobRecord, lapsed: tuple[str, ...] = ()) -> Cluster:
@@ -152,33 +152,33 @@ def all_of(job: JobRecord, lapsed: tuple[str, ...] = ()) -> Cluster:
 
 
 def test_nobody_lets_go_of_what_is_active() -> None:
-    job = running("n1", keepers=("n1", "n2"))
+    job = running("n1", failsafe_members=("n1", "n2"))
     assert not any(must_let_go(all_of(job), job, n) for n in ("n1", "n2"))
 
 
-def test_a_keeper_outside_leaves_it_to_those_who_are_members() -> None:
-    job = forming("n1", "n4", keepers=("n1", "n2", "n3"))
+def test_a_failsafe_member_outside_leaves_it_to_those_who_are_members() -> None:
+    job = forming("n1", "n4", failsafe_members=("n1", "n2", "n3"))
     assert [n for n in ("n1", "n2", "n3", "n4") if must_let_go(all_of(job), job, n)] == []
 
 
-def test_keepers_outside_let_go_where_no_member_keeps() -> None:
-    job = forming("n4", keepers=("n2", "n3"))
+def test_failsafe_members_outside_let_go_where_no_member_keeps() -> None:
+    job = forming("n4", failsafe_members=("n2", "n3"))
     assert [n for n in ("n1", "n2", "n3", "n4") if must_let_go(all_of(job), job, n)] == ["n2", "n3"]
-    done = forming("n4", keepers=("n2", "n3"), acks=("n3",))
+    done = forming("n4", failsafe_members=("n2", "n3"), acks=("n3",))
     assert not must_let_go(all_of(done), done, "n2"), "one is enough"
 
 
 def test_one_that_acknowledged_while_it_lent_says_it_again() -> None:
-    job = forming("n1", "n2", keepers=("n1", "n2", "n3"), lends=("n1",))
+    job = forming("n1", "n2", failsafe_members=("n1", "n2", "n3"), lends=("n1",))
     assert [n for n in ("n1", "n2", "n3") if must_let_go(all_of(job), job, n)] == ["n1"]
-    done = forming("n1", "n2", keepers=("n1", "n2", "n3"), lends=("n1",), acks=("n2",))
+    done = forming("n1", "n2", failsafe_members=("n1", "n2", "n3"), lends=("n1",), acks=("n2",))
     assert not must_let_go(all_of(done), done, "n1")
 
 
 def test_an_ended_job_is_let_go_of_by_one_unless_another_still_stops_workers() -> None:
     def ended(*holders: str) -> JobRecord:
         head = make_head(["n1", "n2"], state="ended", holders=holders)
-        return make_job("stopped", head, active=1, keepers=["n1", "n2", "n3"])
+        return make_job("stopped", head, active=1, failsafe_members=["n1", "n2", "n3"])
 
     quiet = ended()
     assert [n for n in ("n1", "n2", "n3") if must_let_go(all_of(quiet), quiet, n)] == ["n1"]
@@ -191,21 +191,21 @@ def test_an_ended_job_is_let_go_of_by_one_unless_another_still_stops_workers() -
 # --- the gang's part
 
 
-def test_a_generation_waits_for_one_keeper_to_let_go() -> None:
+def test_a_generation_waits_for_one_failsafe_member_to_let_go() -> None:
     members = ("n1", "n2")
-    waits = forming(*members, keepers=("n1", "n2", "n3"), lends=members)
+    waits = forming(*members, failsafe_members=("n1", "n2", "n3"), lends=members)
     answer = decide(all_of(waits), waits, WALL)
     assert answer.step is None
     assert answer.why == ("waits for one of n1, n2, n3 to let go of the generation before",)
-    free = forming(*members, keepers=("n1", "n2", "n3"), lends=("n1",), acks=("n2",))
+    free = forming(*members, failsafe_members=("n1", "n2", "n3"), lends=("n1",), acks=("n2",))
     assert isinstance(decide(all_of(free), free, WALL).step, Activate)
-    outside = forming(*members, keepers=("n3",), acks=(*members, "n3"))
+    outside = forming(*members, failsafe_members=("n3",), acks=(*members, "n3"))
     assert isinstance(decide(all_of(outside), outside, WALL).step, Activate)
 
 
-def test_when_no_keeper_answers_nothing_newer_starts() -> None:
+def test_when_no_failsafe_member_answers_nothing_newer_starts() -> None:
     head = make_head(["n1", "n2"], number=7)
-    job = make_job("running", head, keepers=["n1", "n2"])
+    job = make_job("running", head, failsafe_members=["n1", "n2"])
     cluster = all_of(job, lapsed=("n1", "n2"))
     text = silence(cluster, job)
     assert text.startswith(
@@ -221,14 +221,14 @@ def test_when_no_keeper_answers_nothing_newer_starts() -> None:
     assert isinstance(decide(all_of(forgotten, lapsed=("n1", "n2")), forgotten, WALL).step, Propose)
 
 
-def test_a_keeper_that_came_back_with_another_life_counts() -> None:
-    job = make_job("running", make_head(["n1"]), keepers=["n1"])
+def test_a_failsafe_member_that_came_back_with_another_life_counts() -> None:
+    job = make_job("running", make_head(["n1"]), failsafe_members=["n1"])
     assert silence(make_cluster([make_node("n1", of_life="reborn")], job), job) == ""
 
 
 def test_silence_holds_up_neither_an_operator_nor_a_success() -> None:
     def silent(head: Head, **more: str) -> str | None:
-        job = make_job("running", head, keepers=["n1"])
+        job = make_job("running", head, failsafe_members=["n1"])
         job = job.model_copy(update={"control": job.control.model_copy(update=more)})
         answer = decide(all_of(job, lapsed=("n1",)), job, WALL)
         return getattr(answer.step, "phase", None)

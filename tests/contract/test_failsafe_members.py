@@ -1,4 +1,5 @@
-"""Keepers: nothing newer is active, and no name free, before one of them has let go, left, or is permanently down."""
+"""Failsafe members: nothing newer is active, and no name free, before one of them has let go, left, or is permanently
+down."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ def lives(bench: Bench, *nodes: str) -> dict[str, str]:
     return {node: bench.lives[node].life for node in nodes}
 
 
-async def kept(bench: Bench, members: tuple[str, ...], keepers: tuple[str, ...]) -> JobRecord:
-    """An active generation of these members under these keepers."""
-    return await bench.active(await bench.submit(), *members, keepers=lives(bench, *keepers))
+async def kept(bench: Bench, members: tuple[str, ...], failsafe_members: tuple[str, ...]) -> JobRecord:
+    """An active generation of these members under these failsafe members."""
+    return await bench.active(await bench.submit(), *members, failsafe_members=lives(bench, *failsafe_members))
 
 
 async def keep(
-    bench: Bench, job: JobRecord, node: str, *keepers: str, expect: dict[str, str] | None = None
+    bench: Bench, job: JobRecord, node: str, *failsafe_members: str, expect: dict[str, str] | None = None
 ) -> JobRecord:
-    expect = job.keepers if expect is None else expect
-    return await bench.store.keep(job.uid, head(job).token, node, bench.lives[node], expect, lives(bench, *keepers))
+    expect = job.failsafe_members if expect is None else expect
+    return await bench.store.keep(
+        job.uid, head(job).token, node, bench.lives[node], expect, lives(bench, *failsafe_members)
+    )
 
 
 async def let_go(bench: Bench, job: JobRecord, node: str, *, lends: bool = False) -> JobRecord:
@@ -37,31 +40,31 @@ async def let_go(bench: Bench, job: JobRecord, node: str, *, lends: bool = False
 # --- who they are
 
 
-async def test_a_generation_has_its_keepers_once_it_is_active(bench: Bench) -> None:
+async def test_a_generation_has_its_failsafe_members_once_it_is_active(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     first = lives(bench, "n1", "n2")
-    job = await bench.propose(await bench.submit(), "n1", "n2", keepers=first)
-    assert (job.keepers, head(job).keepers) == ({}, first)
+    job = await bench.propose(await bench.submit(), "n1", "n2", failsafe_members=first)
+    assert (job.failsafe_members, head(job).failsafe_members) == ({}, first)
     for node in ("n1", "n2"):
         job = await bench.ack(job, node)
-    assert (head(job).state, job.keepers) == ("active", first)
-    job = await bench.propose(job, "n1", "n3", keepers=lives(bench, "n3"))
-    assert job.keepers == first, "those of what may still run"
+    assert (head(job).state, job.failsafe_members) == ("active", first)
+    job = await bench.propose(job, "n1", "n3", failsafe_members=lives(bench, "n3"))
+    assert job.failsafe_members == first, "those of what may still run"
     for node in ("n1", "n2", "n3"):
         job = await bench.ack(job, node)
-    assert (head(job).state, job.keepers) == ("active", lives(bench, "n3"))
-    assert (await bench.job()).keepers == lives(bench, "n3"), "as everybody reads it"
+    assert (head(job).state, job.failsafe_members) == ("active", lives(bench, "n3"))
+    assert (await bench.job()).failsafe_members == lives(bench, "n3"), "as everybody reads it"
 
 
-async def test_a_keeper_may_have_the_keepers_replaced(bench: Bench) -> None:
+async def test_a_failsafe_member_may_have_the_failsafe_members_replaced(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await kept(bench, ("n1", "n2"), ("n1", "n3"))
     by_member = await keep(bench, job, "n1", "n1", "n2")
-    assert by_member.keepers == lives(bench, "n1", "n2")
+    assert by_member.failsafe_members == lives(bench, "n1", "n2")
     assert by_member.rev > job.rev
     assert await bench.job() == by_member
     by_outsider = await keep(bench, await keep(bench, by_member, "n2", "n3"), "n3", "n1", "n3")
-    assert by_outsider.keepers == lives(bench, "n1", "n3")
+    assert by_outsider.failsafe_members == lives(bench, "n1", "n3")
     assert head(by_outsider) == head(job), "nothing else changed"
 
 
@@ -71,9 +74,9 @@ async def test_nobody_else_may(bench: Bench) -> None:
     assert "n2 may not choose" in await refused("stale", keep(bench, job, "n2", "n2"))
     other = Incarnation(life="n1-a", start=2)
     token = head(job).token
-    await refused("not_current", bench.store.keep(job.uid, token, "n1", other, job.keepers, {}))
-    await refused("not_found", bench.store.keep("nobody", token, "n1", bench.lives["n1"], job.keepers, {}))
-    assert (await bench.job()).keepers == job.keepers
+    await refused("not_current", bench.store.keep(job.uid, token, "n1", other, job.failsafe_members, {}))
+    await refused("not_found", bench.store.keep("nobody", token, "n1", bench.lives["n1"], job.failsafe_members, {}))
+    assert (await bench.job()).failsafe_members == job.failsafe_members
 
 
 async def test_where_there_are_none_a_member_chooses(bench: Bench) -> None:
@@ -81,26 +84,26 @@ async def test_where_there_are_none_a_member_chooses(bench: Bench) -> None:
     job = await kept(bench, ("n1", "n2"), ())
     assert "n3 may not choose" in await refused("stale", keep(bench, job, "n3", "n3"))
     job = await keep(bench, job, "n2", "n2", "n3")
-    assert job.keepers == lives(bench, "n2", "n3")
-    assert (await keep(bench, job, "n3")).keepers == {}
+    assert job.failsafe_members == lives(bench, "n2", "n3")
+    assert (await keep(bench, job, "n3")).failsafe_members == {}
 
 
 async def test_they_are_replaced_only_as_they_were_seen(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await kept(bench, ("n1", "n2"), ("n1",))
     now = await keep(bench, job, "n1", "n1", "n2")
-    for seen in (job.keepers, {}, {"n1": "another life", "n2": "n2-a"}, {**now.keepers, "n3": "x"}):
+    for seen in (job.failsafe_members, {}, {"n1": "another life", "n2": "n2-a"}, {**now.failsafe_members, "n3": "x"}):
         assert "have changed" in await refused("stale", keep(bench, job, "n1", "n1", expect=seen))
-    assert (await bench.job()).keepers == now.keepers
+    assert (await bench.job()).failsafe_members == now.failsafe_members
 
 
-async def test_only_an_active_generation_gets_other_keepers(bench: Bench) -> None:
+async def test_only_an_active_generation_gets_other_failsafe_members(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await kept(bench, ("n1",), ("n1",))
     old = head(job).token
     forming = await bench.propose(job, "n1", "n2")
     assert "is forming, not active" in await refused("stale", keep(bench, forming, "n1", "n1", "n2"))
-    await refused("stale", bench.store.keep(job.uid, old, "n1", bench.lives["n1"], job.keepers, {}))
+    await refused("stale", bench.store.keep(job.uid, old, "n1", bench.lives["n1"], job.failsafe_members, {}))
     await refused("stale", bench.store.keep(job.uid, Token(number=2, id="x"), "n1", bench.lives["n1"], {}, {}))
     ended = await bench.end(forming, "holding")
     assert "is ended, not active" in await refused("stale", keep(bench, ended, "n1", "n1", "n2"))
@@ -109,7 +112,7 @@ async def test_only_an_active_generation_gets_other_keepers(bench: Bench) -> Non
 # --- what forms
 
 
-async def test_activation_waits_for_one_keeper_that_does_not_lend(bench: Bench) -> None:
+async def test_activation_waits_for_one_failsafe_member_that_does_not_lend(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await kept(bench, ("n1", "n2"), ("n1", "n2", "n3"))
     job = await bench.propose(job, "n1", "n2")
@@ -118,14 +121,14 @@ async def test_activation_waits_for_one_keeper_that_does_not_lend(bench: Bench) 
     assert (head(job).state, head(job).holders) == ("forming", {})
     assert (head(job).missing, head(job).released) == ({}, False)
     text = await refused("not_live", bench.store.activate(job.uid, head(job).token))
-    assert "no keeper of generation 1 (n1, n2, n3) has let go" in text
+    assert "no failsafe member of generation 1 (n1, n2, n3) has let go" in text
     again = await let_go(bench, job, "n1", lends=True)
     assert head(again).state == "forming"
     job = await let_go(bench, job, "n1")
-    assert (head(job).state, job.keepers) == ("active", {})
+    assert (head(job).state, job.failsafe_members) == ("active", {})
 
 
-async def test_a_keeper_outside_lets_go_by_its_ack(bench: Bench) -> None:
+async def test_a_failsafe_member_outside_lets_go_by_its_ack(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await kept(bench, ("n1",), ("n2",))
     job = await bench.propose(job, "n1", "n3")
@@ -157,15 +160,15 @@ async def test_each_new_attempt_is_let_go_of_anew(bench: Bench) -> None:
     job = await let_go(bench, await bench.propose(job, "n1", "n3"), "n2")
     job = await bench.propose(job, "n1")
     job = await bench.ack(job, "n1")
-    assert (head(job).state, job.keepers) == ("forming", lives(bench, "n2"))
+    assert (head(job).state, job.failsafe_members) == ("forming", lives(bench, "n2"))
     assert head(await let_go(bench, job, "n2")).state == "active"
 
 
-async def test_a_keeper_of_an_active_generation_has_nothing_to_say(bench: Bench) -> None:
+async def test_a_failsafe_member_of_an_active_generation_has_nothing_to_say(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await kept(bench, ("n1",), ("n1", "n2"))
     assert await let_go(bench, job, "n2") == job
-    assert (await let_go(bench, job, "n1")).keepers == job.keepers
+    assert (await let_go(bench, job, "n1")).failsafe_members == job.failsafe_members
 
 
 # --- what has ended
@@ -175,16 +178,16 @@ async def test_an_ended_job_is_kept_until_one_lets_go(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await kept(bench, ("n1",), ("n1", "n2"))
     job = await bench.end(job, "stopped")
-    assert await let_go(bench, job, "n3") == job, "neither holder nor keeper"
+    assert await let_go(bench, job, "n3") == job, "neither holder nor failsafe member"
     job = await let_go(bench, job, "n1", lends=True)
-    assert (head(job).holders, set(job.keepers)) == ({}, {"n1", "n2"})
+    assert (head(job).holders, set(job.failsafe_members)) == ({}, {"n1", "n2"})
     assert "n1" in await refused("stopping", bench.submit("u2"))
     await refused("stale", bench.store.remove(job.uid))
     job = await let_go(bench, job, "n2", lends=True)
-    assert set(job.keepers) == {"n1", "n2"}
+    assert set(job.failsafe_members) == {"n1", "n2"}
     job = await let_go(bench, job, "n2")
-    assert job.keepers == {}
-    assert (await bench.job()).keepers == {}
+    assert job.failsafe_members == {}
+    assert (await bench.job()).failsafe_members == {}
     assert (await bench.submit("u2")).phase == "queued"
 
 
@@ -199,7 +202,7 @@ async def test_an_ended_job_that_nobody_keeps_can_be_removed(bench: Bench) -> No
 
 
 async def test_a_paused_job_is_kept_as_well(bench: Bench) -> None:
-    """The next generation waits for a keeper of the one before the pause."""
+    """The next generation waits for a failsafe member of the one before the pause."""
     await bench.up("n1", "n2")
     job = await bench.end(await kept(bench, ("n1",), ("n2",)), "pausing")
     job = await bench.ack(job, "n1")
@@ -209,7 +212,7 @@ async def test_a_paused_job_is_kept_as_well(bench: Bench) -> None:
     assert head(await let_go(bench, job, "n2")).state == "active"
 
 
-async def test_silence_of_all_keepers_for_the_limit_frees_the_name(bench: Bench) -> None:
+async def test_silence_of_all_failsafe_members_for_the_limit_frees_the_name(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await bench.end(await kept(bench, ("n1", "n2"), ("n1", "n2")), "stopped")
     for node in ("n1", "n2"):
@@ -224,7 +227,7 @@ async def test_silence_of_all_keepers_for_the_limit_frees_the_name(bench: Bench)
     assert (await bench.submit("u2")).phase == "queued"
 
 
-async def test_one_keeper_that_answers_keeps_it(bench: Bench) -> None:
+async def test_one_failsafe_member_that_answers_keeps_it(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.end(await kept(bench, ("n1",), ("n1", "n2")), "stopped")
     await let_go(bench, job, "n1", lends=True)
@@ -240,12 +243,14 @@ async def test_one_keeper_that_answers_keeps_it(bench: Bench) -> None:
 async def test_one_that_leaves_lends_nothing_any_more(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await kept(bench, ("n1",), ("n2", "n3"))
-    other = await bench.active(await bench.submit("u2", name="other"), "n1", first=2, keepers=lives(bench, "n3"))
+    other = await bench.active(
+        await bench.submit("u2", name="other"), "n1", first=2, failsafe_members=lives(bench, "n3")
+    )
     rev = (await bench.beat("n1")).rev
     await bench.store.leave("n2", bench.lives["n2"])
-    changed = {j.uid: j.keepers for j in (await bench.beat("n1", rev=rev)).jobs}
-    assert changed == {job.uid: {}}, "nobody can lend under keepers that one has left"
-    assert (await bench.job(other.uid)).keepers == lives(bench, "n3")
+    changed = {j.uid: j.failsafe_members for j in (await bench.beat("n1", rev=rev)).jobs}
+    assert changed == {job.uid: {}}, "nobody can lend under failsafe members that one has left"
+    assert (await bench.job(other.uid)).failsafe_members == lives(bench, "n3")
     job = await bench.ack(await bench.propose(await bench.job(), "n1"), "n1")
     assert head(job).state == "active"
 
@@ -264,7 +269,7 @@ async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
     job = await kept(bench, ("n2", "n3"), ("n2", "n3"))
     assert "no node n9" in await refused("not_found", bench.store.forget("n9", "ann"))
     assert "holds its lease" in await refused("not_live", bench.store.forget("n2", "ann"))
-    assert (await bench.job()).keepers == job.keepers
+    assert (await bench.job()).failsafe_members == job.failsafe_members
     for node in ("n2", "n3"):
         await bench.lapse(node, "n1")
     forgotten = await bench.store.forget("n2", "ann")
@@ -275,7 +280,7 @@ async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
         False,
     )
     job = await bench.job(watcher="n1")
-    assert job.keepers == {}
+    assert job.failsafe_members == {}
     event = (await bench.store.events("0-0", -1))[0]
     assert (event.kind, event.node, event.by) == ("NodeForgotten", "n2", "ann")
     assert "permanently down" in event.text
@@ -330,7 +335,7 @@ async def test_a_removed_record_holds_up_no_job(bench: Bench) -> None:
     for _ in range(2):
         await bench.store.forget("n2", "ann")
     job = await bench.job(watcher="n1")
-    assert job.keepers == {}
+    assert job.failsafe_members == {}
     job = await bench.propose(job, "n1", "n3", lost=("n2",))
     for node in ("n1", "n3"):
         job = await bench.ack(job, node)
@@ -347,13 +352,13 @@ async def test_a_forgotten_node_comes_back_with_a_new_life(bench: Bench) -> None
     assert "n2" not in (await bench.beat("n1")).lapsed
 
 
-async def test_a_keeper_that_came_back_with_a_new_life_may_let_go(bench: Bench) -> None:
+async def test_a_failsafe_member_that_came_back_with_a_new_life_may_let_go(bench: Bench) -> None:
     """It is the same machine, which has booted: its agent knows when an earlier one's promises are over."""
     await bench.up("n1", "n2")
     job = await kept(bench, ("n1",), ("n2",))
     await bench.lapse("n2", "n1")
     await bench.join("n2", life="n2-b")
-    assert set((await bench.job()).keepers) == {"n2"}, "a boot is no vow of an operator"
+    assert set((await bench.job()).failsafe_members) == {"n2"}, "a boot is no vow of an operator"
     job = await bench.ack(await bench.propose(job, "n1"), "n1")
     assert head(job).state == "forming"
     assert head(await let_go(bench, job, "n2")).state == "active"

@@ -1,4 +1,5 @@
-"""What a node does as a keeper, beside its own pods: lend, let go, see to it that there are enough keepers."""
+"""What a node does as a failsafe member, beside its own pods: lend, let go, see to it that there are enough failsafe
+members."""
 
 from __future__ import annotations
 
@@ -55,16 +56,16 @@ def act(
 
 def forming(
     members: tuple[str, ...],
-    keepers: tuple[str, ...],
+    failsafe_members: tuple[str, ...],
     *,
     holders: tuple[str, ...] = (),
     acks: tuple[str, ...] = (),
     lends: tuple[str, ...] = (),
 ) -> JobRecord:
-    released = any(n in keepers for n in acks)
+    released = any(n in failsafe_members for n in acks)
     shown = (*acks, *lends)
     head = make_head(members, state="forming", number=2, holders=holders, acks=shown, released=released)
-    return make_job("forming", head, active=1, keepers=keepers)
+    return make_job("forming", head, active=1, failsafe_members=failsafe_members)
 
 
 def says_it_lends(action: PodAction | None) -> bool:
@@ -83,11 +84,11 @@ def test_who_may_still_run_what_is_older_lets_go_only_when_that_has_ended() -> N
 # --- acknowledging
 
 
-def test_an_ack_says_that_it_lends_only_for_a_keeper_that_does() -> None:
+def test_an_ack_says_that_it_lends_only_for_a_failsafe_member_that_does() -> None:
     job = forming(("n1", "n4"), ("n1", "n2", "n3"), holders=("n1", "n2"))
     assert says_it_lends(act(job, PROMISED, "n1", lends=True))
     assert not says_it_lends(act(job, PROMISED, "n1"))
-    assert not says_it_lends(act(job, PROMISED, "n4", lends=True)), "no keeper"
+    assert not says_it_lends(act(job, PROMISED, "n4", lends=True)), "no failsafe member"
     assert says_it_lends(act(job, None, "n2", lends=True)), "a holder that is no member"
     assert not says_it_lends(act(job, None, "n2"))
 
@@ -111,7 +112,7 @@ def test_a_member_acknowledges_again_when_its_promise_has_run_out() -> None:
 # --- letting go
 
 
-def test_a_keeper_outside_lets_go_only_when_it_is_needed() -> None:
+def test_a_failsafe_member_outside_lets_go_only_when_it_is_needed() -> None:
     assert act(forming(("n1", "n4"), ("n1", "n2", "n3")), WARM, "n3") is None, "n1 will"
     needed = forming(("n4", "n5"), ("n2", "n3"))
     action = act(needed, WARM, "n3")
@@ -143,7 +144,7 @@ def test_what_still_runs_here_is_stopped_before_anything_is_let_go_of() -> None:
 
 def ended(*holders: str) -> JobRecord:
     head: Head = make_head(["n1", "n2"], state="ended", holders=holders)
-    return make_job("stopped", head, active=1, keepers=["n1", "n2", "n3"])
+    return make_job("stopped", head, active=1, failsafe_members=["n1", "n2", "n3"])
 
 
 def test_an_ended_job_is_let_go_of_by_one() -> None:
@@ -162,35 +163,35 @@ def test_an_ended_job_is_let_go_of_by_one() -> None:
 # --- choosing others
 
 
-def running(*keepers: str) -> JobRecord:
-    return make_job("running", make_head(["n1", "n2"]), keepers=keepers, target=2)
+def running(*failsafe_members: str) -> JobRecord:
+    return make_job("running", make_head(["n1", "n2"]), failsafe_members=failsafe_members, target=2)
 
 
 STARTED = status("running", generation=OLD, highest=OLD)
 
 
-def test_other_keepers_are_chosen_by_one_node_only() -> None:
+def test_other_failsafe_members_are_chosen_by_one_node_only() -> None:
     job = running("n1", "n2", "n3")
     found = {n: act(job, STARTED if n in ("n1", "n2") else WARM, n, lapsed=("n3",)) for n in NAMES if n != "n3"}
     expect = Keep(
         UID, OLD, {n: life(n) for n in ("n1", "n2", "n3")}, {n: life(n) for n in ("n1", "n2", "n4")},
-        "keepers are n1, n2, n4",
+        "failsafe members are n1, n2, n4",
     )  # fmt: skip
     assert {n: a for n, a in found.items() if isinstance(a, Keep)} == {"n1": expect}
     assert act(job, STARTED, "n1") is None, "all are there"
 
 
-def test_a_node_that_lends_does_not_have_the_keepers_replaced() -> None:
+def test_a_node_that_lends_does_not_have_the_failsafe_members_replaced() -> None:
     assert act(running("n1", "n2", "n3"), STARTED, "n1", lends=True, lapsed=("n3",)) is None
 
 
-def test_a_generation_without_keepers_gets_some_from_its_first_member() -> None:
+def test_a_generation_without_failsafe_members_gets_some_from_its_first_member() -> None:
     found = {n: act(running(), STARTED if n in ("n1", "n2") else WARM, n) for n in NAMES}
     assert [n for n, a in found.items() if isinstance(a, Keep)] == ["n1"]
 
 
 def test_a_chooser_whose_pod_is_unfit_chooses_all_the_same() -> None:
-    job = make_job("running", make_head(["n4", "n5"]), keepers=["n1", "n2", "n4"], target=2)
+    job = make_job("running", make_head(["n4", "n5"]), failsafe_members=["n1", "n2", "n4"], target=2)
     assert isinstance(act(job, status("unfit"), "n1", unfit=True, lapsed=("n2",)), Keep)
 
 
