@@ -34,7 +34,7 @@ TORCHRUN = Path(__file__).with_name("torchrun.md")
 CLI = Path(__file__).with_name("cli.md")
 FRAMEWORKS = Path(__file__).with_name("frameworks.md")
 MEASURED = Path(__file__).parent.parent / "benchmarks" / "frameworks.json"
-EXAMPLES = ("paddle", "hf_trainer", "lightning", "fsdp2", "jax", "tensorflow")
+EXAMPLES = ("paddle", "hf_trainer", "lightning", "fsdp2", "jax", "tensorflow", "mindspore")
 """Those whose recovery `python -m benchmarks.frameworks` measures."""
 
 

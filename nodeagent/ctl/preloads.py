@@ -43,6 +43,7 @@ def module_of(command: tuple[str, ...], folder: Path = Path()) -> Path | None:
 
 HEAVY = (
     "torch", "transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "paddle", "jax", "tensorflow",
+    "mindspore",
 )  # fmt: skip
 """Packages whose import costs seconds: each is preloaded if the script imports it, in this order."""
 MOST_SOURCE = 1 << 20

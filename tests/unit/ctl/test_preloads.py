@@ -41,6 +41,7 @@ IMPORTS: list[tuple[str, tuple[str, ...]]] = [
     ("import lightning.pytorch as pl\nfrom accelerate import Accelerator", ("lightning", "accelerate")),
     ("import jax.numpy as jnp", ("jax",)),
     ("import paddle\nfrom tensorflow import keras\nimport deepspeed", ("deepspeed", "paddle", "tensorflow")),
+    ("import mindspore as ms\nfrom mindspore import nn", ("mindspore",)),
     ("import torch\n" + "#" * MOST_SOURCE, ()),
 ]
 
