@@ -34,7 +34,7 @@ def test_a_spare_and_another_life_are_not(node: str, of_life: str) -> None:
 
 def test_a_failsafe_member_is_needed_unless_its_node_is_drained() -> None:
     head = make_head(["n2", "n3"])
-    assert "failsafe_member" in needed_by(cluster(head, ("n1", "n2")), "n1", life("n1"))
+    assert "failsafe member" in needed_by(cluster(head, ("n1", "n2")), "n1", life("n1"))
     assert not needed_by(cluster(head, ("n1", "n2"), drain=True), "n1", life("n1"))
     assert not needed_by(cluster(head.model_copy(update={"state": "ended"}), ("n1", "n2")), "n1", life("n1"))
 
