@@ -404,13 +404,13 @@ CHUNKED = b'20\r\n{"request_id":"r2","reason":"x"}\r\n0\r\n\r\n'
 REQUESTS = tuple(
     f"{line} HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n{more}\r\n".encode() + body
     for line, more, body in (
-        ("GET /v1/jobs?phase=running&limit=5&user=alice", "", b""),
-        ("GET /v1/jobs/digits?generation=1", "Accept: application/json\r\n", b""),
-        ("GET /v1/jobs/digits/logs?tail=5&rank=0&generation=1&previous=1&since=1.5", "", b""),
+        ("GET /v1/jobs?local_only=1", "", b""),
+        ("GET /v1/jobs/digits", "Accept: application/json\r\n", b""),
+        ("GET /v1/jobs/digits/logs?tail=5&rank=0&generation=1&previous=1&first=1&last=2&follow=0", "", b""),
         ("GET /v1/events?limit=10&after=1-1&job=digits", "", b""),
-        ("GET /v1/nodes/n1?wide=1", "", b""),
-        ("GET /v1/usage?by=user&from=2026-01-01&to=2026-01-02&user=alice", "", b""),
-        ("GET /v1/history?limit=3&user=alice", "Authorization: Bearer abc\r\n", b""),
+        ("GET /v1/nodes?after=n0&limit=5", "", b""),
+        ("GET /v1/usage?by=user&since=2026-01-01&until=2026-01-02", "", b""),
+        ("GET /v1/history?limit=3", "Authorization: Bearer abc\r\n", b""),
         ("GET /v1/doctor?peers=0", "", b""),
         ("GET /metrics", "Accept: text/plain;version=0.0.4\r\n", b""),
         ("GET /v1/status", "Cookie: a=b\r\nIf-None-Match: x\r\n", b""),
