@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import gzip
+import os
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ atexit.register(file.write, ", at exit too")
 """
 
 PROMISED = """
-import atexit, bz2, gzip, io, keeper, logging, logging.handlers, multiprocessing, os, subprocess, sys, tempfile
+import atexit, bz2, gzip, io, keeper, logging, logging.handlers, multiprocessing, os, sys, tempfile
 import threading, time, weakref, zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -92,8 +94,8 @@ pool.submit(later)
 forked = multiprocessing.get_context("fork")
 forked.Process(target=child, args=(b"child ends\\n",)).start()
 forked.Process(target=child, args=(b"daemon ends\\n",), daemon=True).start()
-cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=open("piped", "w"), text=True)
-cat.stdin.write("through a pipe")
+pipe = open("pipe", "w")
+pipe.write("through a pipe")
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 print("over")
 """
@@ -153,8 +155,9 @@ async def forked_and_plain(
         folder.mkdir()
         (folder / "keeper.py").write_text(KEEPER)
         (folder / "t.py").write_text(script)
-        async with open_bench(folder / "bench") as bench:
-            ends.append(await ran(bench, folder, fork_server=fork_server))
+        with piped(folder):
+            async with open_bench(folder / "bench") as bench:
+                ends.append(await ran(bench, folder, fork_server=fork_server))
         folders.append(folder)
     return folders, ends
 
@@ -171,7 +174,6 @@ async def test_what_python_promises_a_script_is_done(tmp_path: Path) -> None:
     folders, ends = await forked_and_plain(tmp_path, PROMISED)
     files = []
     for folder in folders:
-        await piped(folder)
         files.append(written(folder))
         assert gzip.decompress((folder / "packed.gz").read_bytes()) == b"packed"
         assert zipfile.ZipFile(folder / "archive.zip").read("inside.txt") == b"inside"
@@ -191,11 +193,16 @@ async def test_what_python_promises_a_script_is_done(tmp_path: Path) -> None:
     assert errors(ends[0][3]) == errors(ends[1][3])
 
 
-async def piped(folder: Path) -> None:
-    """Until the process that the script wrote to has passed it on: nobody waits for that one."""
-    async with asyncio.timeout(20):
-        while (folder / "piped").read_text() != "through a pipe":  # noqa: ASYNC110 - another process writes it
-            await asyncio.sleep(0.01)
+@contextlib.contextmanager
+def piped(folder: Path) -> Iterator[None]:
+    """A pipe, and what came through it as a file. This process reads: one that the script starts is killed with it."""
+    os.mkfifo(folder / "pipe")
+    end = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        yield
+        (folder / "piped").write_bytes(os.read(end, 100))
+    finally:
+        os.close(end)
 
 
 def written(folder: Path) -> set[str]:
