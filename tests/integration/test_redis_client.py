@@ -35,9 +35,18 @@ def server() -> Iterator[PrivateRedis]:
 
 @pytest.fixture
 async def store(server: PrivateRedis) -> AsyncIterator[RedisStore]:
-    store = connect(server.url, "test", 0.3)
+    """One that has time: its server answers."""
+    store = connect(server.url, "test", BOUND / 2)
     yield store
     await store.close()
+
+
+@pytest.fixture
+async def hasty(server: PrivateRedis) -> AsyncIterator[RedisStore]:
+    """One whose calls have 0.3 s."""
+    hasty = connect(server.url, "test", 0.3)
+    yield hasty
+    await hasty.close()
 
 
 async def raw(server: PrivateRedis, *command: str) -> object:
@@ -56,30 +65,30 @@ async def unavailable(call: object) -> str:
     return str(caught.value)
 
 
-async def test_a_frozen_server_costs_one_timeout_and_confuses_no_reply(server: PrivateRedis, store: RedisStore) -> None:
-    jobs = [await store.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+async def test_a_frozen_server_costs_one_timeout_and_confuses_no_reply(server: PrivateRedis, hasty: RedisStore) -> None:
+    jobs = [await hasty.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        text = await unavailable(store.submit("u9", spec("job9"), 0, 1.0, "ann", "r9"))
+        text = await unavailable(hasty.submit("u9", spec("job9"), 0, 1.0, "ann", "r9"))
         assert str(server.socket) in text
         assert "0.3 s" in text
-        calls = [store.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+        calls = [hasty.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
         async with asyncio.timeout(BOUND):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(outcome, StoreUnavailableError) for outcome in outcomes)
-        await unavailable(store.wait("0-0", 0.1))
+        await unavailable(hasty.wait("0-0", 0.1))
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    again = [await store.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+    again = [await hasty.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
     assert again == jobs
-    kinds = [event.uid for event in await store.events("0-0", 100)]
+    kinds = [event.uid for event in await hasty.events("0-0", 100)]
     assert [uid for uid in kinds if uid != "u9"] == [f"u{n}" for n in range(8)]
 
 
-async def test_a_call_that_has_to_connect_first_has_the_time_for_both(server: PrivateRedis, store: RedisStore) -> None:
+async def test_a_call_that_has_to_connect_first_has_the_time_for_both(server: PrivateRedis, hasty: RedisStore) -> None:
     """Where a round trip takes more than half of the bound."""
-    await store.remove("u1")  # the server knows the script from now on
+    await hasty.remove("u1")  # the server knows the script from now on
     for seconds, answers in ((0.6, True), (1.5, False)):
         async with slowed(server.socket, seconds) as place:
             slow = connect(f"unix://{place}", "test", 1.0)
@@ -91,8 +100,8 @@ async def test_a_call_that_has_to_connect_first_has_the_time_for_both(server: Pr
             await slow.close()
 
 
-async def test_a_killed_server_is_named_and_found_again(server: PrivateRedis, store: RedisStore) -> None:
-    bench = Bench(store)
+async def test_a_killed_server_is_named_and_found_again(server: PrivateRedis, hasty: RedisStore) -> None:
+    bench = Bench(hasty)
     await bench.up("n1")
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
@@ -106,16 +115,16 @@ async def test_a_killed_server_is_named_and_found_again(server: PrivateRedis, st
     await bench.beat("n1")
 
 
-async def test_the_run_id_is_that_of_the_serving_process(server: PrivateRedis, store: RedisStore) -> None:
+async def test_the_run_id_is_that_of_the_serving_process(server: PrivateRedis, hasty: RedisStore) -> None:
     for _ in range(2):
-        await store.remove("u1")
+        await hasty.remove("u1")
         links = Links(server.url, 1)
         async with links.one() as link:
             assert await link.ask("HGET", "na:{test}:meta", "run") == link.run_id != ""
         await links.close()
         server.stop()
         server.start()
-        await unavailable(store.remove("u1"))  # only the first call meets the old connection
+        await unavailable(hasty.remove("u1"))  # only the first call meets the old connection
 
 
 async def test_a_wrong_password_is_reported_as_wrong(server: PrivateRedis) -> None:
@@ -167,7 +176,7 @@ async def test_nobody_answers_at_the_address() -> None:
     await store.close()
 
 
-async def test_cancelled_calls_leave_nothing_behind(server: PrivateRedis, store: RedisStore) -> None:
+async def test_cancelled_calls_leave_nothing_behind(server: PrivateRedis, hasty: RedisStore) -> None:
     rng = random.Random(7)
     patient = connect(server.url, "test", 5.0)
     jobs = [await patient.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(6)]
