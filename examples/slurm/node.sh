@@ -14,7 +14,7 @@ closed_for() {
     "$NODEAGENTCTL" nodes "$NODEAGENT_NODE" -o json | python3 -c '
 import json, sys
 node = json.load(sys.stdin)
-print(node["reason"].removesuffix(" (by root)") if node["state"] in ("cordoned", "draining") else "")'
+print(node["reason"].removesuffix(" (by root)") if node["state"] in ("cordoned", "draining", "drained") else "")'
 }
 
 mkdir -p -m 0700 "$MARKS" || exit 1

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from nodeagent.agent.health import NodeHealth
 
 NODE_STATES = (
-    "ready", "restarting", "repairing", "cordoned", "draining", "reserved", "leaving", "silent", "lost", "left",
+    "ready", "restarting", "repairing", "cordoned", "draining", "drained", "reserved", "leaving", "silent", "lost",
+    "left",
 )  # fmt: skip
 GPU_STATES = ("used", "free", "unfit")
 REPAIRING = ("asks", "holds", "runs", "verifies", "probation")
@@ -63,13 +64,19 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
     if node.facts.notice is not None:
         return "leaving", node.facts.notice.text
     if cordon is not None:
-        return ("draining" if cordon.drain else "cordoned"), f"{cordon.reason} (by {cordon.by})"
+        state = "cordoned" if not cordon.drain else "draining" if _has_work(node, cluster) else "drained"
+        return state, f"{cordon.reason} (by {cordon.by})"
     claim = claimed(node.facts)
     if claim is not None and claim.whole:
         return "repairing", described(node)
     if node.facts.restarting:
         return "restarting", "its agent was asked to end; its workers go on until the next start"
     return "ready", ""
+
+
+def _has_work(node: NodeRecord, cluster: Cluster) -> bool:
+    heads = (job.head for job in cluster.jobs.values() if job.head is not None)
+    return any(node.id in head.holders or (head.state != "ended" and node.id in head.members) for head in heads)
 
 
 class Gauges:

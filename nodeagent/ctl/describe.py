@@ -45,6 +45,7 @@ NEXT = {
     "repairing": "nothing: nodeagent repairs it; in your own hands instead: nodeagentctl cordon {name} --reason TEXT",
     "cordoned": "let it take work again: nodeagentctl uncordon {name}",
     "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
+    "drained": "work on it; then let it take work again: nodeagentctl uncordon {name}",
     "leaving": "nothing: its work moves to other nodes; when it is gone for good: nodeagentctl forget {name}",
     "reserved": "nothing: it takes work again when the window is over; sooner: nodeagentctl reserve delete ID",
     "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "

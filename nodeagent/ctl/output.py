@@ -31,8 +31,8 @@ _WORDS = re.compile(r"\s*[^\s,]*,?(?=\s|$)|\s*[^\s,]*,|\s*[^\s,]+")
 STYLES = {
     "running": "green", "succeeded": "green", "ready": "green",
     "queued": "yellow", "forming": "yellow", "holding": "yellow", "pausing": "yellow", "paused": "yellow",
-    "cordoned": "yellow", "draining": "yellow", "reserved": "yellow", "leaving": "yellow", "restarting": "yellow",
-    "silent": "red",
+    "cordoned": "yellow", "draining": "yellow", "drained": "yellow", "reserved": "yellow",
+    "leaving": "yellow", "restarting": "yellow", "silent": "red",
     "failed": "red", "lost": "red", "stopped": "bright_black", "left": "bright_black",
 }  # fmt: skip
 """Phase or node state to colour, on a terminal."""

@@ -166,7 +166,7 @@ class Cluster:
             if node["power"] != "on":
                 self.ctl("local", "start", node["name"])
         for name, state in self.nodes().items():
-            if state in ("cordoned", "draining"):
+            if state in ("cordoned", "draining", "drained"):
                 self.ctl("uncordon", name)
         self.stop_jobs()
         self.until(lambda: set(self.nodes().values()) == {"ready"}, 30, "every node is ready")

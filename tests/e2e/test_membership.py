@@ -153,7 +153,7 @@ def test_drain_moves_the_work(calm: Cluster, reference: dict[int, float]) -> Non
     assert stays in on(job)
     assert (job["generation"], job["cause"]["kind"], job["budget"]["used"]) == (2, "drain", 0)
     node = calm.node(leaves)
-    assert (node["state"], node["pods"]) == ("draining", [])
+    assert (node["state"], node["pods"]) == ("drained", [])
     assert "a fan" in node["reason"]
     calm.until_phase("drained", "succeeded", 90)
     rows = read_steps(calm.work, "drained")

@@ -47,12 +47,12 @@ def test_a_node_is_lent_to_slurm_and_comes_back_with_the_last_job(calm: Cluster)
     done = as_slurmd(calm, "prolog.sh", 41)
     assert done.returncode == 0, done.stderr
     assert not calm.workers("elastic", "n2"), "it returns when nothing of nodeagent's runs there"
-    assert (calm.node("n2")["state"], calm.node("n2")["reason"]) == ("draining", "slurm job 41 (by root)")
+    assert (calm.node("n2")["state"], calm.node("n2")["reason"]) == ("drained", "slurm job 41 (by root)")
     assert as_slurmd(calm, "prolog.sh", 42).returncode == 0
     assert marks(calm) == ["job-41", "job-42"]
 
     assert as_slurmd(calm, "epilog.sh", 41).returncode == 0
-    assert calm.nodes()["n2"] == "draining", "the other Slurm job has it"
+    assert calm.nodes()["n2"] == "drained", "the other Slurm job has it"
     assert as_slurmd(calm, "epilog.sh", 42).returncode == 0
     calm.until(lambda: calm.nodes()["n2"] == "ready", 30, "it is given back")
     calm.until_running("elastic", 2)
@@ -61,7 +61,7 @@ def test_a_node_is_lent_to_slurm_and_comes_back_with_the_last_job(calm: Cluster)
     assert as_slurmd(calm, "prolog.sh", 43).returncode == 0
     assert not calm.workers("elastic", "n2")
     assert as_slurmd(calm, "epilog.sh", 43).returncode == 0
-    assert (calm.node("n2")["state"], calm.node("n2")["reason"]) == ("draining", "new fans (by root)"), (
+    assert (calm.node("n2")["state"], calm.node("n2")["reason"]) == ("drained", "new fans (by root)"), (
         "a person's stays"
     )
 

@@ -188,7 +188,7 @@ def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[
         fix = f"on {host}: systemctl status nodeagent; journalctl -u nodeagent -n 50"
         if state in ("silent", "lost"):
             yield f"node/{name}", _error(f"{state}: {reason}", fix)
-        elif state in ("cordoned", "draining"):
+        elif state in ("cordoned", "draining", "drained"):
             yield f"node/{name}", _warning(f"{state}: {reason}", f"nodeagentctl uncordon {name}")
         elif state == "reserved":
             yield f"node/{name}", Finding(severity="info", what=reason, fix="see nodeagentctl reserve list")

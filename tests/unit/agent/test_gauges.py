@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from nodeagent.agent.gauges import node_state
+from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon
 from nodeagent.plan.nodes.availability import BY as WINDOW
-from tests.unit.plan.build import make_cluster, make_node
+from tests.unit.plan.build import make_cluster, make_head, make_job, make_node
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,19 @@ def test_the_cordon_of_a_node_that_is_away_is_in_its_reason(
     assert (found, reason.endswith(f"; {word}: disk (by olga)")) == (state, True)
     for plain in (None, cordon.model_copy(update={"by": WINDOW})):
         assert "disk" not in node_state(node.model_copy(update={"cordon": plain}), cluster)[1]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "state"),
+    [
+        ([], "drained"),
+        ([make_job("queued")], "drained"),
+        ([make_job("running", make_head(["n1", "n2"]))], "draining"),
+        ([make_job("forming", make_head(["n2"], state="forming", holders=["n1"]))], "draining"),
+        ([make_job("running", make_head(["n2"]))], "drained"),
+        ([make_job("holding", make_head(["n1", "n2"], state="ended"))], "drained"),
+    ],
+)
+def test_a_node_is_drained_when_no_work_is_left_on_it(jobs: list[JobRecord], state: str) -> None:
+    node = make_node("n1", drain=True)
+    assert node_state(node, make_cluster([node, "n2"], *jobs))[0] == state
