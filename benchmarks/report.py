@@ -28,15 +28,11 @@ NODES = Path(__file__).with_name("nodes.json")
 """What ``make nodes`` has measured."""
 
 VERDICT = f"""\
-**What follows.** Busy cores hardly delay a renewal: see the gaps. But a lease must also outlive an agent that is killed
-and started again (the interpreter, its imports, the join), or that turns into a re-formed gang, and this takes longest
-by far: on a crowded machine it comes near the fence of {Timing().fence:g} s. And this study has no slow disk below
-Redis, no memory that is short, no virtual machine that moves, no network. So the default stays: heartbeat
-{Timing().heartbeat:g} s, lease {LEASE:g} s. Where cores are to spare and a vanished node must be replaced sooner, the
-second row's clockwork is consistent; an agent that crashes under load then costs a restart.
-
-(When root's agents went before others by niceness alone, which counts for nothing among sessions where the kernel has
-autogroup, 54 deaths at a load of 30 had a gap of 4.1 s in the median, and 35 cost a node: hence their sessions' own.)
+**What follows.** Busy cores hardly delay a renewal: see the gaps. A lease must also outlive a lease process that is
+killed and started again. It plans nothing and imports little, so that costs little more than a heartbeat; the agent may
+be away for much longer, since it renews nothing. But this study has no slow disk below Redis, no memory that is short,
+no virtual machine that moves, no network. So the default stays: heartbeat {Timing().heartbeat:g} s, lease {LEASE:g} s.
+Where cores are to spare and a vanished node must be replaced sooner, the second row's clockwork is consistent.
 """
 """What follows from the lease study for the default."""
 METHOD = f"""\
@@ -121,14 +117,14 @@ def study(lease: Results) -> str:
     load, machine = lease["load"], lease["machine"]
     least, mean, most = lease["load_average"]
     burners = load["per_core"] * load["cores"]
+    beside = f"beside {burners} processes that never rest (niceness {load['nice']}), and " if burners else "beside "
     return (
         "## How short may a lease be?\n\n"
         f"Taken on {machine['date']} with `make bench-lease`, for {load['minutes']:g} minutes: for each clockwork a "
-        f"cluster of two nodes with an idle job, all at once, beside {burners} processes that never rest (niceness "
-        f"{load['nice']}), and whatever else there was, on {load['cores']} cores; load average {least:g} to {most:g}, "
-        f"mean {mean:g}. A gap is the time between two renewals of a node, as the store served them: beyond the fence "
-        "its workers would have been stopped (or gone on with time that failsafe members lend), beyond the lease the "
-        "node would have been taken for lost.\n\n"
+        f"cluster of two nodes with an idle job, all at once, {beside}whatever else there was, on {load['cores']} "
+        f"cores; load average {least:g} to {most:g}, mean {mean:g}. A gap is the time between two renewals of a node, "
+        "as the store served them: beyond the fence its workers would have been stopped (or gone on with time that "
+        "failsafe members lend), beyond the lease the node would have been taken for lost.\n\n"
         f"{leasecurve.tables(lease)}\n{VERDICT}"
     )
 
