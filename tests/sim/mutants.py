@@ -244,7 +244,7 @@ def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
 def failsafe_members_need_not_let_go(patch: pytest.MonkeyPatch) -> None:
     """A new generation becomes active though no failsafe member of the old one let go, and is proposed without hearing
     one."""
-    change(patch, ("  if #failsafe members > 0 and job.head_released ~= '1' then\n", "  if false then\n"))
+    change(patch, ("  if #failsafe_members > 0 and job.head_released ~= '1' then\n", "  if false then\n"))
     patch.setattr(gang, "silence", lambda cluster, job: "")
 
 
