@@ -236,6 +236,40 @@ async def test_an_environment_of_any_size(tmp_path: Path, size: int) -> None:
         assert bench.output() == [str(5 * size)]
 
 
+async def test_more_workers_than_the_link_holds_commands(tmp_path: Path) -> None:
+    """Found by a stranger: at 28 workers on a node the link was full, and the shim killed its fork server for it."""
+    (tmp_path / "t.py").write_text("import os\nprint(len(os.environ['BIG']), os.environ['RANK'])\n")
+    many = tuple({"BIG": "x" * 20_000, "RANK": str(rank)} for rank in range(40))
+    async with open_bench(tmp_path) as bench:
+        ready = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
+        status = await bench.run(1, many)
+        assert (status.refused, [end.code for end in status.exits]) == ("", [0] * 40)
+        assert [bench.output(rank=rank) for rank in range(40)] == [[f"20000 {rank}"] for rank in range(40)]
+        assert status.fork_server_pid == ready.fork_server_pid, "it has forked them all"
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def test_what_waits_for_a_fork_server_that_dies_is_given_up(tmp_path: Path) -> None:
+    """It reads nothing; its death leaves no descriptor of theirs open."""
+    (tmp_path / "t.py").write_text("import time\ntime.sleep(600)\n")
+    many = tuple({"BIG": "x" * 20_000} for _ in range(40))
+    async with open_bench(tmp_path) as bench:
+        ready = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
+        assert ready.fork_server_pid is not None
+        assert (shim := ready.shim_pid) is not None
+        before = descriptors(shim)
+        os.kill(ready.fork_server_pid, signal.SIGSTOP)
+        bench.host.start(UID, bench.order(1, many))
+        await bench.until(lambda s: len(s.workers) == 40)
+        os.kill(ready.fork_server_pid, signal.SIGKILL)
+        over = await bench.until(lambda s: s.phase == "exited")
+        assert "the fork server died" in over.refused
+        await wait_for(lambda: descriptors(shim) <= before)
+
+
 async def test_a_worker_has_no_pid_until_it_is_forked(tmp_path: Path) -> None:
     """Not 0, which to whoever kills it is the killer's own process group."""
     (tmp_path / "t.py").write_text("import time\ntime.sleep(600)\n")

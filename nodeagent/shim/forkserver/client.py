@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import socket
-import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,9 @@ class ForkServer:
         self._forks: dict[int, Forked] = {}
         self._reaps: dict[int, Callable[[int], None]] = {}
         self._next = 0
+        self._unsent: deque[tuple[dict[str, Any], list[int]]] = deque()
+        """Commands that the link's buffer does not hold yet, each with copies of its descriptors. At most two for each
+        worker of the pod: one to start it, one to reap it."""
         self.pool = Pool(loop, self._prefork, lambda pid: self.reap(pid, lambda _status: None), changed)
         self.pid: int | None = None
         self.warm = False
@@ -150,6 +153,8 @@ class ForkServer:
         self._loop.forget(self._link.fileno())
         self._link.close()
         self._link = None
+        while self._unsent:
+            _close(self._unsent.popleft()[1])
         self.pool.clear()
         forks, self._forks = self._forks, {}
         reaps, self._reaps = self._reaps, {}
@@ -167,14 +172,37 @@ class ForkServer:
         self._send({**command, "id": self._next}, fds)
 
     def _send(self, command: dict[str, Any], fds: Sequence[int]) -> None:
-        """A fork server that does not take a command is killed: its workers' statuses then come to the shim."""
+        """Commands arrive in order. What the link's buffer does not hold waits until the fork server has read some:
+        many workers are started at once, and each command has a whole environment."""
+        if self._unsent or not self._sent(command, fds):
+            self._unsent.append((command, [os.dup(fd) for fd in fds]))
+            self._await_room(True)
+
+    def _sent(self, command: dict[str, Any], fds: Sequence[int]) -> bool:
+        """False if there is no room for it now. A fork server that cannot be told anything is killed: its workers'
+        statuses then come to the shim."""
         assert self._link is not None
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self._link.sendmsg([json.dumps(command).encode()], rights)
+        except BlockingIOError:
+            return False
         except OSError as error:
-            print(f"fork server: {error.strerror}", file=sys.stderr, flush=True)
+            note = f"the fork server took no command ({error.strerror}): it was ended"
+            if note not in self._notes:  # nor does it take those that wait
+                self._notes.append(note)
             self.kill()
+        return True
+
+    def _send_more(self) -> None:
+        while self._unsent and self._sent(*self._unsent[0]):
+            _close(self._unsent.popleft()[1])
+        if not self._unsent:
+            self._await_room(False)
+
+    def _await_room(self, wanted: bool) -> None:
+        assert self._link is not None
+        self._loop.writable(self._link.fileno(), self._readable, wanted, self._send_more)
 
     def _readable(self) -> None:
         while self._link is not None:
@@ -224,3 +252,8 @@ class ForkServer:
             self.unusable = True
             self._notes.append(f"the fork server was not warm after {WARM_BOUND:.0f} s; workers start without one")
             self.kill()
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
