@@ -116,7 +116,8 @@ class NodeRoutes:
         await earlier(self.view.store, one)
         cordon = None if want is None else Cordon(reason=want[0], by=who.name, at=time.time(), drain=want[1])
         era = self.view.era
-        return await self._written(await self.view.store.cordon(node.id, cordon, one.request, one.did()), era)
+        written = await self.view.store.cordon(node.id, cordon, one.request, one.did(), by=who.name)
+        return await self._written(written, era)
 
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller]:
         """The node in the path, and the caller, who may change it."""

@@ -480,7 +480,10 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     end = blamed(job)
     if end is None:
         return []
-    cost = "spent one restart of the budget" if end["counts"] and job["budget"]["max"] else "spent no restart"
+    budget, newest = job["budget"], job["generations"][-1]["ended_by"]
+    cost = "spent one restart of the budget" if end["counts"] and budget["max"] else "spent no restart"
+    if end is newest and budget["max"] and budget["used"] > budget["max"]:
+        cost = "needed a restart, and none was left"
     if end["judged_when"]:
         cost = f"so far; {end['judged_when']}"
     lines = [f"Blamed for the end of generation {end['generation']} ({cost}):"]
@@ -590,7 +593,15 @@ def _ends_outliving(job: Json, left: list[Json]) -> str:
 
 def _next(job: Json) -> list[str]:
     name, phase = job["name"], job["phase"]
-    if job["deleting"]:
+    silent = ", ".join(member["node"] for member in job["failsafe_members"])
+    if any(member["live"] for member in job["failsafe_members"]):
+        silent = ""
+    if job["deleting"] and silent:
+        step = (
+            f"its record goes when one of {silent} says that nothing runs there: bring it back, or, if it is "
+            "permanently down: nodeagentctl forget NODE"
+        )
+    elif job["deleting"]:
         step = "nothing: the record goes away by itself once nothing runs any more"
     elif phase == "failed" and job["started"] is None:
         step = "correct what Why says, then submit it again; no worker of it ran, so there is no output"
@@ -604,11 +615,10 @@ def _next(job: Json) -> list[str]:
         step = "get the store to answer again (nodeagentctl doctor); until then it can neither be changed nor recovered"
     elif job["store_waits"]:
         step = "nothing: what runs goes on; all else waits for those nodes: start their agents, if you can"
-    elif phase in ("paused", "pausing"):
+    elif phase in ("paused", "pausing") and job["desired"] == "pause":
         step = f"run it again: nodeagentctl resume {name}"
-    elif job["failsafe_members"] and not any(k["live"] for k in job["failsafe_members"]):
-        names = ", ".join(k["node"] for k in job["failsafe_members"])
-        step = f"bring one of {names} back, or, if it is permanently down: nodeagentctl forget NODE"
+    elif silent:
+        step = f"bring one of {silent} back, or, if it is permanently down: nodeagentctl forget NODE"
     elif phase in ("queued", "holding"):
         step = _wait_no_longer(job.get("way_out"), name)
     elif phase == "forming":

@@ -322,9 +322,11 @@ class Store(Protocol):
         with its own place."""
         ...
 
-    async def cordon(self, node: str, cordon: Cordon | None, request: str, did: str = "") -> NodeRecord:
+    async def cordon(
+        self, node: str, cordon: Cordon | None, request: str, did: str = "", *, by: str = ""
+    ) -> NodeRecord:
         """Set or clear a node's cordon (``not_found``). Kept over the node's restarts and lives. The same ``request``
-        again returns the node and changes nothing. Event NodeCordoned / NodeUncordoned."""
+        again returns the node and changes nothing. ``by``: who clears it. Event NodeCordoned / NodeUncordoned."""
         ...
 
     async def queues(self, expect_rev: int, tree: Queues, request: str, text: str, did: str = "") -> QueuesRecord:

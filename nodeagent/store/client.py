@@ -431,8 +431,10 @@ class RedisStore:
             found = await link.evaluate(load("history", bare=True), self._prefix, how, which, str(limit))
         return tuple(_each(lambda entry: (str(entry[0]), codec.decode_job(entry[1])), found))
 
-    async def cordon(self, node: str, cordon: Cordon | None, request: str, did: str = "") -> NodeRecord:
-        arguments: dict[str, object] = {"node": node, "request": request, "did": did}
+    async def cordon(
+        self, node: str, cordon: Cordon | None, request: str, did: str = "", *, by: str = ""
+    ) -> NodeRecord:
+        arguments: dict[str, object] = {"node": node, "request": request, "did": did, "by": by}
         if cordon is not None:
             arguments |= {"cordon": cordon.to_json(), "by": cordon.by, "reason": cordon.reason}
         flat, stored = await self._calls.step("cordon", arguments, always)

@@ -265,9 +265,12 @@ async def test_a_cordon_outlives_the_nodes_lives(bench: Bench) -> None:
     await bench.lapse("n2", "n1")
     await bench.join("n2", life="n2-b")
     assert (await bench.beat("n1")).nodes[-1].cordon == cordon
-    assert (await bench.store.cordon("n2", None, "c3")).cordon is None
-    kinds = [kind for kind in await bench.kinds() if "ordoned" in kind]
-    assert kinds == ["NodeCordoned", "NodeUncordoned"]
+    assert (await bench.store.cordon("n2", None, "c3", by="olga")).cordon is None
+    found = [event for event in await bench.store.events("0-0", 1000) if "ordoned" in event.kind]
+    assert [(event.kind, event.by, event.text) for event in found] == [
+        ("NodeCordoned", "ann", "to be drained (by ann): fan broke"),
+        ("NodeUncordoned", "olga", "node n2 takes new work again (by olga)"),
+    ]
 
 
 async def test_requests_are_remembered_up_to_a_cap(bench: Bench) -> None:

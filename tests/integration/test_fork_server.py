@@ -259,7 +259,8 @@ async def test_what_waits_for_a_fork_server_that_dies_is_given_up(tmp_path: Path
     async with open_bench(tmp_path) as bench:
         ready = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
         assert ready.fork_server_pid is not None
-        assert (shim := ready.shim_pid) is not None
+        shim = ready.shim_pid
+        assert shim is not None
         before = descriptors(shim)
         os.kill(ready.fork_server_pid, signal.SIGSTOP)
         bench.host.start(UID, bench.order(1, many))

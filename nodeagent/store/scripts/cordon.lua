@@ -1,4 +1,4 @@
--- cordon: node, cordon (JSON, or absent to clear), by, reason, request, did
+-- cordon: node, cordon (JSON, or absent to clear), by, reason?, request, did
 local id = A.node
 local node = node_read(id)
 if not node then
@@ -17,10 +17,12 @@ if not seen then
   if (was or nil) ~= A.cordon then
     if A.cordon then
       redis.call('HSET', CORDONS, id, A.cordon)
-      event({ kind = 'NodeCordoned', node = id, by = A.by, text = A.reason })
+      local how = cjson.decode(A.cordon).drain and 'to be drained' or 'cordoned'
+      event({ kind = 'NodeCordoned', node = id, by = A.by, text = how .. ' (by ' .. A.by .. '): ' .. A.reason })
     else
       redis.call('HDEL', CORDONS, id)
-      event({ kind = 'NodeUncordoned', node = id, text = 'node ' .. id .. ' takes new work again' })
+      local who = A.by ~= '' and ' (by ' .. A.by .. ')' or ''
+      event({ kind = 'NodeUncordoned', node = id, by = A.by, text = 'node ' .. id .. ' takes new work again' .. who })
     end
     was = A.cordon
     node.rev = touch('node:' .. id)

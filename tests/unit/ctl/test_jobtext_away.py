@@ -44,7 +44,7 @@ def test_describe_says_on_whose_time_it_runs(job: dict[str, Any], text: str) -> 
     lines = job_lines(job)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(SINCE))
     assert f"Runs on:     {text} (the store is away since {when})" in lines
-    assert not [line for line in lines if line.startswith("FailsafeMembers:")]
+    assert not [line for line in lines if line.startswith("Failsafe:")]
     assert "get the store to answer again" in lines[-1]
 
 
@@ -54,9 +54,7 @@ def test_describe_names_the_failsafe_members_while_the_store_answers() -> None:
     )
     nobody = job_lines(samples.detail(samples.job(failsafe_members={})))
     assert "Failsafe:    none: its workers stop when the store is away for longer than a lease" in nobody
-    assert not [
-        line for line in job_lines(samples.detail(samples.HOLDING)) if line.startswith(("FailsafeMembers", "Runs on"))
-    ]
+    assert not [line for line in job_lines(samples.detail(samples.HOLDING)) if line.startswith(("Failsafe", "Runs on"))]
 
 
 def test_describe_says_what_to_do_while_a_store_that_lost_writes_waits() -> None:
@@ -107,3 +105,24 @@ def test_json_has_it_within(capsys: pytest.CaptureFixture[str]) -> None:
     reported = capsys.readouterr()
     assert '"store_away_since": 5.0' in reported.out
     assert reported.err == ""
+
+
+GONE = samples.detail(samples.SILENT)
+
+
+@pytest.mark.parametrize(
+    ("job", "step"),
+    [
+        (GONE, "bring one of n4 back, or, if it is permanently down: nodeagentctl forget NODE"),
+        (GONE | {"phase": "paused"}, "bring one of n4 back, or, if it is permanently down: nodeagentctl forget NODE"),
+        (GONE | {"phase": "paused", "desired": "pause"}, "run it again: nodeagentctl resume digits"),
+        (
+            GONE | {"phase": "stopped", "deleting": True},
+            "its record goes when one of n4 says that nothing runs there: bring it back, or, if it is permanently "
+            "down: nodeagentctl forget NODE",
+        ),
+    ],
+)
+def test_the_next_step_of_a_job_whose_failsafe_members_are_all_gone(job: dict[str, Any], step: str) -> None:
+    """Found by a stranger: of a job that had been resumed it was to resume it, and of a deleted one to do nothing."""
+    assert job_lines(job)[-1] == f"Next:        {step}"

@@ -40,7 +40,9 @@ def test_restarts_that_are_left(most: int, used: int, says: str) -> None:
 def test_where_no_restart_is_allowed_none_is_spent() -> None:
     job = samples.detail(samples.FAILED)
     assert "(spent one restart of the budget)" in blame_lines(job)[0]
-    assert "(spent no restart)" in blame_lines(job | {"budget": job["budget"] | {"max": 0}})[0]
+    assert "(spent no restart)" in blame_lines(job | {"budget": job["budget"] | {"max": 0, "used": 0}})[0]
+    over = job | {"budget": job["budget"] | {"max": 1, "used": 2}}
+    assert "(needed a restart, and none was left)" in blame_lines(over)[0]
 
 
 def test_nodes_that_are_left_out_are_named_once_and_only_while_the_job_may_use_them() -> None:
