@@ -58,7 +58,10 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
         text = "its lease lapsed and its place was given to others, or it was forgotten; it may come back anew"
         return "lost", text + kept
     if node.id in cluster.lapsed:
-        return "silent", "its lease has lapsed; nobody has needed to declare it lost" + kept
+        return (
+            "silent",
+            "its lease has lapsed; it is not declared lost: no job has needed its place, or one waits for it" + kept,
+        )
     if node.reserved is not None and node.reserved.leaves:
         return "reserved", node.reserved.text + kept
     if node.facts.notice is not None:

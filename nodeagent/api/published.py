@@ -78,7 +78,7 @@ def cuts_in(view: AgentView, job: JobRecord, pods: Mapping[str, PodState]) -> tu
     if job.phase != "running" or head is None or head.state != "active":
         return ()
     members = {node: pod for node, pod in pods.items() if node in head.members}
-    return find_cuts(members, view.cluster().nodes)
+    return find_cuts(members, view.cluster().nodes, known=view.health().store_away_since is None)
 
 
 async def cuts_of(view: AgentView, jobs: Iterable[JobRecord]) -> dict[str, tuple[Cut, ...]]:

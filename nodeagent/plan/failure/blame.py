@@ -187,7 +187,7 @@ ADVICE = "check the network between them"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Two members of one gang that hold their leases, of whom one gets no answer from the other."""
+    """Two members of one gang, of whom one gets no answer from the other."""
 
     node: str
     """Who asks."""
@@ -198,10 +198,12 @@ class Cut:
     """Unix time of the first question without an answer."""
     both: bool
     """``other`` gets no answer from ``node`` either."""
+    known: bool = True
+    """Both hold their leases. While the store is away nobody knows."""
 
 
-def find_cuts(pods: Mapping[str, PodState], nodes: Mapping[str, NodeRecord]) -> tuple[Cut, ...]:
-    """Each pair once. ``pods``: what the members of one gang publish, by node."""
+def find_cuts(pods: Mapping[str, PodState], nodes: Mapping[str, NodeRecord], *, known: bool = True) -> tuple[Cut, ...]:
+    """Each pair once. ``pods``: what the members of one gang publish, by node; ``known``: as in ``Cut``."""
     reported = {(node, other): at for node, pod in pods.items() for other, at in pod.unreachable.items()}
     return tuple(
         Cut(
@@ -210,6 +212,7 @@ def find_cuts(pods: Mapping[str, PodState], nodes: Mapping[str, NodeRecord]) -> 
             address=nodes[other].facts.peer if other in nodes else "",
             since=min(reported[pair], reported.get((other, node), reported[pair])),
             both=(other, node) in reported,
+            known=known,
         )
         for pair in _each_once(reported)
         for node, other in [pair]
@@ -219,9 +222,10 @@ def find_cuts(pods: Mapping[str, PodState], nodes: Mapping[str, NodeRecord]) -> 
 def describe_cut(cut: Cut, now: float) -> str:
     """One sentence. ``now``: Unix time."""
     where, nor = _when(cut.address), f", nor {cut.other} {cut.node}" if cut.both else ""
+    unknown = f"; while the store is away nobody knows whether {cut.other} is up: see there, and"
     return (
-        f"{cut.node} cannot reach {cut.other}{where}{nor} (no answer over UDP for {max(0.0, now - cut.since):.0f} s), "
-        f"though both are alive: {ADVICE}"
+        f"{cut.node} cannot reach {cut.other}{where}{nor} (no answer over UDP for {max(0.0, now - cut.since):.0f} s)"
+        f"{', though both are alive:' if cut.known else unknown} {ADVICE}"
     )
 
 

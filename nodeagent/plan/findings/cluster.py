@@ -19,6 +19,7 @@ from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.blame import Cut, describe_cut
 from nodeagent.plan.fairshare.queues import overbooked
+from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import breaker, next_step
 from nodeagent.plan.placing.topology import tree
 
@@ -266,6 +267,8 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
             yield f"job/{job.name}", _error(f"holds, nothing of it trains: {waits}", fix)
         elif job.phase == "queued":
             yield f"job/{job.name}", _warning(f"waits to start: {waits}", fix)
+        elif silent := silence(cluster, job):
+            yield f"job/{job.name}", _error(silent, fix)
         for name, reason in unfit.get(job.uid, ()):
             yield f"node/{name}", _warning(f"cannot run job {job.name}: {reason}", fix)
 
@@ -337,7 +340,7 @@ def judge_cuts(cuts: Mapping[str, tuple[Cut, ...]], now: float) -> tuple[Placed,
     for job, pairs in sorted(cuts.items()):
         for cut in pairs[:SHOWN]:
             whom = cut.address.rpartition(":")[0].strip("[]") or cut.other
-            what = f"{describe_cut(cut, now)}; its workers may wait for each other"
+            what = describe_cut(cut, now) + ("; its workers may wait for each other" if cut.known else "")
             fix = f"on {cut.node}: ping -c 3 {whom}; let both firewalls pass the agents' UDP and the ports of workers"
             found.append((f"job/{job}", _warning(what, fix)))
         if (more := len(pairs) - SHOWN) > 0:

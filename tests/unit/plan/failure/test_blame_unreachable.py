@@ -20,6 +20,10 @@ def test_a_pair_is_named_once_with_the_address_that_does_not_answer() -> None:
     node = make_node("n10")
     nodes = {"n10": node.model_copy(update={"facts": node.facts.model_copy(update={"peer": "10.0.0.5:7402"})})}
     found = find_cuts({"n10": pod("n10", n2=101.0), "n2": pod("n2", n10=100.0), "n1": pod("n1", n10=90.0)}, nodes)
+    (away,) = find_cuts({"n1": pod("n1", n10=90.0)}, nodes, known=False)
+    assert describe_cut(away, 140.2).endswith(
+        "; while the store is away nobody knows whether n10 is up: see there, and check the network between them"
+    )
     assert [describe_cut(cut, 140.2) for cut in found] == [
         "n1 cannot reach n10 at 10.0.0.5:7402 (no answer over UDP for 50 s), though both are alive: "
         "check the network between them",
