@@ -57,6 +57,14 @@ NEXT = {
 }
 
 
+AWAY = ("silent", "lost", "left")
+"""States of a node whose agent nobody hears: its pid and age are those of one that has ended."""
+
+
+def _process(node: Json) -> str:
+    return f", pid {node['agent_pid']}, up {span(node['agent_age'])}"
+
+
 def _verdict(verdict: Json) -> list[str]:
     """The fault, its rule, the value that triggered the rule, and the next action."""
     device = (
@@ -80,7 +88,7 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
         field("State", paint(node["state"], colour)),
         field("Why", node["reason"] or "-"),
         field("Address", f"{node['address']} (host {node['hostname']})"),
-        field("Agent", f"pid {node['agent_pid']}, version {node['version']}, up {span(node['agent_age'])}"),
+        field("Agent", f"version {node['version']}{'' if node['state'] in AWAY else _process(node)}"),
         field("Life", f"{life['life']}, start {life['start']}"),
         field("CPU slots", f"{node['cpu_slots']}, {node['cpu_slots_used']} taken"),
         field("Labels", ", ".join(f"{k}={v}" for k, v in sorted(node["labels"].items())) or "-"),

@@ -415,7 +415,7 @@ def _left_out(job: Json) -> list[str]:
     if not job["outside"] or job["phase"] in ENDED:
         return []
     reasons = ((node, why.removeprefix(f"{node} ")) for node, why in sorted(job["outside"].items()))
-    return ["Left out:", *(f"  {node}: {why}" for node, why in reasons)]
+    return [f"Left out when generation {job['generation']} was formed:", *(f"  {node}: {why}" for node, why in reasons)]
 
 
 def _still(generation: Json) -> str:
