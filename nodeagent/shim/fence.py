@@ -120,6 +120,8 @@ def _open(record: Path) -> GrantReader | None:
 
 SLACK = 0.15
 """Seconds past the granted time: after the shim's fence, within the protocol's ``kill``."""
+ROOM_BOUND = 0.1
+"""The most seconds that the shim waits for a watchdog to read its orders."""
 START_AGAIN = 0.1
 """Seconds from its end to its next start, should anybody kill it."""
 
@@ -198,7 +200,11 @@ class Watchdog:
         if self._link is None:
             return
         try:
-            socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
+            try:
+                socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
+            except BlockingIOError:  # the link holds orders for some hundred workers
+                select.select([], [self._link], [], ROOM_BOUND)
+                socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
         except OSError:
             self._unlink()
             os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: its end starts the next

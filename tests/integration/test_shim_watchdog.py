@@ -67,12 +67,14 @@ async def test_a_hook_is_watched_too(tmp_path: Path) -> None:
         await bench.until(lambda s: s.refused)
 
 
-async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [2, 200])
+async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path, workers: int) -> None:
+    """Of 200 workers there is more to be told than its link holds: one was started after another, without end."""
     (tmp_path / "t.py").write_text(SLEEPER)
     async with open_bench(tmp_path) as bench:
         async with bench.renewing():
             first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
-            status = await bench.running(1, ({}, {}))
+            status = await bench.running(1, ({},) * workers)
             assert first.shim_pid is not None
             old = watchdog(bench)
             assert old is not None
