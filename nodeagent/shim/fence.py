@@ -203,7 +203,9 @@ class Watchdog:
             try:
                 socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
             except BlockingIOError:  # the link holds orders for some hundred workers
-                select.select([], [self._link], [], ROOM_BOUND)
+                room = select.poll()  # not select, which takes no descriptor above 1023
+                room.register(self._link, select.POLLOUT)
+                room.poll(1000 * ROOM_BOUND)
                 socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
         except OSError:
             self._unlink()

@@ -31,7 +31,7 @@ from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to
 from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
-from nodeagent.shim.processes import ShimChildren
+from nodeagent.shim.processes import ShimChildren, open_more_files
 from nodeagent.shim.ready import PlaceReadiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
@@ -398,6 +398,7 @@ def main() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)
     sys.stderr = lossy_stderr()
     become_subreaper()
+    open_more_files()
     agent = int(sys.argv[2]) if len(sys.argv) > 2 else None
     if agent is None or _has_spoken(agent):
         Shim(Path(sys.argv[1]), agent).run()

@@ -34,6 +34,20 @@ RLIMITS: dict[str, int] = {
 """``nofile``, ``memlock``, ...: all that this system knows."""
 
 
+USUAL_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""How many descriptors this process was to have, and all programs that it starts."""
+MOST_FILES = 65536
+"""Descriptors that a shim has at the most. Each worker takes three, and four more while it starts."""
+
+
+def open_more_files() -> None:
+    """Let this process have more descriptors than is usual (1024): a pod may have hundreds of workers."""
+    soft, hard = USUAL_FILES
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def limit_value(value: int | str) -> int:
     return resource.RLIM_INFINITY if value == "infinity" else int(value)
 
@@ -63,6 +77,7 @@ def start_program(
         os.chdir(cwd)
         for fd in keep:
             os.set_inheritable(fd, True)
+        resource.setrlimit(resource.RLIMIT_NOFILE, USUAL_FILES)
         for number, value in limits:
             resource.setrlimit(number, (value, value))
         os.execvpe(argv[0], list(argv), dict(env))

@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,27 @@ async def test_more_workers_than_the_link_holds_commands(tmp_path: Path) -> None
         assert (status.refused, [end.code for end in status.exits]) == ("", [0] * 40)
         assert [bench.output(rank=rank) for rank in range(40)] == [[f"20000 {rank}"] for rank in range(40)]
         assert status.fork_server_pid == ready.fork_server_pid, "it has forked them all"
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    """The usual soft limit, for what this process starts."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, usual[1]))
+    yield 256
+    resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
+@pytest.mark.parametrize("fork_server", [True, False])
+async def test_a_shim_has_descriptors_for_all_its_workers_and_they_have_as_usual(
+    tmp_path: Path, few_descriptors: int, fork_server: bool
+) -> None:
+    (tmp_path / "t.py").write_text("import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n")
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, fork_server=fork_server))
+        status = await bench.run(1, ({},) * 80)
+        assert (status.refused, [end.code for end in status.exits]) == ("", [0] * 80)
+        assert [bench.output(rank=rank) for rank in range(80)] == [[str(few_descriptors)]] * 80
 
 
 def descriptors(pid: int) -> int:

@@ -169,13 +169,23 @@ class ForkServer:
             return
         self._next += 1
         self._forks[self._next] = forked
-        self._send({**command, "id": self._next}, fds)
+        try:
+            self._send({**command, "id": self._next}, fds)
+        except OSError as error:  # no descriptor is free
+            self._forks.pop(self._next)(0, f"it cannot wait for the fork server: {error.strerror}")
 
     def _send(self, command: dict[str, Any], fds: Sequence[int]) -> None:
         """Commands arrive in order. What the link's buffer does not hold waits until the fork server has read some:
-        many workers are started at once, and each command has a whole environment."""
+        many workers are started at once, and each command has a whole environment. Raises OSError if there is no
+        descriptor for it to wait with."""
         if self._unsent or not self._sent(command, fds):
-            self._unsent.append((command, [os.dup(fd) for fd in fds]))
+            copies: list[int] = []
+            try:
+                copies.extend(map(os.dup, fds))
+            except OSError:
+                _close(copies)
+                raise
+            self._unsent.append((command, copies))
             self._await_room(True)
 
     def _sent(self, command: dict[str, Any], fds: Sequence[int]) -> bool:
