@@ -29,10 +29,10 @@ NODES = Path(__file__).with_name("nodes.json")
 
 VERDICT = f"""\
 **What follows.** Busy cores hardly delay a renewal: see the gaps. A lease must also outlive a lease process that is
-killed and started again. It plans nothing and imports little, so that costs little more than a heartbeat; the agent may
-be away for much longer, since it renews nothing. But this study has no slow disk below Redis, no memory that is short,
-no virtual machine that moves, no network. So the default stays: heartbeat {Timing().heartbeat:g} s, lease {LEASE:g} s.
-Where cores are to spare and a vanished node must be replaced sooner, the second row's clockwork is consistent.
+killed and started again: its gap is above. (The agent renews nothing, so it may be away for much longer.) But this
+study has no slow disk below Redis, no memory that is short, no virtual machine that moves, no network. So the default
+stays: heartbeat {Timing().heartbeat:g} s, lease {LEASE:g} s. Where cores are to spare and a vanished node must be
+replaced sooner, the second row's clockwork is consistent.
 """
 """What follows from the lease study for the default."""
 METHOD = f"""\

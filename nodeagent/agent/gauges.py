@@ -78,8 +78,7 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
 
 
 def _has_work(node: NodeRecord, cluster: Cluster) -> bool:
-    heads = (job.head for job in cluster.jobs.values() if job.head is not None)
-    return any(node.id in head.holders or (head.state != "ended" and node.id in head.members) for head in heads)
+    return any(job.head is not None and node.id in job.head.occupied for job in cluster.jobs.values())
 
 
 class Gauges:

@@ -59,12 +59,16 @@ class ApiError(Exception):
         return {"error": error}
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that somebody may have meant; empty if none is near."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), "")
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
     """A ``not_found`` with the nearest known name."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if near:
-        step = f"did you mean {near[0]!r}?"
+    if near := nearest(name, names):
+        step = f"did you mean {near!r}?"
     elif names:
         step = f"there are: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -18,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from nodeagent.agent.view import AgentView
-from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.errors import ApiError, nearest, unknown
 from nodeagent.api.serializers import Json
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
@@ -95,9 +94,8 @@ async def query_middleware(request: web.Request, handler: Handler) -> web.Stream
         known = (*getattr(matched.handler, _PARAMETERS, ()), OWN_ONLY)
         for name in request.query:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                has = ", ".join(known[:-1]) or "none"
-                step = f"did you mean {near[0]}?" if near else f"it has: {has}"
+                near, has = nearest(name, known), ", ".join(known[:-1]) or "none"
+                step = f"did you mean {near}?" if near else f"it has: {has}"
                 raise ApiError("usage", f"{request.path} has no query parameter {name!r}", step)
     return await handler(request)
 

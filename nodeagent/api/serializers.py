@@ -356,7 +356,7 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
         if head is None:
             continue
         members = head.members if head.state != "ended" else {}
-        for node in dict.fromkeys([*members, *head.holders]):
+        for node in head.occupied:
             member, holder = members.get(node), head.holders.get(node)
             booked, pods = found.setdefault(node, ({}, []))
             devices = (*(member.devices if member else ()), *(holder.devices if holder else ()))

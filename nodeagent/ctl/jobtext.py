@@ -593,9 +593,8 @@ def _ends_outliving(job: Json, left: list[Json]) -> str:
 
 def _next(job: Json) -> list[str]:
     name, phase = job["name"], job["phase"]
-    silent = ", ".join(member["node"] for member in job["failsafe_members"])
-    if any(member["live"] for member in job["failsafe_members"]):
-        silent = ""
+    members = job["failsafe_members"]
+    silent = "" if any(member["live"] for member in members) else ", ".join(member["node"] for member in members)
     if job["deleting"] and silent:
         step = (
             f"its record goes when one of {silent} says that nothing runs there: bring it back, or, if it is "

@@ -295,6 +295,11 @@ class Head(Record):
         return _token(self.number, self.id)
 
     @property
+    def occupied(self) -> tuple[str, ...]:
+        """Nodes that run workers of this or an older generation, or are about to: members first, each once."""
+        return tuple(dict.fromkeys([*(self.members if self.state != "ended" else ()), *self.holders]))
+
+    @property
     def world_size(self) -> int:
         return sum(m.workers for m in self.members.values())
 

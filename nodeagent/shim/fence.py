@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from nodeagent.lease.grants import NOTHING, Grant, GrantReader
@@ -200,13 +200,7 @@ class Watchdog:
         if self._link is None:
             return
         try:
-            try:
-                socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
-            except BlockingIOError:  # the link holds orders for some hundred workers
-                room = select.poll()  # not select, which takes no descriptor above 1023
-                room.register(self._link, select.POLLOUT)
-                room.poll(1000 * ROOM_BOUND)
-                socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
+            _order(self._link, _COMMAND.pack(what, pid), [pidfd] if pidfd >= 0 else [])
         except OSError:
             self._unlink()
             os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: its end starts the next
@@ -215,6 +209,18 @@ class Watchdog:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def _order(link: socket.socket, order: bytes, fds: Sequence[int]) -> None:
+    """Raises BlockingIOError where there is no room for it within ``ROOM_BOUND``: a link holds the orders of some
+    hundred workers."""
+    try:
+        socket.send_fds(link, [order], fds)
+    except BlockingIOError:
+        room = select.poll()  # not select, which takes no descriptor above 1023
+        room.register(link, select.POLLOUT)
+        room.poll(1000 * ROOM_BOUND)
+        socket.send_fds(link, [order], fds)
 
 
 def watch(link: socket.socket, grant: GrantReader | None) -> None:

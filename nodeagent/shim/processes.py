@@ -36,14 +36,14 @@ RLIMITS: dict[str, int] = {
 
 USUAL_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 """How many descriptors this process was to have, and all programs that it starts."""
-MOST_FILES = 65536
+SHIM_FILES = 65536
 """Descriptors that a shim has at the most. Each worker takes three, and four more while it starts."""
 
 
 def open_more_files() -> None:
     """Let this process have more descriptors than is usual (1024): a pod may have hundreds of workers."""
     soft, hard = USUAL_FILES
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    most = SHIM_FILES if hard == resource.RLIM_INFINITY else min(hard, SHIM_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
