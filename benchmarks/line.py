@@ -19,7 +19,7 @@ from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
-from nodeagent.model.world import Cause, Head, Member
+from nodeagent.model.world import Cause, Generation, Member
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import transfers
@@ -30,7 +30,7 @@ CHANGES = 15
 
 
 def _job(
-    name: str, order: int, in_queue: str, head: Head | None, size: tuple[int, int], priority: int = 0
+    name: str, order: int, in_queue: str, generation: Generation | None, size: tuple[int, int], priority: int = 0
 ) -> JobRecord:
     who = Submitter(user="u", uid=1, gid=1, host="h", cwd="/")
     role = Role(command=("python", "train.py"), nodes=Nodes(min=size[0], max=size[1], target=size[1]))
@@ -39,13 +39,14 @@ def _job(
         time_limit=3600.0 + order,
     )  # fmt: skip
     return JobRecord(
-        uid=name, name=name, owner=order % USERS, spec=spec, control=Control(rev=1, target=size[1]), head=head,
-        phase="queued" if head is None else "running", reason="", submitted=0.0, order=order,
-        first_active=None if head is None else 0,
+        uid=name, name=name, owner=order % USERS, spec=spec, control=Control(rev=1, target=size[1]),
+        generation=generation,
+        phase="queued" if generation is None else "running", reason="", submitted=0.0, order=order,
+        first_active=None if generation is None else 0,
     )  # fmt: skip
 
 
-def _gang(nodes: dict[str, NodeRecord], on: list[str]) -> Head:
+def _gang(nodes: dict[str, NodeRecord], on: list[str]) -> Generation:
     members = {
         name: Member(
             node=name, life=nodes[name].incarnation.life, group_rank=i, first_rank=GPUS * i, workers=GPUS,
@@ -53,7 +54,9 @@ def _gang(nodes: dict[str, NodeRecord], on: list[str]) -> Head:
         )
         for i, name in enumerate(on)
     }  # fmt: skip
-    return Head(number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="first"), since=0)
+    return Generation(
+        number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="first"), since=0
+    )
 
 
 def crowd(size: int, waiting: int, queues: int, large: bool = False) -> Cluster:
@@ -91,7 +94,7 @@ def measure(size: int, waiting: int, queues: int, large: bool) -> tuple[list[flo
     _costs(cluster)
     after, rest = [], []
     for i in range(CHANGES):
-        gone = cluster.jobs[f"r{i}"].model_copy(update={"head": None, "phase": "queued"})
+        gone = cluster.jobs[f"r{i}"].model_copy(update={"generation": None, "phase": "queued"})
         cluster = replace(cluster, jobs={**cluster.jobs, gone.uid: gone})
         after.append(_costs(cluster))
         rest.append(_costs(replace(cluster, served=cluster.served + 500)))

@@ -13,7 +13,7 @@ from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter, Together
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
-from nodeagent.model.world import Cause, Head, Member
+from nodeagent.model.world import Cause, Generation, Member
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.queue import next_up
@@ -79,9 +79,11 @@ def cluster(nodes: int, jobs: int, *, choosy: bool) -> Cluster:
         )
         for i, r in enumerate(busy)
     }  # fmt: skip
-    head = Head(number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="start"), since=0)
+    generation = Generation(
+        number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="start"), since=0
+    )
     waiting = [job(f"j{i}", i, spec(f"j{i}", 64, *(asked(i) if choosy else (None, None)))) for i in range(jobs)]
-    big = job("big", 0, spec("big", len(busy))).model_copy(update={"phase": "running", "head": head})
+    big = job("big", 0, spec("big", len(busy))).model_copy(update={"phase": "running", "generation": generation})
     return Cluster(10**6, {r.id: r for r in records}, {j.uid: j for j in (big, *waiting)})
 
 

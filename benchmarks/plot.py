@@ -39,13 +39,13 @@ def svg(results: Results) -> str:
         x = _x(10.0**power)
         lines.append(f'<line x1="{x:.0f}" y1="{TOP - 8}" x2="{x:.0f}" y2="{height}" stroke="#e2e6ec"/>')
         lines.append(_text(x, TOP - 14, f"{10.0**power:g} s", "middle"))
-    head = (
+    generation = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">\n'
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>\n'
     )
     legend = _text(10, 16, "nodeagent", "start", OURS) + "\n" + _text(90, 16, "torchrun, tuned", "start", "#6b7280")
-    return head + "\n".join([*lines, legend, *parts]) + "\n</svg>\n"
+    return generation + "\n".join([*lines, legend, *parts]) + "\n</svg>\n"
 
 
 def _x(seconds: float) -> float:

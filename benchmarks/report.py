@@ -95,8 +95,8 @@ imports most.
 
 def markdown(results: Results, lease: Results | None) -> str:
     """The whole document; ``lease``: the lease study's results, if there are any."""
-    head = results["machine"]
-    facts = [f"- {key}: {head[key]}" for key in ("date", "machine", "system", "versions", "load")]
+    generation = results["machine"]
+    facts = [f"- {key}: {generation[key]}" for key in ("date", "machine", "system", "versions", "load")]
     parts = [
         "# Benchmarks\n",
         "Written by `make bench`; do not edit. The figures of each trial are in "
@@ -186,8 +186,8 @@ def tables(results: Results, picture: str = "") -> str:
             for state, kinds in results["at_rest"].items()
             for kind, cost in kinds.items()
         ]
-        head = ("state, two nodes", "process", "how many", "PSS each (MB)", "CPU each (% of a core)")
-        parts.append("## At rest\n\n" + _table(head, rows))
+        generation = ("state, two nodes", "process", "how many", "PSS each (MB)", "CPU each (% of a core)")
+        parts.append("## At rest\n\n" + _table(generation, rows))
     goals = [
         (goal.text, goal.wanted(), f"{value:.3g}{goal.unit}", "yes" if met else "**no**")
         for goal, value, met in judged(results)
@@ -252,8 +252,8 @@ def _rival(results: Results, phase: str) -> tuple[str, ...]:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def _table(generation: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [generation, ["---"] * len(generation), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -195,20 +195,20 @@ def recovery(example: str) -> str:
     if found is None:
         return "Not measured yet."
     seconds = found["seconds"]
-    heads = {
+    generations = {
         "preload": "as in its job file",
         "guess": f"what `submit` guesses ({', '.join(f'`{name}`' for name in found['guessed']) or 'nothing'})",
         "none": "nothing preloaded",
         "launcher": f"`{found['launcher']}` {found['version']}" if found["launcher"] else "its own launcher",
     }
-    cells = {name: _spread(seconds[name]) for name in heads if seconds.get(name)}
+    cells = {name: _spread(seconds[name]) for name in generations if seconds.get(name)}
     if "launcher" not in cells:
         cells["launcher"] = found["instead"] or "has none that starts workers again"
     return "\n".join(
         [
-            f"| {' | '.join(heads.values())} |",
-            "|---" * len(heads) + "|",
-            f"| {' | '.join(cells[name] for name in heads)} |",
+            f"| {' | '.join(generations.values())} |",
+            "|---" * len(generations) + "|",
+            f"| {' | '.join(cells[name] for name in generations)} |",
             "",
             f"(Seconds from `kill -9` to the first step: median, least to most of {len(seconds['preload'])}; "
             f"{found['date']}, load average {found['load']}.)",

@@ -14,7 +14,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Ack, Head, PodReport
+from nodeagent.model.world import Ack, Generation, PodReport
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
@@ -98,15 +98,15 @@ class Agent:
         self._lease.publish({}, pods)
 
     async def ack(self, job: JobRecord) -> JobRecord:
-        assert job.head is not None
-        ack = acknowledged(self.node, job.head)
-        ended = await self.store.ack(job.uid, job.head.token, self.node, records.life(self.node), ack, None)
+        assert job.generation is not None
+        ack = acknowledged(self.node, job.generation)
+        ended = await self.store.ack(job.uid, job.generation.token, self.node, records.life(self.node), ack, None)
         self.snapshot.absorb_job(ended)
         return ended
 
     async def report(self, job: JobRecord, report: PodReport) -> None:
-        assert job.head is not None
-        reported = await self.store.report(job.uid, job.head.token, self.node, records.life(self.node), report)
+        assert job.generation is not None
+        reported = await self.store.report(job.uid, job.generation.token, self.node, records.life(self.node), report)
         self.snapshot.absorb_job(reported)
 
     async def close(self) -> None:
@@ -119,7 +119,7 @@ async def renew(store: RedisStore, node: str, era: str) -> None:
     await store._calls.step("renew_lease", about)
 
 
-def acknowledged(node: str, head: Head) -> Ack:
-    if head.state == "ended":
+def acknowledged(node: str, generation: Generation) -> Ack:
+    if generation.state == "ended":
         return Ack(life=records.life(node).life, ended=True)
     return Ack(life=records.life(node).life, address=f"{node}:29500", host="10.0.0.1", signature="a" * 64, ready=0.01)

@@ -13,7 +13,7 @@ from benchmarks.scale.agents import LEASE_MS, PATIENCE, Agent, acknowledged, ren
 from benchmarks.scale.meter import Cost, Meter
 from nodeagent.model.job import BudgetEntry, JobRecord, Phase
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Cause, Head, PodReport
+from nodeagent.model.world import Cause, Generation, PodReport
 from nodeagent.store.client import NEVER, connect
 from nodeagent.store.codec import report_arguments
 from nodeagent.store.link import Links
@@ -220,32 +220,33 @@ class Crew:
         )
         self._seq += 1
         proposal = Proposal(
-            uid=self.uid, expect=job.head.token if job.head else None, expect_state=job.head.state if job.head else "",
+            uid=self.uid, expect=job.generation.token if job.generation else None,
+            expect_state=job.generation.state if job.generation else "",
             control_rev=job.control.rev, id=f"g{self._seq}", members=members, cause=Cause(kind="start", text="go"),
-            spend=spend if job.head else None, form_ms=LEASE_MS, by=first,
+            spend=spend if job.generation else None, form_ms=LEASE_MS, by=first,
             failsafe_members={n: records.life(n).life for n in self.gang[:5]},
         )  # fmt: skip
         return await self.store.propose(proposal)
 
     async def acks(self, job: JobRecord) -> Acks:
         """Every member acknowledges. The agents of the real ones decode what that brings them."""
-        assert job.head is not None
+        assert job.generation is not None
         first, *inner, last = self.gang
-        ack: dict[str, object] = {"uid": self.uid, "token": job.head.token.model_dump(), "base": self._base()}
-        ends = await self.of([self._ack(ack, job.head, first)])
+        ack: dict[str, object] = {"uid": self.uid, "token": job.generation.token.model_dump(), "base": self._base()}
+        ends = await self.of([self._ack(ack, job.generation, first)])
         some, here = Cost(), 0.0
         for chunk in _chunks([name for name in inner if name not in {agent.node for agent in self.members}]):
             if self.timing is not PATIENT:
                 await self.read()  # their own leases are short
-            some += await self.of(self._ack(ack, job.head, name) for name in chunk)
+            some += await self.of(self._ack(ack, job.generation, name) for name in chunk)
         for agent in self.members:
             here += (await self.of([agent.ack(job)])).here / len(self.members)
         one = some * (1 / max(1, len(inner) - len(self.members)))
-        ends += await self.of([self._ack(ack, job.head, last)])
+        ends += await self.of([self._ack(ack, job.generation, last)])
         return Acks(Cost(one.redis, one.sent, here), ends)
 
-    async def _ack(self, arguments: dict[str, object], head: Head, name: str) -> None:
-        await self._step("ack", name, arguments | {"ack": acknowledged(name, head).to_json()})
+    async def _ack(self, arguments: dict[str, object], generation: Generation, name: str) -> None:
+        await self._step("ack", name, arguments | {"ack": acknowledged(name, generation).to_json()})
 
     def _base(self) -> dict[str, object]:
         """How much of the job the members have read."""
@@ -255,15 +256,16 @@ class Crew:
 
     async def succeed(self, job: JobRecord) -> Cost:
         """What it costs that every member reports the success of its pod, one after the other."""
-        assert job.head is not None
-        report: dict[str, object] = {"uid": self.uid, "token": job.head.token.model_dump(), "base": self._base()}
+        assert job.generation is not None
+        report: dict[str, object] = {"uid": self.uid, "token": job.generation.token.model_dump(), "base": self._base()}
         report |= {"reason": ""} | report_arguments(PodReport(state="succeeded"))
         return await self.of(self._step("report", name, report) for name in self.gang)
 
     async def end(self, job: JobRecord, phase: Phase) -> JobRecord:
-        assert job.head is not None
+        assert job.generation is not None
         ending = Ending(
-            uid=self.uid, expect=job.head.token, expect_state=job.head.state, control_rev=job.control.rev, phase=phase,
+            uid=self.uid, expect=job.generation.token, expect_state=job.generation.state,
+            control_rev=job.control.rev, phase=phase,
             reason="it ends", wall=3.0, by=self.gang[0],
         )  # fmt: skip
         return await self.store.end(ending)

@@ -7,7 +7,7 @@ from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
-from nodeagent.model.world import Cause, Head, Member, Token
+from nodeagent.model.world import Cause, Generation, Member, Token
 from nodeagent.plan.cluster import Cluster
 
 GPUS = 8
@@ -68,17 +68,17 @@ def pod(uid: str, node: str, rank: int) -> PodState:
 
 def job(uid: str, order: int, nodes: int, members: tuple[str, ...] = ()) -> JobRecord:
     """One that runs on ``members``, or waits if there are none."""
-    head = None
+    generation = None
     if members:
-        head = Head(
+        generation = Generation(
             number=1, id="g1", state="active", members={n: member(i, n) for i, n in enumerate(members)}, holders={},
             reports={}, cause=Cause(kind="start", text="first start"), planned=False, since=0, deadline=0,
             control_rev=1,
         )  # fmt: skip
     return JobRecord(
         uid=uid, name=uid, owner=1000, spec=spec(uid, nodes, nodes), control=Control(rev=1, target=nodes),
-        submitted=0.0, order=order, phase="running" if members else "queued", reason="", head=head,
-        active=Token(number=1, id="g1") if head else None,
+        submitted=0.0, order=order, phase="running" if members else "queued", reason="", generation=generation,
+        active=Token(number=1, id="g1") if generation else None,
         failsafe_members={n: life(n).life for n in members[:5]},
     )  # fmt: skip
 

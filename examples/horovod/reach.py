@@ -80,8 +80,8 @@ def reach(words: list[str]) -> int:
         question = json.dumps({"command": " ".join(words), "cwd": str(Path.cwd())})  # as ssh: a shell there reads it
         link.sendall(f"{sealed(nonce, question)} {question}\n".encode())
         link.settimeout(None)
-        while len(head := stream.read(5)) == 5:
-            kind, size = head[:1], int.from_bytes(head[1:], "big", signed=True)
+        while len(generation := stream.read(5)) == 5:
+            kind, size = generation[:1], int.from_bytes(generation[1:], "big", signed=True)
             if kind == END:
                 return size if size >= 0 else 128 - size
             out = sys.stdout if kind == OUT else sys.stderr

@@ -155,26 +155,26 @@ class Applier:
 
     def _start(self, job: JobRecord) -> None:
         me = self._snapshot.node(self._lease.node)
-        if job.head is None or me is None:
+        if job.generation is None or me is None:
             return
         not_after = min(self._lease.fence_at, self._host.granted(job.uid))
         if self._clock.now() >= not_after:
             return  # its shim would refuse, at the job's cost: the next round tries again, with time or without a lease
-        member = job.head.members[self._lease.node]
+        member = job.generation.members[self._lease.node]
         nodes = {}
-        for other in job.head.members:
+        for other in job.generation.members:
             record = self._snapshot.node(other)
             if record is None:
                 return  # its record has not been read yet: the next round tries again
-            signed = record.facts.model_copy(update={"address": job.head.hosts[other]})
+            signed = record.facts.model_copy(update={"address": job.generation.hosts[other]})
             nodes[other] = record.model_copy(update={"facts": signed})
         me = me.model_copy(update={"facts": self._lease.facts})  # what the store has of it, others may have written
         addresses = {name: record.facts.address for name, record in nodes.items()}
         order = StartOrder(
-            token=job.head.token,
-            environments=worker_environments(job, job.head, me, nodes),
+            token=job.generation.token,
+            environments=worker_environments(job, job.generation, me, nodes),
             places=tuple(p.name for p in member.places for _ in range(p.workers)) if job.spec.several else (),
-            roles_file=roles_file(job.head, addresses) if job.spec.several else "",
+            roles_file=roles_file(job.generation, addresses) if job.spec.several else "",
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
             not_after=not_after,
         )
@@ -184,11 +184,11 @@ class Applier:
         """Have a finished recovery, or a first start, in the audit log. One that another report came before is not
         written there."""
         job, node = self._snapshot.job(recovery.uid), self._lease.node
-        if job is None or job.head is None:
+        if job is None or job.generation is None:
             return False
         what = "started" if recovery.first else "recovered"
         self._log.info(what, job=job.name, generation=recovery.token.number, text=recovery.text)
-        if job.head.token != recovery.token or job.head.state != "active" or node in job.head.reports:
+        if job.generation.token != recovery.token or job.generation.state != "active" or node in job.generation.reports:
             return False
         report = PodReport(state="running", reason=recovery.text, started=max(0.0, self._clock.now() - recovery.at))
         return await self._write(
@@ -226,11 +226,11 @@ class Applier:
                 return False
 
     def _seen(self, job: JobRecord) -> _Seen:
-        head = job.head
+        generation = job.generation
         return {
             "uid": job.uid,
-            "expect": head.token if head is not None else None,
-            "expect_state": head.state if head is not None else "",
+            "expect": generation.token if generation is not None else None,
+            "expect_state": generation.state if generation is not None else "",
             "control_rev": job.control.rev,
             "by": self._lease.node,
         }
@@ -285,8 +285,8 @@ class Applier:
 
 def _counter(job: JobRecord, number: int) -> str:
     """The node whose agent counts the start of this generation: of its group rank 0."""
-    if job.head is not None and job.head.number == number:
-        return job.head.ordered()[0].node
+    if job.generation is not None and job.generation.number == number:
+        return job.generation.ordered()[0].node
     entry = job.budget.get(str(number))
     return entry.counted_by if entry is not None else ""
 

@@ -213,4 +213,4 @@ def preflight(config: AgentConfig, node: str, diagnosis: Diagnosis, clock: Clock
 
 def _member(job: JobRecord, node: str) -> bool:
     """The gang that the node belongs to must not wait for a check when it re-forms."""
-    return job.head is not None and node in job.head.members
+    return job.generation is not None and node in job.generation.members

@@ -18,7 +18,7 @@ from nodeagent.lease.lending import FailsafeAddress, LoanRow
 from nodeagent.lease.statefiles import MOST_MEMBERS, Bridged
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Head, Token
+from nodeagent.model.world import Generation, Token
 from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.pod import Keep
@@ -49,8 +49,8 @@ class FailsafeWatch:
         self._timing, self._lease, self._host = timing, lease, host
         self._clock, self._process, self._cluster = clock, process, cluster
         self._given_up: set[_Kept] = set()
-        self._members: dict[str, tuple[Head, Mapping[str, str]]] = {}
-        """Job to a head that was looked at, and the lives of its members."""
+        self._members: dict[str, tuple[Generation, Mapping[str, str]]] = {}
+        """Job to a generation that was looked at, and the lives of its members."""
         self.leaving = False
         """Goes soon: promises nothing any more."""
         self._seen = Bridged({}, {})
@@ -61,8 +61,8 @@ class FailsafeWatch:
     async def replace_failsafe_members(self, action: Keep, send: Callable[[Keep], Awaitable[bool]]) -> bool:
         """Have the store replace the failsafe members. From before it is asked this node lends nothing under the old
         ones: never again where no answer comes, since the step may have happened, or may yet."""
-        heads = {job.head.token for job in self._cluster().jobs.values() if job.head is not None}
-        self._given_up = {kept for kept in self._given_up if kept[0] in heads}
+        generations = {job.generation.token for job in self._cluster().jobs.values() if job.generation is not None}
+        self._given_up = {kept for kept in self._given_up if kept[0] in generations}
         old = _kept(action.token, action.expect)
         doubtful = old in self._given_up  # an earlier request of ours may still be under way
         self._given_up.add(old)
@@ -103,22 +103,22 @@ class FailsafeWatch:
         rows, members, room = {}, {}, MOST_MEMBERS
         statuses, me = self._host.status(), self._lease
         for uid, job in cluster.jobs.items():
-            head = job.head
-            if head is None or head.state != "active":
+            generation = job.generation
+            if generation is None or generation.state != "active":
                 continue
-            keeps, status, member = me.node in job.failsafe_members, statuses.get(uid), head.members.get(me.node)
+            keeps, status, member = me.node in job.failsafe_members, statuses.get(uid), generation.members.get(me.node)
             ours = member is not None and member.life == me.incarnation.life
-            runs = ours and status is not None and not status.quiet and status.generation == head.token
+            runs = ours and status is not None and not status.quiet and status.generation == generation.token
             if not (keeps or ours):
                 continue
-            room -= len(head.members) if keeps else 1
+            room -= len(generation.members) if keeps else 1
             if room < 0:
                 continue
             if keeps:
-                members[uid] = self._lives(uid, head)
-            replaced = _kept(head.token, job.failsafe_members) in self._given_up
+                members[uid] = self._lives(uid, generation)
+            replaced = _kept(generation.token, job.failsafe_members) in self._given_up
             rows[uid] = LoanRow(
-                token=(head.token.number, head.token.id), failsafe_members=job.failsafe_members,
+                token=(generation.token.number, generation.token.id), failsafe_members=job.failsafe_members,
                 members=members[uid][1] if keeps else {},
                 refuses="is having the failsafe members replaced" if replaced else "",
                 pod=folder_name(uid) if runs else "", places=self._places(cluster, job) if runs else {},
@@ -126,11 +126,11 @@ class FailsafeWatch:
         self._members = members
         return self._process.know(me.incarnation.life, self.leaving, rows)
 
-    def _lives(self, uid: str, head: Head) -> tuple[Head, Mapping[str, str]]:
+    def _lives(self, uid: str, generation: Generation) -> tuple[Generation, Mapping[str, str]]:
         known = self._members.get(uid)
-        if known is not None and known[0] is head:
+        if known is not None and known[0] is generation:
             return known
-        return head, {node: member.life for node, member in head.members.items()}
+        return generation, {node: member.life for node, member in generation.members.items()}
 
     def _places(self, cluster: Cluster, job: JobRecord) -> dict[str, FailsafeAddress]:
         """Of the other failsafe members."""

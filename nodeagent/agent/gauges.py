@@ -78,7 +78,7 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
 
 
 def _has_work(node: NodeRecord, cluster: Cluster) -> bool:
-    return any(job.head is not None and node.id in job.head.occupied for job in cluster.jobs.values())
+    return any(job.generation is not None and node.id in job.generation.occupied for job in cluster.jobs.values())
 
 
 class Gauges:
@@ -202,18 +202,18 @@ class JobGauges:
             causes = Tally(entry.kind for entry in job.budget.values() if entry.at >= since)
             for cause in causes.keys() & set(get_args(CauseKind)):
                 self.ends.labels(job=job.name, cause=cause).set(causes[cause])
-            if job.head is not None:
-                self.generation.labels(job=job.name).set(job.head.number)
-                self.cause.labels(job=job.name, cause=job.head.cause.kind).set(job.head.number)
+            if job.generation is not None:
+                self.generation.labels(job=job.name).set(job.generation.number)
+                self.cause.labels(job=job.name, cause=job.generation.cause.kind).set(job.generation.number)
             if job.checkpoint is not None:
                 self.checkpoint.labels(job=job.name).set(job.checkpoint.step)
 
     def _read_roles(self, job: JobRecord) -> None:
         if not job.spec.several:
             return
-        members = job.head.members if job.head is not None and job.head.state == "active" else {}
+        members = job.generation.members if job.generation is not None and job.generation.state == "active" else {}
         running = Tally(place.role for member in members.values() for place in member.places)
-        alone = Tally(one.role for one in alone_restarts(job.head) if one.node in members)
+        alone = Tally(one.role for one in alone_restarts(job.generation) if one.node in members)
         for role in job.sized.roles[:MAX_ROLES]:
             self.places.labels(job=job.name, role=role.name, state="wanted").set(role.places)
             self.places.labels(job=job.name, role=role.name, state="running").set(running[role.name])
@@ -279,8 +279,8 @@ class NodeGauges:
         used = {
             device
             for job in cluster.jobs.values()
-            if job.head is not None and job.head.state != "ended" and node in job.head.members
-            for device in job.head.members[node].devices
+            if job.generation is not None and job.generation.state != "ended" and node in job.generation.members
+            for device in job.generation.members[node].devices
         }
         gpus = record.facts.gpus if record is not None else ()
         states = ("unfit" if not gpu.healthy else "used" if gpu.uuid in used else "free" for gpu in gpus)

@@ -282,12 +282,18 @@ class Membership:
         """Jobs that no step can have removed: this life is a member or holder, and nobody has ended them."""
         life, out = self.incarnation.life, []
         for job in self._snapshot.jobs.values():
-            head = job.head
-            if head is None or job.phase in TERMINAL:
+            generation = job.generation
+            if generation is None or job.phase in TERMINAL:
                 continue
-            holder = head.holders.get(self.node) or (head.members.get(self.node) if head.state != "ended" else None)
+            holder = generation.holders.get(self.node) or (
+                generation.members.get(self.node) if generation.state != "ended" else None
+            )
             if holder is not None and holder.life == life:
-                out.append(OwnJob(uid=job.uid, rev=job.rev, head=f"{head.number} {head.id} {head.state}"))
+                out.append(
+                    OwnJob(
+                        uid=job.uid, rev=job.rev, generation=f"{generation.number} {generation.id} {generation.state}"
+                    )
+                )
         return tuple(sorted(out, key=lambda job: job.uid)[:MOST_RUNS])
 
     def _damaged(self) -> tuple[str, ...]:

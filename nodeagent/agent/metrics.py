@@ -329,7 +329,7 @@ class RestartCounter:
 
     def _missed(self, job: JobRecord, seen: int) -> Iterator[tuple[str, str]]:
         """Node at fault and kind of cause of the generations after ``seen`` that are this node's to count."""
-        active, head = job.active, job.head
+        active, generation = job.active, job.generation
         assert active is not None
         before: BudgetEntry | None = None
         for number in sorted({*map(int, job.budget), active.number}):
@@ -337,9 +337,9 @@ class RestartCounter:
             before = entry
             if number <= seen:
                 continue
-            if head is not None and head.token == active and number == active.number:
-                if job.restarts > 0 and head.ordered()[0].node == self._node:
-                    yield head.cause.node, head.cause.kind
+            if generation is not None and generation.token == active and number == active.number:
+                if job.restarts > 0 and generation.ordered()[0].node == self._node:
+                    yield generation.cause.node, generation.cause.kind
             elif ended is not None and entry is not None and entry.counted_by == self._node:
                 yield ended.node, ended.kind
 

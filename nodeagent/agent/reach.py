@@ -16,7 +16,7 @@ import structlog
 from nodeagent.agent.questions import PeerQuestions
 from nodeagent.lease.lending import Ask
 from nodeagent.model.job import JobRecord
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Cluster
 
@@ -30,10 +30,10 @@ MOST_FOLLOWED = 8
 """Nodes of one gang that are asked each time because they did not answer in their turn."""
 
 
-def asked(head: Head, node: str, turn: int = 0) -> tuple[str, ...]:
+def asked(generation: Generation, node: str, turn: int = 0) -> tuple[str, ...]:
     """Whom this member asks: at most four others, whatever the size of the gang. In half as many turns as there are
     members each pair is asked for, by one of the two."""
-    order = [m.node for m in head.ordered()]
+    order = [m.node for m in generation.ordered()]
     at, size = order.index(node), len(order)
     others = size // 2 - 1  # at distances from 2 to half of the ring
     around = [order[at - 1], order[(at + 1) % size], order[0]]
@@ -74,10 +74,10 @@ class Reach:
         whom = [
             (job, other, address)
             for job in cluster.jobs.values()
-            if job.phase == "running" and job.head is not None and job.head.state == "active"
-            if self._node in job.head.members
-            for other in self._asked(job.uid, job.head)
-            if (address := _address(cluster, job.head, other))
+            if job.phase == "running" and job.generation is not None and job.generation.state == "active"
+            if self._node in job.generation.members
+            for other in self._asked(job.uid, job.generation)
+            if (address := _address(cluster, job.generation, other))
         ]
         if not (whom or self._missed or self.unreachable):
             return
@@ -98,22 +98,24 @@ class Reach:
             self.unreachable = found
             self._changed()
 
-    def _asked(self, uid: str, head: Head) -> tuple[str, ...]:
+    def _asked(self, uid: str, generation: Generation) -> tuple[str, ...]:
         """Those whose turn it is, and those that did not answer the last time."""
-        follow = [other for (of, other), count in self._missed.items() if of == uid and count and other in head.members]
-        return tuple(dict.fromkeys((*asked(head, self._node, self._turn), *follow[:MOST_FOLLOWED])))
+        follow = [
+            other for (of, other), count in self._missed.items() if of == uid and count and other in generation.members
+        ]
+        return tuple(dict.fromkeys((*asked(generation, self._node, self._turn), *follow[:MOST_FOLLOWED])))
 
     async def _answers(self, job: JobRecord, address: str) -> bool:
         """A question that no failsafe member says yes to, whatever it knows: with no failsafe members named it promises
         nothing."""
-        assert job.head is not None
-        token, life = job.head.token, job.head.members[self._node].life
+        assert job.generation is not None
+        token, life = job.generation.token, job.generation.members[self._node].life
         question = Ask(job.uid, (token.number, token.id), {}, self._node, life)
         return await self._peers.ask(address, question, EVERY) is not None
 
 
-def _address(cluster: Cluster, head: Head, node: str) -> str:
+def _address(cluster: Cluster, generation: Generation, node: str) -> str:
     """Where a member is asked; empty where it cannot be, or is gone as the store knows already."""
     record = cluster.nodes.get(node)
-    alive = record is not None and cluster.live(node, head.members[node].life)
+    alive = record is not None and cluster.live(node, generation.members[node].life)
     return record.facts.peer if alive and record is not None else ""

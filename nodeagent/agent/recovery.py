@@ -90,7 +90,7 @@ async def offer(
 def _ahead(job: JobRecord, promised: int) -> bool:
     """A generation of it was promised that its record does not know of. A pod's files are its user's: a number that no
     generation can have had by then is not believed."""
-    number = job.head.number if job.head is not None else 0
+    number = job.generation.number if job.generation is not None else 0
     return number < promised <= number + BELIEVED
 
 

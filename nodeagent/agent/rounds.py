@@ -291,8 +291,9 @@ class ProposalTurns:
     async def take(self, cluster: Cluster, job: JobRecord, decision: Decision) -> tuple[bool, float | None]:
         """Whether the step was taken (by us), and when (our clock) to try, where it is another's turn before. Raises
         StoreUnavailableError."""
-        head, now = job.head, self._clock.now()
-        key = (job.uid, head.id if head else "", head.state if head else "", job.control.rev, type(decision.step))
+        generation, now = job.generation, self._clock.now()
+        name, state = (generation.id, generation.state) if generation else ("", "")
+        key = (job.uid, name, state, job.control.rev, type(decision.step))
         self._seen[key] = first = self._before.get(key, now)
         at = first + self._patience * turn(cluster, job, self._node)
         if now < at:

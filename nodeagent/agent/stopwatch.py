@@ -81,9 +81,9 @@ class Stopwatch:
         self._watches = {uid: watch for uid, watch in self._watches.items() if uid in jobs}
         self._telling &= jobs.keys()
         for job in jobs.values():
-            if job.head is not None and job.head.state == "forming":
-                self._forming(job, job.head.number, statuses.get(job.uid), now)
-            elif job.head is not None and job.head.state == "active":
+            if job.generation is not None and job.generation.state == "forming":
+                self._forming(job, job.generation.number, statuses.get(job.uid), now)
+            elif job.generation is not None and job.generation.state == "active":
                 self._active(job, statuses.get(job.uid), now)
 
     def _forming(self, job: JobRecord, number: int, status: PodStatus | None, now: float) -> None:
@@ -99,15 +99,15 @@ class Stopwatch:
             watch.quiet = now
 
     def _active(self, job: JobRecord, status: PodStatus | None, now: float) -> None:
-        assert job.head is not None
-        if any(report.seq for report in job.head.reports.values()):
-            self._faults.setdefault(job.uid, (job.head.number, now, _detected(job.head.reports)))
-        mine = status if status is not None and status.generation == job.head.token else None
+        assert job.generation is not None
+        if any(report.seq for report in job.generation.reports.values()):
+            self._faults.setdefault(job.uid, (job.generation.number, now, _detected(job.generation.reports)))
+        mine = status if status is not None and status.generation == job.generation.token else None
         stepped = mine.stepped if mine is not None else None
         if stepped is not None:
             self._telling.add(job.uid)
         watch = self._watches.get(job.uid)
-        if watch is None or watch.number != job.head.number:
+        if watch is None or watch.number != job.generation.number:
             return
         if watch.active is None:
             watch.active = now
@@ -156,21 +156,23 @@ class Stopwatch:
 
     def _recovery(self, job: JobRecord, watch: _Watch) -> Recovery | None:
         """None: it is not this node's to tell."""
-        head = job.head
+        generation = job.generation
         assert watch.active is not None and watch.started is not None
-        if head is None or head.number != watch.number or head.ordered()[0].node != self._node:
+        if generation is None or generation.number != watch.number or generation.ordered()[0].node != self._node:
             return None
         formed, started = watch.active - watch.known, watch.started - watch.active
         phases = {
             **({} if watch.first else {"detected": watch.detected}),
-            "stopped": head.stopped,
-            "acknowledged": head.ready,
+            "stopped": generation.stopped,
+            "acknowledged": generation.ready,
             "formed": formed,
             "started": started,
             **({} if watch.stepped is None else {STEPPED: max(0.0, watch.stepped - watch.started)}),
             "whole": watch.detected + formed + started,
         }
-        return Recovery(job.uid, head.token, head.cause.kind, phases, watch.stepped or watch.started, watch.first)
+        return Recovery(
+            job.uid, generation.token, generation.cause.kind, phases, watch.stepped or watch.started, watch.first
+        )
 
 
 def _detected(reports: Mapping[str, PodReport]) -> float:

@@ -22,7 +22,7 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
@@ -248,12 +248,14 @@ class AdmissionVerifier:
         if entry is None and now > job.admission.expires:
             return "expired", f"its signature has expired, and no agent that knows it has renewed it; {_anew(job)}"
         self._remember(job, entry, now)
-        size, head = job.spec.nodes, job.head if job.head is not None and job.head.state != "ended" else None
-        if head is not None and not job.spec.several and not size.min <= len(head.members) <= size.max:
-            text = f"generation {head.number} has {len(head.members)} nodes"
+        size, generation = job.spec.nodes, job.generation
+        if generation is not None and generation.state == "ended":
+            generation = None
+        if generation is not None and not job.spec.several and not size.min <= len(generation.members) <= size.max:
+            text = f"generation {generation.number} has {len(generation.members)} nodes"
             return "size", f"{text}, its file allows {size.min} to {size.max}"
-        if head is not None and job.spec.several and not _has_its_places(job.spec, head):
-            return "size", f"generation {head.number} does not have places of all the roles of its file"
+        if generation is not None and job.spec.several and not _has_its_places(job.spec, generation):
+            return "size", f"generation {generation.number} does not have places of all the roles of its file"
         if not known.gang:
             return "gang", (
                 "its generation was changed in the store: not every member's agent agreed to it as it is; "
@@ -288,19 +290,19 @@ def _same_admission(old: JobRecord, new: JobRecord) -> bool:
     return old.spec is new.spec and old.admission is new.admission and (old.name, old.owner) == (new.name, new.owner)
 
 
-def _has_its_places(spec: JobSpec, head: Head) -> bool:
+def _has_its_places(spec: JobSpec, generation: Generation) -> bool:
     """Every place of every role once, with as many workers and, once acknowledged, ports as its members have. How many
     a role has may be changed while the job runs: where the control says otherwise, the gang is formed anew."""
-    members, sizes = head.members.values(), head.sizes
+    members, sizes = generation.members.values(), generation.sizes
     places = [place.name for member in members for place in member.places]
     wanted = [f"{role.name}.{i}" for role in spec.roles for i in range(max(1, sizes[role.name]))]
     if sorted(places) != sorted(wanted) or any(m.workers != sum(p.workers for p in m.places) for m in members):
         return False
-    return head.state != "active" or all(len(head.ports.get(m.node, ())) == m.ports for m in members)
+    return generation.state != "active" or all(len(generation.ports.get(m.node, ())) == m.ports for m in members)
 
 
 def _same_gang(old: JobRecord, new: JobRecord) -> bool:
-    a, b = old.head, new.head
+    a, b = old.generation, new.generation
     if a is None or b is None:
         return a is b
     same = (

@@ -79,6 +79,7 @@ def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> li
     for job in jobs:
         if not isinstance(job, dict) or not isinstance(job.get("spec"), dict):
             raise ApiError("usage", "a job has no spec", "send {jobs: [{spec: {...}}]}")
+        requests.has_only(job, ("spec", "after", "array"), "a job")
         spec = read_spec({"submitter": submitter, **job["spec"]})
         try:
             after, array = jobvalues.after(job.get("after")), jobvalues.array(job.get("array"))
@@ -278,7 +279,9 @@ class Batches:
         array = members[0].spec.array
         assert array is not None
         phases = Counter(job.phase for job in members)
-        stopping = sum(job.phase in TERMINAL and job.head is not None and bool(job.head.holders) for job in members)
+        stopping = sum(
+            job.phase in TERMINAL and job.generation is not None and bool(job.generation.holders) for job in members
+        )
         return web.json_response(array.model_dump(exclude={"index"}) | {"phases": phases, "stopping": stopping})
 
     def _members(self, request: web.Request) -> list[JobRecord]:

@@ -8,7 +8,7 @@ for every repetition of a write, so it uses only the present record. ``plan/job/
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -171,6 +171,14 @@ class Asked:
         return roles[self.role].places if self.role in roles else control.target
 
 
+FIELDS: Mapping[Verb, tuple[str, ...]] = {
+    "scale": ("target", "role", "timeout"),
+    "scaleout": ("count", "timeout"),
+    "scalein": ("count", "nodes", "timeout"),
+}
+"""Of the body of a request to change a job's size."""
+
+
 def read_scale(verb: Verb, body: dict[str, Any], request: str) -> Asked:
     """The request in a body. Raises ``ApiError`` (``usage``)."""
     timeout = body.get("timeout")
@@ -267,9 +275,9 @@ def _goal_of_role(asked: Asked, job: JobRecord) -> int:
 
 def _growing(job: JobRecord) -> Scale | None:
     """The scale-out that is not met, even if the agents have yet to record that."""
-    growing, head = job.control.growing, job.head
-    active = head is not None and head.state == "active"
-    return None if growing is not None and active and scaled_size(growing, head) >= growing.want else growing
+    growing, generation = job.control.growing, job.generation
+    active = generation is not None and generation.state == "active"
+    return None if growing is not None and active and scaled_size(growing, generation) >= growing.want else growing
 
 
 def _may_scale_in(asked: Asked, job: JobRecord) -> None:
@@ -282,8 +290,8 @@ def _may_scale_in(asked: Asked, job: JobRecord) -> None:
         )
     if not asked.nodes:
         return
-    head = job.head
-    gang = [] if head is None or head.state == "ended" else sorted(head.members, key=natural)
+    generation = job.generation
+    gang = [] if generation is None or generation.state == "ended" else sorted(generation.members, key=natural)
     strangers = [n for n in asked.nodes if n not in gang]
     if strangers:
         there = f"its nodes are {', '.join(gang)}" if gang else f"it has none now ({job.phase}: {job.reason})"

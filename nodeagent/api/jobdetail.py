@@ -61,15 +61,17 @@ def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
             started.setdefault(event.generation, event.text)
         elif event.kind in _FAULTS:
             fault.setdefault(event.generation, at)
-    head = job.head
-    numbers = {int(n) for n in job.budget} | set(formed) | set(active) | ({head.number} if head else set())
+    generation = job.generation
+    numbers = {int(n) for n in job.budget} | set(formed) | set(active) | ({generation.number} if generation else set())
     out: list[Json] = []
     before: int | None = None
     for number in sorted(numbers):
         spend = job.budget.get(str(number))
-        current = head is not None and head.number == number
+        current = generation is not None and generation.number == number
         ran = number in active or spend is not None or (job.active is not None and job.active.number == number)
-        cause = head.cause.text if head is not None and current else formed[number].text if number in formed else ""
+        cause = formed[number].text if number in formed else ""
+        if generation is not None and current:
+            cause = generation.cause.text
         still = None
         if number in active and before is not None:
             began = fault.get(before) or (event_ms(formed[number].id) if number in formed else None)
@@ -79,7 +81,7 @@ def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
             {
                 "number": number,
                 "cause": cause,
-                "state": head.state if head is not None and current else ("ended" if ran else "not formed"),
+                "state": generation.state if generation is not None and current else ("ended" if ran else "not formed"),
                 "active": active[number] / 1000 if number in active else None,
                 "downtime": still,
                 "recovery": started.get(number),
@@ -183,7 +185,7 @@ def alone_json(job: JobRecord) -> list[Json]:
     where they were the first to fail: of each its ``rank``, ``node``, how often (``times``), and how it ended last
     (``text``)."""
     found: dict[int, Json] = {}
-    for one in alone_restarts(job.head):
+    for one in alone_restarts(job.generation):
         rank, times = one.cause.rank, found[one.cause.rank]["times"] if one.cause.rank in found else 0
         whole = one.role if one.cause.round else ""
         found[rank] = {"rank": rank, "node": one.node, "times": times + 1, "text": one.cause.text, "whole": whole}

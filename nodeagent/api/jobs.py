@@ -122,8 +122,8 @@ class JobRoutes:
         job = await find_any_job(self.view, request.match_info["job"])
         events = await self._audit.read()
         reports = job.last_reports
-        if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
-            reports = job.head.reports
+        if job.generation is not None and any(r.state != "running" for r in job.generation.reports.values()):
+            reports = job.generation.reports
         store_waits = "" if job.phase in TERMINAL else self.view.health().store_waits
         pods, answered = await published(self.view, job, events is not None)
         await self._names.learn([job.owner])
@@ -134,13 +134,13 @@ class JobRoutes:
             "store_waits": store_waits,
             "way_out": way_out(job, cluster),
             "policies_due": policies_due(job, cluster),
-            "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
+            "no_progress": watching(job.generation) if job.generation is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
             "usage": job_use(job, cluster, time.time()),
             "generations": generations(job, events or ()),
             "reports": {node: r.model_dump() for node, r in reports.items()},
             "alone": alone_json(job),
-            "outside": {} if job.head is None else dict(job.head.outside),
+            "outside": {} if job.generation is None else dict(job.generation.outside),
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,
             "placement": {"asks": placement_asked(job.spec), "placed": placed_text(cluster, job)},
@@ -153,7 +153,7 @@ class JobRoutes:
     async def submit(self, request: web.Request) -> web.Response:
         """POST /v1/jobs {spec, request_id, dry_run}, or {jobs, submitter, request_id, dry_run} (``batches.read``)."""
         who = await auth.caller(request, self.view.config.jobs)
-        asked = await requests.read(request)
+        asked = await requests.read(request, "spec", "jobs", "submitter", "dry_run")
         if "jobs" in asked:
             return await self._batches.submit(who, asked, read(asked, _read_spec))
         written = _read_spec(asked.get("spec"))
@@ -270,7 +270,7 @@ class JobRoutes:
         """POST .../scale {target}, .../scaleout {count}, .../scalein {count | nodes}; {timeout?, request_id}."""
 
         async def handler(request: web.Request) -> web.Response:
-            asked = await requests.read(request)
+            asked = await requests.read(request, *intents.FIELDS[verb])
             return await self._change_size(request, intents.read_scale(verb, asked, requests.request_id(asked)))
 
         return handler

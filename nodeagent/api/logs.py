@@ -28,7 +28,7 @@ from nodeagent.api.locallogs import Query, Readers, followed_lines, stored_lines
 from nodeagent.api.logcursor import LogCursor
 from nodeagent.api.requests import find_any_job, send
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from nodeagent.pods.folder import log_folder
 from nodeagent.pods.logs import TAIL_MAX
 
@@ -52,10 +52,10 @@ def notice(node: str, text: str) -> Line:
     return {"rank": -1, "stream": "notice", "node": node, "generation": 0, "time": "", "text": text, "partial": False}
 
 
-def place_names(head: Head) -> dict[int, str]:
+def place_names(generation: Generation) -> dict[int, str]:
     """Rank to the name of its place, in a job of several roles."""
     found: dict[int, str] = {}
-    for member in head.members.values():
+    for member in generation.members.values():
         rank = member.first_rank
         for place in member.places:
             for _ in range(place.workers):
@@ -115,9 +115,9 @@ class LogRoutes:
         async with contextlib.aclosing(lines):
             async for line in lines:
                 number = line.get("generation", 0)  # 0: a sign of life, or a notice
-                head = self.view.cluster().jobs.get(job.uid, job).head
-                if head is not None and head.number == number and number not in known:
-                    known[number] = place_names(head)
+                generation = self.view.cluster().jobs.get(job.uid, job).generation
+                if generation is not None and generation.number == number and number not in known:
+                    known[number] = place_names(generation)
                 place = known.get(number, {}).get(line.get("rank", -1))
                 yield line | {"place": place} if place else line
 
@@ -127,7 +127,7 @@ class LogRoutes:
         job = cluster.jobs.get(uid)
         if job is None:
             return True
-        holders = job.head.holders if job.head is not None else {}
+        holders = job.generation.holders if job.generation is not None else {}
         return job.phase in TERMINAL and all(cluster.gone(n, h.life) for n, h in holders.items())
 
     def _others(self, asked: _Asked) -> tuple[dict[str, Way], list[Line]]:
@@ -290,7 +290,9 @@ class _Asked:
 
 def _check_generation(job: JobRecord, number: int | None) -> None:
     """Raises ``ApiError`` for a generation that the job never had."""
-    newest = max(job.last_number, job.active.number if job.active else 0, job.head.number if job.head else 0)
+    newest = max(
+        job.last_number, job.active.number if job.active else 0, job.generation.number if job.generation else 0
+    )
     if number is None or 1 <= number <= newest:
         return
     has = {0: "none yet", 1: "generation 1 only"}.get(newest, f"generations 1 to {newest}")
@@ -303,14 +305,14 @@ def _check_generation(job: JobRecord, number: int | None) -> None:
 
 def _check_rank(job: JobRecord, query: Query) -> None:
     """Raises ``ApiError`` for a rank that the requested generation does not have, if its size is still known."""
-    head = job.head
-    if query.rank is None or head is None or (query.first, query.last) != (head.number, head.number):
+    generation = job.generation
+    if query.rank is None or generation is None or (query.first, query.last) != (generation.number, generation.number):
         return
-    if query.rank >= head.world_size:
+    if query.rank >= generation.world_size:
         raise ApiError(
             "not_found",
-            f"generation {head.number} of job {job.name!r} has no rank {query.rank}: it has ranks 0 to "
-            f"{head.world_size - 1}",
+            f"generation {generation.number} of job {job.name!r} has no rank {query.rank}: it has ranks 0 to "
+            f"{generation.world_size - 1}",
             f"nodeagentctl describe {job.name} lists them",
         )
 
@@ -329,9 +331,9 @@ def previous(job: JobRecord) -> int:
 def _part(job: JobRecord) -> set[str]:
     """Nodes that have, or lately had, workers of the job."""
     nodes = set(job.last_reports) | {s.node for s in job.budget.values() if s.node}
-    if job.head is not None:
-        nodes |= set(job.head.holders) | set(job.head.reports)
-        nodes |= set(job.head.members) if job.head.state != "forming" else set()
+    if job.generation is not None:
+        nodes |= set(job.generation.holders) | set(job.generation.reports)
+        nodes |= set(job.generation.members) if job.generation.state != "forming" else set()
     return nodes
 
 

@@ -71,7 +71,7 @@ class NodeHealthRoutes:
     async def acknowledge(self, request: web.Request) -> web.Response:
         """POST .../health/ack {gpu, rule, request_id}: the fault is repaired, so its probation begins. Without ``gpu``:
         all faults of the node."""
-        node, _, asked = await self._may(request)
+        node, _, asked = await self._may(request, "gpu", "rule")
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
         node_health = self._node_health(node)
@@ -93,7 +93,7 @@ class NodeHealthRoutes:
 
     async def inject(self, request: web.Request) -> web.Response:
         """POST .../health/inject {xid, gpu, request_id}: judge an Xid that the hardware did not report."""
-        node, who, asked = await self._may(request)
+        node, who, asked = await self._may(request, "xid", "gpu")
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
         node_health = self._node_health(node)
@@ -108,9 +108,9 @@ class NodeHealthRoutes:
         node_health.monitor.inject(DeviceEvent("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
         return web.json_response({"name": node.id, "gpu": device, "xid": code})
 
-    async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller, dict[str, Any]]:
-        """The node, the caller (who may change it), and the body."""
-        asked = await requests.read(request)
+    async def _may(self, request: web.Request, *names: str) -> tuple[NodeRecord, auth.Caller, dict[str, Any]]:
+        """The node, the caller (who may change it), and the body, which may have these fields."""
+        asked = await requests.read(request, *names)
         requests.request_id(asked)
         node = find_node(self.view.cluster(), request.match_info["node"])
         who = await auth.caller(request, self.view.config.jobs)
@@ -163,7 +163,7 @@ class DiagRoutes:
 
     async def start(self, request: web.Request) -> web.Response:
         """POST /v1/nodes/{node}/diag {gpu, busy, request_id}: begin a run; GPUs in use only with ``busy``."""
-        asked = await requests.read(request)
+        asked = await requests.read(request, "gpu", "busy")
         name = requests.request_id(asked)
         node = find_node(self.view.cluster(), request.match_info["node"])
         auth.may_change_nodes(await auth.caller(request, self.view.config.jobs), node.id)

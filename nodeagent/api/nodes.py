@@ -64,7 +64,9 @@ class NodeRoutes:
         """GET /v1/nodes/{node}."""
         cluster = self.view.cluster()
         node, now = find_node(cluster, request.match_info["node"]), time.time()
-        here = [job for job in cluster.jobs.values() if job.head is not None and node.id in job.head.members]
+        here = [
+            job for job in cluster.jobs.values() if job.generation is not None and node.id in job.generation.members
+        ]
         cuts = await cuts_of(self.view, here)
         lost = [
             f"job {name}: {describe_cut(cut, now)}"
@@ -97,13 +99,14 @@ class NodeRoutes:
     async def forget(self, request: web.Request) -> web.Response:
         """POST .../forget: the caller confirms that the node, whose lease has lapsed, is permanently down. If the node
         left, or is already lost, its record is removed: ``removed``."""
+        await requests.read(request)
         node, who = await self._may(request)
         era = self.view.era
         forgotten = await self.view.store.forget(node.id, who.name)
         return await self._written(forgotten.node, era, removed=forgotten.removed)
 
     async def _set(self, request: web.Request, drain: bool) -> web.Response:
-        asked = await requests.read(request)
+        asked = await requests.read(request, "reason")
         reason = requests.text(asked, "reason").strip()
         if not reason:
             raise ApiError("usage", "a reason is missing", "say why: --reason TEXT (it is shown to everybody)")

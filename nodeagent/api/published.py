@@ -22,8 +22,8 @@ MOST_JOBS = 200
 def places(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Nodes that may have a pod of the job: the nodes of its generation, and nodes that report their readiness for
     it."""
-    ready, head = asked(cluster).get(job.uid, {}), job.head
-    return frozenset(ready) if head is None else frozenset((*ready, *head.members, *head.holders))
+    ready, generation = asked(cluster).get(job.uid, {}), job.generation
+    return frozenset(ready) if generation is None else frozenset((*ready, *generation.members, *generation.holders))
 
 
 async def published(view: AgentView, job: JobRecord, asking: bool = True) -> tuple[dict[str, PodState], bool]:
@@ -38,7 +38,7 @@ async def published_of(
 ) -> tuple[dict[str, dict[str, PodState]], bool]:
     """The published pods of many jobs, by uid, read with one request."""
     cluster = view.cluster()
-    live = {j.uid: j for j in jobs if j.phase not in TERMINAL or (j.head and j.head.holders)}
+    live = {j.uid: j for j in jobs if j.phase not in TERMINAL or (j.generation and j.generation.holders)}
     none: dict[str, dict[str, PodState]] = {job.uid: {} for job in jobs}
     if not live:
         return none, asking
@@ -74,17 +74,17 @@ def _own(view: AgentView, job: JobRecord) -> dict[str, PodState]:
 
 def cuts_in(view: AgentView, job: JobRecord, pods: Mapping[str, PodState]) -> tuple[Cut, ...]:
     """Members of the job's running gang that cannot reach each other. ``pods``: the result of ``published``."""
-    head = job.head
-    if job.phase != "running" or head is None or head.state != "active":
+    generation = job.generation
+    if job.phase != "running" or generation is None or generation.state != "active":
         return ()
-    members = {node: pod for node, pod in pods.items() if node in head.members}
+    members = {node: pod for node, pod in pods.items() if node in generation.members}
     return find_cuts(members, view.cluster().nodes, known=view.health().store_away_since is None)
 
 
 async def cuts_of(view: AgentView, jobs: Iterable[JobRecord]) -> dict[str, tuple[Cut, ...]]:
     """Job name to its cuts, for the first ``MOST_JOBS`` running gangs; gangs without cuts are left out. Raises
     nothing."""
-    gangs = [j for j in jobs if j.phase == "running" and j.head is not None and len(j.head.members) > 1]
+    gangs = [j for j in jobs if j.phase == "running" and j.generation is not None and len(j.generation.members) > 1]
     first = sorted(gangs, key=lambda j: j.order)[:MOST_JOBS]
     pods, _ = await published_of(view, first)
     cuts = {job.name: cuts_in(view, job, pods[job.uid]) for job in first}

@@ -100,7 +100,7 @@ class QueueRoutes:
 
     async def create(self, request: web.Request) -> web.Response:
         """POST .../create {settings, request_id, dry_run?}: settings are KEY=VALUE."""
-        name, asked = request.match_info["queue"], await requests.read(request)
+        name, asked = request.match_info["queue"], await requests.read(request, "settings", "dry_run")
         settings = _settings(asked)
 
         def change(cluster: Cluster) -> tuple[Queues, str]:
@@ -115,7 +115,7 @@ class QueueRoutes:
 
     async def set(self, request: web.Request) -> web.Response:
         """POST .../set {settings, request_id, dry_run?}: an empty value restores the default."""
-        name, asked = request.match_info["queue"], await requests.read(request)
+        name, asked = request.match_info["queue"], await requests.read(request, "settings", "dry_run")
         settings = _settings(asked)
         if not settings:
             raise ApiError("usage", "nothing to set", "give KEY=VALUE, such as weight=2")
@@ -135,7 +135,7 @@ class QueueRoutes:
         return await self._turn(request, "state=closed", "closed")
 
     async def _turn(self, request: web.Request, setting: str, done: str) -> web.Response:
-        name, asked = request.match_info["queue"], await requests.read(request)
+        name, asked = request.match_info["queue"], await requests.read(request, "dry_run")
 
         def change(cluster: Cluster) -> tuple[Queues, str]:
             before = _find(cluster, name)
@@ -145,7 +145,7 @@ class QueueRoutes:
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/queues/{queue} {request_id}: only a queue without children and live jobs."""
-        name, asked = request.match_info["queue"], await requests.read(request)
+        name, asked = request.match_info["queue"], await requests.read(request, "dry_run")
 
         def change(cluster: Cluster) -> tuple[Queues, str]:
             _find(cluster, name)
@@ -165,7 +165,7 @@ class QueueRoutes:
 
     async def apply(self, request: web.Request) -> web.Response:
         """PUT /v1/queues {queues, request_id, dry_run?}: replaces the whole tree, all or nothing."""
-        asked = await requests.read(request)
+        asked = await requests.read(request, "queues", "dry_run")
         queues = _read_queues(asked.get("queues"))
 
         def change(cluster: Cluster) -> tuple[Queues, str]:

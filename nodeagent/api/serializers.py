@@ -16,7 +16,7 @@ from nodeagent.model.job import TERMINAL, BudgetEntry, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import queue_of
-from nodeagent.model.world import Head, Member, PodReport, WorkerExit
+from nodeagent.model.world import Generation, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.faults import judged_cause, judged_when, restarts_spent
 from nodeagent.plan.nodes.health import breaker, next_step
@@ -85,12 +85,12 @@ def _pod(
     node: str,
     state: PodState | None,
     member: Member | None,
-    head: Head | None,
+    generation: Generation | None,
     report: PodReport | None,
     live: bool,
 ) -> Json:
-    over = head is not None and head.state == "ended"
-    fresh = state is not None and (member is None or head is None or state.generation == head.number)
+    over = generation is not None and generation.state == "ended"
+    fresh = state is not None and (member is None or generation is None or state.generation == generation.number)
     own = member.role_names if member is not None else ""
     if state is not None and (fresh or report is None):
         return {
@@ -115,7 +115,7 @@ def _pod(
         "node": node,
         "phase": phase,
         "reason": reason,
-        "generation": 0 if head is None else head.number,
+        "generation": 0 if generation is None else generation.number,
         "shim_pid": None,
         "fork_server_pid": None,
         "snapshot_bytes": 0,
@@ -130,14 +130,22 @@ def pods_json(
 ) -> tuple[list[Json], list[Json]]:
     """(pods of the gang, by rank, then those that are still stopping; spares that are ready). ``away``: the store could
     not be asked for published pods."""
-    role, head = job.spec.role_names, job.head
-    members = head.ordered() if head is not None else ()
+    role, generation = job.spec.role_names, job.generation
+    members = generation.ordered() if generation is not None else ()
     ended = job.phase in TERMINAL
-    reported = dict(head.reports) if head is not None else {}
-    if head is not None and job.last_number == head.number:
+    reported = dict(generation.reports) if generation is not None else {}
+    if generation is not None and job.last_number == generation.number:
         reported = dict(job.last_reports) | reported
     gang = [
-        _pod(role, m.node, published.get(m.node), m, head, reported.get(m.node), cluster.live(m.node, m.life) or ended)
+        _pod(
+            role,
+            m.node,
+            published.get(m.node),
+            m,
+            generation,
+            reported.get(m.node),
+            cluster.live(m.node, m.life) or ended,
+        )
         for m in members
     ]
     for pod in gang:
@@ -145,7 +153,7 @@ def pods_json(
             pod |= {"phase": "unknown", "reason": "the store does not answer"}
     named = {m.node for m in members}
     spares: list[Json] = []
-    holders = set(head.holders) if head is not None else set()
+    holders = set(generation.holders) if generation is not None else set()
     for node in sorted(set(published) - named):
         pod = _pod(role, node, published[node], None, None, None, cluster.live(node))
         if node in holders:
@@ -167,16 +175,16 @@ def job_json(
 ) -> Json:
     """One job, in the form of lists. ``now`` is Unix time; age and duration are seconds, and the duration is the
     time that it had its nodes, as for its time limit; ``away``: see ``pods_json``; ``names``: users by uid."""
-    size, head, cause = job.sized.nodes, job.head, judged_cause(job)
+    size, generation, cause = job.sized.nodes, job.generation, judged_cause(job)
     gang, spares = pods_json(job, cluster, published, away)
-    chief = head.ordered()[0].node if head is not None and head.members else None
+    chief = generation.ordered()[0].node if generation is not None and generation.members else None
     return {
         "name": job.name,
         "uid": job.uid,
         "phase": job.phase,
         "reason": job.reason,
-        "generation": 0 if head is None else head.number,
-        "generation_state": None if head is None else head.state,
+        "generation": 0 if generation is None else generation.number,
+        "generation_state": None if generation is None else generation.state,
         "restarts": job.restarts,
         "min": size.min,
         "max": size.max,
@@ -186,9 +194,9 @@ def job_json(
         "age": round(max(0.0, now - job.submitted), 1),
         "duration": None if job.first_active is None else round(job.time_used(cluster.served) / 1000, 1),
         "chief": chief,
-        "gpus": _gpus(head),
-        "world_nodes": 0 if head is None else len(head.members),
-        "world_size": 0 if head is None else head.world_size,
+        "gpus": _gpus(generation),
+        "world_nodes": 0 if generation is None else len(generation.members),
+        "world_size": 0 if generation is None else generation.world_size,
         "owner": names(job.owner),
         "user": job.spec.user,
         "desired": job.control.desired,
@@ -240,8 +248,8 @@ def _roles(job: JobRecord) -> Json:
     """Of a job of several roles: the places that each is to have, and has in a generation that is active."""
     if not job.spec.several:
         return {}
-    head = job.head
-    has = head.sizes if head is not None and head.state == "active" else {}
+    generation = job.generation
+    has = generation.sizes if generation is not None and generation.state == "active" else {}
     return {role.name: {"target": role.places, "places": has.get(role.name, 0)} for role in job.sized.roles}
 
 
@@ -268,12 +276,12 @@ def lent_json(job: JobRecord, node: str, health: AgentHealth, pod: PodStatus | N
     """On which time the job's workers on this ``node`` run while the store is unreachable: ``lent`` time, or their
     node's own ``lease``. Or: they get none and stop soon (``refused``), they are ``stopped``, or they are
     ``elsewhere``. None while the store answers, and for a job that does not train."""
-    head = job.head
-    if health.store_away_since is None or job.phase in TERMINAL or head is None or head.state != "active":
+    generation = job.generation
+    if health.store_away_since is None or job.phase in TERMINAL or generation is None or generation.state != "active":
         return None
     lent, why = health.lent.get(job.uid, 0.0), health.not_lent.get(job.uid, "")
     left = max(lent, health.lease_left)
-    if node not in head.members:
+    if node not in generation.members:
         state, left = "elsewhere", 0.0
     elif pod is None or pod.quiet:
         state, left = "stopped", 0.0
@@ -293,10 +301,10 @@ def _scale(job: JobRecord, cluster: Cluster) -> Json | None:
     return scale.model_dump(exclude={"deadline"}) | {"left": left}
 
 
-def _gpus(head: Head | None) -> int:
-    if head is None or head.state == "ended":
+def _gpus(generation: Generation | None) -> int:
+    if generation is None or generation.state == "ended":
         return 0
-    return sum(not d.startswith("cpu") for m in head.members.values() for d in m.devices)
+    return sum(not d.startswith("cpu") for m in generation.members.values() for d in m.devices)
 
 
 def budget_json(job: JobRecord, cluster: Cluster) -> Json:
@@ -352,12 +360,12 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
     """Node to its work; nodes without work are left out."""
     found: dict[str, Work] = {}
     for job in sorted(cluster.jobs.values(), key=lambda j: j.name):
-        head = job.head
-        if head is None:
+        generation = job.generation
+        if generation is None:
             continue
-        members = head.members if head.state != "ended" else {}
-        for node in head.occupied:
-            member, holder = members.get(node), head.holders.get(node)
+        members = generation.members if generation.state != "ended" else {}
+        for node in generation.occupied:
+            member, holder = members.get(node), generation.holders.get(node)
             booked, pods = found.setdefault(node, ({}, []))
             devices = (*(member.devices if member else ()), *(holder.devices if holder else ()))
             booked.update(dict.fromkeys(devices, job.name))
@@ -366,7 +374,7 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
                     "job": job.name,
                     "uid": job.uid,
                     "role": (member.role_names if member is not None else "") or job.spec.role_names,
-                    "generation": head.number,
+                    "generation": generation.number,
                     "ranks": (
                         [] if member is None else list(range(member.first_rank, member.first_rank + member.workers))
                     ),

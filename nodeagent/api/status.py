@@ -154,8 +154,14 @@ class Stories:
 
 def _mark(job: JobRecord) -> tuple[object, ...]:
     """A value that changes whenever the job's generations must be computed anew."""
-    head = job.head
-    return (job.uid, job.phase, len(job.budget), job.restarts, *(() if head is None else (head.number, head.state)))
+    generation = job.generation
+    return (
+        job.uid,
+        job.phase,
+        len(job.budget),
+        job.restarts,
+        *(() if generation is None else (generation.number, generation.state)),
+    )
 
 
 def shown(cluster: Cluster) -> tuple[list[JobRecord], int]:
@@ -271,7 +277,7 @@ class TopRoutes:
 
 def live_jobs(cluster: Cluster) -> list[JobRecord]:
     """Jobs that may have processes, in the order of their submission."""
-    live = (j for j in cluster.jobs.values() if j.phase not in TERMINAL or (j.head and j.head.holders))
+    live = (j for j in cluster.jobs.values() if j.phase not in TERMINAL or (j.generation and j.generation.holders))
     return sorted(live, key=lambda j: (j.order, j.submitted))
 
 
@@ -313,11 +319,11 @@ def _node_use(
 
 
 def _job_use(job: JobRecord, pods: Sequence[PodState]) -> Json:
-    head = job.head
-    members = head.ordered() if head is not None and head.state != "ended" else ()
-    part = {m.node for m in members} | (set(head.holders) if head is not None else set())
-    if job.phase == "paused" and head is not None:
-        part |= set(head.members)  # these nodes keep its interpreters
+    generation = job.generation
+    members = generation.ordered() if generation is not None and generation.state != "ended" else ()
+    part = {m.node for m in members} | (set(generation.holders) if generation is not None else set())
+    if job.phase == "paused" and generation is not None:
+        part |= set(generation.members)  # these nodes keep its interpreters
     mine = [p for p in pods if p.node in part]
     return {
         "name": job.name,

@@ -60,7 +60,7 @@ class WindowRoutes:
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /v1/windows {nodes, starts (Unix time), seconds, why?, request_id}."""
-        asked = await requests.read(request)
+        asked = await requests.read(request, "nodes", "starts", "seconds", "why")
         nodes, why = _nodes(asked), requests.text(asked, "why", MOST_WHY).strip()
         starts, seconds = _number(asked, "starts"), _number(asked, "seconds")
         now = time.time()

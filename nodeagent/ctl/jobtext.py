@@ -89,7 +89,7 @@ def _indent(text: str, by: str) -> list[str]:
 
 def job_lines(job: Json, colour: bool = False, width: int | None = None) -> list[str]:
     """All useful facts about one job, folded to a ``width``."""
-    lines = _head(job, colour)
+    lines = _generation(job, colour)
     for block in (
         _waits(job),
         _blame(job),
@@ -115,7 +115,7 @@ def folded(lines: list[str], width: int | None) -> list[str]:
     return out
 
 
-def _head(job: Json, colour: bool) -> list[str]:
+def _generation(job: Json, colour: bool) -> list[str]:
     spec = job["spec"]
     several = len(spec["roles"]) > 1
     size = f"{job['min']}" if job["min"] == job["max"] else f"{job['min']} to {job['max']}, target {job['target']}"
@@ -179,7 +179,7 @@ def use_text(used: Json) -> str:
     text = ", ".join(parts) + (f", {lost} of them lost to faults" if lost != "-" else "")
     text += f", {overhead} overhead" if overhead != "-" else ""
     waited = used["waited_hours"] * 3600
-    return f"{text} (goodput {part(used['goodput'])})" + (f"; waited {span(waited)} for nodes" if waited >= 1 else "")
+    return f"{text} (goodput {part(used['goodput'])})" + (f"; waited {span(waited)} to start" if waited >= 1 else "")
 
 
 def _per_node(role: Json) -> str:

@@ -56,7 +56,7 @@ def columns(by: str) -> tuple[Column, ...]:
 @click.pass_context
 def usage(ctx: click.Context, by: str, since: str, until: str, fmt: str) -> None:
     """Say who used how many hours of GPUs and of CPU slots, how many of them were lost to faults (what came after the
-    last checkpoint, and the standstill), how long jobs waited for nodes, and how many were submitted. GOODPUT is the
+    last checkpoint, and the standstill), how long jobs waited to start, and how many were submitted. GOODPUT is the
     part of the hours that was neither lost nor overhead: starts and planned changes.
 
     Use is kept by the day (UTC), for 400 days, whatever becomes of the jobs; `--by job` lists only those whose record

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.usage import Held, UsedTime
-from nodeagent.model.world import Head, PodReport, Token
+from nodeagent.model.world import Generation, PodReport, Token
 
 
 class JobEvent(Record):
@@ -226,7 +226,7 @@ class JobRecord(Record):
     """Served time (ms) of entering the phase."""
     order: int = 0
     """Submit order, for the queue."""
-    head: Head | None = None
+    generation: Generation | None = None
     active: Token | None = None
     """The newest generation that was ever active."""
     failsafe_members: dict[str, str] = {}
@@ -295,6 +295,8 @@ class JobRecord(Record):
     def concerns(self, node: str) -> bool:
         """Returns whether the node is, was or will be a member, holder or failsafe member, and so may have to act on
         the job."""
-        head = self.head
-        named = head is not None and (node in head.members or node in head.holders or node in head.failsafe_members)
+        generation = self.generation
+        named = generation is not None and (
+            node in generation.members or node in generation.holders or node in generation.failsafe_members
+        )
         return named or node in self.failsafe_members or node in self.silent

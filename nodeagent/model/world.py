@@ -1,7 +1,7 @@
 """A generation of a gang: its members, the nodes that must still stop, the acknowledgements, and how its workers ended.
 
-The head of a job is its newest generation. Its (number, id) is the fencing token. Maps are keyed by node id, and are
-never lists, because the store's Lua cannot tell an empty list from an empty map.
+The current generation of a job is its newest one. Its (number, id) is the fencing token. Maps are keyed by node id, and
+are never lists, because the store's Lua cannot tell an empty list from an empty map.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field
 from nodeagent.model.base import Record
 from nodeagent.model.pod import Stall
 
-HeadState = Literal["forming", "active", "ended"]
+GenerationState = Literal["forming", "active", "ended"]
 
 CauseKind = Literal[
     "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced",
@@ -107,7 +107,7 @@ class Member(Record):
 
 class Ack(Record):
     """A member or holder has no worker of an older generation left, and will start none. The store keeps the parts that
-    other agents need, for all members together (``Head``)."""
+    other agents need, for all members together (``Generation``)."""
 
     life: str
     ended: bool = False
@@ -240,12 +240,12 @@ class Cause(Record):
     """Jobs (uids) that the freed nodes are meant for."""
 
 
-class Head(Record):
+class Generation(Record):
     """The newest generation of a job."""
 
     number: int = Field(ge=1)
     id: str
-    state: HeadState
+    state: GenerationState
     members: dict[str, Member]
     holders: dict[str, Member] = {}
     """Nodes that may still run an older generation, each with its member entry of that generation: nothing new starts

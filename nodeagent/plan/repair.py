@@ -151,12 +151,12 @@ def users(cluster: Cluster, node: str, claim: Claim, use: HardwareUse) -> str:
     """Who uses the hardware that the repair needs; empty if nobody does."""
     jobs = []
     for job in cluster.jobs.values():
-        head = job.head
-        if head is None:
+        generation = job.generation
+        if generation is None:
             continue
         devices: set[str] = set()
-        member, holder = head.members.get(node), head.holders.get(node)
-        if member is not None and head.state != "ended":
+        member, holder = generation.members.get(node), generation.holders.get(node)
+        if member is not None and generation.state != "ended":
             devices.update(member.devices)
         if holder is not None:
             devices.update(holder.devices)
@@ -194,8 +194,8 @@ def _acted(verdict: Verdict) -> bool:
 def _needed(cluster: Cluster, node: str) -> str:
     """A run that would stop without this node."""
     for job in sorted(cluster.jobs.values(), key=lambda j: j.order):
-        head = job.head
-        if head is None or head.state == "ended" or node not in head.members:
+        generation = job.generation
+        if generation is None or generation.state == "ended" or node not in generation.members:
             continue
         placement = place(cluster, job, {node})
         if not placement.fits:

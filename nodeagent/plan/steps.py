@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from nodeagent.model.job import BudgetEntry, Control, Outcome, Phase
-from nodeagent.model.world import Cause, HeadState, Member, Token
+from nodeagent.model.world import Cause, GenerationState, Member, Token
 from nodeagent.pods.base import PodStatus
 
 
@@ -147,7 +147,7 @@ MEANING: dict[PhaseStep, str] = {
 
 GenerationStep = Literal["acknowledged", "end"]
 
-GENERATION: dict[tuple[HeadState, GenerationStep], HeadState] = {
+GENERATION: dict[tuple[GenerationState, GenerationStep], GenerationState] = {
     ("forming", "acknowledged"): "active",
     ("forming", "end"): "ended",
     ("active", "end"): "ended",

@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import Gpu, NodeRecord
-from nodeagent.model.world import Head, Member, Place
+from nodeagent.model.world import Generation, Member, Place
 from nodeagent.shim.environment import DEFAULTS
 
 PSERVER = "pserver"
@@ -33,17 +33,17 @@ SCHEDULER = "scheduler"
 
 
 def worker_environments(
-    job: JobRecord, head: Head, node: NodeRecord, nodes: Mapping[str, NodeRecord]
+    job: JobRecord, generation: Generation, node: NodeRecord, nodes: Mapping[str, NodeRecord]
 ) -> tuple[dict[str, str], ...]:
     """One environment per local rank of ``node``'s pod. ``nodes``: the record of every member.
 
-    Raises KeyError if the node is no member or a record is missing, ValueError if the head has no address yet.
+    Raises KeyError if the node is no member or a record is missing, ValueError if the generation has no address yet.
     """
-    addresses = {n: nodes[n].facts.address for n in head.members}
-    faulty = _faulty(head, nodes)
-    member = head.members[node.id]
+    addresses = {n: nodes[n].facts.address for n in generation.members}
+    faulty = _faulty(generation, nodes)
+    member = generation.members[node.id]
     if job.spec.several:
-        worlds = _worlds(job, head, addresses)
+        worlds = _worlds(job, generation, addresses)
         gang = _of_gang(worlds)
         served = _of_trainers(job, worlds)
         scheduled = _of_scheduled(job, worlds)
@@ -55,21 +55,23 @@ def worker_environments(
                 | gang
                 | _of_place(worlds, place, local)
                 | (served if place.role == PSERVER else scheduled if place.role == SCHEDULER else {})
-                for local, env in enumerate(_of_world(job, head, world, world.members[place.index], node, faulty))
+                for local, env in enumerate(_of_world(job, generation, world, world.members[place.index], node, faulty))
             ]
         return tuple(out)
-    endpoints, spare = _endpoints(head, addresses)
+    endpoints, spare = _endpoints(generation, addresses)
     # Torch's store is served at the address of the rendezvous already: JAX's coordinator needs one of its own.
-    coordinator = spare if head.store_hosted else head.address
-    world = _World(job.spec.role, head.ordered(), head.address, head.store_hosted, coordinator, endpoints)
-    return tuple(_of_world(job, head, world, member, node, faulty))
+    coordinator = spare if generation.store_hosted else generation.address
+    world = _World(
+        job.spec.role, generation.ordered(), generation.address, generation.store_hosted, coordinator, endpoints
+    )
+    return tuple(_of_world(job, generation, world, member, node, faulty))
 
 
-def roles_file(head: Head, addresses: Mapping[str, str]) -> str:
+def roles_file(generation: Generation, addresses: Mapping[str, str]) -> str:
     """What NODEAGENT_ROLES_FILE of a job of several roles holds: where each place of each role is. ``addresses``: of
     every member."""
     roles: dict[str, list[dict[str, object]]] = {}
-    for place, member, ports in _placed(head):
+    for place, member, ports in _placed(generation):
         host, port = addresses[member.node], ports[0]
         roles.setdefault(place.role, []).append(
             {"index": place.index, "node": member.node, "host": host, "port": port, "address": joined(host, port)}
@@ -101,20 +103,20 @@ class _World:
         return ",".join(split_address(self.endpoints[member.first_rank])[0] for member in self.members)
 
 
-def _placed(head: Head) -> list[tuple[Place, Member, tuple[int, ...]]]:
+def _placed(generation: Generation) -> list[tuple[Place, Member, tuple[int, ...]]]:
     """Every place with its member and its ports, by role and index."""
     found: list[tuple[Place, Member, tuple[int, ...]]] = []
-    for member in head.ordered():
-        ports = head.ports[member.node]
+    for member in generation.ordered():
+        ports = generation.ports[member.node]
         for place in member.places:
             found.append((place, member, ports[: place.ports]))
             ports = ports[place.ports :]
     return sorted(found, key=lambda one: (one[0].role, one[0].index))
 
 
-def _worlds(job: JobRecord, head: Head, addresses: Mapping[str, str]) -> dict[str, _World]:
+def _worlds(job: JobRecord, generation: Generation, addresses: Mapping[str, str]) -> dict[str, _World]:
     """Each role's, in the job file's order."""
-    placed = _placed(head)
+    placed = _placed(generation)
     worlds = {}
     for role in job.spec.roles:
         members: list[Member] = []
@@ -133,11 +135,11 @@ def _worlds(job: JobRecord, head: Head, addresses: Mapping[str, str]) -> dict[st
 
 
 def _of_world(
-    job: JobRecord, head: Head, world: _World, member: Member, node: NodeRecord, faulty: str
+    job: JobRecord, generation: Generation, world: _World, member: Member, node: NodeRecord, faulty: str
 ) -> list[dict[str, str]]:
     """One environment for each of the member's workers."""
     own = job.spec.env | world.role.env
-    common = _defaults(job.spec, member, node) | own | _common(job, head, world, member, node, faulty)
+    common = _defaults(job.spec, member, node) | own | _common(job, generation, world, member, node, faulty)
     ranks = [common | _of_rank(member, local, world.endpoints) for local in range(member.workers)]
     if world.role.virtual_local_rank:
         ranks = [env | _own_device(member, node, local) for local, env in enumerate(ranks)]
@@ -247,7 +249,9 @@ def _elastic(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def _common(job: JobRecord, head: Head, world: _World, member: Member, node: NodeRecord, faulty: str) -> dict[str, str]:
+def _common(
+    job: JobRecord, generation: Generation, world: _World, member: Member, node: NodeRecord, faulty: str
+) -> dict[str, str]:
     host, port = split_address(world.address)
     size = str(world.size)
     env = {
@@ -280,13 +284,13 @@ def _common(job: JobRecord, head: Head, world: _World, member: Member, node: Nod
         "MS_SCHED_PORT": str(port),
         "NODEAGENT_JOB": job.name,
         "NODEAGENT_NODE": node.id,
-        "NODEAGENT_GENERATION": str(head.number),
+        "NODEAGENT_GENERATION": str(generation.number),
         "NODEAGENT_RESTARTS": str(job.restarts),
-        "NODEAGENT_REASON": head.cause.text,
+        "NODEAGENT_REASON": generation.cause.text,
         "NODEAGENT_FAULTY": faulty,
     }
     env |= _visible(member.devices, node)
-    if (seconds := job.time_left(head.since)) is not None:
+    if (seconds := job.time_left(generation.since)) is not None:
         env["NODEAGENT_TIME_LEFT"] = f"{seconds:g}"
     if (array := job.spec.array) is not None:
         env |= {
@@ -300,7 +304,7 @@ def _common(job: JobRecord, head: Head, world: _World, member: Member, node: Nod
         env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
     if world.role.numa_binding is not None:
         env["NODEAGENT_NUMA_BINDING"] = world.role.numa_binding
-        if near := _numa_nodes(head.members[node.id], node):
+        if near := _numa_nodes(generation.members[node.id], node):
             env["NODEAGENT_NUMA_NODES"] = near
     if job.spec.checkpoint_dir is not None:
         env["NODEAGENT_CHECKPOINT_DIR"] = str(PurePosixPath(job.spec.working_dir, job.spec.checkpoint_dir))
@@ -370,12 +374,12 @@ def _visible(devices: Sequence[str], node: NodeRecord) -> dict[str, str]:
     return {variable: ",".join(values) for variable, values in shown.items()}
 
 
-def _endpoints(head: Head, addresses: Mapping[str, str]) -> tuple[list[str], str]:
+def _endpoints(generation: Generation, addresses: Mapping[str, str]) -> tuple[list[str], str]:
     """One host:port per rank, and one more on rank 0's node.
 
     They count up from the rendezvous port, at each address by itself: nodes may share one. Only rank 0's port is held.
     """
-    _, first = split_address(head.address)
+    _, first = split_address(generation.address)
     taken: Counter[str] = Counter()
 
     def another(node: str) -> str:
@@ -384,16 +388,16 @@ def _endpoints(head: Head, addresses: Mapping[str, str]) -> tuple[list[str], str
         taken[host] += 1
         return joined(host, port)
 
-    members = head.ordered()
+    members = generation.ordered()
     endpoints = [another(member.node) for member in members for _ in range(member.workers)]
     return endpoints, another(members[0].node)
 
 
-def _faulty(head: Head, nodes: Mapping[str, NodeRecord]) -> str:
+def _faulty(generation: Generation, nodes: Mapping[str, NodeRecord]) -> str:
     """Nodes left out, and the members' devices left out, with why: the same for every worker."""
     devices = {
         name: out
-        for name in sorted(head.members)
+        for name in sorted(generation.members)
         if (out := {gpu.uuid: gpu.why for gpu in nodes[name].facts.gpus if not gpu.healthy})
     }
-    return json.dumps({"nodes": head.outside, "devices": devices})
+    return json.dumps({"nodes": generation.outside, "devices": devices})

@@ -23,11 +23,11 @@ a record the one with the higher revision is always the newer.
 All served times are integer milliseconds since the cluster's record began; the clock is 0 until the first join has
 written the timing.
 
-A **holder** is a life that may still run workers of an older generation. A member of an active head becomes a holder
-when the next head forms or the head ends. It is a holder until it acknowledges, or until its life ends: the node left,
-the life was declared lost, or another life took the node. The step that ends a life removes it from the holders of
-every job and frees its devices; a job that is ``pausing`` and has no holders left becomes ``paused`` (event JobPaused).
-A life that was replaced never comes back (``lost``).
+A **holder** is a life that may still run workers of an older generation. A member of an active generation becomes a
+holder when the next generation forms or this one ends. It is a holder until it acknowledges, or until its life ends:
+the node left, the life was declared lost, or another life took the node. The step that ends a life removes it from the
+holders of every job and frees its devices; a job that is ``pausing`` and has no holders left becomes ``paused`` (event
+JobPaused). A life that was replaced never comes back (``lost``).
 
 The step that books or frees a job's devices also counts what the job **uses**: devices x served time, by day, in the
 job's record (``JobRecord.used``). A step that removes the record, or moves it into the history, adds this use to the
@@ -87,12 +87,12 @@ class StoreRefusedError(StoreError):
 
     ``code`` is one of: ``lost`` (this life was declared lost), ``not_current`` (another incarnation holds the node's
     id), ``lease_held`` (another life's lease has not lapsed), ``timing`` (values differ from the store's), ``stale``
-    (head, state, control or spec revision changed: read again), ``not_live``, ``busy`` (another job has a device, or as
-    many jobs of the array run as may run at once), ``unsupported`` (exits do not support the outcome, or a size out of
-    min..max), ``name_taken``, ``stopping`` (workers of the job that had the name still stop), ``not_found``, ``ended``,
-    ``version``, ``recovering`` (the store decides nothing until every agent had time to offer what it knows),
-    ``behind`` (the store may lack what this agent knows: restore, then join again), ``foreign`` (the store belongs to
-    another cluster).
+    (generation, state, control or spec revision changed: read again), ``not_live``, ``busy`` (another job has a device,
+    or as many jobs of the array run as may run at once), ``unsupported`` (exits do not support the outcome, or a size
+    out of min..max), ``name_taken``, ``stopping`` (workers of the job that had the name still stop), ``not_found``,
+    ``ended``, ``version``, ``recovering`` (the store decides nothing until every agent had time to offer what it
+    knows), ``behind`` (the store may lack what this agent knows: restore, then join again), ``foreign`` (the store
+    belongs to another cluster).
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -144,22 +144,22 @@ class Store(Protocol):
     async def ack(
         self, uid: str, token: Token, node: str, incarnation: Incarnation, ack: Ack, last: PodReport | None
     ) -> JobRecord:
-        """A member or holder has stopped everything older. Refused (``stale``) unless the head has this token; the
-        incarnation must be current. An ack changes nothing if the node is no member, holder or failsafe member, or if
-        it answers the forming of a head that has ended since. Effect: the node is removed from holders and ``silent``;
-        its devices are trimmed to the member's (none for a non-member). A member of a forming head is missing no more:
-        its host is kept and its signature is added to the seal; the address of group rank 0 becomes the head's. Only
-        the first ack of a member counts so, and of group rank 0 only one with an address. A failsafe member that does
-        not lend releases a forming head; an ended head then forgets all its failsafe members. ``last`` (the final
-        report of generation ``last_number``) replaces that node's entry in ``last_reports``. Then, if the head is
-        forming, the checks of ``activate`` are tried at once; if it is in ``pausing`` and has no holders, the job
-        becomes ``paused``."""
+        """A member or holder has stopped everything older. Refused (``stale``) unless the generation has this token;
+        the incarnation must be current. An ack changes nothing if the node is no member, holder or failsafe member, or
+        if it answers the forming of a generation that has ended since. Effect: the node is removed from holders and
+        ``silent``; its devices are trimmed to the member's (none for a non-member). A member of a forming generation is
+        missing no more: its host is kept and its signature is added to the seal; the address of group rank 0 becomes
+        the generation's. Only the first ack of a member counts so, and of group rank 0 only one with an address. A
+        failsafe member that does not lend releases a forming generation; an ended generation then forgets all its
+        failsafe members. ``last`` (the final report of generation ``last_number``) replaces that node's entry in
+        ``last_reports``. Then, if the generation is forming, the checks of ``activate`` are tried at once; if it is in
+        ``pausing`` and has no holders, the job becomes ``paused``."""
         ...
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
-        """If no member of the forming head is missing, each of them is in its life and not lapsed, lost or left,
+        """If no member of the forming generation is missing, each of them is in its life and not lapsed, lost or left,
         holders is empty, and the job has no failsafe members or one of them has released it: active, since = served,
-        ``active`` = token, failsafe members = the head's, phase running, ``restarts`` + 1 unless it is the first,
+        ``active`` = token, failsafe members = the generation's, phase running, ``restarts`` + 1 unless it is the first,
         ``first_active``, ``running_since`` unless a generation was active since the job last waited, event
         GenerationActive. Otherwise refused (``not_live``). Already active: returns it."""
         ...
@@ -167,7 +167,7 @@ class Store(Protocol):
     async def report(
         self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport, text: str = ""
     ) -> JobRecord:
-        """A member's report about the active generation (token must be the head's and active: ``stale``). ``seq``
+        """A member's report about the active generation (token must be the generation's and active: ``stale``). ``seq``
         numbers the first failure-like report of each node (failed, lost, fenced, refused) from 1 in order of arrival;
         it is 0 for others. Event WorkerFailed or PodFailed for a failure-like report, with ``text``, else
         its reason; GenerationStarted for a node's first report that its workers run (``reason`` says how long the start
@@ -287,9 +287,9 @@ class Store(Protocol):
         failsafe_members: Mapping[str, str],
     ) -> JobRecord:
         """Replace the failsafe members of the active generation. Only a failsafe member that does not lend may do this
-        (the caller ensures it), or a member if there are no failsafe members. ``stale`` if the head is not this one and
-        active, or the failsafe members are not ``expect``. From then on that node lends nothing under the old failsafe
-        members."""
+        (the caller ensures it), or a member if there are no failsafe members. ``stale`` if the generation is not this
+        one and active, or the failsafe members are not ``expect``. From then on that node lends nothing under the old
+        failsafe members."""
         ...
 
     async def forget(self, node: str, by: str) -> Forgotten:

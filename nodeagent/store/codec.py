@@ -29,13 +29,13 @@ JOB_RAW = (
 )  # fmt: skip
 """Fields of a job whose text is JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")
-HEAD_RAW = ("number", "cause", "grace", "since", "deadline", "control_rev", "outside", "stopped", "ready")
-HEAD_TEXT = ("id", "state", "address", "seal")
-HEAD_FLAG = ("planned", "store_hosted", "released")
-HEAD_MAPS = {
+GENERATION_RAW = ("number", "cause", "grace", "since", "deadline", "control_rev", "outside", "stopped", "ready")
+GENERATION_TEXT = ("id", "state", "address", "seal")
+GENERATION_FLAG = ("planned", "store_hosted", "released")
+GENERATION_MAPS = {
     "member": "members", "holder": "holders", "missing": "missing", "host": "hosts", "ports": "ports",
     "report": "reports",
-    "head_failsafe_member": "failsafe_members",
+    "generation_failsafe_member": "failsafe_members",
 }  # fmt: skip
 JOB_MAPS = {
     "spend": "budget",
@@ -154,9 +154,9 @@ def encode_job(job: JobRecord) -> dict[str, str]:
     flat = {"min": str(size.min), "max": str(size.max)}
     if job.spec.array is not None:
         flat |= {"array": job.spec.array.id, "at_once": str(job.spec.array.at_once)}
-    flat |= _flatten(job, JOB_TEXT, (), JOB_MAPS, {"head", "active"})
-    if job.head is not None:
-        flat |= _flatten(job.head, HEAD_TEXT, HEAD_FLAG, HEAD_MAPS, set(), "head_")
+    flat |= _flatten(job, JOB_TEXT, (), JOB_MAPS, {"generation", "active"})
+    if job.generation is not None:
+        flat |= _flatten(job.generation, GENERATION_TEXT, GENERATION_FLAG, GENERATION_MAPS, set(), "generation_")
     if job.active is not None:
         flat |= {"active_number": str(job.active.number), "active_id": job.active.id}
     return flat
@@ -167,7 +167,7 @@ def _flatten(
     prefix: str = "",
 ) -> dict[str, str]:  # fmt: skip
     """Every field of a record except ``others``. A field that no table names is JSON. A job's field without a value is
-    left out; a head's is null."""
+    left out; a generation's is null."""
     kinds = {name: kind for kind, name in maps.items()}
     flat: dict[str, str] = {}
     for name, value in record.model_dump(mode="json").items():
@@ -207,21 +207,21 @@ def decode_job(flat: Sequence[str]) -> JobRecord:
     fields = pairs(flat)
     job = {name: fields[name] for name in JOB_RAW if name in fields}
     job |= {name: json.dumps(fields[name]) for name in JOB_TEXT}
-    maps: dict[str, dict[str, str]] = {kind: {} for kind in (*HEAD_MAPS, *JOB_MAPS)}
+    maps: dict[str, dict[str, str]] = {kind: {} for kind in (*GENERATION_MAPS, *JOB_MAPS)}
     known = {*JOB_RAW, *JOB_TEXT, *SCRIPTS_OWN}
     for field, text in fields.items():
         kind, colon, key = field.partition(":")
         if colon and kind in maps:
             maps[kind][key] = _report(text) if kind in ("report", "last") else text
-        elif field not in known and not field.startswith("head_"):
+        elif field not in known and not field.startswith("generation_"):
             raise ValueError(f"a job's record has the unknown field {field}")
     job |= {name: _object(maps[kind]) for kind, name in JOB_MAPS.items()}
-    if "head_id" in fields:
-        head = {name: fields[f"head_{name}"] for name in HEAD_RAW}
-        head |= {name: json.dumps(fields[f"head_{name}"]) for name in HEAD_TEXT}
-        head |= {name: _flag(fields[f"head_{name}"]) for name in HEAD_FLAG}
-        head |= {name: _object(maps[kind]) for kind, name in HEAD_MAPS.items()}
-        job["head"] = _object(head)
+    if "generation_id" in fields:
+        generation = {name: fields[f"generation_{name}"] for name in GENERATION_RAW}
+        generation |= {name: json.dumps(fields[f"generation_{name}"]) for name in GENERATION_TEXT}
+        generation |= {name: _flag(fields[f"generation_{name}"]) for name in GENERATION_FLAG}
+        generation |= {name: _object(maps[kind]) for kind, name in GENERATION_MAPS.items()}
+        job["generation"] = _object(generation)
     if "active_id" in fields:
         job["active"] = _object({"number": fields["active_number"], "id": json.dumps(fields["active_id"])})
     record = JobRecord.from_json(_object(job))

@@ -21,13 +21,13 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Member
 from nodeagent.store import roster
-from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, pairs
+from nodeagent.store.codec import GENERATION_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, pairs
 
 ROOM = 48_000
 """Fields kept, of all jobs together. The least recently read jobs are dropped first."""
 PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
-_KINDS = {**HEAD_MAPS, **JOB_MAPS}
+_KINDS = {**GENERATION_MAPS, **JOB_MAPS}
 _MEMBER = "member:"
 _LISTED = "listed "
 _HOLDER = "holder:"
@@ -236,24 +236,24 @@ def _changed(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
             plain.pop(field, None)
         else:
             plain[field] = text
-    if last.job.head is None or "head_id" not in plain:
+    if last.job.generation is None or "generation_id" not in plain:
         fields = {name: text for name, text in last.fields.items() if name not in changes and _is_entry(name)}
         return decode_job(_flat(plain | fields | news))
     known = _known(last, changes, news)
     job = decode_job(_flat(plain | {field: text for field, text in news.items() if field not in known}))
-    if job.head is None:
-        raise ValueError("a job's record has a head that cannot be read")
-    found = job.head.model_copy(update={"holders": job.head.holders | {m.node: m for m in known.values()}})
-    head = found.model_copy(update=_maps(HEAD_MAPS, entries, last.job.head, found))
+    if job.generation is None:
+        raise ValueError("a job's record has a generation that cannot be read")
+    found = job.generation.model_copy(update={"holders": job.generation.holders | {m.node: m for m in known.values()}})
+    generation = found.model_copy(update=_maps(GENERATION_MAPS, entries, last.job.generation, found))
     same = {name: getattr(last.job, name) for name in PARTS if last.plain.get(name) == plain.get(name)}
-    return job.model_copy(update={"head": head} | same | _maps(JOB_MAPS, entries, last.job, job))
+    return job.model_copy(update={"generation": generation} | same | _maps(JOB_MAPS, entries, last.job, job))
 
 
 def _known(last: _Read, changes: Mapping[str, str | None], news: Mapping[str, str]) -> dict[str, Member]:
     """Holder fields whose text equals the member's that was decoded before: these are not decoded again."""
-    assert last.job.head is not None
+    assert last.job.generation is not None
     known = dict[str, Member]()
-    for node, member in last.job.head.members.items():
+    for node, member in last.job.generation.members.items():
         field, place = f"{_HOLDER}{node}", f"{_MEMBER}{node}"
         if field in news and place not in changes and news[field] == last.fields[place] and member.node == node:
             known[field] = member

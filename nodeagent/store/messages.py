@@ -129,7 +129,7 @@ class OwnJob(Record):
 
     uid: str
     rev: int = 0
-    head: str = ""
+    generation: str = ""
     """Number, id and state of its newest generation at that revision."""
 
 
@@ -254,20 +254,21 @@ class Restored(Record):
 class Proposal(Record):
     """The next generation of a job.
 
-    Checks: ``expect`` is the head's token (None: no head yet) and the head has state ``expect_state``; ``control_rev``
-    is the control's; the phase is not terminal; min <= members <= max; each member's node is live (not lapsed), of that
-    life, not lost or left, not cordoned; its devices are free or this job's own (a device that one of the job's own
-    holders is freeing counts as its own); each node in ``lost`` (a member or holder of the head) has lapsed or has
-    another life by now (``stale`` otherwise). Effect: the lives in ``lost`` that are still their node's life, and did
-    not leave, are marked lost for ever (event NodeLost); number = highest of the name + 1; head = forming with holders
-    = old holders + members of a head that was active, each with its life and devices, without ``lost`` ones and lives
-    that have ended (a head that was only forming adds none: it never ran); all members missing, reports empty; the
-    reports of a head that was active become ``last_reports``; devices are booked for members plus holders; ``spend``
-    (if given) becomes the ``budget`` entry of the generation that last was active (``active.number``) and replaces an
-    entry that is there; None leaves the budget alone. ``silent``: if an entry that counts ends an active head, it
-    becomes that head's members without a fault of their own; if no entry or a free one ends it, ``silent`` becomes
-    empty; a later free entry also empties it. ``restart_done`` = control.restart; ``not_before`` = 0; phase forming
-    with the cause's text as reason; ``control_rev`` is kept in the head; event GenerationForming.
+    Checks: ``expect`` is the generation's token (None: no generation yet) and the generation has state
+    ``expect_state``; ``control_rev`` is the control's; the phase is not terminal; min <= members <= max; each member's
+    node is live (not lapsed), of that life, not lost or left, not cordoned; its devices are free or this job's own (a
+    device that one of the job's own holders is freeing counts as its own); each node in ``lost`` (a member or holder of
+    the current generation) has lapsed or has another life by now (``stale`` otherwise). Effect: the lives in ``lost``
+    that are still their node's life, and did not leave, are marked lost for ever (event NodeLost); number = highest of
+    the name + 1; generation = forming with holders = old holders + members of a generation that was active, each with
+    its life and devices, without ``lost`` ones and lives that have ended (a generation that was only forming adds none:
+    it never ran); all members missing, reports empty; the reports of a generation that was active become
+    ``last_reports``; devices are booked for members plus holders; ``spend`` (if given) becomes the ``budget`` entry of
+    the generation that last was active (``active.number``) and replaces an entry that is there; None leaves the budget
+    alone. ``silent``: if an entry that counts ends an active generation, it becomes that generation's members without a
+    fault of their own; if no entry or a free one ends it, ``silent`` becomes empty; a later free entry also empties it.
+    ``restart_done`` = control.restart; ``not_before`` = 0; phase forming with the cause's text as reason;
+    ``control_rev`` is kept in the generation; event GenerationForming.
     """
 
     uid: str
@@ -275,7 +276,7 @@ class Proposal(Record):
     expect_state: str = ""
     control_rev: int
     id: str
-    """Random id of the new generation. A second proposal of the same id returns the head."""
+    """Random id of the new generation. A second proposal of the same id returns the generation."""
     members: dict[str, Member]
     lost: tuple[str, ...] = ()
     cause: Cause
@@ -314,14 +315,14 @@ class QuotaClaims(Record):
 class Ending(Record):
     """The end of a generation, and the next phase of its job: holding, pausing, paused, succeeded, failed or stopped.
 
-    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (head may be None or already ended: then only
-    the phase changes); the phase is not terminal; ``succeeded`` needs an active head whose every member reported
-    succeeded, or, with ``by_policy``, a spec with a policy that says CompleteJob; ``lost`` as in Proposal. Effect: the
-    control, if one is given, replaced; head.state = ended with ``planned`` and holders as in Proposal; the
-    reports of a head that was active become ``last_reports`` (none stay in the head); spend as in Proposal; phase,
-    reason, outcome, ``not_before`` = served + delay_ms; ``pausing`` with no holders becomes ``paused``; terminal phases
-    set ``ended``; devices of nodes that hold nothing any more are free; event ``Job`` + the phase (JobHolding,
-    JobFailed, ...), unless nothing changed. An Ending that was done before returns the job.
+    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (generation may be None or already ended:
+    then only the phase changes); the phase is not terminal; ``succeeded`` needs an active generation whose every member
+    reported succeeded, or, with ``by_policy``, a spec with a policy that says CompleteJob; ``lost`` as in Proposal.
+    Effect: the control, if one is given, replaced; generation.state = ended with ``planned`` and holders as in
+    Proposal; the reports of a generation that was active become ``last_reports`` (none stay in the generation); spend
+    as in Proposal; phase, reason, outcome, ``not_before`` = served + delay_ms; ``pausing`` with no holders becomes
+    ``paused``; terminal phases set ``ended``; devices of nodes that hold nothing any more are free; event ``Job`` + the
+    phase (JobHolding, JobFailed, ...), unless nothing changed. An Ending that was done before returns the job.
     """
 
     uid: str

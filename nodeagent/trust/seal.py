@@ -73,18 +73,18 @@ class Seal:
 
         The store has the sum of their signatures: without the key, no one can compute the part of a missing
         signature."""
-        head = job.head
-        if head is None or head.state != "active":
+        generation = job.generation
+        if generation is None or generation.state != "active":
             return True
         sums = [0] * PARTS
-        for member in head.members.values():
-            rendezvous = (head.address, head.store_hosted) if member.group_rank == 0 else ("", False)
-            host = head.hosts.get(member.node, "")
-            ports = head.ports.get(member.node, ())
-            text = self._text(job.uid, head.token, member.node, member.life, host, ports, *rendezvous)
+        for member in generation.members.values():
+            rendezvous = (generation.address, generation.store_hosted) if member.group_rank == 0 else ("", False)
+            host = generation.hosts.get(member.node, "")
+            ports = generation.ports.get(member.node, ())
+            text = self._text(job.uid, generation.token, member.node, member.life, host, ports, *rendezvous)
             signature = bytes.fromhex(self._key.sign(_ACK, text))
             sums = [total + part for total, part in zip(sums, _PARTS.unpack(signature), strict=True)]
-        return hmac.compare_digest(" ".join(map(str, sums)).encode(), head.seal.encode())
+        return hmac.compare_digest(" ".join(map(str, sums)).encode(), generation.seal.encode())
 
     def pointer(self, uid: str, checkpoint: Checkpoint) -> Checkpoint:
         """A committed checkpoint, signed for this job."""

@@ -15,7 +15,7 @@ from nodeagent.model.jobspec import JobSpec, Nodes, Policy, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState, Stall
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
+from nodeagent.model.world import Ack, Cause, Generation, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.calls import AnyLinks
 from nodeagent.store.client import RedisStore
@@ -256,10 +256,10 @@ class Bench:
     def proposal(self, job: JobRecord, members: Mapping[str, Member], **more: object) -> Proposal:
         plain: dict[str, object] = {
             "uid": job.uid,
-            "expect": job.head.token if job.head else None,
-            "expect_state": job.head.state if job.head else "",
+            "expect": job.generation.token if job.generation else None,
+            "expect_state": job.generation.state if job.generation else "",
             "control_rev": job.control.rev,
-            "id": f"{job.uid}-g{job.head.number + 1 if job.head else 1}",
+            "id": f"{job.uid}-g{job.generation.number + 1 if job.generation else 1}",
             "members": dict(members),
             "cause": cause(),
             "form_ms": 1000,
@@ -274,9 +274,9 @@ class Bench:
         self, job: JobRecord, node: str, last: PodReport | None = None, token: Token | None = None
     ) -> JobRecord:
         life = self.lives[node]
-        ended = head(job).state == "ended"
+        ended = generation(job).state == "ended"
         ack = Ack(life=life.life, ended=ended, address=f"{node}:29500", store_hosted=True)
-        return await self.store.ack(job.uid, token or head(job).token, node, life, ack, last)
+        return await self.store.ack(job.uid, token or generation(job).token, node, life, ack, last)
 
     async def report(
         self,
@@ -288,21 +288,21 @@ class Bench:
         stall: Stall | None = None,
     ) -> JobRecord:
         value = PodReport.model_validate({"state": state, "reason": reason, "stall": stall})
-        return await self.store.report(job.uid, token or head(job).token, node, self.lives[node], value)
+        return await self.store.report(job.uid, token or generation(job).token, node, self.lives[node], value)
 
     async def active(self, job: JobRecord, *nodes: str, first: int = 0, **more: object) -> JobRecord:
         """Form a generation and have every member and holder acknowledge it."""
         job = await self.propose(job, *nodes, first=first, **more)
-        for node in {**head(job).members, **head(job).holders}:
+        for node in {**generation(job).members, **generation(job).holders}:
             job = await self.ack(job, node)
-        assert head(job).state == "active"
+        assert generation(job).state == "active"
         return job
 
     def ending(self, job: JobRecord, phase: Phase, **more: object) -> Ending:
         plain: dict[str, object] = {
             "uid": job.uid,
-            "expect": job.head.token if job.head else None,
-            "expect_state": job.head.state if job.head else "",
+            "expect": job.generation.token if job.generation else None,
+            "expect_state": job.generation.state if job.generation else "",
             "control_rev": job.control.rev,
             "phase": phase,
             "reason": f"now {phase}",
@@ -408,9 +408,9 @@ async def dumped(link: StoreLink, key: str) -> list[str]:
     return []
 
 
-def head(job: JobRecord) -> Head:
-    assert job.head is not None
-    return job.head
+def generation(job: JobRecord) -> Generation:
+    assert job.generation is not None
+    return job.generation
 
 
 async def refused(code: str, call: object) -> str:

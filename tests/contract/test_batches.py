@@ -8,7 +8,7 @@ from nodeagent.model.job import Control, JobRecord, Quota
 from nodeagent.model.jobspec import Array
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import NewJob
-from tests.contract.bench import Bench, head, refused, spec
+from tests.contract.bench import Bench, generation, refused, spec
 
 
 def new(name: str, uid: str = "", *, array: Array | None = None, begin: float | None = None) -> NewJob:
@@ -90,7 +90,7 @@ async def test_no_more_members_of_an_array_have_nodes_than_may_at_once(bench: Be
     await start("alone", "n3", first=2)
     two = await bench.ack(two, "n2")
     again = await bench.propose(two, "n2", "n2")
-    assert head(again).number == 2, "who has nodes already is no one more"
+    assert generation(again).number == 2, "who has nodes already is no one more"
     await bench.end(one, "holding")
     await start("s-2", "n3")
     await refused("busy", start("s-0", "n1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Token
-from tests.contract.bench import Bench, head, refused
+from tests.contract.bench import Bench, generation, refused
 from tests.contract.test_restore import read, read_after, rejoin
 
 
@@ -21,11 +21,11 @@ async def test_the_pointer_moves_and_everybody_reads_it(bench: Bench) -> None:
     job = await bench.active(await bench.submit(), "n1", "n2")
     assert job.checkpoint is None
     first = await commit(bench, job, "n1", "a", order=1, step=100)
-    assert first.checkpoint == Checkpoint(name="a", step=100, number=head(job).number, order=1)
+    assert first.checkpoint == Checkpoint(name="a", step=100, number=generation(job).number, order=1)
     assert first.rev > job.rev
     assert await commit(bench, job, "n1", "a", order=1, step=100) == first, "sent again"
     second = await commit(bench, job, "n1", "b", order=2, step=50)
-    assert second.checkpoint == Checkpoint(name="b", step=50, number=head(job).number, order=2)
+    assert second.checkpoint == Checkpoint(name="b", step=50, number=generation(job).number, order=2)
     assert await bench.job() == second
 
 
@@ -50,9 +50,9 @@ async def test_an_older_generation_commits_nothing(bench: Bench) -> None:
     refusal = await refused("stale", commit(bench, old, "n1", "c", order=3))
     assert "may commit nothing any more" in refusal
     newer = await commit(bench, job, "n1", "d", order=1)
-    assert newer.checkpoint == Checkpoint(name="d", step=10, number=head(job).number, order=1)
+    assert newer.checkpoint == Checkpoint(name="d", step=10, number=generation(job).number, order=1)
     await refused("stale", commit(bench, old, "n1", "e", order=9))
-    twin = Token(number=head(job).number, id="another")
+    twin = Token(number=generation(job).number, id="another")
     await refused("stale", commit(bench, job, "n1", "e", order=9, token=twin))
     assert await bench.job() == newer
 
@@ -64,7 +64,7 @@ async def test_who_may_commit(bench: Bench) -> None:
     job = await bench.active(submitted, "n1")
     await refused("stale", commit(bench, job, "n2", "a", order=1))
     other = Incarnation(life="n1-a", start=2)
-    token = head(job).token
+    token = generation(job).token
     await refused("not_current", bench.store.commit(job.uid, token, "n1", other, "a", 1, 1))
     await refused("not_found", bench.store.commit("nobody", token, "n1", bench.lives["n1"], "a", 1, 1))
     assert (await bench.job()).checkpoint is None

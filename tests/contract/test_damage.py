@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from tests.contract.bench import Bench, RedisBench, head, refused
+from tests.contract.bench import Bench, RedisBench, generation, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
 KEYS = ("job:u1", "node:n1", "node:n2", "names", "alloc:n1", "lease", "highest", "changes")
@@ -69,7 +69,7 @@ async def test_what_was_removed_is_noticed_and_given_back(bench: Bench, key: str
     other = await bench.submit("u3", "other")
     await refused("busy", bench.propose(other, "n1"))
     job = await bench.propose(restored, "n1", "n3")
-    assert head(job).number == 2
+    assert generation(job).number == 2
     kinds = await bench.kinds()
     assert kinds.count("StoreDamaged") == 1
     assert (await bench.beat("n1", rev=after.reply.rev, era=after.reply.era, runs=("u1",))).era == after.reply.era
@@ -150,7 +150,7 @@ async def test_a_proposal_finds_that_the_number_of_its_job_is_missing(bench: Ben
     await bench.store.restore(view.offer())
     await rejoin(bench, "n1", "n2", "n3")
     job = await bench.propose((await read_after(bench)).jobs["u1"], "n1", "n3")
-    assert head(job).number == 2
+    assert generation(job).number == 2
 
 
 async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
@@ -158,7 +158,7 @@ async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
     job, _ = await trained(bench)
     await bench.take("node:n2")
     job = await bench.propose(job, "n1")
-    assert set(head(job).holders) == {"n1", "n2"}
+    assert set(generation(job).holders) == {"n1", "n2"}
 
 
 async def test_a_lease_that_is_missing_is_no_proof_of_silence(bench: Bench) -> None:
@@ -232,7 +232,7 @@ async def test_of_two_jobs_of_a_name_the_one_that_ran_stays(bench: Bench) -> Non
     await rejoin(bench, "n1", "n2")
     after = await read_after(bench)
     assert set(after.jobs) == {"u1"}
-    assert after.jobs["u1"].head == job.head
+    assert after.jobs["u1"].generation == job.generation
 
 
 async def test_a_recovery_that_nobody_came_to_counts_no_record_as_removed(bench: Bench) -> None:

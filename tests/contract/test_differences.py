@@ -22,7 +22,7 @@ from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import Bench, RedisBench, head
+from tests.contract.bench import Bench, RedisBench, generation
 
 pytestmark = pytest.mark.redis
 READERS = 5
@@ -54,7 +54,7 @@ class Server:
 
 def by_the_rule(job: JobRecord) -> list[str]:
     """What the store counts beside a record."""
-    made = job.head
+    made = job.generation
     assert made is not None
     seqs = [max([0, *(report.seq for report in of.values())]) for of in (made.reports, job.last_reports)]
     done = sum(made.reports[node].state == "succeeded" for node in made.reports)
@@ -120,8 +120,8 @@ class Reader:
         (made,) = (found for (_, rev), found in self.server.versions.items() if rev == job.rev)
         if made != job:  # of a large gang, an ack and a success bring the caller's own only
             assert len(self.gang) > FEW
-            assert head(made).token == head(job).token
-            assert head(made).members == head(job).members
+            assert generation(made).token == generation(job).token
+            assert generation(made).members == generation(job).members
         if self.job is None or job.rev >= self.job.rev:
             self.job = job
 
@@ -133,7 +133,7 @@ class Reader:
             return
         life = self.bench.lives[self.node]
         report = PodReport(state=rng.choice(["failed", "running", "succeeded"]), reason=rng.choice(["", "né"]))
-        made = job.head
+        made = job.generation
         if made is None or (made.state != "forming" and rng.random() < 0.15):
             nodes = rng.sample(self.gang, rng.choice([1, 3, len(self.gang), len(self.gang)]))
             proposal = self.bench.proposal(job, self.bench.members(*nodes), id=f"g{rng.random()}")
@@ -218,7 +218,7 @@ async def test_who_writes_without_marks_is_noticed(server: Server) -> None:
     assert (read.reason, read.rev) == ("written otherwise", rev)
     job = await bench.report(job, "n1", "failed")
     assert job.reason == "written otherwise"
-    assert {name: report.seq for name, report in head(job).reports.items()} == {"n1": 1}
+    assert {name: report.seq for name, report in generation(job).reports.items()} == {"n1": 1}
     await first.close()
 
 
@@ -236,14 +236,14 @@ async def test_acknowledging_brings_few_of_the_others_acks(server: Server) -> No
     seen = await second.beat(beat)
     for node in nodes[:-2]:
         await bench.ack(job, node)
-    token, life = head(job).token, bench.lives["n099"]
+    token, life = generation(job).token, bench.lives["n099"]
     mine = await second.ack("u1", token, "n099", life, Ack(life=life.life), None)
-    assert (set(head(mine).missing), mine.rev) == ({*nodes} - {"n099"}, job.rev)
+    assert (set(generation(mine).missing), mine.rev) == ({*nodes} - {"n099"}, job.rev)
     again = beat.model_copy(update={"seq": 100, "rev": seen.rev, "era": seen.era})
     (read,) = (await second.beat(again)).jobs
-    assert set(head(read).missing) == {"n098"}
+    assert set(generation(read).missing) == {"n098"}
     job = await bench.ack(job, "n098")
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
     assert job == await second.activate("u1", token)
     await first.close()
     await second.close()
@@ -265,6 +265,6 @@ async def test_what_follows_from_the_members_follows_from_those_of_now(server: S
     job = await bench.propose(job, *nodes[:-3], nodes[-1])
     again = beat.model_copy(update={"seq": 100, "rev": seen.rev, "era": seen.era})
     assert (await second.beat(again)).jobs == (job,)
-    assert head(job).holders.keys() == {*nodes[:-2]}
+    assert generation(job).holders.keys() == {*nodes[:-2]}
     await first.close()
     await second.close()

@@ -7,7 +7,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon, Incarnation
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Ack, Token
-from tests.contract.bench import FAST, Bench, head, refused
+from tests.contract.bench import FAST, Bench, generation, refused
 
 LIMIT = millis(FAST.failsafe_limit)
 FAST_LEASE = millis(FAST.lease)
@@ -27,14 +27,14 @@ async def keep(
 ) -> JobRecord:
     expect = job.failsafe_members if expect is None else expect
     return await bench.store.keep(
-        job.uid, head(job).token, node, bench.lives[node], expect, lives(bench, *failsafe_members)
+        job.uid, generation(job).token, node, bench.lives[node], expect, lives(bench, *failsafe_members)
     )
 
 
 async def let_go(bench: Bench, job: JobRecord, node: str, *, lends: bool = False) -> JobRecord:
     life = bench.lives[node]
-    ack = Ack(life=life.life, ended=head(job).state == "ended", address=f"{node}:29500", lends=lends)
-    return await bench.store.ack(job.uid, head(job).token, node, life, ack, None)
+    ack = Ack(life=life.life, ended=generation(job).state == "ended", address=f"{node}:29500", lends=lends)
+    return await bench.store.ack(job.uid, generation(job).token, node, life, ack, None)
 
 
 # --- who they are
@@ -44,15 +44,15 @@ async def test_a_generation_has_its_failsafe_members_once_it_is_active(bench: Be
     await bench.up("n1", "n2", "n3")
     first = lives(bench, "n1", "n2")
     job = await bench.propose(await bench.submit(), "n1", "n2", failsafe_members=first)
-    assert (job.failsafe_members, head(job).failsafe_members) == ({}, first)
+    assert (job.failsafe_members, generation(job).failsafe_members) == ({}, first)
     for node in ("n1", "n2"):
         job = await bench.ack(job, node)
-    assert (head(job).state, job.failsafe_members) == ("active", first)
+    assert (generation(job).state, job.failsafe_members) == ("active", first)
     job = await bench.propose(job, "n1", "n3", failsafe_members=lives(bench, "n3"))
     assert job.failsafe_members == first, "those of what may still run"
     for node in ("n1", "n2", "n3"):
         job = await bench.ack(job, node)
-    assert (head(job).state, job.failsafe_members) == ("active", lives(bench, "n3"))
+    assert (generation(job).state, job.failsafe_members) == ("active", lives(bench, "n3"))
     assert (await bench.job()).failsafe_members == lives(bench, "n3"), "as everybody reads it"
 
 
@@ -65,7 +65,7 @@ async def test_a_failsafe_member_may_have_the_failsafe_members_replaced(bench: B
     assert await bench.job() == by_member
     by_outsider = await keep(bench, await keep(bench, by_member, "n2", "n3"), "n3", "n1", "n3")
     assert by_outsider.failsafe_members == lives(bench, "n1", "n3")
-    assert head(by_outsider) == head(job), "nothing else changed"
+    assert generation(by_outsider) == generation(job), "nothing else changed"
 
 
 async def test_nobody_else_may(bench: Bench) -> None:
@@ -73,7 +73,7 @@ async def test_nobody_else_may(bench: Bench) -> None:
     job = await kept(bench, ("n1", "n2"), ("n1", "n3"))
     assert "n2 may not choose" in await refused("stale", keep(bench, job, "n2", "n2"))
     other = Incarnation(life="n1-a", start=2)
-    token = head(job).token
+    token = generation(job).token
     await refused("not_current", bench.store.keep(job.uid, token, "n1", other, job.failsafe_members, {}))
     await refused("not_found", bench.store.keep("nobody", token, "n1", bench.lives["n1"], job.failsafe_members, {}))
     assert (await bench.job()).failsafe_members == job.failsafe_members
@@ -100,7 +100,7 @@ async def test_they_are_replaced_only_as_they_were_seen(bench: Bench) -> None:
 async def test_only_an_active_generation_gets_other_failsafe_members(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await kept(bench, ("n1",), ("n1",))
-    old = head(job).token
+    old = generation(job).token
     forming = await bench.propose(job, "n1", "n2")
     assert "is forming, not active" in await refused("stale", keep(bench, forming, "n1", "n1", "n2"))
     await refused("stale", bench.store.keep(job.uid, old, "n1", bench.lives["n1"], job.failsafe_members, {}))
@@ -118,14 +118,14 @@ async def test_activation_waits_for_one_failsafe_member_that_does_not_lend(bench
     job = await bench.propose(job, "n1", "n2")
     for node in ("n1", "n2"):
         job = await let_go(bench, job, node, lends=True)
-    assert (head(job).state, head(job).holders) == ("forming", {})
-    assert (head(job).missing, head(job).released) == ({}, False)
-    text = await refused("not_live", bench.store.activate(job.uid, head(job).token))
+    assert (generation(job).state, generation(job).holders) == ("forming", {})
+    assert (generation(job).missing, generation(job).released) == ({}, False)
+    text = await refused("not_live", bench.store.activate(job.uid, generation(job).token))
     assert "no failsafe member of generation 1 (n1, n2, n3) has let go" in text
     again = await let_go(bench, job, "n1", lends=True)
-    assert head(again).state == "forming"
+    assert generation(again).state == "forming"
     job = await let_go(bench, job, "n1")
-    assert (head(job).state, job.failsafe_members) == ("active", {})
+    assert (generation(job).state, job.failsafe_members) == ("active", {})
 
 
 async def test_a_failsafe_member_outside_lets_go_by_its_ack(bench: Bench) -> None:
@@ -134,12 +134,12 @@ async def test_a_failsafe_member_outside_lets_go_by_its_ack(bench: Bench) -> Non
     job = await bench.propose(job, "n1", "n3")
     for node in ("n1", "n3"):
         job = await bench.ack(job, node)
-    assert head(job).state == "forming"
+    assert generation(job).state == "forming"
     lending = await let_go(bench, job, "n2", lends=True)
-    assert (head(lending).state, head(lending).released) == ("forming", False)
+    assert (generation(lending).state, generation(lending).released) == ("forming", False)
     job = await let_go(bench, job, "n2")
-    assert head(job).state == "active"
-    assert set(head(job).members) == {"n1", "n3"}
+    assert generation(job).state == "active"
+    assert set(generation(job).members) == {"n1", "n3"}
 
 
 async def test_who_lets_go_first_is_waited_for_no_more(bench: Bench) -> None:
@@ -147,11 +147,11 @@ async def test_who_lets_go_first_is_waited_for_no_more(bench: Bench) -> None:
     job = await kept(bench, ("n1",), ("n2",))
     job = await bench.propose(job, "n1", "n3")
     job = await let_go(bench, job, "n2")
-    assert (head(job).state, head(job).released) == ("forming", True)
-    assert "n1 may still run" in await refused("not_live", bench.store.activate(job.uid, head(job).token))
+    assert (generation(job).state, generation(job).released) == ("forming", True)
+    assert "n1 may still run" in await refused("not_live", bench.store.activate(job.uid, generation(job).token))
     for node in ("n1", "n3"):
         job = await bench.ack(job, node)
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
 
 
 async def test_each_new_attempt_is_let_go_of_anew(bench: Bench) -> None:
@@ -160,8 +160,8 @@ async def test_each_new_attempt_is_let_go_of_anew(bench: Bench) -> None:
     job = await let_go(bench, await bench.propose(job, "n1", "n3"), "n2")
     job = await bench.propose(job, "n1")
     job = await bench.ack(job, "n1")
-    assert (head(job).state, job.failsafe_members) == ("forming", lives(bench, "n2"))
-    assert head(await let_go(bench, job, "n2")).state == "active"
+    assert (generation(job).state, job.failsafe_members) == ("forming", lives(bench, "n2"))
+    assert generation(await let_go(bench, job, "n2")).state == "active"
 
 
 async def test_a_failsafe_member_of_an_active_generation_has_nothing_to_say(bench: Bench) -> None:
@@ -180,7 +180,7 @@ async def test_an_ended_job_is_kept_until_one_lets_go(bench: Bench) -> None:
     job = await bench.end(job, "stopped")
     assert await let_go(bench, job, "n3") == job, "neither holder nor failsafe member"
     job = await let_go(bench, job, "n1", lends=True)
-    assert (head(job).holders, set(job.failsafe_members)) == ({}, {"n1", "n2"})
+    assert (generation(job).holders, set(job.failsafe_members)) == ({}, {"n1", "n2"})
     assert "n1" in await refused("stopping", bench.submit("u2"))
     await refused("stale", bench.store.remove(job.uid))
     job = await let_go(bench, job, "n2", lends=True)
@@ -208,8 +208,8 @@ async def test_a_paused_job_is_kept_as_well(bench: Bench) -> None:
     job = await bench.ack(job, "n1")
     assert job.phase == "paused"
     job = await bench.ack(await bench.propose(job, "n1"), "n1")
-    assert head(job).state == "forming"
-    assert head(await let_go(bench, job, "n2")).state == "active"
+    assert generation(job).state == "forming"
+    assert generation(await let_go(bench, job, "n2")).state == "active"
 
 
 async def test_silence_of_all_failsafe_members_for_the_limit_frees_the_name(bench: Bench) -> None:
@@ -252,7 +252,7 @@ async def test_one_that_leaves_lends_nothing_any_more(bench: Bench) -> None:
     assert changed == {job.uid: {}}, "nobody can lend under failsafe members that one has left"
     assert (await bench.job(other.uid)).failsafe_members == lives(bench, "n3")
     job = await bench.ack(await bench.propose(await bench.job(), "n1"), "n1")
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
 
 
 async def test_one_that_leaves_frees_what_has_ended(bench: Bench) -> None:
@@ -287,20 +287,20 @@ async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
     await refused("lost", bench.beat("n2"))
     assert "n3" in (await bench.beat("n1")).lapsed
     job = await bench.ack(await bench.propose(job, "n1", lost=("n2", "n3")), "n1")
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
 
 
 async def test_a_forgotten_node_holds_nothing(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await kept(bench, ("n1", "n2"), ("n2",))
     job = await bench.propose(job, "n1", "n3")
-    assert set(head(job).holders) == {"n1", "n2"}
+    assert set(generation(job).holders) == {"n1", "n2"}
     await bench.lapse("n2", "n1")
     await bench.store.forget("n2", "ann")
-    assert set(head(await bench.job()).holders) == {"n1"}
+    assert set(generation(await bench.job()).holders) == {"n1"}
     for node in ("n1", "n3"):
         job = await bench.ack(job, node)
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
 
 
 async def test_forgetting_again_or_what_has_left_removes_the_record(bench: Bench) -> None:
@@ -339,7 +339,7 @@ async def test_a_removed_record_holds_up_no_job(bench: Bench) -> None:
     job = await bench.propose(job, "n1", "n3", lost=("n2",))
     for node in ("n1", "n3"):
         job = await bench.ack(job, node)
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
 
 
 async def test_a_forgotten_node_comes_back_with_a_new_life(bench: Bench) -> None:
@@ -360,5 +360,5 @@ async def test_a_failsafe_member_that_came_back_with_a_new_life_may_let_go(bench
     await bench.join("n2", life="n2-b")
     assert set((await bench.job()).failsafe_members) == {"n2"}, "a boot is no vow of an operator"
     job = await bench.ack(await bench.propose(job, "n1"), "n1")
-    assert head(job).state == "forming"
-    assert head(await let_go(bench, job, "n2")).state == "active"
+    assert generation(job).state == "forming"
+    assert generation(await let_go(bench, job, "n2")).state == "active"

@@ -10,16 +10,16 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall
 from nodeagent.model.world import BRIEF, Ack, AloneRestart, PodReport, Token, WorkerExit
 from nodeagent.store.messages import Judgement
-from tests.contract.bench import Bench, head, refused, spend
+from tests.contract.bench import Bench, generation, refused, spend
 
 
 async def test_the_last_ack_activates(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.propose(await bench.submit(), "n2", "n1")
     job = await bench.ack(job, "n1")
-    assert (head(job).state, set(head(job).missing)) == ("forming", {"n2"})
+    assert (generation(job).state, set(generation(job).missing)) == ("forming", {"n2"})
     job = await bench.ack(job, "n2")
-    made = head(job)
+    made = generation(job)
     assert (made.state, made.address, made.store_hosted, made.deadline) == ("active", "n2:29500", True, 0)
     assert (job.phase, job.reason, job.active) == ("running", "generation 1 runs on 2 nodes", made.token)
     assert (job.restarts, job.first_active) == (0, made.since)
@@ -36,17 +36,17 @@ async def test_how_long_it_runs_begins_anew_after_a_wait_only(bench: Bench) -> N
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1")
     first = job.running_since
-    assert first == head(job).since
+    assert first == generation(job).since
     await bench.sleep(0.02)
     job = await bench.active(job, "n1", "n2")
-    assert head(job).since > first
+    assert generation(job).since > first
     assert job.running_since == first, "its gang was formed anew"
     job = await bench.end(job, "holding", planned=True)
     assert job.running_since is None
     for node in ("n1", "n2"):
         job = await bench.ack(job, node)
     job = await bench.active(job, "n1")
-    assert job.running_since == head(job).since > first
+    assert job.running_since == generation(job).since > first
 
 
 async def test_an_ack_again_changes_nothing(bench: Bench) -> None:
@@ -56,7 +56,7 @@ async def test_an_ack_again_changes_nothing(bench: Bench) -> None:
     job = await bench.propose(job, "n1")
     job = await bench.ack(job, "n2")
     assert await bench.ack(job, "n2") == job
-    assert set(head(job).holders) == {"n1"}
+    assert set(generation(job).holders) == {"n1"}
 
 
 async def test_acks_are_kept_for_all_members_together(bench: Bench) -> None:
@@ -65,26 +65,28 @@ async def test_acks_are_kept_for_all_members_together(bench: Bench) -> None:
     async def say(job: JobRecord, node: str, first: str, **more: object) -> JobRecord:
         signature = first + "0000000f" * 7
         ack = Ack.model_validate({"life": f"{node}-a", "signature": signature, "address": "", **more})
-        return await bench.store.ack(job.uid, head(job).token, node, bench.lives[node], ack, None)
+        return await bench.store.ack(job.uid, generation(job).token, node, bench.lives[node], ack, None)
 
     job = await bench.propose(await bench.submit(), "n1", "n2")
     job = await say(job, "n1", "ffffffff")
-    assert (set(head(job).missing), head(job).seal) == ({"n1", "n2"}, ""), "the first one has no address for the others"
+    assert (set(generation(job).missing), generation(job).seal) == ({"n1", "n2"}, ""), (
+        "the first one has no address for the others"
+    )
     job = await say(job, "n1", "ffffffff", address="n1:7", host="10.0.0.1", stopped=0.5, ready=0.25)
     again = await say(job, "n1", "ffffffff", address="n1:8", host="10.9.9.9", stopped=9.5)
     assert again == job, "once is enough"
     job = await say(job, "n2", "00000002", host="10.0.0.2", stopped=0.125, ready=0.375)
-    made = head(job)
+    made = generation(job)
     assert (made.state, made.address, made.missing) == ("active", "n1:7", {})
     assert made.seal == " ".join(["4294967297", *["30"] * 7])
     assert made.hosts == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
     assert (made.stopped, made.ready) == (0.5, 0.375)
     job = await bench.propose(job, "n2")
-    made = head(job)
+    made = generation(job)
     assert (made.address, made.store_hosted, made.seal, made.stopped, made.ready) == ("", False, "", 0.0, 0.0)
     assert made.hosts == {"n2": "10.0.0.2"}, "mostly it stays as it is"
     job = await say(job, "n2", "00000001", address="n2:7", host="10.0.0.3")
-    assert (head(job).hosts, head(job).seal) == ({"n2": "10.0.0.3"}, " ".join(["1", *["15"] * 7]))
+    assert (generation(job).hosts, generation(job).seal) == ({"n2": "10.0.0.3"}, " ".join(["1", *["15"] * 7]))
 
 
 async def test_an_ack_that_comes_late_says_nothing_of_what_ran_since(bench: Bench) -> None:
@@ -92,10 +94,12 @@ async def test_an_ack_that_comes_late_says_nothing_of_what_ran_since(bench: Benc
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2", failsafe_members={"n1": "n1-a"})
     ended = await bench.end(job, "pausing")
-    assert await bench.store.ack(job.uid, head(job).token, "n1", bench.lives["n1"], Ack(life="n1-a"), None) == ended
-    assert (set(head(ended).holders), set(ended.failsafe_members)) == ({"n1", "n2"}, {"n1"})
+    assert (
+        await bench.store.ack(job.uid, generation(job).token, "n1", bench.lives["n1"], Ack(life="n1-a"), None) == ended
+    )
+    assert (set(generation(ended).holders), set(ended.failsafe_members)) == ({"n1", "n2"}, {"n1"})
     stopped = await bench.ack(ended, "n1")
-    assert (set(head(stopped).holders), stopped.failsafe_members) == ({"n2"}, {})
+    assert (set(generation(stopped).holders), stopped.failsafe_members) == ({"n2"}, {})
 
 
 async def test_no_generation_is_active_while_a_holder_is_left(bench: Bench) -> None:
@@ -104,19 +108,19 @@ async def test_no_generation_is_active_while_a_holder_is_left(bench: Bench) -> N
     job = await bench.propose(job, "n1", "n3")
     await bench.ack(job, "n1")
     job = await bench.ack(job, "n3")
-    assert (head(job).state, set(head(job).holders)) == ("forming", {"n2"})
-    assert "n2 may still run" in await refused("not_live", bench.store.activate(job.uid, head(job).token))
+    assert (generation(job).state, set(generation(job).holders)) == ("forming", {"n2"})
+    assert "n2 may still run" in await refused("not_live", bench.store.activate(job.uid, generation(job).token))
     job = await bench.ack(job, "n2")  # no member: it only stopped what it had
-    assert head(job).state == "active"
-    assert head(job).missing == {}
+    assert generation(job).state == "active"
+    assert generation(job).missing == {}
 
 
-async def test_acks_need_the_head_and_a_current_incarnation(bench: Bench) -> None:
+async def test_acks_need_the_generation_and_a_current_incarnation(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await bench.propose(await bench.submit(), "n1", "n2")
     await refused("stale", bench.ack(job, "n1", token=Token(number=1, id="x")))
-    await refused("stale", bench.ack(job, "n1", token=Token(number=2, id=head(job).id)))
-    token, ack = head(job).token, Ack(life="n1-a")
+    await refused("stale", bench.ack(job, "n1", token=Token(number=2, id=generation(job).id)))
+    token, ack = generation(job).token, Ack(life="n1-a")
     other = Incarnation(life="n1-a", start=2)
     await refused("not_current", bench.store.ack(job.uid, token, "n1", other, ack, None))
     await refused("not_found", bench.store.ack("nobody", token, "n1", bench.lives["n1"], ack, None))
@@ -129,9 +133,9 @@ async def test_a_member_of_an_earlier_life_cannot_acknowledge(bench: Bench) -> N
     await bench.lapse("n2", "n1")
     await bench.join("n2", life="n2-b")
     job = await bench.ack(job, "n2")
-    assert head(job).missing == {"n1": "n1-a", "n2": "n2-a"}
+    assert generation(job).missing == {"n1": "n1-a", "n2": "n2-a"}
     await bench.ack(job, "n1")
-    text = await refused("not_live", bench.store.activate(job.uid, head(job).token))
+    text = await refused("not_live", bench.store.activate(job.uid, generation(job).token))
     assert "n2 has not acknowledged" in text
 
 
@@ -141,12 +145,12 @@ async def test_no_generation_is_active_with_a_lapsed_member(bench: Bench) -> Non
     await bench.ack(job, "n2")
     await bench.lapse("n2", "n1")
     job = await bench.ack(job, "n1")
-    assert head(job).state == "forming"
-    token = head(job).token
+    assert generation(job).state == "forming"
+    token = generation(job).token
     assert "n2 is not live" in await refused("not_live", bench.store.activate(job.uid, token))
     await bench.beat("n2")
     job = await bench.store.activate(job.uid, token)
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
     assert await bench.store.activate(job.uid, token) == job
     await bench.end(job, "stopped")
     await refused("stale", bench.store.activate(job.uid, token))
@@ -158,7 +162,7 @@ async def test_a_member_that_left_cannot_be_activated(bench: Bench) -> None:
     job = await bench.propose(await bench.submit(), "n1", "n2")
     await bench.ack(job, "n2")
     await bench.store.leave("n2", bench.lives["n2"])
-    assert head(await bench.ack(job, "n1")).state == "forming"
+    assert generation(await bench.ack(job, "n1")).state == "forming"
 
 
 async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
@@ -169,7 +173,7 @@ async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
     job = await bench.report(job, "n2", "fenced")
     job = await bench.report(job, "n1", "lost")
     job = await bench.report(job, "n3", "failed", "exit 3, with more lines")
-    reported = {node: (r.state, r.seq, r.reason) for node, r in head(job).reports.items()}
+    reported = {node: (r.state, r.seq, r.reason) for node, r in generation(job).reports.items()}
     assert reported == {
         "n1": ("lost", 3, ""),
         "n2": ("fenced", 2, ""),
@@ -180,7 +184,7 @@ async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
     assert events[0].text == "exit 3"
     job = await bench.active(job, "n1", "n2", "n3", spend=spend())
     report, life = PodReport(state="failed"), bench.lives["n2"]
-    await bench.store.report(job.uid, head(job).token, "n2", life, report, "rank 1 failed: exit code 7")
+    await bench.store.report(job.uid, generation(job).token, "n2", life, report, "rank 1 failed: exit code 7")
     (event,) = (await bench.store.events("0-0", 100))[-1:]
     assert (event.kind, event.text) == ("WorkerFailed", "rank 1 failed: exit code 7")
 
@@ -193,12 +197,12 @@ async def test_a_stall_is_reported_and_taken_back_and_is_no_fault(bench: Bench) 
     job = await bench.report(job, "n1", "running")
     before = await bench.kinds()
     job = await bench.report(job, "n1", "running", stall=stall)
-    assert head(job).reports == {"n1": PodReport(state="running", stall=stall)}
+    assert generation(job).reports == {"n1": PodReport(state="running", stall=stall)}
     job = await bench.report(job, "n1", "running")
-    assert head(job).reports == {"n1": PodReport(state="running")}
+    assert generation(job).reports == {"n1": PodReport(state="running")}
     assert await bench.kinds() == before
     job = await bench.report(job, "n1", "lost")
-    assert head(job).reports["n1"].seq == 1, "the first fault"
+    assert generation(job).reports["n1"].seq == 1, "the first fault"
     reported = spend().model_copy(update={"kind": "hang", "step": 41, "progressed": True, "stalled": 12.5})
     job = await bench.propose(job, "n2", spend=reported)
     assert job.budget["1"] == reported
@@ -223,8 +227,8 @@ async def test_each_restart_of_a_worker_alone_is_an_event_and_no_start_of_the_ge
     restarts = [*ends[:2], ends[2].model_copy(update={"round": 1})]
     for until in (1, 3, 3):
         report = PodReport(state="running", alone=tuple(restarts[:until]))
-        job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
-    assert head(job).reports["n1"].alone == tuple(restarts)
+        job = await bench.store.report(job.uid, generation(job).token, "n1", bench.lives["n1"], report)
+    assert generation(job).reports["n1"].alone == tuple(restarts)
     reported = [(e.kind, e.text) for e in await bench.store.events("0-0", 100)][-3:]
     assert sorted(reported) == [
         ("RoleFailed", "rank 2 failed: exit code 7 on n1; all of its role is started again, and the gang goes on"),
@@ -238,11 +242,11 @@ async def test_each_restart_of_a_worker_alone_is_an_event_and_no_start_of_the_ge
 async def test_a_promise_of_a_round_wakes_the_gang_once_and_ends_with_the_generation(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
-    token = head(job).token
+    token = generation(job).token
     for rounds in ({}, {"a": 1}, {"a": 1}, {"a": 1, "b": 1}, {"a": 3, "b": 1}):
         report = PodReport(state="running", rounds=rounds)
         job = await bench.store.report(job.uid, token, "n1", bench.lives["n1"], report)
-        assert head(job).reports["n1"].rounds == rounds
+        assert generation(job).reports["n1"].rounds == rounds
     reported = [(e.kind, e.text) for e in await bench.store.events("0-0", 100) if e.kind == "RoleStopped"]
     assert reported == [
         ("RoleStopped", f"no worker of {role} runs on n1: restart {number} of that role in this generation")
@@ -251,10 +255,10 @@ async def test_a_promise_of_a_round_wakes_the_gang_once_and_ends_with_the_genera
     job = await bench.propose(job, "n1", "n2")
     late = PodReport(state="running", rounds={"a": 4})
     await refused("stale", bench.store.report(job.uid, token, "n1", bench.lives["n1"], late))
-    assert not head(job).reports, "nothing of it is left"
+    assert not generation(job).reports, "nothing of it is left"
 
 
-async def test_reports_are_only_for_members_of_the_active_head(bench: Bench) -> None:
+async def test_reports_are_only_for_members_of_the_active_generation(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.propose(await bench.submit(), "n1")
     await refused("stale", bench.report(job, "n1"))
@@ -263,7 +267,7 @@ async def test_reports_are_only_for_members_of_the_active_head(bench: Bench) -> 
     await refused("stale", bench.report(job, "n1", token=Token(number=1, id="x")))
     formed = await bench.propose(job, "n1")
     await refused("stale", bench.report(job, "n1"))
-    assert head(formed).reports == {}
+    assert generation(formed).reports == {}
 
 
 async def test_success_needs_every_members_report(bench: Bench) -> None:
@@ -277,10 +281,10 @@ async def test_success_needs_every_members_report(bench: Bench) -> None:
     await refused("unsupported", bench.end(job, "succeeded"))
     job = await bench.report(job, "n2", "succeeded")
     job = await bench.end(job, "succeeded", outcome=Outcome(code=0, text="done"))
-    assert (job.phase, job.reason, job.ended, head(job).state) == ("succeeded", "now succeeded", 99.5, "ended")
+    assert (job.phase, job.reason, job.ended, generation(job).state) == ("succeeded", "now succeeded", 99.5, "ended")
     assert job.outcome == Outcome(code=0, text="done")
     assert {n: r.state for n, r in job.last_reports.items()} == {"n1": "succeeded", "n2": "succeeded"}
-    assert (job.last_number, head(job).reports) == (1, {})
+    assert (job.last_number, generation(job).reports) == (1, {})
     assert (await bench.kinds())[-1] == "JobSucceeded"
 
 
@@ -302,7 +306,7 @@ async def test_a_fault_is_taken_while_a_worker_that_completes_the_job_runs(bench
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
     job = await bench.report(job, "n1", "succeeded")
-    assert head(await bench.propose(job, "n1", "n2", spend=spend())).number == 2
+    assert generation(await bench.propose(job, "n1", "n2", spend=spend())).number == 2
 
 
 async def test_a_job_succeeds_by_a_policy_only_if_it_has_one_that_says_so(bench: Bench) -> None:
@@ -313,7 +317,7 @@ async def test_a_job_succeeds_by_a_policy_only_if_it_has_one_that_says_so(bench:
     job = await bench.active(await bench.submit("u2", "other", policies=(complete,)), "n1", first=2)
     await refused("unsupported", bench.end(job, "succeeded"))
     job = await bench.end(job, "succeeded", by_policy=True, outcome=Outcome(code=0, text="done"), planned=True)
-    assert (job.phase, head(job).planned, set(head(job).holders)) == ("succeeded", True, {"n1"})
+    assert (job.phase, generation(job).planned, set(generation(job).holders)) == ("succeeded", True, {"n1"})
 
 
 async def test_an_end_may_change_what_is_wanted_of_the_job(bench: Bench) -> None:
@@ -330,10 +334,10 @@ async def test_an_end_may_change_what_is_wanted_of_the_job(bench: Bench) -> None
 async def test_ending_makes_members_holders(bench: Bench, phase: Phase) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2", grace=4.5)
-    assert head(job).grace == 4.5
+    assert generation(job).grace == 4.5
     ending = bench.ending(job, phase, spend=spend(), planned=True, delay_ms=700)
     job = await bench.store.end(ending)
-    made = head(job)
+    made = generation(job)
     assert (job.phase, made.state, made.planned, set(made.holders)) == (phase, "ended", True, {"n1", "n2"})
     assert made.grace is None, "it was that one stop's"
     assert (job.budget, job.not_before) == ({"1": spend()}, made.since + 700)
@@ -342,7 +346,7 @@ async def test_ending_makes_members_holders(bench: Bench, phase: Phase) -> None:
     assert await bench.store.end(ending) == job  # its reply was lost, or another agent did the same
     await bench.ack(job, "n1")
     job = await bench.ack(job, "n2")
-    assert head(job).holders == {}
+    assert generation(job).holders == {}
     assert job.phase == ("paused" if phase == "pausing" else phase)
     await bench.active(await bench.submit("u2", name="other"), "n1", "n2")  # all devices are free
 
@@ -350,7 +354,7 @@ async def test_ending_makes_members_holders(bench: Bench, phase: Phase) -> None:
 async def test_an_end_may_shorten_the_grace(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.end(await bench.active(await bench.submit(), "n1"), "holding", planned=True, grace=2.5)
-    assert head(job).grace == 2.5
+    assert generation(job).grace == 2.5
 
 
 async def test_ending_is_refused_when_something_changed(bench: Bench) -> None:
@@ -367,19 +371,19 @@ async def test_ending_is_refused_when_something_changed(bench: Bench) -> None:
     assert (await bench.job()) == job
 
 
-async def test_a_forming_head_that_ends_adds_no_holders(bench: Bench) -> None:
+async def test_a_forming_generation_that_ends_adds_no_holders(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.propose(await bench.submit(), "n1", "n2")
     job = await bench.end(job, "pausing")
-    assert (job.phase, head(job).state, head(job).holders) == ("paused", "ended", {})
+    assert (job.phase, generation(job).state, generation(job).holders) == ("paused", "ended", {})
     await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")
 
 
-async def test_a_job_without_a_head_may_end(bench: Bench) -> None:
+async def test_a_job_without_a_generation_may_end(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.submit()
     job = await bench.end(job, "holding")
-    assert (job.phase, job.head) == ("holding", None)
+    assert (job.phase, job.generation) == ("holding", None)
     ending = bench.ending(job, "stopped")
     job = await bench.store.end(ending)
     assert (job.phase, job.ended) == ("stopped", 99.5)
@@ -393,18 +397,18 @@ async def test_holders_that_lapse_while_pausing_end_the_pausing(bench: Bench) ->
     job = await bench.ack(job, "n1")
     await bench.lapse("n2", "n1")
     job = await bench.end(job, "pausing", lost=("n2",))
-    assert (job.phase, head(job).holders, head(job).planned) == ("paused", {}, True)
+    assert (job.phase, generation(job).holders, generation(job).planned) == ("paused", {}, True)
     assert next(n for n in (await bench.beat("n1")).nodes if n.id == "n2").lost
 
 
-async def test_an_ended_head_carries_its_holders_into_the_next(bench: Bench) -> None:
+async def test_an_ended_generation_carries_its_holders_into_the_next(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await bench.active(await bench.submit(), "n1", "n2")
     job = await bench.end(job, "pausing")
     job = await bench.ack(job, "n1", last=PodReport(state="failed", reason="exit 1"))
     assert job.last_reports["n1"].seq == 1
     job = await bench.propose(job, "n1", "n3")
-    assert set(head(job).holders) == {"n2"}
+    assert set(generation(job).holders) == {"n2"}
     assert (job.last_number, job.last_reports["n1"].reason) == (1, "exit 1")
 
 
@@ -454,7 +458,7 @@ async def test_who_has_yet_to_answer_is_kept_until_they_do(bench: Bench) -> None
     assert job.silent == {"n3": "n3-a"}, "it has still not answered, whatever is proposed"
     for node in ("n1", "n2", "n3"):
         job = await bench.ack(job, node)
-    assert (job.silent, head(job).state) == ({}, "active")
+    assert (job.silent, generation(job).state) == ({}, "active")
 
 
 async def test_a_life_that_came_after_the_fault_does_not_answer_for_the_one_before(bench: Bench) -> None:
@@ -489,7 +493,7 @@ async def test_a_free_entry_that_comes_later_is_the_judgement(bench: Bench) -> N
 
 
 def judgement(job: JobRecord, **more: object) -> Judgement:
-    made = head(job)
+    made = generation(job)
     plain = {"uid": job.uid, "expect": made.token, "expect_state": made.state, "control_rev": job.control.rev}
     return Judgement.model_validate(plain | {"number": job.last_number, "spend": FREE, "by": "n1"} | more)
 
@@ -506,7 +510,7 @@ async def test_a_fault_is_judged_once(bench: Bench) -> None:
     await refused("not_found", bench.store.judge(judgement(job, uid="nobody")))
     right = judgement(job)
     job = await bench.store.judge(right)
-    assert (job.budget, job.silent, head(job).state) == ({"1": FREE}, {}, "active")
+    assert (job.budget, job.silent, generation(job).state) == ({"1": FREE}, {}, "active")
     last = (await bench.store.events("0-0", 500))[-1]
     assert (last.kind, last.generation, last.by, last.text) == ("FaultJudged", 1, "n1", "node n3 lost")
     assert await bench.store.judge(right) == job
@@ -534,11 +538,11 @@ async def test_of_many_faults_the_first_few_keep_all_that_the_workers_wrote(benc
     wrote = WorkerExit(rank=0, local_rank=0, pid=9, code=1, error="x" * 1000 + "the end")
     for node in nodes:
         report = PodReport(state="failed", exits=(wrote,))
-        job = await bench.store.report(job.uid, head(job).token, node, bench.lives[node], report)
-    job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
-    sizes = {r.seq: len(r.exits[0].error) for r in head(job).reports.values()}
+        job = await bench.store.report(job.uid, generation(job).token, node, bench.lives[node], report)
+    job = await bench.store.report(job.uid, generation(job).token, "n1", bench.lives["n1"], report)
+    sizes = {r.seq: len(r.exits[0].error) for r in generation(job).reports.values()}
     assert sizes == {seq: 1007 if seq <= 16 else BRIEF for seq in range(1, 20)}
-    assert all(r.exits[0].error.endswith("the end") for r in head(job).reports.values())
+    assert all(r.exits[0].error.endswith("the end") for r in generation(job).reports.values())
     job = await bench.active(job, *nodes)
     assert {r.seq: len(r.exits[0].error) for r in job.last_reports.values()} == sizes
     job = await bench.ack(job, "n19", PodReport(state="failed", exits=(wrote,)))

@@ -58,8 +58,8 @@ async def test_names_are_free_and_numbers_go_on(bench: Bench) -> None:
     await ended(bench, "u1", 100, "train")
     await shelved(bench, "u1")
     second = await ended(bench, "u2", 101, "train")
-    assert second.head is not None
-    assert second.head.number == 2
+    assert second.generation is not None
+    assert second.generation.number == 2
     await shelved(bench, "u2")
     third = await bench.submit("u3", name="train")
     assert third.phase == "queued"

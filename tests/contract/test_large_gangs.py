@@ -15,7 +15,7 @@ from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import RedisBench, head
+from tests.contract.bench import RedisBench, generation
 
 pytestmark = pytest.mark.redis
 NODES = tuple(f"n{i:03}" for i in range(100))
@@ -93,15 +93,15 @@ async def test_successes_are_one_text_once_the_last_has_come(gang: Gang) -> None
     job = await gang.start()
     *others, last = (n for n in NODES if n != READER)
     assert await gang.succeed(job, *others) == [NODES[0]], "of those in between nothing follows"
-    token, life = head(job).token, gang.bench.lives[READER]
+    token, life = generation(job).token, gang.bench.lives[READER]
     mine = await gang.reader.report("u1", token, READER, life, DONE)
-    assert (head(mine).reports, mine.rev) == ({READER: DONE}, job.rev), "the others' come with the next beat"
+    assert (generation(mine).reports, mine.rev) == ({READER: DONE}, job.rev), "the others' come with the next beat"
     done = await gang.bench.report(job, last, "succeeded")
     assert done == await gang.bench.job()
     texts, single = await gang.entries()
     assert "report" in texts and not single
     assert await gang.unannounced() == done.rev
-    assert head(await gang.read()).reports == dict.fromkeys(NODES, DONE)
+    assert generation(await gang.read()).reports == dict.fromkeys(NODES, DONE)
 
 
 async def test_members_are_a_list_of_names(gang: Gang) -> None:
@@ -112,7 +112,7 @@ async def test_members_are_a_list_of_names(gang: Gang) -> None:
         rev, rule, *words = (await link.ask("HGET", f"{gang.prefix}packed:u1", "member")).split("\n")
     assert (rev, rule.split(" ")[0]) == (str(job.rev), "listed")
     assert words[:4] == ["n099", "2 0 2", "n098", "2 0 2"] and len(words) == 2 * len(NODES)
-    assert head(await gang.read()).members == head(job).members
+    assert generation(await gang.read()).members == generation(job).members
 
 
 async def test_who_knows_another_life_of_a_member_reads_the_record(gang: Gang) -> None:
@@ -126,7 +126,7 @@ async def test_who_knows_another_life_of_a_member_reads_the_record(gang: Gang) -
     control = job.control.model_copy(update={"by": "eva"})
     mine = await gang.reader.control("u1", job.control.rev, control, "", "JobScaled", "by eva")
     assert mine == await gang.bench.job()
-    assert head(mine).members[NODES[0]].life == "again"
+    assert generation(mine).members[NODES[0]].life == "again"
 
 
 async def test_a_success_that_is_taken_back_is_counted_once(gang: Gang) -> None:
@@ -146,13 +146,13 @@ async def test_an_end_is_one_text_of_each_kind(gang: Gang, phase: Phase) -> None
     texts, single = await gang.entries()
     assert texts >= ({"holder", "report", "last"} if well else {"holder"}) and not single
     job = await gang.read()
-    assert (set(head(job).holders), job.last_reports) == ({*NODES}, dict.fromkeys(well, DONE))
+    assert (set(generation(job).holders), job.last_reports) == ({*NODES}, dict.fromkeys(well, DONE))
     for node in NODES:
         await gang.bench.ack(job, node)
     texts, single = await gang.entries()
     assert "holder" in texts and not single
     job = await gang.read()
-    assert (head(job).holders, job.phase) == ({}, "succeeded" if well else "paused")
+    assert (generation(job).holders, job.phase) == ({}, "succeeded" if well else "paused")
 
 
 async def test_what_stands_for_the_reports_is_made_anew_with_the_members(gang: Gang) -> None:

@@ -12,7 +12,7 @@ from nodeagent.model.node import Cordon, Incarnation, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import RELEASE, Timing, millis
 from nodeagent.store.messages import Note
-from tests.contract.bench import BOUND, FAST, LONG, Bench, facts, head, refused
+from tests.contract.bench import BOUND, FAST, LONG, Bench, facts, generation, refused
 
 
 async def test_a_join_gives_a_lease_and_tells_the_cluster(bench: Bench) -> None:
@@ -238,11 +238,11 @@ async def test_leaving_frees_what_the_node_holds(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
     job = await bench.end(job, "pausing")
-    assert set(head(job).holders) == {"n1", "n2"}
+    assert set(generation(job).holders) == {"n1", "n2"}
     await bench.ack(job, "n1")
     await bench.store.leave("n2", bench.lives["n2"])
     job = await bench.job(watcher="n1")
-    assert (job.phase, head(job).holders) == ("paused", {})
+    assert (job.phase, generation(job).holders) == ("paused", {})
     assert (await bench.kinds())[-2:] == ["NodeLeft", "JobPaused"]
 
 
@@ -251,7 +251,7 @@ async def test_a_member_that_left_is_no_holder_later(bench: Bench) -> None:
     job = await bench.active(await bench.submit(), "n1", "n2")
     await bench.store.leave("n2", bench.lives["n2"])
     job = await bench.propose(job, "n1")
-    assert set(head(job).holders) == {"n1"}
+    assert set(generation(job).holders) == {"n1"}
 
 
 async def test_an_agents_restart_keeps_its_holders(bench: Bench) -> None:
@@ -260,8 +260,8 @@ async def test_an_agents_restart_keeps_its_holders(bench: Bench) -> None:
     job = await bench.propose(job, "n1")
     await bench.join("n1", start=2)
     job = await bench.job(watcher="n1")
-    assert head(job).holders["n1"].life == "n1-a"
-    assert head(await bench.ack(job, "n1")).state == "active"
+    assert generation(job).holders["n1"].life == "n1-a"
+    assert generation(await bench.ack(job, "n1")).state == "active"
 
 
 async def test_a_new_life_holds_nothing_of_the_old_one(bench: Bench) -> None:
@@ -273,7 +273,7 @@ async def test_a_new_life_holds_nothing_of_the_old_one(bench: Bench) -> None:
     assert (await bench.job(watcher="n1")).phase == "pausing"
     await bench.join("n2", life="n2-b")
     job = await bench.job(watcher="n1")
-    assert (job.phase, head(job).holders) == ("paused", {})
+    assert (job.phase, generation(job).holders) == ("paused", {})
     await bench.beat("n2")
     await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")  # their devices are free
 

@@ -9,7 +9,7 @@ from nodeagent.model.node import Cordon
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.model.window import Windows
 from nodeagent.store.messages import Answer, Settlement
-from tests.contract.bench import BOUND, Bench, head, refused, spec
+from tests.contract.bench import BOUND, Bench, generation, refused, spec
 
 
 async def test_a_submitted_job_is_queued(bench: Bench) -> None:
@@ -18,7 +18,7 @@ async def test_a_submitted_job_is_queued(bench: Bench) -> None:
     assert (job.uid, job.name, job.owner, job.phase, job.submitted) == ("u1", "train", 1000, "queued", 12.25)
     assert job.control == Control(rev=1, target=3, by="ann")
     assert job.spec == spec(target=3)
-    assert (job.head, job.active, job.budget, job.last_reports, job.outcome) == (None, None, {}, {}, None)
+    assert (job.generation, job.active, job.budget, job.last_reports, job.outcome) == (None, None, {}, {}, None)
     assert (await bench.submit("u2", name="other")).order > job.order
 
 
@@ -51,7 +51,7 @@ async def test_the_name_of_an_ended_job_is_free_when_nothing_of_it_runs(bench: B
     reply = await bench.beat("n1", rev=rev)
     assert (reply.gone, [j.uid for j in reply.jobs]) == (("job:u1",), ["u2"])
     await bench.beat("n2")
-    assert head(await bench.propose(job, "n1", "n2")).number == 2  # the number is the name's
+    assert generation(await bench.propose(job, "n1", "n2")).number == 2  # the number is the name's
 
 
 async def test_numbers_outlive_removal(bench: Bench) -> None:
@@ -62,8 +62,8 @@ async def test_numbers_outlive_removal(bench: Bench) -> None:
     await bench.ack(job, "n1")
     await bench.store.remove("u1")
     job = await bench.propose(await bench.submit("u2"), "n1")
-    assert head(job).number == 3
-    assert head(await bench.propose(await bench.submit("u3", name="other"), "n1", first=2)).number == 1
+    assert generation(job).number == 3
+    assert generation(await bench.propose(await bench.submit("u3", name="other"), "n1", first=2)).number == 1
 
 
 async def test_only_ended_jobs_without_holders_are_removed(bench: Bench) -> None:
@@ -194,8 +194,9 @@ def _settlement(job: JobRecord, **more: object) -> Settlement:
     scale = Scale(request="r", want=3, before=1, deadline=9000, leaving=(), state="rolled_back", reason="n3 is slow")
     control = job.control.model_copy(update={"target": 1, "scale": scale})
     plain = {
-        "uid": job.uid, "expect": job.head.token if job.head else None,
-        "expect_state": job.head.state if job.head else "", "control_rev": job.control.rev, "control": control,
+        "uid": job.uid, "expect": job.generation.token if job.generation else None,
+        "expect_state": job.generation.state if job.generation else "",
+        "control_rev": job.control.rev, "control": control,
         "event": "JobScaleRolledBack", "text": "back to 1", "by": "n1",
     }  # fmt: skip
     return Settlement.model_validate(plain | more)
@@ -227,7 +228,7 @@ async def test_a_scale_is_not_settled_over_a_gang_that_formed_meanwhile(bench: B
     await refused("stale", bench.store.settle(late))
     await refused("stale", bench.store.settle(_settlement(formed, expect_state="active")))
     settled = await bench.store.settle(_settlement(formed))
-    assert settled.head == formed.head
+    assert settled.generation == formed.generation
     await bench.store.settle(_settlement(formed))
     ended = await bench.end(settled, "stopped")
     await refused("ended", bench.store.settle(_settlement(ended)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.model.node import Cordon
 from nodeagent.model.world import PodReport, Token
-from tests.contract.bench import Bench, cause, head, refused, spec, spend
+from tests.contract.bench import Bench, cause, generation, refused, spec, spend
 
 
 async def test_a_first_generation_is_formed(bench: Bench) -> None:
@@ -13,7 +13,7 @@ async def test_a_first_generation_is_formed(bench: Bench) -> None:
     job = await bench.propose(
         job, "n1", "n2", planned=True, grace=2.5, outside={"n9": "cordoned"}, cause=cause("first start")
     )
-    made = head(job)
+    made = generation(job)
     assert (job.phase, job.reason, job.restarts) == ("forming", "first start", 0)
     assert (made.number, made.state, made.holders, made.reports) == (1, "forming", {}, {})
     assert made.missing == {"n1": "n1-a", "n2": "n2-a"}
@@ -26,7 +26,7 @@ async def test_a_first_generation_is_formed(bench: Bench) -> None:
     )  # fmt: skip
 
 
-async def test_the_same_id_again_returns_the_head(bench: Bench) -> None:
+async def test_the_same_id_again_returns_the_generation(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.submit()
     proposal = bench.proposal(job, bench.members("n1"))
@@ -71,7 +71,7 @@ async def test_several_roles_may_come_to_have_more_places_or_fewer(bench: Bench)
         "JobScaled", "fewer",
     )  # fmt: skip
     formed = await bench.propose(job, "n1", id="fewer")
-    assert list(head(formed).members) == ["n1"] and formed.sized.nodes.target == 2
+    assert list(generation(formed).members) == ["n1"] and formed.sized.nodes.target == 2
 
 
 async def test_members_must_be_live_in_that_life_and_not_cordoned(bench: Bench) -> None:
@@ -89,10 +89,10 @@ async def test_members_must_be_live_in_that_life_and_not_cordoned(bench: Bench) 
     await bench.beat("n2")
     await bench.store.leave("n2", bench.lives["n2"])
     await refused("not_live", bench.propose(job, "n1", "n2"))
-    assert (await bench.job(watcher="n1")).head is None
+    assert (await bench.job(watcher="n1")).generation is None
 
 
-async def test_lost_nodes_must_be_named_by_the_head_and_lapsed(bench: Bench) -> None:
+async def test_lost_nodes_must_be_named_by_the_generation_and_lapsed(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await bench.active(await bench.submit(), "n1", "n2")
     assert "n2 holds its lease" in await refused("stale", bench.propose(job, "n1", lost=("n2",)))
@@ -101,14 +101,14 @@ async def test_lost_nodes_must_be_named_by_the_head_and_lapsed(bench: Bench) -> 
     assert not any(n.lost for n in (await bench.beat("n1")).nodes)
 
 
-async def test_members_of_an_active_head_become_holders(bench: Bench) -> None:
+async def test_members_of_an_active_generation_become_holders(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     old = await bench.active(await bench.submit(), "n1", "n2")
     await bench.report(old, "n2", "failed", "exit 1")
     job = await bench.propose(old, "n1", "n3", spend=spend())
-    made = head(job)
+    made = generation(job)
     assert made.number == 2
-    assert made.holders == head(old).members
+    assert made.holders == generation(old).members
     assert made.reports == {}
     assert (job.last_number, job.last_reports["n2"].reason) == (1, "exit 1")
     assert job.budget == {"1": spend()}
@@ -119,7 +119,7 @@ async def test_lost_nodes_are_marked_and_hold_nothing(bench: Bench) -> None:
     job = await bench.active(await bench.submit(), "n1", "n2")
     await bench.lapse("n2", "n1")
     job = await bench.propose(job, "n1", lost=("n2",))
-    assert set(head(job).holders) == {"n1"}
+    assert set(generation(job).holders) == {"n1"}
     assert next(n for n in (await bench.beat("n1")).nodes if n.id == "n2").lost
     assert (await bench.kinds())[-2:] == ["NodeLost", "GenerationForming"]
 
@@ -131,22 +131,22 @@ async def test_a_node_that_came_back_with_another_life_may_be_lost_and_member_at
     await bench.join("n2", life="n2-b")
     await bench.beat("n2")
     job = await bench.propose(job, "n1", "n2", lost=("n2",))
-    assert set(head(job).holders) == {"n1"}
-    assert head(job).members["n2"].life == "n2-b"
+    assert set(generation(job).holders) == {"n1"}
+    assert generation(job).members["n2"].life == "n2-b"
     assert not any(n.lost for n in (await bench.beat("n1")).nodes)
     await bench.ack(job, "n2")
-    assert head(await bench.ack(job, "n1")).state == "active"
+    assert generation(await bench.ack(job, "n1")).state == "active"
 
 
-async def test_a_superseded_forming_head_adds_no_holders_and_carries_the_old_ones(bench: Bench) -> None:
+async def test_a_superseded_forming_generation_adds_no_holders_and_carries_the_old_ones(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await bench.active(await bench.submit(), "n1", "n2")
     job = await bench.propose(job, "n1", "n3", spend=spend("first"))
     job = await bench.ack(job, "n1")
-    assert set(head(job).holders) == {"n2"}
+    assert set(generation(job).holders) == {"n2"}
     job = await bench.propose(job, "n1", spend=spend("second"))
-    assert set(head(job).holders) == {"n2"}
-    assert (head(job).number, set(head(job).missing)) == (3, {"n1"})
+    assert set(generation(job).holders) == {"n2"}
+    assert (generation(job).number, set(generation(job).missing)) == (3, {"n1"})
     assert job.last_number == 1
     assert job.budget == {"1": spend("second")}  # one slot for each generation that was active
     job = await bench.propose(job, "n1")
@@ -189,7 +189,7 @@ async def test_a_job_may_use_what_its_own_holders_are_freeing(bench: Bench) -> N
     await bench.up("n1")
     job = await bench.active(await bench.submit(), "n1")
     job = await bench.propose(job, "n1")
-    assert set(head(job).holders) == {"n1"}
+    assert set(generation(job).holders) == {"n1"}
 
 
 async def test_restart_is_answered_and_the_backoff_is_over(bench: Bench) -> None:
@@ -197,7 +197,7 @@ async def test_restart_is_answered_and_the_backoff_is_over(bench: Bench) -> None
     job = await bench.active(await bench.submit(), "n1")
     job = await bench.set_control(job, "r1", restart=3)
     job = await bench.end(job, "holding", delay_ms=5000)
-    assert job.not_before == head(job).since + 5000
+    assert job.not_before == generation(job).since + 5000
     job = await bench.propose(job, "n1")
     assert (job.restart_done, job.not_before, job.phase) == (3, 0, "forming")
 
@@ -210,7 +210,7 @@ async def test_losing_a_node_frees_it_in_every_job(bench: Bench) -> None:
     await bench.lapse("n2", "n1")
     await bench.propose(one, "n1", lost=("n2",))
     two = await bench.job("u2", watcher="n1")
-    assert (two.phase, head(two).holders) == ("paused", {})
+    assert (two.phase, generation(two).holders) == ("paused", {})
 
 
 async def test_last_reports_take_the_final_word_of_an_ack(bench: Bench) -> None:

@@ -151,17 +151,17 @@ class Both:
         return record.incarnation
 
     def job(self, state: str = "") -> JobRecord | None:
-        """A job; mostly one that has not ended and whose head has this state."""
+        """A job; mostly one that has not ended and whose generation has this state."""
         jobs = [self.server.state.jobs[uid] for uid in sorted(self.server.state.jobs)]
         if self.random.random() < 0.9:
             jobs = [job for job in jobs if job.ended is None] or jobs
-            jobs = [job for job in jobs if job.head is not None and job.head.state == state] or jobs
+            jobs = [job for job in jobs if job.generation is not None and job.generation.state == state] or jobs
         return self.random.choice(jobs) if jobs else None
 
     def token(self, job: JobRecord | None) -> Token:
-        if job is None or job.head is None or self.random.random() < 0.05:
+        if job is None or job.generation is None or self.random.random() < 0.05:
             return Token(number=1, id="nowhere")
-        return job.head.token
+        return job.generation.token
 
     def join(self) -> Step:
         node = self.node()
@@ -325,14 +325,14 @@ class Both:
         }
 
     def lost(self, job: JobRecord) -> tuple[str, ...]:
-        named = sorted(set(job.head.members) | set(job.head.holders)) if job.head else []
+        named = sorted(set(job.generation.members) | set(job.generation.holders)) if job.generation else []
         return tuple(n for n in named if self.server.state.lapsed(n) or self.random.random() < 0.03)
 
     def expectation(self, job: JobRecord) -> dict[str, object]:
         return {
             "uid": job.uid,
-            "expect": job.head.token if job.head else None,
-            "expect_state": job.head.state if job.head and self.random.random() < 0.95 else "forming",
+            "expect": job.generation.token if job.generation else None,
+            "expect_state": job.generation.state if job.generation and self.random.random() < 0.95 else "forming",
             "control_rev": job.control.rev if self.random.random() < 0.95 else 77,
             "spend": spend() if self.random.random() < 0.5 else None,
             "lost": self.lost(job) if self.random.random() < 0.7 else (),
@@ -345,11 +345,11 @@ class Both:
         job = self.job()
         if job is None:
             return self.submit()
-        again = job.head is not None and self.random.random() < 0.05
+        again = job.generation is not None and self.random.random() < 0.05
         proposal = Proposal.model_validate(
             self.expectation(job)
             | {
-                "id": job.head.id if again and job.head else self.fresh("g"),
+                "id": job.generation.id if again and job.generation else self.fresh("g"),
                 "members": self.members(job),
                 "cause": cause("né: “quoted” \\ /").model_copy(
                     update={"kind": self.random.choice(("start", "worker_failed", "scale"))}
@@ -364,11 +364,15 @@ class Both:
 
     def ack(self) -> Step:
         job = self.job("forming")
-        named = sorted({*job.head.members, *job.head.holders, *job.failsafe_members}) if job and job.head else []
+        named = (
+            sorted({*job.generation.members, *job.generation.holders, *job.failsafe_members})
+            if job and job.generation
+            else []
+        )
         node = self.random.choice(named) if named and self.random.random() < 0.95 else self.node()
         incarnation, token = self.incarnation(node), self.token(job)
         lends = self.random.random() < 0.3
-        ended = job is not None and job.head is not None and job.head.state == "ended"
+        ended = job is not None and job.generation is not None and job.generation.state == "ended"
         ended = ended if self.random.random() < 0.9 else not ended
         value = Ack(life=incarnation.life, ended=ended, address=f"{node}:1", store_hosted=True, lends=lends)
         last = self.pod_report() if self.random.random() < 0.5 else None
@@ -382,7 +386,7 @@ class Both:
     def keep(self) -> Step:
         job = self.job("active")
         expect = job.failsafe_members if job and self.random.random() < 0.9 else {"n1": "x"}
-        named = sorted(expect) or (sorted(job.head.members) if job and job.head else [])
+        named = sorted(expect) or (sorted(job.generation.members) if job and job.generation else [])
         node = self.random.choice(named) if named and self.random.random() < 0.9 else self.node()
         uid, token, incarnation, failsafe_members = (
             job.uid if job else "u",
@@ -413,7 +417,7 @@ class Both:
 
     def report(self) -> Step:
         job = self.job("active")
-        named = sorted(job.head.members) if job and job.head else []
+        named = sorted(job.generation.members) if job and job.generation else []
         node = self.random.choice(named) if named and self.random.random() < 0.95 else self.node()
         incarnation, token, value = self.incarnation(node), self.token(job), self.pod_report()
         uid = job.uid if job else "nobody"
@@ -421,7 +425,7 @@ class Both:
 
     def commit(self) -> Step:
         job = self.job("active")
-        named = sorted(job.head.members) if job and job.head else []
+        named = sorted(job.generation.members) if job and job.generation else []
         node = self.random.choice(named) if named else self.node()
         incarnation, token, name = self.incarnation(node), self.token(job), self.fresh("step")
         uid = job.uid if job else "nobody"

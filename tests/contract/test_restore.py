@@ -8,7 +8,7 @@ from nodeagent.model.job import Admission, Control, JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store.messages import BeatReply, Restored, StoreCopy
-from tests.contract.bench import FAST, LONG, Bench, head, refused, spec
+from tests.contract.bench import FAST, LONG, Bench, generation, refused, spec
 
 
 @dataclass
@@ -89,20 +89,20 @@ async def test_what_forms_is_acknowledged_anew_by_all(bench: Bench) -> None:
     await bench.up("n1", "n2")
     first = await bench.active(await bench.submit(), "n1", "n2", failsafe_members={"n1": "n1-a"})
     job = await bench.ack(await bench.propose(first, "n1", "n2"), "n1")
-    assert (set(head(job).missing), head(job).released) == ({"n2"}, True)
+    assert (set(generation(job).missing), generation(job).released) == ({"n2"}, True)
     view = await read(bench)
     await bench.put_back(None)
     await bench.store.restore(view.offer())
     await rejoin(bench, "n1", "n2")
     await bench.recovered("n1")
     job = await bench.job("u1")
-    made = head(job)
+    made = generation(job)
     assert (made.state, made.missing, set(made.holders)) == ("forming", {"n1": "n1-a", "n2": "n2-a"}, {"n2"})
     assert (made.address, made.store_hosted, made.seal, made.released) == ("", False, "", False)
     job = await bench.ack(job, "n2")
-    assert head(job).state == "forming"
+    assert generation(job).state == "forming"
     job = await bench.ack(job, "n1")
-    assert (head(job).state, head(job).address) == ("active", "n1:29500")
+    assert (generation(job).state, generation(job).address) == ("active", "n1:29500")
 
 
 async def test_what_was_signed_is_given_back_and_can_be_renewed(bench: Bench) -> None:
@@ -132,7 +132,7 @@ async def test_after_it_numbers_names_devices_and_the_queue_go_on(bench: Bench) 
     other = await bench.submit("u2", "other")
     assert other.order > job.order
     await refused("busy", bench.propose(other, "n1"))
-    assert head(await bench.propose(job, "n1")).number == 3
+    assert generation(await bench.propose(job, "n1")).number == 3
 
 
 async def test_nothing_is_decided_while_it_recovers(bench: Bench) -> None:
@@ -143,7 +143,7 @@ async def test_nothing_is_decided_while_it_recovers(bench: Bench) -> None:
     for call in (
         bench.propose(job, "n1", "n2"),
         bench.ack(job, "n1"),
-        bench.store.activate(job.uid, head(job).token),
+        bench.store.activate(job.uid, generation(job).token),
         bench.report(job, "n1"),
         bench.end(job, "holding"),
         bench.submit("u3", "third"),
@@ -198,7 +198,7 @@ async def test_what_was_lost_comes_back_and_nothing_is_undone(bench: Bench) -> N
     assert await bench.store.restore(old.offer()) == done
     after = await read_after(bench)
     assert after.jobs == new.jobs
-    assert head(await bench.propose(after.jobs["u1"], "n1", "n2")).number == 3
+    assert generation(await bench.propose(after.jobs["u1"], "n1", "n2")).number == 3
 
 
 async def test_a_lost_life_with_a_new_lease_is_outlasted(bench: Bench) -> None:
@@ -436,9 +436,9 @@ async def test_who_comes_late_brings_back_lost_jobs_but_not_their_generations(be
     assert not done.recovering
     jobs = (await read(bench)).jobs
     assert jobs["u1"] == job
-    assert (jobs["u2"].phase, head(jobs["u2"]).state, head(jobs["u2"]).holders) == ("holding", "ended", {})
+    assert (jobs["u2"].phase, generation(jobs["u2"]).state, generation(jobs["u2"]).holders) == ("holding", "ended", {})
     assert jobs["u2"].spec == lost.spec
-    assert head(await bench.propose(jobs["u1"], "n1")).number == 3, "2 was given away in the lost history"
+    assert generation(await bench.propose(jobs["u1"], "n1")).number == 3, "2 was given away in the lost history"
     assert await bench.store.restore(view.offer()) == done
     assert (await read(bench)).jobs["u2"] == jobs["u2"]
 

@@ -7,7 +7,7 @@ import asyncio
 
 from nodeagent.model.node import Cordon
 from nodeagent.store.messages import Restored, Saved
-from tests.contract.bench import BOUND, FAST, Bench, head, refused
+from tests.contract.bench import BOUND, FAST, Bench, generation, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
 LONG_WAIT = 60_000
@@ -61,7 +61,7 @@ async def test_promised_numbers_are_never_given_again(bench: Bench) -> None:
     await bench.store.restore(view.offer(numbers={"train": 7}))
     await rejoin(bench, "n1")
     job = (await read_after(bench)).jobs["u1"]
-    assert head(await bench.propose(job, "n1")).number == 8
+    assert generation(await bench.propose(job, "n1")).number == 8
 
 
 async def left(bench: Bench) -> float:

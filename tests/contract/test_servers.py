@@ -19,7 +19,7 @@ from nodeagent.store.link import Links
 from nodeagent.store.messages import Settlement
 from nodeagent.store.scripts import Script
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import RedisBench, head, spec, spend
+from tests.contract.bench import RedisBench, generation, spec, spend
 from tests.contract.programs import others
 from tests.contract.test_commits import commit
 from tests.contract.test_failsafe_members import keep, lives
@@ -80,7 +80,7 @@ async def _ended_well(bench: RedisBench) -> None:
     )  # fmt: skip
     job = await store.settle(asked)
     job = await bench.active(job, *members, failsafe_members=lives(bench, "n1"))
-    assert (await store.activate("u1", head(job).token)).rev == job.rev
+    assert (await store.activate("u1", generation(job).token)).rev == job.rev
     await commit(bench, job, "n1", "a", order=1)
     job = await keep(bench, await bench.job(), "n1", "n2")
     assert job.failsafe_members.keys() == {"n2"}
@@ -89,7 +89,7 @@ async def _ended_well(bench: RedisBench) -> None:
     job = await bench.end(job, "succeeded")
     for node in members:
         job = await bench.ack(job, node)
-    assert (job.phase, head(job).holders) == ("succeeded", {})
+    assert (job.phase, generation(job).holders) == ("succeeded", {})
     await store.shelve(["u1"], 0.0, 1000)
     assert [past.uid for _, past in await store.history("", 10)] == ["u1"]
 
@@ -103,7 +103,7 @@ async def _faulted(bench: RedisBench) -> None:
     await store.judge(judgement(job))
     job = await bench.job("u2")
     job = await bench.end(job, "stopped")
-    for node in head(job).holders:
+    for node in generation(job).holders:
         await bench.ack(job, node)
     await store.remove("u2")
     await store.cordon("n3", Cordon(reason="fan", by="ann", at=1.5), "c2")

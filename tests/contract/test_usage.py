@@ -16,7 +16,7 @@ from nodeagent.model.pod import Stall
 from nodeagent.model.usage import OTHERS, Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import Cause, Member, PodReport
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from tests.contract.bench import FAST, Bench, HereBench, RedisBench, head
+from tests.contract.bench import FAST, Bench, HereBench, RedisBench, generation
 from tests.contract.fake import FakeLinks
 
 DAY_S = 86400
@@ -181,7 +181,7 @@ async def test_overhead_is_what_stands_still_without_a_fault(bench: Bench) -> No
     begun = held(job).at
     await bench.age(2000)
     job = await bench.ack(job, "n1")
-    overhead = 2 * (head(job).since - begun)
+    overhead = 2 * (generation(job).since - begun)
     assert used(job).overhead_slot_ms == overhead == used(job).slot_ms
     await bench.age(5000)
     job = await bench.propose(job, "n1", planned=True, cause=Cause(kind="scale", text="x"))
@@ -190,11 +190,11 @@ async def test_overhead_is_what_stands_still_without_a_fault(bench: Bench) -> No
     job = await bench.ack(job, "n1")
     await bench.age(3000)
     report = PodReport(state="running", started=0.5)
-    job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
+    job = await bench.store.report(job.uid, generation(job).token, "n1", bench.lives["n1"], report)
     overhead += 2 * (held(job).started - stood)
     assert (used(job).overhead_slot_ms, used(job).lost_slot_ms) == (overhead, 0)
-    assert held(job).started - head(job).since >= 2000
-    job = await bench.store.commit(job.uid, head(job).token, "n1", bench.lives["n1"], "step-10", 10, 1)
+    assert held(job).started - generation(job).since >= 2000
+    job = await bench.store.commit(job.uid, generation(job).token, "n1", bench.lives["n1"], "step-10", 10, 1)
     saved = held(job).saved
     await bench.age(1000)
     job = await bench.end(job, "holding", spend=fault())
@@ -209,9 +209,9 @@ async def test_a_first_start_is_overhead_until_its_first_step(bench: Bench) -> N
     formed = used(job).overhead_slot_ms
     await bench.age(7000)
     report = PodReport(state="running", started=2.0)
-    job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
-    assert held(job).started - head(job).since >= 5000
-    assert used(job).overhead_slot_ms == formed + 2 * (held(job).started - head(job).since)
+    job = await bench.store.report(job.uid, generation(job).token, "n1", bench.lives["n1"], report)
+    assert held(job).started - generation(job).since >= 5000
+    assert used(job).overhead_slot_ms == formed + 2 * (held(job).started - generation(job).since)
     assert used(job).lost_slot_ms == 0
 
 
@@ -244,7 +244,7 @@ async def test_a_fault_costs_what_came_after_the_last_checkpoint_and_the_standst
     await bench.up("n1")
     job = await bench.active(await bench.submit(low=1), "n1")
     await bench.age(10_000)
-    token, life = head(job).token, bench.lives["n1"]
+    token, life = generation(job).token, bench.lives["n1"]
     before = job.used
     job = await bench.store.commit(job.uid, token, "n1", life, "step-10", 10, 1)
     saved = held(job).saved
@@ -255,12 +255,12 @@ async def test_a_fault_costs_what_came_after_the_last_checkpoint_and_the_standst
     assert used(job).lost_slot_ms == 2 * (held(job).at - saved)
     await bench.age(3000)
     job = await bench.ack(job, "n1")
-    active = head(job).since
+    active = generation(job).since
     assert (held(job).stands, used(job).lost_slot_ms) == (0, 2 * (active - saved))
     assert used(job).restarts == 1
     await bench.age(2500)
     report = PodReport(state="running", started=0.5)
-    job = await bench.store.report(job.uid, head(job).token, "n1", life, report)
+    job = await bench.store.report(job.uid, generation(job).token, "n1", life, report)
     assert used(job).lost_slot_ms == 2 * (held(job).started - saved)
     assert held(job).started - active >= 2000
     await bench.age(1000)
@@ -277,7 +277,7 @@ async def test_what_is_lost_when_a_generation_ends(bench: Bench, kind: str, more
     await bench.up("n1")
     job = await bench.active(await bench.submit(low=1), "n1")
     await bench.age(1000)
-    job = await bench.store.commit(job.uid, head(job).token, "n1", bench.lives["n1"], "step-10", 10, 1)
+    job = await bench.store.commit(job.uid, generation(job).token, "n1", bench.lives["n1"], "step-10", 10, 1)
     await bench.age(6000)
     ways = dict(more)
     entry = fault(kind, ways.pop("stalled", 0.0))
@@ -506,14 +506,14 @@ async def test_a_day_of_many_jobs_adds_up(bench: Bench, seed: int) -> None:
                 await watched.look(nodes)
             live[job.uid] = job
         elif act in ("fault", "end", "lose") and job is not None:
-            gone = {n for n in head(job).members if n in lost}
+            gone = {n for n in generation(job).members if n in lost}
             if act == "lose" and not gone:
-                node = dice.choice(sorted(head(job).members))
+                node = dice.choice(sorted(generation(job).members))
                 gone, lost = {node}, lost | {node}
                 await bench.lapse(node, "n0")
                 await watched.look(nodes)
                 await bench.age(dice.randrange(1000))
-            rest = {n: m for n, m in head(job).members.items() if n not in gone}
+            rest = {n: m for n, m in generation(job).members.items() if n not in gone}
             if act == "fault" and rest:
                 token = bench.proposal(job, _ranked(rest), lost=tuple(sorted(gone)), spend=fault())
                 job = await bench.store.propose(token)
@@ -533,7 +533,7 @@ async def test_a_day_of_many_jobs_adds_up(bench: Bench, seed: int) -> None:
                 await bench.store.remove(job.uid)
         elif act == "back" and lost:
             node = dice.choice(sorted(lost))
-            if not any(node in head(job).members for job in live.values()):
+            if not any(node in generation(job).members for job in live.values()):
                 lost.remove(node)
                 await bench.join(node, life=f"{node}-{dice.random()}")
                 await bench.beat(node)
@@ -549,7 +549,7 @@ async def test_a_day_of_many_jobs_adds_up(bench: Bench, seed: int) -> None:
 
 
 def _has(job: JobRecord, node: str) -> bool:
-    return node in head(job).members or node in head(job).holders
+    return node in generation(job).members or node in generation(job).holders
 
 
 def _ranked(members: dict[str, Member]) -> dict[str, Member]:

@@ -15,7 +15,7 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Ack
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
-from tests.contract.bench import FAST, HereBench, head
+from tests.contract.bench import FAST, HereBench, generation
 from tests.inprocess.data import SortedSet, Stream, Value
 from tests.inprocess.lua import runtime
 from tests.inprocess.server import CLUSTER, Server
@@ -52,7 +52,7 @@ class Hand:
         self.clock[0] += self.random.choice((0.0, 0.001, 0.01, 0.12))
         job = f"{KEY}job:{self.job.uid}"
         if dice < 0.03:
-            holder = head(self.job).holders[node].model_copy(update={"devices": ("cpu0", "cpu1", "cpu2")})
+            holder = generation(self.job).holders[node].model_copy(update={"devices": ("cpu0", "cpu1", "cpu2")})
             data.hset(job, f"holder:{node}", holder.to_json())
             data.hset(f"{KEY}alloc:{node}", "cpu2", self.job.uid)
         elif dice < 0.06:
@@ -72,7 +72,7 @@ class Hand:
     def asked(self) -> dict[str, object]:
         node = self.random.choice(GANG[: -READY - 1] if self.random.random() < 0.9 else GANG)
         life, start = self.bench.lives[node].life, 1
-        token = head(self.job).token.model_dump()
+        token = generation(self.job).token.model_dump()
         ack = Ack(
             life=life, ended=self._seldom(True, False), address=f"{node}:1", host=self.random.choice(("10.0.0.1", "")),
             ports=self.random.choice(((), (29500, 29501))), signature=f"{self.random.getrandbits(256):064x}",
@@ -95,7 +95,7 @@ class Hand:
         ack = Ack(life=life, address=f"{node}:1", host="10.0.0.1", signature="a" * 64)
         return {
             "node": node, "life": life, "start": 1, "uid": self.job.uid, "ack": ack.to_json(), "base": self.base,
-            "token": head(self.job).token.model_dump(),
+            "token": generation(self.job).token.model_dump(),
         }  # fmt: skip
 
     def _seldom(self, odd: object, usual: object) -> object:
@@ -129,16 +129,16 @@ async def test_the_last_one_is_the_whole_step() -> None:
     """Which begins the generation: else that waits for an agent that sees that nobody is missing."""
     hand = Hand(random.Random(0))
     await hand.begin()
-    first, *others, last = (node for node in head(hand.job).members if node not in GANG[-READY:])
+    first, *others, last = (node for node in generation(hand.job).members if node not in GANG[-READY:])
     await hand.bench.ack(hand.job, first)
     for node in others:
         assert ran(hand.server, USUAL, hand.plain(node)) != ["2"]
-    for node in {*GANG} - {*head(hand.job).members}:
+    for node in {*GANG} - {*generation(hand.job).members}:
         await hand.bench.ack(hand.job, node)
-    assert list(head(await hand.bench.job()).missing) == [last]
+    assert list(generation(await hand.bench.job()).missing) == [last]
     assert ran(hand.server, USUAL, hand.plain(last)) == ["2"]
     ran(hand.server, load("ack").source, hand.plain(last))
-    assert head(await hand.bench.job()).state == "active"
+    assert generation(await hand.bench.job()).state == "active"
 
 
 @cache

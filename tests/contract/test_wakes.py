@@ -15,7 +15,7 @@ from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Settlement, Woken
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import BOUND, LONG, RedisBench, head
+from tests.contract.bench import BOUND, LONG, RedisBench, generation
 from tests.inprocess.lease import renew_lease
 
 pytestmark = pytest.mark.redis
@@ -72,7 +72,7 @@ async def test_a_gang_that_starts_anew_on_the_same_nodes_wakes_nobody_else(wakes
     await bench.ack(job, "n1")
     assert await wakes.woken(bench.ack(job, "n2"), job) == {"n1", "n2"}
     job = await bench.job()
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
     assert await wakes.woken(bench.report(job, "n1", "running"), job) == set(), "that is for people"
 
 
@@ -199,7 +199,7 @@ async def test_what_happens_in_a_gang_comes_with_the_wake(gang: Gang) -> None:
     await bench.ack(job, "n1")
     await bench.ack(job, "n2")
     job = await bench.job()
-    assert head(job).state == "active"
+    assert generation(job).state == "active"
     for node in gang.stores:
         assert (await gang.woken(node, job)).jobs == (job,)
 

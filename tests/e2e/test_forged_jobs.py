@@ -77,7 +77,7 @@ class Intruder:
 
 
 def as_queued(record: Record) -> Record:
-    """The record with its head, and everything that happened since the submit, reset."""
+    """The record with its generation, and everything that happened since the submit, reset."""
     fresh = {"phase": "queued", "reason": "submitted, waits for nodes", "restart_done": "0", "not_before": "0",
              "last_number": "0", "restarts": "0"}  # fmt: skip
     return {field: record[field] for field in QUEUED if field in record} | fresh

@@ -83,10 +83,10 @@ class Api:
 
 def check(answer: bytes) -> None:
     """Each response has a status that blames nobody here, and JSON where it says so. AssertionError for a defect."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    if not head:
+    generation, _, body = answer.partition(b"\r\n\r\n")
+    if not generation:
         return  # it hung up: not HTTP at all
-    status, *lines = head.split(b"\r\n")
+    status, *lines = generation.split(b"\r\n")
     version, code, *_ = status.split(b" ")
     assert version.startswith(b"HTTP/"), status
     assert code != b"500", (status, body[:400])

@@ -196,8 +196,8 @@ def test_connections_on_which_nothing_is_asked(agent: LiveAgent) -> None:
     assert answers[:12] == [""] * 12, "twice limits.concurrent may wait for their requests"
     assert len(answers[12:]) == 28
     for text in answers[12:]:
-        head, _, body = text.partition("\r\n\r\n")
-        assert head.startswith("HTTP/1.1 429 ")
+        generation, _, body = text.partition("\r\n\r\n")
+        assert generation.startswith("HTTP/1.1 429 ")
         error = json.loads(body)["error"]
         assert error["message"] == (
             f"uid {ATTACKER} has 12 connections to the agent of node n1, twice limits.concurrent in its config; "

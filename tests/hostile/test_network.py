@@ -41,11 +41,11 @@ def door(agent: LiveAgent, tmp_path: Path) -> Iterator[Door]:
 
 
 def ask(door: Door, method: str, path: str, body: bytes = b"", who: str = "stolen") -> tuple[int, dict[str, Any]]:
-    head = (
+    generation = (
         f"{method} {path} HTTP/1.1\r\nHost: {ADDRESS}\r\nAuthorization: Bearer {who}-secret\r\n"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with door.speak(head.encode() + body) as secure:
+    with door.speak(generation.encode() + body) as secure:
         answer = b"".join(iter(lambda: secure.recv(65536), b""))
     lines, _, text = answer.partition(b"\r\n\r\n")
     return int(lines.split()[1]), json.loads(text)

@@ -102,10 +102,10 @@ class Cluster:
             if lease.away_since is not None or snapshot.recovering or snapshot.rereads or snapshot.unread:
                 return False
             job = self.job(at)
-            if job is None or (job.head, job.phase) != (before.head, before.phase):
+            if job is None or (job.generation, job.phase) != (before.generation, before.phase):
                 return False
-        stored = await self.raw("HGET", prefix(self.name) + "job:u1", "head_id")
-        return stored == (before.head.id if before.head else "")
+        stored = await self.raw("HGET", prefix(self.name) + "job:u1", "generation_id")
+        return stored == (before.generation.id if before.generation else "")
 
     async def until_whole(self, before: JobRecord) -> None:
         async with asyncio.timeout(BOUND):
@@ -149,7 +149,7 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
     await refused("name_taken", cluster.bench.submit("u2"))
     job = cluster.job()
     assert job is not None
-    assert (await cluster.bench.propose(job, "n1")).head is not None, "it can be changed again"
+    assert (await cluster.bench.propose(job, "n1")).generation is not None, "it can be changed again"
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HSET job:u1 since nan",
         "HSET job:u1 rev x",
         "HSET job:u1 member:n2 {",
-        "HSET job:u1 head_id evil",
-        "HSET job:u1 head_number 7",
-        "HSET job:u1 head_state forming",
-        "HSET job:u1 head_state ended",
-        "HDEL job:u1 head_id",
+        "HSET job:u1 generation_id evil",
+        "HSET job:u1 generation_number 7",
+        "HSET job:u1 generation_state forming",
+        "HSET job:u1 generation_state ended",
+        "HDEL job:u1 generation_id",
         "HDEL job:u1 uid",
         "HDEL job:u1 control",
         "HSET names train u9",

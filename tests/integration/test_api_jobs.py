@@ -64,14 +64,14 @@ def test_shapes_of_the_contract(agent: LiveAgent, client: Client) -> None:
 )
 def test_a_body_that_is_no_json_object_is_a_usage_error(agent: LiveAgent, body: str) -> None:
     data = body.encode("latin-1")
-    head = (
+    generation = (
         "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json; charset=nope\r\n"
         f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     )
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(str(agent.socket))
-        connection.sendall(head.encode() + data)
+        connection.sendall(generation.encode() + data)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     status, _, rest = answer.partition(b"\r\n\r\n")
     assert b" 400 " in status.splitlines()[0], answer

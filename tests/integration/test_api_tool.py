@@ -129,11 +129,11 @@ def test_changes_wait_until_it_is_so(agent: LiveAgent) -> None:
     started(agent)
     scaled = ctl(agent, "scale", "3")
     assert (scaled.exit_code, scaled.stdout) == (0, "job/digits scaled: trains on 3 nodes\n")
-    assert len(agent.view.job("digits").head.members) == 3  # type: ignore[union-attr]
+    assert len(agent.view.job("digits").generation.members) == 3  # type: ignore[union-attr]
     assert ctl(agent, "scale", "digits", "1").exit_code == 0
-    before = agent.view.job("digits").head
+    before = agent.view.job("digits").generation
     assert ctl(agent, "restart", "digits").stdout == "job/digits restarted\n"
-    assert agent.view.job("digits").head.number == before.number + 1  # type: ignore[union-attr]
+    assert agent.view.job("digits").generation.number == before.number + 1  # type: ignore[union-attr]
     assert ctl(agent, "stop", "digits").stdout == "job/digits stopped\n"
     assert ctl(agent, "stop", "digits").exit_code == 6
     assert ctl(agent, "delete", "digits").stdout == "job/digits deleted\n"
@@ -162,7 +162,7 @@ def test_scale_out_that_is_not_met_is_rolled_back(agent: LiveAgent, words: tuple
     agent.submit(spec(high=6))
     agent.until(lambda: agent.view.job("digits").phase == "running")
     agent.view.reasons = ("runs on 2 of 5 nodes: n4 is getting ready",)
-    before = agent.view.job("digits").head
+    before = agent.view.job("digits").generation
     result = ctl(agent, *words, "--timeout", "300ms")
     assert result.exit_code == 4
     assert "scale to 5 timed out after 0.3s" in result.stderr
@@ -171,7 +171,7 @@ def test_scale_out_that_is_not_met_is_rolled_back(agent: LiveAgent, words: tuple
     assert "still" not in result.stderr
     assert "digits: running: runs on 2 of 5 nodes: n4 is getting ready" in result.stderr.splitlines()
     job = agent.view.job("digits")
-    assert (job.control.target, job.head) == (2, before), "training goes on undisturbed"
+    assert (job.control.target, job.generation) == (2, before), "training goes on undisturbed"
     output = ctl(agent, "describe", "digits").stdout
     assert "Scale:       to 5: scale to 5 timed out after 0.3s" in output
     again = ctl(agent, *words, "--timeout", "300ms", "--no-wait")
@@ -185,9 +185,9 @@ def test_scale_out_and_in(agent: LiveAgent) -> None:
     by_name = ctl(agent, "scalein", "--job", "digits", "--node", "node/n2", "--timeout", "5s")
     assert (by_name.exit_code, by_name.stdout) == (0, "job/digits scaled: trains on 2 nodes\n")
     job = agent.view.job("digits")
-    assert job.head is not None
+    assert job.generation is not None
     assert job.control.scale is not None
-    assert sorted(job.head.members) == ["n1", "n3"]
+    assert sorted(job.generation.members) == ["n1", "n3"]
     assert job.control.scale.grace == 5.0
     assert agent.view.cluster().nodes["n2"].cordon is None
     assert "n2 left, and is used again last" in ctl(agent, "describe", "digits").stdout
@@ -236,7 +236,7 @@ def test_a_paused_job_is_scaled_without_a_deadline(agent: LiveAgent) -> None:
     output = ctl(agent, "scaleout", "digits", "--count", "1", "--timeout", "1ms").stdout
     assert output == "job/digits target 2 -> 3 (paused: it counts when it runs again)\n"
     assert ctl(agent, "resume", "digits").exit_code == 0
-    agent.until(lambda: len(agent.view.job("digits").head.members) == 3)  # type: ignore[union-attr]
+    agent.until(lambda: len(agent.view.job("digits").generation.members) == 3)  # type: ignore[union-attr]
 
 
 def test_while_it_is_scaled_out_it_is_not_scaled_in(still: LiveAgent) -> None:
@@ -262,7 +262,7 @@ def test_drain_waits_until_the_node_is_empty(agent: LiveAgent) -> None:
     started(agent)
     done = ctl(agent, "drain", "n2", "--reason", "new disk")
     assert (done.exit_code, done.stdout) == (0, "node/n2 drained\n")
-    assert "n2" not in agent.view.job("digits").head.members  # type: ignore[union-attr]
+    assert "n2" not in agent.view.job("digits").generation.members  # type: ignore[union-attr]
     assert ctl(agent, "uncordon", "n2").stdout == "node/n2 uncordoned\n"
     assert ctl(agent, "drain", "n2").exit_code == 2
 

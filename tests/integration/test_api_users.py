@@ -70,13 +70,13 @@ def failed_with_a_secret(agent: LiveAgent) -> None:
     )
     outcome = Outcome(code=1, text="rank 3 failed", error=SECRET)
     known = agent.view.job("digits")
-    assert known.head is not None
+    assert known.generation is not None
     report = PodReport(state="failed", exits=(WorkerExit(rank=3, local_rank=1, pid=9, code=1, error=SECRET),))
     agent.view.show(
         known.model_copy(
             update={
                 "phase": "failed", "budget": {"1": ended}, "outcome": outcome, "last_reports": {"n2": report},
-                "head": known.head.model_copy(update={"state": "ended", "reports": {"n2": report}}),
+                "generation": known.generation.model_copy(update={"state": "ended", "reports": {"n2": report}}),
             }
         )
     )  # fmt: skip

@@ -105,10 +105,10 @@ async def test_every_step_that_others_act_on_waits(servers: Yard, stores: list[R
     forming = await bench.job()
     assert "0 of the 1" in await unavailable(careful.ack(forming, "n1"))
     active = await bench.job()
-    assert active.head is not None
-    assert (active.phase, active.head.state) == ("running", "active"), "each of them was done"
-    assert "0 of the 1" in await unavailable(store.activate(job.uid, active.head.token))
-    report = store.report(job.uid, active.head.token, "n1", bench.lives["n1"], PodReport(state="running"))
+    assert active.generation is not None
+    assert (active.phase, active.generation.state) == ("running", "active"), "each of them was done"
+    assert "0 of the 1" in await unavailable(store.activate(job.uid, active.generation.token))
+    report = store.report(job.uid, active.generation.token, "n1", bench.lives["n1"], PodReport(state="running"))
     assert "0 of the 1" in await unavailable(report)
     assert "0 of the 1" in await unavailable(careful.end(active, "holding"))
     assert "0 of the 1" in await unavailable(careful.set_control(job, "r9", target=1))

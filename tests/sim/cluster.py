@@ -184,7 +184,7 @@ class Node:
     def has_read(self, uid: str, number: int) -> bool:
         """Its agent is there, and knows of this generation of the job, or of a later one."""
         job = self.agent.cluster().jobs.get(uid) if self.agent is not None and not self.gate.closed else None
-        return job is not None and job.head is not None and job.head.number >= number
+        return job is not None and job.generation is not None and job.generation.number >= number
 
     def freeze_machine(self) -> None:
         self.gate.close()
@@ -263,7 +263,7 @@ class SimCluster:
         that the store had then, by uid. Nothing is done where no agent knows of the job: it would be gone."""
         before = self.server.state.jobs
         lost = {key.removeprefix("job:") for key in values if key.startswith("job:")}
-        numbers = {uid: job.head.number for uid, job in before.items() if job.head is not None}
+        numbers = {uid: job.generation.number for uid, job in before.items() if job.generation is not None}
         if not any(n.agent and lost <= set(n.agent.cluster().jobs) for n in self.nodes.values()):
             return {}
         self.checker.store_loses()
@@ -282,7 +282,9 @@ class SimCluster:
         kept = self.server.kept()
         await asyncio.sleep(seconds)
         self.checker.store_loses()
-        numbers = {uid: job.head.number for uid, job in self.server.state.jobs.items() if job.head is not None}
+        numbers = {
+            uid: job.generation.number for uid, job in self.server.state.jobs.items() if job.generation is not None
+        }
         (self.server.fail_back if same_process else self.server.put_back)(kept)
         return numbers
 
@@ -399,11 +401,13 @@ class SimCluster:
     def whole(self, name: str) -> bool:
         """The job is active and all its members' workers, and only they, execute it."""
         job = self.find(name)
-        if job is None or job.phase != "running" or job.head is None:
+        if job is None or job.phase != "running" or job.generation is None:
             return False
-        if self.checker.running(job.uid) != dict.fromkeys(job.head.members, job.head.token):
+        if self.checker.running(job.uid) != dict.fromkeys(job.generation.members, job.generation.token):
             return False
-        return all(len(self.nodes[m.node].machine.pods[job.uid].alive) == m.workers for m in job.head.members.values())
+        return all(
+            len(self.nodes[m.node].machine.pods[job.uid].alive) == m.workers for m in job.generation.members.values()
+        )
 
     async def until(self, condition: object, limit: float, what: str) -> float:
         """Wait in virtual time; AssertionError after ``limit`` seconds. Returns the seconds it took.
@@ -426,10 +430,12 @@ class SimCluster:
         lines = []
         for job in self.server.state.jobs.values():
             lines.append(f"job {job.name} {job.phase} ({job.reason}) control {job.control}")
-            if job.head is not None:
+            if job.generation is not None:
                 lines.append(
-                    f"  head {job.head.number} {job.head.state} members {sorted(job.head.members)} "
-                    f"missing {sorted(job.head.missing)} holders {sorted(job.head.holders)} cause {job.head.cause.text}"
+                    f"  generation {job.generation.number} {job.generation.state} "
+                    f"members {sorted(job.generation.members)} "
+                    f"missing {sorted(job.generation.missing)} holders {sorted(job.generation.holders)} "
+                    f"cause {job.generation.cause.text}"
                 )
             lines += [f"  why ({n.name}): {n.agent.why(job.uid)}" for n in self.nodes.values() if n.agent is not None][
                 :2

@@ -17,7 +17,7 @@ from tests.sim.cluster import Node, SimCluster
 
 GARBAGE = ("", "{", "x", "\x00\x7f", "[]")
 """What somebody writes into a field by hand, and nobody can read there."""
-TEXTS = {*codec.JOB_TEXT, *(f"head_{name}" for name in codec.HEAD_TEXT), "active_id"}
+TEXTS = {*codec.JOB_TEXT, *(f"generation_{name}" for name in codec.GENERATION_TEXT), "active_id"}
 """Fields of a job in which these can be read."""
 NOTICED = 15.0
 """Seconds in which damage is found that some agent would find."""
@@ -184,11 +184,11 @@ async def bad_link(cluster: SimCluster) -> None:
 
 async def cut_workers(cluster: SimCluster) -> None:
     """The workers of two nodes lose each other, and nobody else does: both report a failed collective."""
-    jobs = [j for j in cluster.server.state.jobs.values() if j.phase == "running" and j.head is not None]
+    jobs = [j for j in cluster.server.state.jobs.values() if j.phase == "running" and j.generation is not None]
     if not jobs:
         return
     job = cluster.rng.choice(jobs)
-    members = sorted(job.head.members) if job.head is not None else []
+    members = sorted(job.generation.members) if job.generation is not None else []
     for name in cluster.rng.sample(members, min(2, len(members))):
         machine = cluster.nodes[name].machine
         if not machine.frozen.closed:
@@ -272,7 +272,7 @@ async def _reached_by_a_reader(cluster: SimCluster, lost: Mapping[str, int], sec
     while not cluster.settled() or loop.time() < end:
         for uid, number in lost.items():
             job = cluster.server.state.jobs.get(uid)
-            if job is not None and job.head is not None and job.head.number >= number:
+            if job is not None and job.generation is not None and job.generation.number >= number:
                 continue
             readers = [node for node in cluster.nodes.values() if node.has_read(uid, number)]
             if readers and all(node.link.cut or node.link.cut_replies for node in readers):
@@ -316,7 +316,7 @@ async def scale(cluster: SimCluster) -> None:
             job.name, "scale", timeout=most, role=role.name, target=cluster.rng.randint(1, role.places + 1)
         )
         return
-    gang = sorted(job.head.members) if job.head is not None else ["n1"]
+    gang = sorted(job.generation.members) if job.generation is not None else ["n1"]
     asked: list[tuple[Verb, dict[str, object]]] = [
         ("scale", {"target": cluster.rng.randint(size.min, size.max)}),
         ("scaleout", {"count": cluster.rng.randint(1, 3)}),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord, Phase
 from nodeagent.model.jobspec import Role
-from nodeagent.model.world import Head, HeadState, Member, Token
+from nodeagent.model.world import Generation, GenerationState, Member, Token
 from nodeagent.plan.failure.faults import all_succeeded
 from nodeagent.plan.failure.policies import BY
 from nodeagent.plan.job.running import scaled_size
@@ -49,7 +49,7 @@ class Checker:
         self._phases: dict[str, Phase] = {}
         self._ended: dict[str, Phase] = {}
         """Jobs that were seen to have ended."""
-        self._generation_states: dict[str, tuple[Token, HeadState]] = {}
+        self._generation_states: dict[str, tuple[Token, GenerationState]] = {}
         """Job to its newest generation, and the state that this was seen in."""
         self._pods: dict[str, dict[str, PodState]] = {}
         """Machine to the state of its pod of each job."""
@@ -199,7 +199,7 @@ class Checker:
     def _record(self, job: JobRecord) -> None:
         self._newest(job)
         self._pointer(job)
-        self._head(job)
+        self._generation(job)
         self._phase(job)
         self._budget(job)
         self._use(job)
@@ -209,30 +209,34 @@ class Checker:
         """A job succeeds when all workers of the role that completes it (of all roles without one) have exited 0, and
         only then: no other generation is formed once the store knows it, or once it is so and nothing fails. But where
         a policy says otherwise."""
-        head, before = job.head, self._complete.pop(job.uid, None)
-        if head is None or job.reason.startswith(BY):
+        generation, before = job.generation, self._complete.pop(job.uid, None)
+        if generation is None or job.reason.startswith(BY):
             return
         done = not self.unfinished(job)
         if job.phase == "succeeded" and not done:
-            raise Broken(f"{job.name} succeeded, and ranks {self.unfinished(job)} of {head.token} have not exited 0")
+            raise Broken(
+                f"{job.name} succeeded, and ranks {self.unfinished(job)} of {generation.token} have not exited 0"
+            )
         by_itself = job.control.desired == "run" and job.restart_done >= job.control.restart
         if (
             before is not None
             and by_itself
             and job.phase != "succeeded"
-            and (head.token, head.state) != (before, "active")
+            and (generation.token, generation.state) != (before, "active")
         ):
-            raise Broken(f"{job.name} had completed in {before}, and is {job.phase} with {head.token}: {job.reason}")
-        if head.state == "active" and (all_succeeded(job) or (self.calm and done)):
-            self._complete[job.uid] = head.token
+            raise Broken(
+                f"{job.name} had completed in {before}, and is {job.phase} with {generation.token}: {job.reason}"
+            )
+        if generation.state == "active" and (all_succeeded(job) or (self.calm and done)):
+            self._complete[job.uid] = generation.token
 
     def unfinished(self, job: JobRecord) -> list[int]:
         """The ranks of the newest generation that have yet to exit 0 for the job to succeed."""
-        assert job.head is not None
-        role, token = job.spec.completes, job.head.token
+        assert job.generation is not None
+        role, token = job.spec.completes, job.generation.token
         wanted = {
             (member.node, rank)
-            for member in job.head.members.values()
+            for member in job.generation.members.values()
             for rank in (
                 member.ranks_of(role) if role else range(member.first_rank, member.first_rank + member.workers)
             )
@@ -243,11 +247,11 @@ class Checker:
         """A worker of a role that comes after others runs only once all their places were ready in its generation."""
         for uid, pod in machine.pods.items():
             job = self.server.state.jobs.get(uid)
-            if not pod.after or job is None or job.head is None or job.head.token != pod.generation:
+            if not pod.after or job is None or job.generation is None or job.generation.token != pod.generation:
                 continue
             before = {other for local in pod.alive for other in pod.after[pod.role_of(local)]}
-            for name in (f"{other}.{i}" for other in before for i in range(job.head.sizes[other])):
-                if not self._was_ready(job, job.head, name):
+            for name in (f"{other}.{i}" for other in before for i in range(job.generation.sizes[other])):
+                if not self._was_ready(job, job.generation, name):
                     raise Broken(f"{machine.name} runs {pod.places} of {pod.generation}, and {name} was not ready")
 
     def _one_round(self, machine: SimMachine) -> None:
@@ -265,17 +269,17 @@ class Checker:
                             f"round {_rounds(theirs)[role]}"
                         )
 
-    def _was_ready(self, job: JobRecord, head: Head, name: str) -> bool:
+    def _was_ready(self, job: JobRecord, generation: Generation, name: str) -> bool:
         """A place was ready in this generation, or its workers have all ended well."""
-        if any((job.uid, head.token, name) in machine.were_ready for machine in self.machines.values()):
+        if any((job.uid, generation.token, name) in machine.were_ready for machine in self.machines.values()):
             return True
         ranks = [
             (member.node, rank)
-            for member in head.members.values()
+            for member in generation.members.values()
             for rank in range(member.first_rank, member.first_rank + member.workers)
             if (place := member.place_of(rank)) is not None and place.name == name
         ]
-        return all((job.uid, head.token, rank) in self.machines[node].well for node, rank in ranks)
+        return all((job.uid, generation.token, rank) in self.machines[node].well for node, rank in ranks)
 
     def _machine(self, machine: SimMachine) -> None:
         self._pod_states(machine)
@@ -335,9 +339,9 @@ class Checker:
         used: dict[str, str] = {}
         for uid, token in self._on.get(machine.name, {}).items():
             job = self.server.state.jobs.get(uid)
-            if job is None or job.head is None or job.head.token != token:
+            if job is None or job.generation is None or job.generation.token != token:
                 continue
-            member = job.head.members.get(machine.name)
+            member = job.generation.members.get(machine.name)
             for device in member.devices if member is not None else ():
                 if device in used:
                     raise Broken(f"{machine.name}: {device} is used by {used[device]} and {uid}")
@@ -347,11 +351,14 @@ class Checker:
         """Nothing runs that is newer than what the store knows: a generation that it lost came back. Only where no
         other can become active before this node has answered may it still do so."""
         for token in self._generations.get(job.uid, ()):
-            if job.head is None or token.number > job.head.number:
+            if job.generation is None or token.number > job.generation.number:
                 names = {n for n, t in self._running[job.uid].items() if t == token}
-                if job.head is not None and names <= job.head.missing.keys() | job.head.holders.keys():
+                if (
+                    job.generation is not None
+                    and names <= job.generation.missing.keys() | job.generation.holders.keys()
+                ):
                     continue
-                raise Broken(f"{names} run generation {token.number} of {job.name}, the store has {job.head}")
+                raise Broken(f"{names} run generation {token.number} of {job.name}, the store has {job.generation}")
 
     def _pointer(self, job: JobRecord) -> None:
         """Invariant 1: only the newest generation that was active moves the pointer."""
@@ -367,58 +374,62 @@ class Checker:
         elastic = role.size.min < role.size.max
         return places in sizes or (elastic and min(role.least, *sizes) <= places < max(sizes))
 
-    def _head(self, job: JobRecord) -> None:
+    def _generation(self, job: JobRecord) -> None:
         """Invariant 3, and numbers only grow; of several roles all places, each once, as many as ever were wanted; of
         an elastic role perhaps fewer, but enough to go on with."""
-        head = job.head
+        generation = job.generation
         if job.spec.several:
             for role in job.sized.roles:
                 self._sizes.setdefault((job.name, role.name), set()).add(role.places)
-        if head is not None and job.spec.several:
-            placed = [place for m in head.members.values() for place in m.places]
-            has = head.sizes
+        if generation is not None and job.spec.several:
+            placed = [place for m in generation.members.values() for place in m.places]
+            has = generation.sizes
             wanted = [f"{role.name}.{i}" for role in job.spec.roles for i in range(has[role.name])]
             asked = all(self._was_asked(job, role, has[role.name]) for role in job.spec.roles)
             if not asked or sorted(place.name for place in placed) != sorted(wanted):
-                raise Broken(f"generation {head.number} of {job.name} has places {placed}, not {wanted}")
-            for m in head.members.values():
+                raise Broken(f"generation {generation.number} of {job.name} has places {placed}, not {wanted}")
+            for m in generation.members.values():
                 if m.devices != tuple(d for p in m.places for d in p.devices) or len(set(m.devices)) < len(m.devices):
                     raise Broken(f"{m.node}'s devices are not its places': {m}")
-        if head is None:
+        if generation is None:
             return
-        if head.number < self._highest.get(job.name, 0):
-            raise Broken(f"generation of {job.name} went down to {head.number}")
-        self._highest[job.name] = head.number
-        token, state = self._generation_states.get(job.uid, (head.token, head.state))
-        if token == head.token and not may_become(GENERATION, state, head.state):
-            raise Broken(f"generation {head.number} of {job.name} went from {state} to {head.state}")
-        self._generation_states[job.uid] = (head.token, head.state)
-        if head.state == "active" and (head.missing or head.holders):
-            raise Broken(f"invariant 4: active without every acknowledgement: {head}")
+        if generation.number < self._highest.get(job.name, 0):
+            raise Broken(f"generation of {job.name} went down to {generation.number}")
+        self._highest[job.name] = generation.number
+        token, state = self._generation_states.get(job.uid, (generation.token, generation.state))
+        if token == generation.token and not may_become(GENERATION, state, generation.state):
+            raise Broken(f"generation {generation.number} of {job.name} went from {state} to {generation.state}")
+        self._generation_states[job.uid] = (generation.token, generation.state)
+        if generation.state == "active" and (generation.missing or generation.holders):
+            raise Broken(f"invariant 4: active without every acknowledgement: {generation}")
         last = self._orders.get(job.uid)
-        if last is not None and last[0] == head.token:  # its world is frozen
-            if last[1] != head.members:
-                raise Broken(f"invariant 3: the members of {head.token} changed from {last[1]} to {head.members}")
+        if last is not None and last[0] == generation.token:  # its world is frozen
+            if last[1] != generation.members:
+                raise Broken(
+                    f"invariant 3: the members of {generation.token} changed from {last[1]} to {generation.members}"
+                )
             return
-        self._orders[job.uid] = (head.token, head.members)
+        self._orders[job.uid] = (generation.token, generation.members)
         for name in self._running.get(job.uid, ()):
             self._devices(self.machines[name])
-        ordered = head.ordered()
+        ordered = generation.ordered()
         if [m.group_rank for m in ordered] != list(range(len(ordered))):
             raise Broken(f"invariant 3: group ranks of {job.name} are not a permutation: {ordered}")
         ranks = [r for m in ordered for r in range(m.first_rank, m.first_rank + m.workers)]
-        if ranks != list(range(head.world_size)):
+        if ranks != list(range(generation.world_size)):
             raise Broken(f"invariant 3: ranks of {job.name} are {ranks}")
         size = job.spec.nodes
         if not job.spec.several and not size.min <= len(ordered) <= size.max:
             raise Broken(f"invariant 4: {len(ordered)} nodes, not within {size.min}..{size.max}")
         names = [m.node for m in ordered]
         self._placed(job, names)
-        if last is not None and last[0].number + 1 == head.number:  # else one in between went by unseen
-            stayed = [m.node for m in sorted(last[1].values(), key=lambda m: m.group_rank) if m.node in head.members]
+        if last is not None and last[0].number + 1 == generation.number:  # else one in between went by unseen
+            stayed = [
+                m.node for m in sorted(last[1].values(), key=lambda m: m.group_rank) if m.node in generation.members
+            ]
             if [n for n in names if n in stayed] != stayed and not job.spec.segments:  # those go before
                 raise Broken(f"invariant 3: survivors changed their order: {last[1]} to {names}")
-        self._all_or_nothing(job, head)
+        self._all_or_nothing(job, generation)
 
     def _placed(self, job: JobRecord, names: list[str]) -> None:
         """The hard part of a placement: what nodes must have, and how they must lie."""
@@ -435,12 +446,12 @@ class Checker:
             if len({facts[n].labels.get(facts[n].topology[-1]) for n in names[at : at + spec.segments]}) != 1:
                 raise Broken(f"{job.name} has ranks {names}, which are not in segments of {spec.segments}")
 
-    def _all_or_nothing(self, job: JobRecord, head: Head) -> None:
+    def _all_or_nothing(self, job: JobRecord, generation: Generation) -> None:
         """A scale-out that is pending takes all its newcomers or none."""
         growing = job.control.growing
-        if growing is None or head.control_rev != job.control.rev or head.state != "forming":
+        if growing is None or generation.control_rev != job.control.rev or generation.state != "forming":
             return
-        if growing.before < (size := scaled_size(growing, head)) < growing.want:
+        if growing.before < (size := scaled_size(growing, generation)) < growing.want:
             raise Broken(f"{job.name} forms with {size} on its way from {growing.before}: {growing}")
 
     def _phase(self, job: JobRecord) -> None:
@@ -489,10 +500,10 @@ class Checker:
 
 def _devices_of(job: JobRecord) -> set[tuple[str, str]]:
     """Node and device, of members and of who may still run."""
-    head = job.head
-    if head is None:
+    generation = job.generation
+    if generation is None:
         return set()
-    entries = [*(head.members.values() if head.state != "ended" else ()), *head.holders.values()]
+    entries = [*(generation.members.values() if generation.state != "ended" else ()), *generation.holders.values()]
     return {(entry.node, device) for entry in entries for device in entry.devices}
 
 

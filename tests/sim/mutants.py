@@ -30,7 +30,7 @@ from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Head, Member, PodReport
+from nodeagent.model.world import Generation, Member, PodReport
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.failure import rounds
 from nodeagent.plan.failure.faults import find_fault
@@ -191,8 +191,8 @@ def half_a_gang(patch: pytest.MonkeyPatch) -> None:
     end
   end
 """
-    counted = "if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 then"
-    change(patch, ("local function not_ready(job)\n", early), (counted, "if job.head_state == 'forming' then"))
+    counted = "if job.generation_state == 'forming' and counts.missing == 0 and counts.holding == 0 then"
+    change(patch, ("local function not_ready(job)\n", early), (counted, "if job.generation_state == 'forming' then"))
 
 
 def merged_by_arrival(patch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
 def failsafe_members_need_not_let_go(patch: pytest.MonkeyPatch) -> None:
     """A new generation becomes active though no failsafe member of the old one let go, and is proposed without hearing
     one."""
-    change(patch, ("  if #failsafe_members > 0 and job.head_released ~= '1' then\n", "  if false then\n"))
+    change(patch, ("  if #failsafe_members > 0 and job.generation_released ~= '1' then\n", "  if false then\n"))
     patch.setattr(gang, "silence", lambda cluster, job: "")
 
 
@@ -480,10 +480,10 @@ def one_trainer_is_enough(patch: pytest.MonkeyPatch) -> None:
 def roles_start_at_once(patch: pytest.MonkeyPatch) -> None:
     """A role that comes after others is released when the first place of those is ready."""
 
-    def at_once(job: JobRecord, head: Head, status: PodStatus) -> pod.Release | None:
-        if not status.waiting or not any(report.ready for report in head.reports.values()):
+    def at_once(job: JobRecord, generation: Generation, status: PodStatus) -> pod.Release | None:
+        if not status.waiting or not any(report.ready for report in generation.reports.values()):
             return None
-        return pod.Release(job.uid, head.token, status.waiting, "some place is ready")
+        return pod.Release(job.uid, generation.token, status.waiting, "some place is ready")
 
     patch.setattr(pod, "_release", at_once)
 
@@ -496,8 +496,10 @@ def roles_start_again_one_by_one(patch: pytest.MonkeyPatch) -> None:
 def failures_ask_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """A node stops its workers of such a role only when one of them fails."""
 
-    def starts(head: Head, member: Member, reached: Mapping[str, int], down: Iterable[str]) -> rounds.Round | None:
-        what = next_round(head, member, reached, down)
+    def starts(
+        generation: Generation, member: Member, reached: Mapping[str, int], down: Iterable[str]
+    ) -> rounds.Round | None:
+        what = next_round(generation, member, reached, down)
         return what if what is None or what.starts else None
 
     patch.setattr(pod, "next_round", starts)

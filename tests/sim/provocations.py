@@ -30,16 +30,16 @@ async def falls_silent_and_scales(cluster: SimCluster) -> None:
     await cluster.scale("a", "scale", target=3)
     await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
     await asyncio.sleep(3)
-    head = cluster.job("a").head
-    assert head is not None
-    leader, last = head.ordered()[0].node, head.ordered()[-1].node
+    generation = cluster.job("a").generation
+    assert generation is not None
+    leader, last = generation.ordered()[0].node, generation.ordered()[-1].node
     cluster.nodes[last].link.cut = True
     await asyncio.sleep(8)
     cluster.nodes[last].link.cut = False
     await cluster.until(lambda: cluster.whole("a"), 90, "whole after the cut")
-    head = cluster.job("a").head
-    assert head is not None
-    leader, last = head.ordered()[0].node, head.ordered()[-1].node
+    generation = cluster.job("a").generation
+    assert generation is not None
+    leader, last = generation.ordered()[0].node, generation.ordered()[-1].node
     cluster.nodes[last].freeze_agent()
     cluster.nodes[leader].machine.worker_ends("uid-a", 0, signal=9)
     await cluster.scale("a", "scale", target=1)
@@ -54,9 +54,9 @@ async def scaled_in_while_its_agent_restarts(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("a"), 90, "whole")
     await asyncio.sleep(3)
     for _ in range(3):
-        head = cluster.job("a").head
-        assert head is not None
-        node = cluster.nodes[head.ordered()[-1].node]
+        generation = cluster.job("a").generation
+        assert generation is not None
+        node = cluster.nodes[generation.ordered()[-1].node]
         await node.kill_agent()
         await cluster.scale("a", "scalein", nodes=[node.name])
         node.start_agent()
@@ -70,7 +70,10 @@ async def back_before_its_loss_is_known(cluster: SimCluster) -> None:
     await cluster.submit("j", 1, 1, 1)
     await cluster.until(lambda: cluster.whole("j"), 90, "whole")
     await asyncio.sleep(5)
-    first, failsafe_members = cluster.job("j").head, [cluster.nodes[name] for name in cluster.job("j").failsafe_members]
+    first, failsafe_members = (
+        cluster.job("j").generation,
+        [cluster.nodes[name] for name in cluster.job("j").failsafe_members],
+    )
     assert first is not None
     (old,) = (node for node in failsafe_members if node.name in first.members)
     (successor,) = (node for node in cluster.nodes.values() if node not in failsafe_members)
@@ -87,8 +90,8 @@ async def back_before_its_loss_is_known(cluster: SimCluster) -> None:
     await cluster.operate("j", restart=1)
 
     def formed_anew() -> bool:
-        head = cluster.job("j").head
-        return head is not None and set(head.members) == {successor.name} and not head.missing
+        generation = cluster.job("j").generation
+        return generation is not None and set(generation.members) == {successor.name} and not generation.missing
 
     await cluster.until(formed_anew, 30, "the successor waits for a failsafe member only")
     assert set(pids(cluster)) == {old.name}
@@ -108,14 +111,14 @@ async def store_loses_writes(cluster: SimCluster, same_process: bool = False) ->
     had seen less than the others comes first to an emptied store."""
     await cluster.submit("a", 2, 2, 2)
     await cluster.until(lambda: cluster.whole("a"), 90, "whole")
-    first = cluster.job("a").head
+    first = cluster.job("a").generation
     assert first is not None
     old = [cluster.nodes[name] for name in first.members]
     rolling = asyncio.ensure_future(cluster.roll_back_store(8, same_process))
     await asyncio.sleep(0.1)
     for node in old:
         node.link.cut = True
-    await cluster.until(lambda: cluster.job("a").head != first and cluster.whole("a"), 7, "moved")
+    await cluster.until(lambda: cluster.job("a").generation != first and cluster.whole("a"), 7, "moved")
     await rolling
     for node in cluster.nodes.values():
         node.link.cut = node not in old
@@ -123,7 +126,7 @@ async def store_loses_writes(cluster: SimCluster, same_process: bool = False) ->
     for node in cluster.nodes.values():
         node.link.cut = False
     await asyncio.sleep(10)
-    second = cluster.job("a").head
+    second = cluster.job("a").generation
     assert second is not None
     ahead = next(n for n in cluster.nodes.values() if n.name not in second.members)
     ahead.link.cut = True
@@ -144,9 +147,9 @@ async def a_commit_comes_late(cluster: SimCluster) -> None:
     """A commit is still on its way to the store when the same nodes form anew."""
     await cluster.submit("a", 3, 3, 3)
     await cluster.until(lambda: cluster.whole("a"), 90, "whole")
-    head = cluster.job("a").head
-    assert head is not None
-    leader, last = (cluster.nodes[head.ordered()[at].node] for at in (0, -1))
+    generation = cluster.job("a").generation
+    assert generation is not None
+    leader, last = (cluster.nodes[generation.ordered()[at].node] for at in (0, -1))
     leader.machine.commit_request("uid-a", 1)
     await cluster.until(lambda: cluster.job("a").checkpoint is not None, 10, "committed")
     leader.link.slow = 8.0
@@ -156,8 +159,8 @@ async def a_commit_comes_late(cluster: SimCluster) -> None:
     last.machine.worker_ends("uid-a", 0, signal=9)
     await asyncio.sleep(40)
     pointer, active = cluster.job("a").checkpoint, cluster.job("a").active
-    assert pointer is not None and active is not None and active.number > head.number
-    assert pointer.number <= head.number
+    assert pointer is not None and active is not None and active.number > generation.number
+    assert pointer.number <= generation.number
 
 
 async def part_of_the_members(c: SimCluster) -> None:
@@ -346,16 +349,16 @@ async def an_old_view_comes_first(cluster: SimCluster) -> None:
     """The job has moved while n3, a failsafe member, was cut off. Then the store is emptied and n3 alone reaches it,
     for longer than a recovery takes: the others run on without the store, on the time that they lend each other."""
     await started(cluster, 1, 1)
-    old = cluster.job("j").head
+    old = cluster.job("j").generation
     assert old is not None
     assert set(cluster.job("j").failsafe_members) == {"n1", "n2", "n3"}
     first, alone = next(iter(old.members)), "n3" if "n3" not in old.members else "n2"
     others = [name for name in cluster.nodes if name not in (first, alone)]
     cut(cluster, [alone])
     await cluster.nodes[first].power_cut()
-    await cluster.until(lambda: cluster.job("j").head != old and cluster.whole("j"), 30, "moved")
+    await cluster.until(lambda: cluster.job("j").generation != old and cluster.whole("j"), 30, "moved")
     await asyncio.sleep(5)
-    moved, was = cluster.job("j").head, pids(cluster)
+    moved, was = cluster.job("j").generation, pids(cluster)
     cut(cluster, others)
     emptying = asyncio.ensure_future(cluster.empty_store())
     await asyncio.sleep(cluster.rng.uniform(0.0, 1.0))
@@ -364,14 +367,14 @@ async def an_old_view_comes_first(cluster: SimCluster) -> None:
     cut(cluster, others, False)
     await emptying
     await asyncio.sleep(10)
-    assert (cluster.job("j").head, pids(cluster)) == (moved, was), cluster.describe()
+    assert (cluster.job("j").generation, pids(cluster)) == (moved, was), cluster.describe()
 
 
 async def the_store_goes_back_and_one_alone_comes(cluster: SimCluster) -> None:
     """The job moves while one that was no part of it is cut off; then the store loses these writes (a fail-over, say),
     and only that one reaches it, which misses nothing: the others run on, on the time that they lend each other."""
     await started(cluster, 1, 1)
-    old = cluster.job("j").head
+    old = cluster.job("j").generation
     assert old is not None
     first = next(iter(old.members))
     alone = next(name for name in cluster.nodes if name != first)
@@ -380,16 +383,16 @@ async def the_store_goes_back_and_one_alone_comes(cluster: SimCluster) -> None:
     await cluster.nodes[first].power_cut()
     await asyncio.sleep(cluster.rng.uniform(0.0, 2.0))
     going_back = asyncio.ensure_future(cluster.roll_back_store(15))
-    await cluster.until(lambda: cluster.job("j").head != old and cluster.whole("j"), 10, "moved")
+    await cluster.until(lambda: cluster.job("j").generation != old and cluster.whole("j"), 10, "moved")
     await asyncio.sleep(4)
-    moved, was = cluster.job("j").head, pids(cluster)
+    moved, was = cluster.job("j").generation, pids(cluster)
     cut(cluster, others)
     await going_back
     cut(cluster, [alone], False)
     await asyncio.sleep(cluster.rng.uniform(15, 40))
     cut(cluster, others, False)
     await asyncio.sleep(10)
-    assert (cluster.job("j").head, pids(cluster)) == (moved, was), cluster.describe()
+    assert (cluster.job("j").generation, pids(cluster)) == (moved, was), cluster.describe()
 
 
 async def peers_hide_why_they_fail(cluster: SimCluster) -> None:
@@ -400,19 +403,23 @@ async def peers_hide_why_they_fail(cluster: SimCluster) -> None:
     await cluster.submit("a", 2, 3, 3, restarts=RestartLimits(max=2, window=3600.0, backoff_max=0.0))
     await cluster.until(lambda: cluster.whole("a"), 90, "whole")
     for _ in range(4):
-        before = cluster.job("a").head
+        before = cluster.job("a").generation
         assert before is not None
         node = cluster.nodes[cluster.rng.choice(sorted(before.members))]
         await node.power_cut()
-        await cluster.until(lambda: cluster.job("a").head != before and cluster.whole("a"), 20, "on without it")  # noqa: B023
+        await cluster.until(lambda: cluster.job("a").generation != before and cluster.whole("a"), 20, "on without it")  # noqa: B023
         assert not any(entry.counts for entry in cluster.job("a").budget.values()), cluster.describe()
         node.power_on()
-        await cluster.until(lambda: cluster.whole("a") and len(cluster.job("a").head.members) == 3, 60, "whole again")  # type: ignore[union-attr]
+        await cluster.until(
+            lambda: cluster.whole("a") and len(cluster.job("a").generation.members) == 3,  # type: ignore[union-attr]
+            60,
+            "whole again",
+        )
     for kills in (1, 2):
-        before = cluster.job("a").head
+        before = cluster.job("a").generation
         assert before is not None
         cluster.nodes[min(before.members)].machine.worker_ends("uid-a", 1, signal=9)
-        await cluster.until(lambda: cluster.job("a").head != before and cluster.whole("a"), 20, "formed again")  # noqa: B023
+        await cluster.until(lambda: cluster.job("a").generation != before and cluster.whole("a"), 20, "formed again")  # noqa: B023
         await asyncio.sleep(1)
         paid = [e for e in cluster.job("a").budget.values() if e.counts]
         assert len(paid) == kills, cluster.describe()
@@ -441,11 +448,11 @@ async def a_shim_hangs(cluster: SimCluster) -> None:
     await cluster.submit("a", 1, 4, 3)
     await cluster.until(lambda: cluster.whole("a"), 90, "whole")
     await asyncio.sleep(3)
-    head = cluster.job("a").head
-    assert head is not None
-    cluster.nodes[head.ordered()[-1].node].machine.hang_shim("uid-a")
+    generation = cluster.job("a").generation
+    assert generation is not None
+    cluster.nodes[generation.ordered()[-1].node].machine.hang_shim("uid-a")
     await cluster.scale("a", "scale", target=4)
-    await cluster.until(lambda: cluster.whole("a") and cluster.job("a").head != head, 90, "whole again")
+    await cluster.until(lambda: cluster.whole("a") and cluster.job("a").generation != generation, 90, "whole again")
 
 
 async def a_process_outside_its_group(c: SimCluster) -> None:
@@ -455,7 +462,7 @@ async def a_process_outside_its_group(c: SimCluster) -> None:
     for how in ("stop", "worker", "fence", "shim"):
         await c.until(lambda: c.whole("j") and len(members(c)) == 3, 90, "whole")
         await asyncio.sleep(3)
-        before, last = c.job("j").head, members(c)[-1]
+        before, last = c.job("j").generation, members(c)[-1]
         for name in members(c):
             c.nodes[name].machine.leave_group("uid-j", 0)
         if how == "stop":
@@ -466,7 +473,7 @@ async def a_process_outside_its_group(c: SimCluster) -> None:
             c.nodes[last].machine.kill_shim("uid-j")
         else:
             cut(c, [last])
-        await c.until(lambda: c.job("j").head != before and c.whole("j"), 90, "formed again")  # noqa: B023
+        await c.until(lambda: c.job("j").generation != before and c.whole("j"), 90, "formed again")  # noqa: B023
         await asyncio.sleep(3)
         cut(c, [last], False)
 
@@ -530,10 +537,10 @@ async def a_role_is_started_again(cluster: SimCluster) -> None:
     servers, trainers = role("server", replicas=2), role("trainer", nodes=3, workers=2, policies=WHOLE)
     await cluster.submit("j", 1, 1, 1, roles=(servers, trainers), completes="server")
     await cluster.until(lambda: cluster.whole("j"), 90, "whole")
-    head = cluster.job("j").head
-    assert head is not None
-    first, second, third = (cluster.nodes[m.node] for m in head.ordered() if m.ranks_of("trainer"))
-    local = {m.node: min(m.ranks_of("trainer")) - m.first_rank for m in head.ordered() if m.ranks_of("trainer")}
+    generation = cluster.job("j").generation
+    assert generation is not None
+    first, second, third = (cluster.nodes[m.node] for m in generation.ordered() if m.ranks_of("trainer"))
+    local = {m.node: min(m.ranks_of("trainer")) - m.first_rank for m in generation.ordered() if m.ranks_of("trainer")}
     third.freeze_agent()
     first.machine.role_fails("uid-j", local[first.name])
     await asyncio.sleep(0.2)
@@ -553,15 +560,15 @@ async def the_next_fault_comes_before_the_verdict(cluster: SimCluster) -> None:
     await cluster.submit("j", 2, 3, 3)
     await cluster.until(lambda: cluster.whole("j"), 90, "whole")
     await asyncio.sleep(TIMING.early)  # so that what peers end with ends no job
-    head = cluster.job("j").head
-    assert head is not None
-    first, other, fenced = (cluster.nodes[member.node] for member in head.ordered())
+    generation = cluster.job("j").generation
+    assert generation is not None
+    first, other, fenced = (cluster.nodes[member.node] for member in generation.ordered())
     fenced.freeze_agent()
     fenced.lease.gate.close()
 
     def waits_for_it() -> bool:
-        head = cluster.job("j").head
-        return head is not None and head.state == "forming" and [*head.missing] == [fenced.name]
+        generation = cluster.job("j").generation
+        return generation is not None and generation.state == "forming" and [*generation.missing] == [fenced.name]
 
     await cluster.until(waits_for_it, TIMING.lease, "all others have acknowledged the next generation")
     first.freeze_agent()
@@ -582,16 +589,16 @@ async def loses_one_node_and_then_another(cluster: SimCluster) -> None:
     await cluster.submit("j", 1, 1, 1, roles=(servers, trainers), completes="trainer")
 
     def runs_with(count: int) -> bool:
-        head = cluster.job("j").head
-        return head is not None and cluster.whole("j") and head.sizes == {"server": 2, "trainer": count}
+        generation = cluster.job("j").generation
+        return generation is not None and cluster.whole("j") and generation.sizes == {"server": 2, "trainer": count}
 
     await cluster.until(lambda: runs_with(4), 90, "whole")
-    head = cluster.job("j").head
-    assert head is not None
-    first = next(m.node for m in head.ordered() if any(place.name == "trainer.0" for place in m.places))
+    generation = cluster.job("j").generation
+    assert generation is not None
+    first = next(m.node for m in generation.ordered() if any(place.name == "trainer.0" for place in m.places))
     await cluster.nodes[first].power_cut()
     await cluster.until(lambda: runs_with(3), 60, "it goes on with three")
-    second = cluster.job("j").head.ordered()[0].node  # type: ignore[union-attr]
+    second = cluster.job("j").generation.ordered()[0].node  # type: ignore[union-attr]
     await cluster.nodes[second].power_cut()
     await cluster.until(lambda: cluster.job("j").phase == "holding", 60, "two are too few")
     await asyncio.sleep(20)
@@ -615,8 +622,8 @@ async def nodes_that_others_may_not_take_back(cluster: SimCluster) -> None:
         await cluster.submit(name, 1, 2, 1, auto=True, queue=queue)
 
     def borrow() -> bool:
-        heads = [cluster.job(name).head for name in "ab"]
-        return all(head is not None and len(head.members) == 2 for head in heads)
+        generations = [cluster.job(name).generation for name in "ab"]
+        return all(generation is not None and len(generation.members) == 2 for generation in generations)
 
     await cluster.until(borrow, 90, "each has two nodes")
     await cluster.submit("c", 1, 1, 1, queue="needy")
@@ -666,9 +673,9 @@ async def an_older_record_is_there_when_an_agent_starts(cluster: SimCluster) -> 
     for times in (1, 2):
         cluster.nodes[members(cluster)[0]].machine.worker_ends("uid-j", 0, signal=9)
         await cluster.until(lambda: cluster.job("j").restarts == times and cluster.whole("j"), 60, "re-formed")  # noqa: B023
-    restarted, before = cluster.nodes[members(cluster)[0]], cluster.job("j").head
+    restarted, before = cluster.nodes[members(cluster)[0]], cluster.job("j").generation
     await cluster.damage_store({"job:uid-j": older})
     await restarted.kill_agent()
     restarted.start_agent()
     await asyncio.sleep(15)
-    assert cluster.job("j").head == before, cluster.describe()
+    assert cluster.job("j").generation == before, cluster.describe()

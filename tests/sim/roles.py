@@ -120,11 +120,11 @@ def _whole(seed: int, one: Role) -> Role:
 
 def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> int:
     """So many workers of a role (empty: of any) that can, end well; returns how many did."""
-    assert job.head is not None
+    assert job.generation is not None
     ended = 0
-    for member in job.head.ordered():
+    for member in job.generation.ordered():
         machine = cluster.nodes[member.node].machine
-        if machine.running(job.uid) != job.head.token:
+        if machine.running(job.uid) != job.generation.token:
             continue
         ranks = member.ranks_of(name) if name else range(member.first_rank, member.first_rank + member.workers)
         alive = machine.pods[job.uid].alive
@@ -138,7 +138,7 @@ def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> int:
 def end_one(cluster: SimCluster, completes: str) -> int:
     """Some worker that completes the job ends, if its generation is active; returns how many did."""
     job = cluster.find(JOB)
-    if job is None or job.head is None or job.head.state != "active":
+    if job is None or job.generation is None or job.generation.state != "active":
         return 0
     return end(cluster, job, completes or cluster.rng.choice(job.spec.roles).name, 1)
 
@@ -146,13 +146,13 @@ def end_one(cluster: SimCluster, completes: str) -> int:
 def restart_alone(cluster: SimCluster) -> None:
     """Some server fails, and is started again by its shim."""
     job = cluster.find(JOB)
-    if job is None or job.head is None or job.head.state != "active":
+    if job is None or job.generation is None or job.generation.state != "active":
         return
     alone = [one.name for one in job.spec.roles if one.restart == "alone"]
-    member = cluster.rng.choice(job.head.ordered())
+    member = cluster.rng.choice(job.generation.ordered())
     ranks = sorted(rank for name in alone for rank in member.ranks_of(name))
     machine = cluster.nodes[member.node].machine
-    if ranks and machine.running(job.uid) == job.head.token and not machine.frozen.closed:
+    if ranks and machine.running(job.uid) == job.generation.token and not machine.frozen.closed:
         machine.worker_restarts(job.uid, cluster.rng.choice(ranks) - member.first_rank)
 
 
@@ -161,10 +161,10 @@ def restart_whole(cluster: SimCluster, most: int = 2) -> None:
     because of the first one."""
     job = cluster.find(JOB)
     roles = [one.name for one in job.spec.roles if one.policies == WHOLE] if job is not None else []
-    if job is None or job.head is None or job.head.state != "active" or not roles:
+    if job is None or job.generation is None or job.generation.state != "active" or not roles:
         return
-    token, name = job.head.token, cluster.rng.choice(roles)
-    workers = [(m, rank) for m in job.head.ordered() for rank in sorted(m.ranks_of(name))]
+    token, name = job.generation.token, cluster.rng.choice(roles)
+    workers = [(m, rank) for m in job.generation.ordered() for rank in sorted(m.ranks_of(name))]
     for member, rank in cluster.rng.sample(workers, min(len(workers), cluster.rng.randint(1, most))):
         machine, local = cluster.nodes[member.node].machine, rank - member.first_rank
 
@@ -204,23 +204,23 @@ def _fine(cluster: SimCluster) -> bool:
     """It is whole, with as many places of each role as are wanted of it by now; or some of its workers have ended well
     and the others get on."""
     job = cluster.job(JOB)
-    if job.head is None or job.head.state != "active" or job.phase != "running":
+    if job.generation is None or job.generation.state != "active" or job.phase != "running":
         return False
     if not cluster.whole(JOB):
         return _partly_done(cluster, job)
     scale = job.control.scale
     if scale is not None and scale.state == "pending":
         return False
-    return job.head.sizes == {one.name: one.places for one in job.sized.roles}
+    return job.generation.sizes == {one.name: one.places for one in job.sized.roles}
 
 
 def _partly_done(cluster: SimCluster, job: JobRecord) -> bool:
     """Every worker of its generation runs or has ended well, and some have."""
-    assert job.head is not None
+    assert job.generation is not None
     done = 0
-    for member in job.head.members.values():
+    for member in job.generation.members.values():
         pod = cluster.nodes[member.node].machine.pods.get(job.uid)
-        if pod is None or pod.generation != job.head.token:
+        if pod is None or pod.generation != job.generation.token:
             return False
         well = sum(exited.code == 0 and not exited.stopped for exited in pod.exits)
         if len(pod.alive) + well != member.workers:
@@ -280,8 +280,8 @@ async def _play_on(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
         return
     if cluster.job(JOB).phase not in TERMINAL:
         await cluster.operate(JOB, desired="run")
-    head = cluster.job(JOB).head
-    await unscale(cluster, JOB, head.sizes if head is not None else {})
+    generation = cluster.job(JOB).generation
+    await unscale(cluster, JOB, generation.sizes if generation is not None else {})
     limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
     await cluster.until(lambda: cluster.job(JOB).phase in TERMINAL or _fine(cluster), limit, "whole again")
     await asyncio.sleep(TIMING.lease * 2)  # what comes of the last faults

@@ -68,7 +68,7 @@ async def all_lose_power(c: SimCluster) -> None:
     await joined(c)
     await submitted(c)
     await whole(c)
-    c.nodes[min(c.job("j").head.members)].machine.worker_ends("uid-j", 0, signal=9)  # type: ignore[union-attr]
+    c.nodes[min(c.job("j").generation.members)].machine.worker_ends("uid-j", 0, signal=9)  # type: ignore[union-attr]
     await c.until(lambda: c.job("j").restarts == 1, 10, "formed again")
     await asyncio.sleep(c.rng.choice((0.0, 0.1, 0.5, 3.0)))
     before = c.job("j")

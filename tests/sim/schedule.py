@@ -121,12 +121,12 @@ def _lively(cluster: SimCluster) -> bool:
 
 
 def _fine(cluster: SimCluster, job: JobRecord) -> bool:
-    if not cluster.whole(job.name) or job.head is None:
+    if not cluster.whole(job.name) or job.generation is None:
         return False
     scale = job.control.scale
     if scale is not None and scale.state == "pending":
         return False
-    members, nodes = job.head.members, job.spec.role.nodes
+    members, nodes = job.generation.members, job.spec.role.nodes
     wanted = nodes.max if nodes.auto else job.control.target
     if len(members) >= (job.control.target if not nodes.auto else wanted):
         return len(members) == wanted
@@ -135,8 +135,11 @@ def _fine(cluster: SimCluster, job: JobRecord) -> bool:
 
 def _has_room(cluster: SimCluster, node: str) -> bool:
     """For one more job."""
-    heads = [job.head for job in cluster.server.state.jobs.values() if job.head is not None]
-    there = sum(node in (head.holders if head.state == "ended" else head.members) for head in heads)
+    generations = [job.generation for job in cluster.server.state.jobs.values() if job.generation is not None]
+    there = sum(
+        node in (generation.holders if generation.state == "ended" else generation.members)
+        for generation in generations
+    )
     return WORKERS * (there + 1) <= cluster.slots
 
 

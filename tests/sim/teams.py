@@ -234,7 +234,7 @@ class Returns:
         self._cluster, self._tree = cluster, tree
         self.seen = 0
         """How often nodes came back for another queue."""
-        self._heads: dict[str, int] = {}
+        self._generations: dict[str, int] = {}
         self._uses: dict[str, list[tuple[float, int]]] = {}
         """Queue to the slots that it had, each until when."""
         look = cluster.checker.records
@@ -248,11 +248,11 @@ class Returns:
     def _check(self) -> None:
         now = asyncio.get_running_loop().time()
         for job in self._cluster.server.state.jobs.values():
-            head = job.head
-            if head is not None and self._heads.get(job.uid, 0) < head.number:
-                self._heads[job.uid] = head.number
-                if head.cause.kind == "share" and " given back: " in head.cause.text:
-                    self._look(job, head.cause, now)
+            generation = job.generation
+            if generation is not None and self._generations.get(job.uid, 0) < generation.number:
+                self._generations[job.uid] = generation.number
+                if generation.cause.kind == "share" and " given back: " in generation.cause.text:
+                    self._look(job, generation.cause, now)
         for name, use in in_use(self._cluster).items():
             uses = [(until, had) for until, had in self._uses.get(name, ()) if now - until < BEHIND and had != use]
             self._uses[name] = [*uses, (now, use)]
@@ -260,7 +260,7 @@ class Returns:
     def _about_to_have(self, queue: str) -> int:
         """Slots of idle nodes that the queue's waiting jobs start on: in one decision these are its own already."""
         state = self._cluster.server.state
-        taken = {node for job in state.jobs.values() if job.head is not None for node in job.head.holders}
+        taken = {node for job in state.jobs.values() if job.generation is not None for node in job.generation.holders}
         waits = [job.spec for job in state.jobs.values() if job.phase == "queued" and job.control.desired == "run"]
         needs = sum(spec.nodes.min for spec in waits if queue in [one.name for one in self._tree.path(spec.queue)])
         return min(len(state.nodes.keys() - taken), needs) * WORKERS
@@ -347,16 +347,16 @@ class Play:
             await asyncio.sleep(1.0)
             for work in self.teams.jobs:
                 job = self.cluster.find(work.name)
-                if job is None or job.head is None or not self.cluster.whole(work.name):
+                if job is None or job.generation is None or not self.cluster.whole(work.name):
                     continue
                 self._done[work.name] += 1
                 if self._fair or (self._done[work.name] >= work.seconds and not self.teams.endless):
-                    for node in job.head.members:
+                    for node in job.generation.members:
                         machine = self.cluster.nodes[node].machine
                         for local in sorted(machine.pods[job.uid].alive):
                             machine.worker_ends(job.uid, local, code=0)
                 elif self._done[work.name] % 5 == 0:
-                    first = job.head.ordered()[0].node
+                    first = job.generation.ordered()[0].node
                     self.cluster.nodes[first].machine.commit_request(job.uid, self._done[work.name])
 
     def _room_made(self) -> int:
@@ -465,14 +465,14 @@ class Play:
     def _begun(self, job: JobRecord) -> None:
         """The first time that a generation is seen to run: its workers go on from the step that was acknowledged when
         it did not run yet, or a later one."""
-        head = job.head
-        active = head.token if head is not None and head.state == "active" else None
+        generation = job.generation
+        active = generation.token if generation is not None and generation.state == "active" else None
         known = self._seen.setdefault(job.uid, active)  # what ran before anybody looked
-        if head is None or active is None or known == active:
+        if generation is None or active is None or known == active:
             return
-        for node in head.members:
+        for node in generation.members:
             pod = self.cluster.nodes[node].machine.pods.get(job.uid)
-            if pod is None or pod.generation != head.token:
+            if pod is None or pod.generation != generation.token:
                 return  # not yet
             for env in pod.env:
                 begins = int(env.get("NODEAGENT_CHECKPOINT", "-1").rpartition("-")[2])

@@ -17,8 +17,8 @@ ROUND = TIMING.cooldown + 10.0
 
 
 def size(c: SimCluster, job: str) -> int:
-    head = c.job(job).head
-    return len(head.members) if head is not None and head.state != "ended" else 0
+    generation = c.job(job).generation
+    return len(generation.members) if generation is not None and generation.state != "ended" else 0
 
 
 async def settled(c: SimCluster, /, limit: float = ROUND, **sizes: int) -> None:

@@ -51,7 +51,8 @@ def test_what_is_removed_while_a_job_runs_is_given_back_and_a_worker_that_dies_i
 
 WRITTEN_OVER = [
     *((key, "") for key in ("job:uid-j", "node:n2", "names", "alloc:n1", "highest", "lease", "changes")),
-    *(("job:uid-j", field) for field in ("control", "spec", "since", "last_number", "head_number", "head_cause")),
+    *(("job:uid-j", field) for field in ("control", "spec", "since", "last_number", "generation_number",
+                                    "generation_cause")),
     ("node:n2", "seq"), ("node:n2", "facts"),
 ]  # fmt: skip
 """Keys and fields."""
@@ -304,8 +305,8 @@ def test_of_more_silent_nodes_than_a_page_none_counts_as_live() -> None:
 
 
 def _number(c: SimCluster) -> int:
-    head = c.job("j").head
-    return head.number if head is not None else 0
+    generation = c.job("j").generation
+    return generation.number if generation is not None else 0
 
 
 def test_a_primary_that_comes_back_as_the_same_process_may_have_lost_writes() -> None:

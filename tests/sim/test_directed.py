@@ -40,8 +40,8 @@ async def running(cluster: SimCluster, size: int, job: str = "j", limit: float =
     """Until the job is whole on ``size`` nodes."""
 
     def ok() -> bool:
-        head = cluster.job(job).head
-        return cluster.whole(job) and head is not None and len(head.members) == size
+        generation = cluster.job(job).generation
+        return cluster.whole(job) and generation is not None and len(generation.members) == size
 
     return await cluster.until(ok, limit, f"{job} whole on {size} nodes")
 
@@ -59,15 +59,15 @@ def test_worker_killed() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 3, 3)
         await running(c, 3)
-        head = c.job("j").head
-        assert head is not None
-        first = head.members["n2"].first_rank
+        generation = c.job("j").generation
+        assert generation is not None
+        first = generation.members["n2"].first_rank
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
         took = await running(c, 3)
         assert took < 1.0
         job = c.job("j")
-        assert job.head is not None
-        cause = job.head.cause
+        assert job.generation is not None
+        cause = job.generation.cause
         assert (job.restarts, cause.kind, cause.node, cause.rank) == (1, "worker_failed", "n2", first)
         (event,) = [event for event in c.server.state.events if event.kind == "WorkerFailed"]
         assert (event.node, event.text) == ("n2", f"rank {first} failed: SIGKILL (9)")
@@ -85,8 +85,8 @@ def test_a_gang_that_asks_to_be_re_formed_at_each_start_backs_off_for_free() -> 
         end = asyncio.get_running_loop().time() + 60
         while asyncio.get_running_loop().time() < end:
             job = c.job("j")
-            if c.whole("j") and job.head is not None and job.head.number > starts:
-                starts = job.head.number
+            if c.whole("j") and job.generation is not None and job.generation.number > starts:
+                starts = job.generation.number
                 c.nodes["n1"].machine.worker_ends("uid-j", 0, code=101)
             if job.phase == "holding":
                 reason = job.reason
@@ -102,16 +102,16 @@ def test_a_gang_that_asks_to_be_re_formed_at_each_start_backs_off_for_free() -> 
 
 
 def reports(cluster: SimCluster) -> dict[str, PodReport]:
-    head = cluster.job("j").head
-    return {} if head is None else head.reports
+    generation = cluster.job("j").generation
+    return {} if generation is None else generation.reports
 
 
 def test_a_hang_is_judged_when_every_pod_has_reported() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 3, 3, 3)
         await running(c, 3)
-        head = c.job("j").head
-        assert head is not None
+        generation = c.job("j").generation
+        assert generation is not None
         c.nodes["n2"].machine.hang("uid-j", suspects=True, stopped=0)
 
         def all_reported() -> bool:  # the last report may be answered at once
@@ -123,10 +123,10 @@ def test_a_hang_is_judged_when_every_pod_has_reported() -> None:
         assert took < 1.0
         await running(c, 3)
         job = c.job("j")
-        assert job.head is not None
-        cause = job.head.cause
+        assert job.generation is not None
+        cause = job.generation.cause
         assert (job.restarts, cause.kind, cause.node) == (1, "hang", "n2")
-        assert cause.rank == head.members["n2"].first_rank
+        assert cause.rank == generation.members["n2"].first_rank
         assert [(e.kind, e.counts) for e in job.budget.values()] == [("hang", True)]
         await asyncio.sleep(10)
         assert c.job("j").restarts == 1
@@ -157,17 +157,17 @@ def test_node_lost_is_replaced_by_the_spare_and_costs_nothing() -> None:
         await c.submit("j", 2, 3, 3)
         await running(c, 3)
         await asyncio.sleep(5)
-        head = c.job("j").head
-        assert head is not None
-        spare = next(n for n in c.nodes if n not in head.members)
-        leader = head.ordered()[0].node
+        generation = c.job("j").generation
+        assert generation is not None
+        spare = next(n for n in c.nodes if n not in generation.members)
+        leader = generation.ordered()[0].node
         await c.nodes[leader].power_cut()
         took = await running(c, 3)
         assert took < TIMING.lease + 1.0
         job = c.job("j")
-        assert job.head is not None
-        assert job.head.ordered()[0].node == spare
-        assert job.head.cause.kind == "node_lost"
+        assert job.generation is not None
+        assert job.generation.ordered()[0].node == spare
+        assert job.generation.cause.kind == "node_lost"
         assert not any(e.counts for e in job.budget.values())
 
     simulate(4, scenario)
@@ -177,9 +177,9 @@ def test_a_warm_spare_keeps_its_place_when_a_node_joins() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 1, 1, 1)
         await running(c, 1)
-        head = c.job("j").head
-        assert head is not None
-        (member,) = head.members
+        generation = c.job("j").generation
+        assert generation is not None
+        (member,) = generation.members
         (spare,) = set(c.nodes) - {member}
         pods = c.nodes[spare].machine.pods
         await c.until(lambda: "uid-j" in pods and pods["uid-j"].status().phase == "ready", 10, "a spare is ready")
@@ -191,9 +191,9 @@ def test_a_warm_spare_keeps_its_place_when_a_node_joins() -> None:
         assert "uid-j" not in c.nodes["n0"].machine.pods, "one spare is enough"
         await c.nodes[member].power_cut()
         await running(c, 1)
-        head = c.job("j").head
-        assert head is not None
-        assert set(head.members) == {spare}
+        generation = c.job("j").generation
+        assert generation is not None
+        assert set(generation.members) == {spare}
 
     simulate(2, scenario)
 
@@ -202,13 +202,13 @@ def test_agent_restart_disturbs_nothing() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)
         await running(c, 2)
-        head = c.job("j").head
+        generation = c.job("j").generation
         pids = c.nodes["n1"].machine.pods["uid-j"].pids
         await c.nodes["n1"].kill_agent()
         await asyncio.sleep(1.2)
         c.nodes["n1"].start_agent()
         await asyncio.sleep(10)
-        assert c.job("j").head == head
+        assert c.job("j").generation == generation
         assert c.whole("j")
         assert c.nodes["n1"].machine.pods["uid-j"].pids == pids
 
@@ -221,10 +221,10 @@ def test_frozen_agent_disturbs_nothing_until_its_patience_is_over() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 1, 2, 2)
         await running(c, 2)
-        head, life = c.job("j").head, c.server.state.nodes["n2"].incarnation.life
+        generation, life = c.job("j").generation, c.server.state.nodes["n2"].incarnation.life
         c.nodes["n2"].freeze_agent()
         await asyncio.sleep(PATIENCE - 2)
-        assert c.job("j").head == head
+        assert c.job("j").generation == generation
         await running(c, 1, limit=GRACE + 5)
         assert not any(e.counts for e in c.job("j").budget.values())
         c.nodes["n2"].thaw()
@@ -243,14 +243,14 @@ def test_a_fault_elsewhere_does_not_wait_for_a_silent_agent(before: float) -> No
         await running(c, 3)
         c.nodes["n2"].freeze_agent()
         await asyncio.sleep(before)
-        head = c.job("j").head
-        assert head is not None
-        other = next(name for name in head.members if name != "n2")
+        generation = c.job("j").generation
+        assert generation is not None
+        other = next(name for name in generation.members if name != "n2")
         c.nodes[other].machine.worker_ends("uid-j", 0, signal=9)
         await asyncio.sleep(0.1)
         await running(c, 3, limit=TIMING.lease + 0.5)  # with the spare
-        head = c.job("j").head
-        assert head is not None and "n2" not in head.members
+        generation = c.job("j").generation
+        assert generation is not None and "n2" not in generation.members
         c.nodes["n2"].thaw()
         await asyncio.sleep(10)
 
@@ -261,11 +261,11 @@ def test_lease_process_killed_again_and_again() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 1, 2, 2)
         await running(c, 2)
-        head = c.job("j").head
+        generation = c.job("j").generation
         for _ in range(100):
             c.nodes["n2"].lease.kill()
             await asyncio.sleep(c.rng.uniform(0.0, 0.7))
-        assert c.job("j").head == head
+        assert c.job("j").generation == generation
 
     simulate(2, scenario)
 
@@ -325,7 +325,7 @@ def test_a_scale_out_is_all_or_nothing() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 1, 6, 2)
         await running(c, 2)
-        head = c.job("j").head
+        generation = c.job("j").generation
         assert await c.scale("j", "scaleout", count=3, timeout=20.0)
         c.nodes["n1"].freeze_agent()  # it may be the one that would have rolled back: any other does
         await c.nodes["n2"].kill_agent()
@@ -337,10 +337,10 @@ def test_a_scale_out_is_all_or_nothing() -> None:
         assert job.control.scale is not None
         assert job.control.scale.reason.startswith("scale to 5 timed out after 20s: 4 of 5 nodes fit")
         await asyncio.sleep(60)
-        assert c.job("j").head == head, "not one worker was disturbed"
+        assert c.job("j").generation == generation, "not one worker was disturbed"
         assert await c.scale("j", "scaleout", count=3, timeout=20.0)
         await asyncio.sleep(5)
-        assert c.job("j").head == head
+        assert c.job("j").generation == generation
         c.add("n5").start_agent()
         await running(c, 5)
         await c.until(lambda: c.job("j").control.growing is None, 5, "settled")
@@ -353,8 +353,8 @@ def test_a_scale_out_is_all_or_nothing() -> None:
 def test_a_named_node_leaves_and_comes_back_last() -> None:
     async def scenario(c: SimCluster) -> None:
         def gang() -> set[str]:
-            head = c.job("j").head
-            return set() if head is None else set(head.members)
+            generation = c.job("j").generation
+            return set() if generation is None else set(generation.members)
 
         await c.submit("j", 1, 4, 3)
         await running(c, 3)
@@ -379,10 +379,10 @@ def test_newcomer_of_a_full_job_disturbs_nothing() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)
         await running(c, 2)
-        head = c.job("j").head
+        generation = c.job("j").generation
         c.add("n9").start_agent()
         await asyncio.sleep(60)
-        assert c.job("j").head == head
+        assert c.job("j").generation == generation
         assert c.nodes["n9"].machine.pods["uid-j"].phase == "ready"
 
     simulate(2, scenario)
@@ -395,9 +395,9 @@ def test_below_target_joins_after_the_cool_down() -> None:
         c.add("n3").start_agent()
         took = await running(c, 3)
         assert took >= TIMING.cooldown * 0.9
-        head = c.job("j").head
-        assert head is not None
-        assert head.cause.kind == "join"
+        generation = c.job("j").generation
+        assert generation is not None
+        assert generation.cause.kind == "join"
 
     simulate(2, scenario)
 
@@ -443,10 +443,10 @@ def test_pause_resume_restart_stop() -> None:
         assert not any(n.machine.running("uid-j") for n in c.nodes.values())
         await c.operate("j", desired="run")
         await running(c, 2)
-        number = c.job("j").head
+        number = c.job("j").generation
         assert number is not None
         await c.operate("j", restart=1)
-        await c.until(lambda: c.job("j").head != number, 20, "restarted")
+        await c.until(lambda: c.job("j").generation != number, 20, "restarted")
         await running(c, 2)
         await c.operate("j", desired="stop")
         await c.until(lambda: c.job("j").phase == "stopped", 20, "stopped")
@@ -462,8 +462,8 @@ def test_drain_moves_the_work_away() -> None:
         await c.cordon("n1", Cordon(reason="fan", by="test", at=0.0, drain=True))
 
         def moved() -> bool:
-            head = c.job("j").head
-            return c.whole("j") and head is not None and "n1" not in head.members
+            generation = c.job("j").generation
+            return c.whole("j") and generation is not None and "n1" not in generation.members
 
         await c.until(moved, 20, "n1 is empty")
         assert not any(e.counts for e in c.job("j").budget.values())
@@ -490,14 +490,14 @@ def test_store_restart_without_disturbance() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)
         await running(c, 2)
-        head = c.job("j").head
+        generation = c.job("j").generation
         c.server.restart()
         await asyncio.sleep(10)
         c.clock_step += 3600
         await asyncio.sleep(10)
         c.clock_step -= 7200
         await asyncio.sleep(10)
-        assert c.job("j").head == head
+        assert c.job("j").generation == generation
         assert c.whole("j")
 
     simulate(2, scenario)
@@ -508,9 +508,9 @@ def test_a_node_with_another_checkpoint_folder_is_passed_over_until_it_sees_the_
         c.nodes["n1"].machine.folder = "its own"
         await c.submit("j", 2, 3, 3, checkpoint_dir="/ckpt")
         await running(c, 2)
-        head = c.job("j").head
-        assert head is not None
-        assert set(head.members) == {"n2", "n3"}
+        generation = c.job("j").generation
+        assert generation is not None
+        assert set(generation.members) == {"n2", "n3"}
         text = (
             "n1 cannot run it: checkpoint_dir /ckpt there is not the folder that n2 sees; it must be one shared folder"
         )
@@ -535,10 +535,10 @@ def test_a_member_whose_checkpoint_folder_went_with_its_shim_is_left_out() -> No
         c.nodes["n2"].machine.folder = "its own"
         c.nodes["n2"].machine.kill_shim("uid-j")
         await running(c, 2, limit=10)
-        head = c.job("j").head
-        assert head is not None
-        assert set(head.members) == {"n1", "n3"}
-        assert "n2 cannot run it: checkpoint_dir /ckpt there" in head.cause.text
+        generation = c.job("j").generation
+        assert generation is not None
+        assert set(generation.members) == {"n1", "n3"}
+        assert "n2 cannot run it: checkpoint_dir /ckpt there" in generation.cause.text
 
     simulate(3, scenario)
 
@@ -553,7 +553,7 @@ def test_a_cut_between_two_members_is_reported_and_nothing_follows() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 3, 3)
         await running(c, 3)
-        before = c.job("j").head
+        before = c.job("j").generation
         await asyncio.sleep(10)
         assert reported(c) == {}
         c.net.cut.add(("n1", "n3"))
@@ -562,7 +562,7 @@ def test_a_cut_between_two_members_is_reported_and_nothing_follows() -> None:
         assert reported(c) == {"n1": {"n3"}, "n3": {"n1"}}
         c.net.cut.clear()
         await c.until(lambda: reported(c) == {}, 5, "both take it back")
-        assert (c.job("j").head, c.job("j").phase) == (before, "running")
+        assert (c.job("j").generation, c.job("j").phase) == (before, "running")
 
     simulate(3, scenario)
 

@@ -36,9 +36,9 @@ def alive(c: SimCluster) -> list[str]:
 
 
 def members(c: SimCluster) -> list[str]:
-    head = c.job("j").head
-    assert head is not None
-    return [m.node for m in head.ordered()]
+    generation = c.job("j").generation
+    assert generation is not None
+    return [m.node for m in generation.ordered()]
 
 
 async def started(c: SimCluster, minimum: int, size: int) -> None:
@@ -195,7 +195,7 @@ def test_a_node_that_loses_store_and_peers_stops_by_its_fence() -> None:
 def test_all_members_cut_off_while_a_spare_is_served_never_makes_two_generations() -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)
-        before, generation = pids(c), c.job("j").head
+        before, generation = pids(c), c.job("j").generation
         cut(c, members(c))
         await asyncio.sleep(30)
         assert pids(c) == before, "they lend each other time"
@@ -205,8 +205,8 @@ def test_all_members_cut_off_while_a_spare_is_served_never_makes_two_generations
         cut(c, c.nodes, False)
         await asyncio.sleep(10)
         assert pids(c) == before, "and go on when the store is back: nobody was declared lost"
-        head = c.job("j").head
-        assert head is not None and generation is not None and head.token == generation.token
+        after = c.job("j").generation
+        assert generation is not None and after is not None and after.token == generation.token
 
     simulate(5, scenario)
 

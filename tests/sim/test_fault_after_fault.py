@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from tests.sim.cluster import RECOVERED, TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 
@@ -17,8 +17,8 @@ LONGEST = TIMING.lease + TIMING.form_margin
 """Seconds of virtual time until a job is whole again: a lost node's lease ends, and all acknowledge."""
 
 
-def head(c: SimCluster) -> Head:
-    found = c.job("j").head
+def generation(c: SimCluster) -> Generation:
+    found = c.job("j").generation
     assert found is not None
     return found
 
@@ -35,7 +35,7 @@ async def runs_again(c: SimCluster, size: int, restarts: int) -> None:
     await c.until(lambda: c.job("j").restarts == restarts, LONGEST, f"it runs again on {size} nodes")
     await running(c, size, limit=LONGEST)
     await asyncio.sleep(TIMING.lease)
-    assert (c.job("j").restarts, c.whole("j"), len(head(c).members)) == (restarts, True, size), c.describe()
+    assert (c.job("j").restarts, c.whole("j"), len(generation(c).members)) == (restarts, True, size), c.describe()
 
 
 async def one_fault_after_the_other(c: SimCluster) -> None:
@@ -47,21 +47,21 @@ async def one_fault_after_the_other(c: SimCluster) -> None:
 
     c.nodes[names[size // 2]].machine.worker_ends("uid-j", 0, signal=9)
     await runs_again(c, size, 1)
-    assert (head(c).cause.kind, head(c).cause.node) == ("worker_failed", names[size // 2])
+    assert (generation(c).cause.kind, generation(c).cause.node) == ("worker_failed", names[size // 2])
 
     gone = names[-1]
     await c.nodes[gone].power_cut()
     await runs_again(c, size - 1, 2)
-    assert (head(c).cause.kind, head(c).cause.node) == ("node_lost", gone)
+    assert (generation(c).cause.kind, generation(c).cause.node) == ("node_lost", gone)
 
     assert await c.scale("j", "scale", target=size - 3)
     await runs_again(c, size - 3, 3)
 
-    runs, number = dict(c.checker.running("uid-j")), head(c).number
+    runs, number = dict(c.checker.running("uid-j")), generation(c).number
     await c.empty_store()
     await c.until(lambda: c.settled() and c.whole("j"), RECOVERED, "the store has everything again")
     await asyncio.sleep(TIMING.lease)
-    assert (head(c).number, c.whole("j")) == (number, True)
+    assert (generation(c).number, c.whole("j")) == (number, True)
     assert c.checker.running("uid-j") == runs, "nobody has stopped for it"
 
     assert lives(c) == {name: life for name, life in before.items() if name != gone}

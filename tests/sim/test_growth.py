@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 
@@ -15,13 +15,13 @@ SOON = 2.0
 """Seconds in which a gang forms that waits for no grace (5 s here)."""
 
 
-def head(c: SimCluster) -> Head:
-    found = c.job("j").head
+def generation(c: SimCluster) -> Generation:
+    found = c.job("j").generation
     assert found is not None
     return found
 
 
-async def leaving(c: SimCluster) -> Head:
+async def leaving(c: SimCluster) -> Generation:
     """Two nodes train and are asked to leave for a third one, which is as warm as it will be. They take all of their
     grace, each waiting for the others."""
     await c.submit("j", 1, 4, 2)
@@ -30,13 +30,13 @@ async def leaving(c: SimCluster) -> Head:
         node.machine.waits = True
     c.add("n3").start_agent()
     await c.scale("j", "scale", target=3)
-    await c.until(lambda: head(c).state == "forming", 30, "it grows")
-    assert (set(head(c).holders), set(head(c).members)) == ({"n1", "n2"}, {"n1", "n2", "n3"})
-    assert head(c).planned
+    await c.until(lambda: generation(c).state == "forming", 30, "it grows")
+    assert (set(generation(c).holders), set(generation(c).members)) == ({"n1", "n2"}, {"n1", "n2", "n3"})
+    assert generation(c).planned
     pod = c.nodes["n3"].machine.pods["uid-j"].status()
     assert (pod.phase, pod.warming) == ("ready", False)
     await c.until(lambda: c.nodes["n1"].machine.pods["uid-j"].killing, 2, "n1 has been told")
-    return head(c)
+    return generation(c)
 
 
 def nothing_spent(c: SimCluster) -> bool:
@@ -51,7 +51,7 @@ def test_a_worker_that_dies_as_it_leaves_is_not_waited_for(seed: int) -> None:
         asked = await leaving(c)
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
         assert await running(c, 3) < SOON
-        assert (head(c).token, head(c).cause) == (asked.token, asked.cause), "what was going on, sooner"
+        assert (generation(c).token, generation(c).cause) == (asked.token, asked.cause), "what was going on, sooner"
         assert nothing_spent(c)
 
     simulate(2, scenario, seed)
@@ -62,7 +62,11 @@ def test_a_node_that_is_lost_as_it_leaves_is_not_waited_for() -> None:
         await leaving(c)
         await c.nodes["n2"].power_cut()
         assert await running(c, 2) < TIMING.lease + SOON
-        assert (set(head(c).members), head(c).cause.kind, head(c).cause.node) == ({"n1", "n3"}, "node_lost", "n2")
+        assert (set(generation(c).members), generation(c).cause.kind, generation(c).cause.node) == (
+            {"n1", "n3"},
+            "node_lost",
+            "n2",
+        )
         assert nothing_spent(c)
 
     simulate(2, scenario)
@@ -72,8 +76,12 @@ def test_without_the_newcomer_the_others_go_on_and_still_have_their_grace() -> N
     async def scenario(c: SimCluster) -> None:
         asked = await leaving(c)
         await c.nodes["n3"].power_cut()
-        await c.until(lambda: head(c).token != asked.token, TIMING.lease + SOON, "formed without it")
-        assert (set(head(c).members), head(c).planned, head(c).cause.kind) == ({"n1", "n2"}, True, "scale")
+        await c.until(lambda: generation(c).token != asked.token, TIMING.lease + SOON, "formed without it")
+        assert (set(generation(c).members), generation(c).planned, generation(c).cause.kind) == (
+            {"n1", "n2"},
+            True,
+            "scale",
+        )
         assert c.nodes["n1"].machine.running("uid-j") is not None
         await running(c, 2, limit=40)
         assert nothing_spent(c)
@@ -98,8 +106,8 @@ def test_a_shrink_that_overtakes_it_has_the_last_word(after: float) -> None:
         await running(c, 1, limit=60)
         assert c.job("j").control.target == 1
         assert nothing_spent(c)
-        formed = head(c).token
+        formed = generation(c).token
         await asyncio.sleep(TIMING.cooldown + 10)
-        assert head(c).token == formed, "and it stays so"
+        assert generation(c).token == formed, "and it stays so"
 
     simulate(2, scenario)

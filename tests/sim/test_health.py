@@ -16,8 +16,12 @@ def test_a_sick_node_is_left_at_no_cost_and_taken_again_when_it_is_well() -> Non
         c.nodes["n2"].find(unfit())
         await running(c, 2)
         job = c.job("j")
-        assert job.head is not None
-        assert (job.head.cause.kind, job.head.cause.node, job.head.planned) == ("hardware", "n2", True)
+        assert job.generation is not None
+        assert (job.generation.cause.kind, job.generation.cause.node, job.generation.planned) == (
+            "hardware",
+            "n2",
+            True,
+        )
         assert not any(entry.counts for entry in job.budget.values())
         c.nodes["n2"].find()
         await running(c, 3, limit=TIMING.cooldown * 2 + 30)
@@ -34,9 +38,11 @@ def test_the_breaker_keeps_what_runs_though_all_become_sick_one_after_the_other(
             node.find(unfit())
             await asyncio.sleep(5.0)
         job = c.job("j")
-        assert job.head is not None
-        assert sorted(job.head.members) == ["n2", "n3", "n4"], "the first to become sick is the only one that goes"
-        assert (job.head.state, job.restarts) == ("active", 1)
+        assert job.generation is not None
+        assert sorted(job.generation.members) == ["n2", "n3", "n4"], (
+            "the first to become sick is the only one that goes"
+        )
+        assert (job.generation.state, job.restarts) == ("active", 1)
 
     simulate(4, scenario)
 

@@ -21,15 +21,17 @@ async def whole(c: SimCluster, size: int, what: str, limit: float = SETTLED) -> 
     """Every job, on so many nodes."""
 
     def ok() -> bool:
-        heads = [j.head for j in c.server.state.jobs.values()]
-        return all(h is not None and len(h.members) == size for h in heads) and all(map(c.whole, c.server.state.names))
+        generations = [j.generation for j in c.server.state.jobs.values()]
+        return all(h is not None and len(h.members) == size for h in generations) and all(
+            map(c.whole, c.server.state.names)
+        )
 
     await c.until(ok, limit, f"all jobs whole on {size} nodes: {what}")
 
 
-def heads(c: SimCluster) -> dict[str, int]:
+def generations(c: SimCluster) -> dict[str, int]:
     """Each job's newest generation."""
-    return {j.name: j.head.number for j in c.server.state.jobs.values() if j.head is not None}
+    return {j.name: j.generation.number for j in c.server.state.jobs.values() if j.generation is not None}
 
 
 async def all_at_once(c: SimCluster) -> None:
@@ -45,13 +47,13 @@ async def all_at_once(c: SimCluster) -> None:
         node.power_on()
     await asyncio.sleep(TIMING.lease)
 
-    before = heads(c)
+    before = generations(c)
     cut(c, c.nodes)
     await asyncio.sleep(20)
     assert all(map(c.whole, jobs))
     cut(c, c.nodes, False)
     await asyncio.sleep(TIMING.lease)
-    assert heads(c) == before
+    assert generations(c) == before
 
     away = c.rng.sample(list(c.nodes), len(c.nodes) // 2)
     cut(c, away)
@@ -95,16 +97,16 @@ async def one_over_all(c: SimCluster) -> None:
     end_well(c, early)
     await asyncio.sleep(TIMING.lease)
     assert c.job("j").phase == "running"
-    before = heads(c)
+    before = generations(c)
     c.nodes[first].machine.worker_ends("uid-j", 0, code=1)
-    await c.until(lambda: heads(c) != before and c.whole("j"), SETTLED, "formed again after the fault")
+    await c.until(lambda: generations(c) != before and c.whole("j"), SETTLED, "formed again after the fault")
     end_well(c, [*others[: size - 2]])
     await asyncio.sleep(TIMING.lease)
     assert c.job("j").phase == "running"
     end_well(c, sorted(c.nodes))
     took = await c.until(lambda: c.job("j").phase == "succeeded", 5, "the last ones have ended well")
     assert took <= TIMING.heartbeat + 1
-    await c.until(lambda: not c.job("j").head.holders, 5, "all have let go")  # type: ignore[union-attr]
+    await c.until(lambda: not c.job("j").generation.holders, 5, "all have let go")  # type: ignore[union-attr]
     assert {report.state for report in c.job("j").last_reports.values()} == {"succeeded"}
 
 

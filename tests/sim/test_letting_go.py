@@ -62,9 +62,9 @@ def test_any_node_may_die_at_any_step_and_the_gang_is_whole_again(
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 3, 3)
         await running(c, 3)
-        head = c.job("j").head
-        assert head is not None
-        stuck, other = (c.nodes[member.node] for member in head.ordered()[:2])
+        generation = c.job("j").generation
+        assert generation is not None
+        stuck, other = (c.nodes[member.node] for member in generation.ordered()[:2])
         stuck.freeze_agent()
         if step != "silent":
             other.machine.worker_ends(UID, 0, signal=9)

@@ -15,8 +15,8 @@ async def recovery_reported(cluster: SimCluster) -> None:
     """Until the report of how long it took is in the job's record, which does not change any more then."""
 
     def reported() -> bool:
-        head = cluster.job("j").head
-        return head is not None and bool(head.reports)
+        generation = cluster.job("j").generation
+        return generation is not None and bool(generation.reports)
 
     await cluster.until(reported, 3, "the recovery is reported")
 
@@ -44,16 +44,16 @@ def test_an_emptied_store_disturbs_nothing() -> None:
         await asyncio.sleep(20)
         assert pids(c) == was
         after = c.job("j")
-        assert (after.head, after.restarts, after.budget) == (before.head, 0, {})
+        assert (after.generation, after.restarts, after.budget) == (before.generation, 0, {})
         assert c.server.state.cluster_uid == uid
         assert c.job("q").phase == "queued"
         assert not any(n.lost for n in c.server.state.nodes.values())
         c.checker.check_kept()
         await c.operate("j", target=2)
         await running(c, 2)
-        head = c.job("j").head
-        assert head is not None
-        assert head.number == 2
+        generation = c.job("j").generation
+        assert generation is not None
+        assert generation.number == 2
 
     simulate(4, scenario)
 
@@ -62,13 +62,13 @@ def test_an_emptied_store_while_one_agent_is_down_disturbs_nothing() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 3, 3, 3)
         await running(c, 3)
-        head, was = c.job("j").head, pids(c)
+        generation, was = c.job("j").generation, pids(c)
         await c.nodes["n2"].kill_agent()
         await asyncio.sleep(0.2)
         await c.empty_store()
         c.nodes["n2"].start_agent()
         await asyncio.sleep(15)
-        assert (c.job("j").head, pids(c)) == (head, was)
+        assert (c.job("j").generation, pids(c)) == (generation, was)
 
     simulate(3, scenario)
 
@@ -77,7 +77,7 @@ def test_an_agent_that_restarts_may_be_the_first_in_an_emptied_store() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 3, 3, 3)
         await running(c, 3)
-        head, was, uid = c.job("j").head, pids(c), c.server.state.cluster_uid
+        generation, was, uid = c.job("j").generation, pids(c), c.server.state.cluster_uid
         await c.nodes["n2"].kill_agent()
         for other in ("n1", "n3"):
             c.nodes[other].link.cut = True
@@ -91,7 +91,7 @@ def test_an_agent_that_restarts_may_be_the_first_in_an_emptied_store() -> None:
             c.nodes[other].link.cut = False
         await emptying
         await asyncio.sleep(15)
-        assert (c.job("j").head, pids(c), c.server.state.cluster_uid) == (head, was, uid)
+        assert (c.job("j").generation, pids(c), c.server.state.cluster_uid) == (generation, was, uid)
 
     simulate(3, scenario)
 
@@ -102,7 +102,7 @@ def test_an_agent_that_began_a_cluster_does_not_claim_the_next_emptied_store() -
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)
         await running(c, 2)
-        head, was = c.job("j").head, pids(c)
+        generation, was = c.job("j").generation, pids(c)
         await c.nodes["n3"].kill_agent()
         for other in ("n1", "n2"):
             c.nodes[other].link.cut = True
@@ -118,7 +118,7 @@ def test_an_agent_that_began_a_cluster_does_not_claim_the_next_emptied_store() -
         await c.until(lambda: c.server.state.jobs, 3, "the job is back")
         await asyncio.gather(*emptying)
         await asyncio.sleep(15)
-        assert (c.job("j").head, pids(c)) == (head, was)
+        assert (c.job("j").generation, pids(c)) == (generation, was)
 
     simulate(3, scenario)
 
@@ -154,7 +154,7 @@ def test_a_generation_that_the_store_forgot_goes_on() -> None:
         await asyncio.sleep(15)
         assert pids(c) == was
         after = c.job("j")
-        assert (after.head, after.restarts, after.budget) == (before.head, 1, before.budget)
+        assert (after.generation, after.restarts, after.budget) == (before.generation, 1, before.budget)
         await c.operate("j", target=2)
         await running(c, 2)
 
@@ -185,7 +185,7 @@ def test_the_lost_life_does_not_come_back_with_an_older_store() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)
         await running(c, 2)
-        first = c.job("j").head
+        first = c.job("j").generation
         assert first is not None
         old = list(first.members)
         rolling = asyncio.ensure_future(c.roll_back_store(8))
@@ -194,12 +194,12 @@ def test_the_lost_life_does_not_come_back_with_an_older_store() -> None:
             c.nodes[name].link.cut = True
 
         def moved() -> bool:
-            head = c.job("j").head
-            return c.whole("j") and head is not None and not set(head.members) & set(old)
+            generation = c.job("j").generation
+            return c.whole("j") and generation is not None and not set(generation.members) & set(old)
 
         await c.until(moved, 7, "moved to the other nodes")
         await recovery_reported(c)
-        second, was = c.job("j").head, pids(c)
+        second, was = c.job("j").generation, pids(c)
         await rolling
         others = [n for n in c.nodes.values() if n.name not in old]
         for node in c.nodes.values():
@@ -208,7 +208,7 @@ def test_the_lost_life_does_not_come_back_with_an_older_store() -> None:
         for node in others:
             node.link.cut = False
         await asyncio.sleep(15)
-        assert (c.job("j").head, pids(c)) == (second, was)
+        assert (c.job("j").generation, pids(c)) == (second, was)
 
     simulate(4, scenario)
 
@@ -217,13 +217,13 @@ def test_the_store_emptied_again_and_again() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 3, 3, 3)
         await running(c, 3)
-        head, was = c.job("j").head, pids(c)
+        generation, was = c.job("j").generation, pids(c)
         for pause in (0.1, 0.6, 1.0, 2.0, 5.0):
             await c.empty_store()
             await asyncio.sleep(pause)
         await back(c)
         await asyncio.sleep(5)
-        assert (c.job("j").head, pids(c)) == (head, was)
+        assert (c.job("j").generation, pids(c)) == (generation, was)
 
     simulate(3, scenario)
 
@@ -254,20 +254,20 @@ def test_a_store_that_only_an_older_view_reached_waits_for_the_others() -> None:
         await c.submit("j", 1, 1, 1)
         await running(c, 1)
         await asyncio.sleep(5)
-        old = c.job("j").head
+        old = c.job("j").generation
         assert old is not None
         assert (set(old.members), set(c.job("j").failsafe_members)) == ({"n1"}, {"n1", "n2", "n3"})
         c.nodes["n3"].link.cut = True
         await c.nodes["n1"].power_cut()
-        await c.until(lambda: c.job("j").head != old and c.whole("j"), 30, "moved")
+        await c.until(lambda: c.job("j").generation != old and c.whole("j"), 30, "moved")
         await recovery_reported(c)
-        moved, was = c.job("j").head, pids(c)
+        moved, was = c.job("j").generation, pids(c)
         for name in ("n2", "n4"):
             c.nodes[name].link.cut = True
         emptying = asyncio.ensure_future(c.empty_store())
         c.nodes["n3"].link.cut = False
         await asyncio.sleep(30)
-        assert c.job("j").head == old, "it knows no better"
+        assert c.job("j").generation == old, "it knows no better"
         alone = c.nodes["n3"].agent
         assert alone is not None
         assert "waits for nodes that may know it: n1, n2, n4;" in alone.health().store_waits
@@ -280,7 +280,7 @@ def test_a_store_that_only_an_older_view_reached_waits_for_the_others() -> None:
         assert asyncio.get_running_loop().time() - start < 1.5
         await asyncio.sleep(10)
         assert alone.health().store_waits == ""
-        assert (c.job("j").head, pids(c)) == (moved, was)
+        assert (c.job("j").generation, pids(c)) == (moved, was)
 
     simulate(4, scenario)
 
@@ -295,10 +295,10 @@ def test_a_node_that_died_with_the_store_is_waited_for_within_a_bound() -> None:
         await asyncio.sleep(50)
         assert c.server.state.awaited == {"n2"}
         assert "n2" in c.nodes["n1"].agent.health().store_waits  # type: ignore[union-attr]
-        head = c.job("j").head
+        generation = c.job("j").generation
         await running(c, 2, limit=30)
         after = c.job("j")
-        assert (after.head != head, after.restarts) == (True, 1)
+        assert (after.generation != generation, after.restarts) == (True, 1)
         assert not any(e.counts for e in after.budget.values())
 
     simulate(3, scenario)

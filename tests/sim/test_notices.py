@@ -32,15 +32,19 @@ def test_a_gang_is_gone_before_the_machine_is(seconds: float) -> None:
             node.machine.waits = True
         notify(c, "n3", seconds)
         await c.until(lambda: members(c) == {"n1", "n2"} and c.whole("j"), seconds, "it has left in time")
-        head = c.job("j").head
-        assert head is not None
-        assert (head.planned, head.cause.kind, head.cause.text) == (True, "drain", "node n3 is to be taken away")
+        generation = c.job("j").generation
+        assert generation is not None
+        assert (generation.planned, generation.cause.kind, generation.cause.text) == (
+            True,
+            "drain",
+            "node n3 is to be taken away",
+        )
         await c.nodes["n3"].power_cut(disk_lost=True)
         await asyncio.sleep(20)
         assert c.whole("j")
-        after = c.job("j").head
+        after = c.job("j").generation
         assert after is not None
-        assert after.number == head.number, "nobody misses it"
+        assert after.number == generation.number, "nobody misses it"
         assert at_no_cost(c)
         c.nodes["n3"].power_on()
         c.nodes["n3"].start_agent()

@@ -24,9 +24,9 @@ async def calls(cluster: SimCluster, seconds: float) -> float:
 
 
 def token(cluster: SimCluster) -> Token:
-    head = cluster.job("j").head
-    assert head is not None
-    return head.token
+    generation = cluster.job("j").generation
+    assert generation is not None
+    return generation.token
 
 
 @pytest.mark.parametrize("seed", seeds([1], [2]))

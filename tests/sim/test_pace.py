@@ -55,9 +55,9 @@ async def at_rest(c: SimCluster) -> None:
 
 
 def member(c: SimCluster, rank: int) -> str:
-    head = c.job("j").head
-    assert head is not None
-    return head.ordered()[rank].node
+    generation = c.job("j").generation
+    assert generation is not None
+    return generation.ordered()[rank].node
 
 
 async def again(c: SimCluster, limit: float = 20) -> float:

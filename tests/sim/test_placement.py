@@ -63,8 +63,8 @@ async def save(cluster: SimCluster, names: list[str]) -> None:
         step += 1
         for name in names:
             job = cluster.find(name)
-            if job is not None and job.head is not None and cluster.whole(name):
-                cluster.nodes[job.head.ordered()[0].node].machine.commit_request(job.uid, step, "-snapshot")
+            if job is not None and job.generation is not None and cluster.whole(name):
+                cluster.nodes[job.generation.ordered()[0].node].machine.commit_request(job.uid, step, "-snapshot")
 
 
 async def _run(seed: int) -> None:
@@ -94,8 +94,8 @@ def test_random_schedule(seed: int) -> None:
 
 
 def members(c: SimCluster, name: str = "j") -> list[str]:
-    head = c.job(name).head
-    return [] if head is None else [m.node for m in head.ordered()]
+    generation = c.job(name).generation
+    return [] if generation is None else [m.node for m in generation.ordered()]
 
 
 def test_a_gang_starts_in_one_rack_gets_a_neighbour_for_a_lost_node_and_moves_when_the_rack_is_too_small() -> None:
@@ -164,8 +164,8 @@ def test_a_gang_that_was_paused_goes_on_in_one_rack_if_its_last_steps_are_on_dis
         assert took < 2, "it waits for nothing to get ready"
         assert ready == {*members(c), *apart}
         assert len({racks[n] for n in members(c)}) == (1 if saved else 2)
-        head = c.job("j").head
-        assert head is not None
-        assert ("closer together" in head.cause.text) == saved
+        generation = c.job("j").generation
+        assert generation is not None
+        assert ("closer together" in generation.cause.text) == saved
 
     simulate(6, scenario, prepare=lambda c: label(c, 2))

@@ -36,7 +36,7 @@ def _state(c: SimCluster, name: str) -> str:
 def test_training_goes_on_until_the_next_start(away: float) -> None:
     async def scenario(c: SimCluster) -> None:
         was = await _stand(c)
-        head = c.job("j").head
+        generation = c.job("j").generation
         c.nodes["n1"].end_agent()
         await asyncio.sleep(TIMING.heartbeat * 3)
         assert _state(c, "n1") == "restarting"
@@ -45,7 +45,7 @@ def test_training_goes_on_until_the_next_start(away: float) -> None:
         await asyncio.sleep(TIMING.heartbeat * 3)
         assert _state(c, "n1") == "ready"
         await asyncio.sleep(20)
-        assert (c.job("j").head, pids(c)) == (head, was)
+        assert (c.job("j").generation, pids(c)) == (generation, was)
 
     simulate(3, scenario)
 
@@ -53,7 +53,7 @@ def test_training_goes_on_until_the_next_start(away: float) -> None:
 def test_all_agents_at_once_and_again() -> None:
     async def scenario(c: SimCluster) -> None:
         was = await _stand(c)
-        head = c.job("j").head
+        generation = c.job("j").generation
         for pause in (8.0, 0.02, 3.0):
             for node in c.nodes.values():
                 node.end_agent()
@@ -61,7 +61,7 @@ def test_all_agents_at_once_and_again() -> None:
             for node in c.nodes.values():
                 node.start_agent()
         await asyncio.sleep(20)
-        assert (c.job("j").head, pids(c)) == (head, was)
+        assert (c.job("j").generation, pids(c)) == (generation, was)
 
     simulate(4, scenario)
 
@@ -147,7 +147,7 @@ def test_draining_its_node_moves_its_work_away_and_it_leaves() -> None:
 def test_the_store_goes_away_meanwhile(away: float) -> None:
     async def scenario(c: SimCluster) -> None:
         was = await _stand(c)
-        head = c.job("j").head
+        generation = c.job("j").generation
         c.nodes["n1"].end_agent()
         await asyncio.sleep(2)
         for node in c.nodes.values():
@@ -158,7 +158,7 @@ def test_the_store_goes_away_meanwhile(away: float) -> None:
         await asyncio.sleep(2)
         c.nodes["n1"].start_agent()
         await asyncio.sleep(10)
-        assert (c.job("j").head, pids(c)) == (head, was)
+        assert (c.job("j").generation, pids(c)) == (generation, was)
 
     simulate(3, scenario)
 

@@ -68,14 +68,14 @@ def test_a_server_that_fails_takes_the_gang_along() -> None:
     async def scenario(c: SimCluster) -> None:
         await start_whole(c, completes="trainer")
         before = c.job("j")
-        assert before.head is not None
-        node = next(m for m in before.head.ordered() if m.ranks_of("server"))
+        assert before.generation is not None
+        node = next(m for m in before.generation.ordered() if m.ranks_of("server"))
         local = min(node.ranks_of("server")) - node.first_rank
         c.nodes[node.node].machine.worker_ends("uid-j", local, signal=9)
         await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 20, "formed anew")
-        head = c.job("j").head
-        assert head is not None and {n: m.places for n, m in head.members.items()} == {
-            n: m.places for n, m in before.head.members.items()
+        generation = c.job("j").generation
+        assert generation is not None and {n: m.places for n, m in generation.members.items()} == {
+            n: m.places for n, m in before.generation.members.items()
         }
 
     simulate(2, scenario)
@@ -88,9 +88,9 @@ def test_services_that_restart_alone_disturb_nobody_until_the_budget_is_spent() 
         await start_whole(c, alone, completes="trainer", restarts=limits)
 
         async def fails(name: str) -> None:
-            head = c.job("j").head
-            assert head is not None
-            member = next(m for m in head.ordered() for p in m.places if p.name == name)
+            generation = c.job("j").generation
+            assert generation is not None
+            member = next(m for m in generation.ordered() for p in m.places if p.name == name)
             local = next(r for r in member.ranks_of("server") if member.place_of(r).name == name) - member.first_rank  # type: ignore[union-attr]
             c.nodes[member.node].machine.worker_restarts("uid-j", local)
             await asyncio.sleep(2)
@@ -115,9 +115,9 @@ TRAINERS = (ROLES[0], role("trainer", nodes=3, workers=2, policies=WHOLE))
 
 def trainers(c: SimCluster) -> list[Member]:
     """Members with trainers, by rank."""
-    head = c.job("j").head
-    assert head is not None
-    return [m for m in head.ordered() if m.ranks_of("trainer")]
+    generation = c.job("j").generation
+    assert generation is not None
+    return [m for m in generation.ordered() if m.ranks_of("trainer")]
 
 
 def fail(c: SimCluster, member: Member, after: float = 0.0) -> None:
@@ -134,7 +134,7 @@ def rounds(c: SimCluster) -> list[int]:
 def pids(c: SimCluster, name: str) -> dict[int, int]:
     """Rank to pid of the role's workers."""
     found = dict[int, int]()
-    for member in c.job("j").head.ordered():  # type: ignore[union-attr]
+    for member in c.job("j").generation.ordered():  # type: ignore[union-attr]
         pod = c.nodes[member.node].machine.pods["uid-j"]
         found |= {rank: pod.pids[rank - member.first_rank] for rank in member.ranks_of(name)}
     return found
@@ -169,13 +169,13 @@ def test_a_node_that_is_lost_while_a_role_is_down_has_the_gang_formed_anew() -> 
         c.nodes[third.node].lease.gate.close()
         fail(c, first)
         await asyncio.sleep(1)
-        assert c.job("j").head.reports[first.node].rounds == {"trainer": 1}  # type: ignore[union-attr]
+        assert c.job("j").generation.reports[first.node].rounds == {"trainer": 1}  # type: ignore[union-attr]
         await c.until(lambda: c.job("j").restarts == 1 and c.job("j").phase == "running", 60, "formed anew")
         c.nodes[third.node].thaw()
         await c.until(lambda: c.whole("j"), 60, "whole")
         job = c.job("j")
         assert [entry.kind for entry in job.budget.values()] == ["node_lost"]
-        assert rounds(c) == [0, 0, 0] and not any(r.rounds for r in job.head.reports.values())  # type: ignore[union-attr]
+        assert rounds(c) == [0, 0, 0] and not any(r.rounds for r in job.generation.reports.values())  # type: ignore[union-attr]
 
     simulate(4, scenario)
 
@@ -203,11 +203,11 @@ def test_who_had_ended_well_is_started_again_with_the_others() -> None:
         end(c, c.job("j"), "trainer", 2)
         await asyncio.sleep(2)
         done, other = trainers(c)[:2]
-        assert c.job("j").head.reports[done.node].completed  # type: ignore[union-attr]
+        assert c.job("j").generation.reports[done.node].completed  # type: ignore[union-attr]
         fail(c, other)
         await c.until(lambda: c.whole("j") and rounds(c) == [1, 1, 1], 10, "all of it runs again")
         await asyncio.sleep(2)
-        assert not c.job("j").head.reports[done.node].completed  # type: ignore[union-attr]
+        assert not c.job("j").generation.reports[done.node].completed  # type: ignore[union-attr]
         end(c, c.job("j"), "trainer")
         await c.until(lambda: c.job("j").phase == "succeeded", 10, "all of it has ended well")
 
@@ -222,10 +222,10 @@ def test_where_a_pod_is_over_the_gang_is_formed_anew() -> None:
         for local in range(done.workers):
             c.nodes[done.node].machine.worker_ends("uid-j", local, code=0)
         await asyncio.sleep(2)
-        assert c.job("j").head.reports[done.node].state == "succeeded"  # type: ignore[union-attr]
+        assert c.job("j").generation.reports[done.node].state == "succeeded"  # type: ignore[union-attr]
         fail(c, other)
         await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 20, "formed anew")
-        cause = c.job("j").head.cause  # type: ignore[union-attr]
+        cause = c.job("j").generation.cause  # type: ignore[union-attr]
         assert (cause.kind, cause.node) == ("worker_failed", other.node)
         assert f"trainer cannot be started again alone: {done.node} has ended well" in cause.text
 
@@ -234,8 +234,8 @@ def test_where_a_pod_is_over_the_gang_is_formed_anew() -> None:
 
 def places(c: SimCluster) -> list[str]:
     """Of the generation that is active and whole."""
-    head = c.job("j").head if c.whole("j") else None
-    return sorted(p.name for m in head.ordered() for p in m.places) if head is not None else []
+    generation = c.job("j").generation if c.whole("j") else None
+    return sorted(p.name for m in generation.ordered() for p in m.places) if generation is not None else []
 
 
 def test_a_role_is_scaled_alone_by_a_planned_stop() -> None:
@@ -282,7 +282,7 @@ def test_all_roles_that_were_scaled_while_it_was_paused_are_scaled_back() -> Non
         await c.operate("j", desired="run")
         await asyncio.sleep(5)
         assert c.job("j").phase == "holding"
-        await unscale(c, "j", c.job("j").head.sizes)  # type: ignore[union-attr]
+        await unscale(c, "j", c.job("j").generation.sizes)  # type: ignore[union-attr]
         await c.until(lambda: len(places(c)) == 4, 30, "it goes on as large as its file has it")
 
     simulate(2, scenario)
@@ -292,7 +292,7 @@ def test_a_worker_that_fails_during_a_scale_out_costs_no_place() -> None:
     async def scenario(c: SimCluster) -> None:
         await start_whole(c, completes="trainer")
         assert await c.scale("j", "scale", role="trainer", target=3, timeout=60.0)
-        node = next(iter(c.job("j").head.members.values()))  # type: ignore[union-attr]
+        node = next(iter(c.job("j").generation.members.values()))  # type: ignore[union-attr]
         c.nodes[node.node].machine.worker_ends("uid-j", 0, signal=9)
         await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 20, "formed anew, as it was")
         assert len(places(c)) == 4

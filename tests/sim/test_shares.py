@@ -30,11 +30,11 @@ async def share(c: SimCluster, *queues: Queue) -> None:
 
 def held(job: JobRecord) -> int:
     """Slots that are booked for a job."""
-    head = job.head
-    if head is None:
+    generation = job.generation
+    if generation is None:
         return 0
-    nodes: dict[str, set[str]] = {n: {*h.devices} for n, h in head.holders.items()}
-    for n, m in head.members.items() if head.state != "ended" else ():
+    nodes: dict[str, set[str]] = {n: {*h.devices} for n, h in generation.holders.items()}
+    for n, m in generation.members.items() if generation.state != "ended" else ():
         nodes.setdefault(n, set()).update(m.devices)
     return sum(len(devices) for devices in nodes.values())
 

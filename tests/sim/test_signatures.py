@@ -98,7 +98,7 @@ def test_a_changed_job_runs_on_as_it_was_and_is_started_nowhere_else() -> None:
         await c.submit("j", 1, 3, 2)
         await running(c, 2)
         job = c.job("j")
-        assert job.head is not None
+        assert job.generation is not None
         await asyncio.sleep(5)
         prepared = {n.name for n in c.nodes.values() if "uid-j" in n.machine.pods}
         write(c, job.model_copy(update={"spec": job.spec.model_copy(update={"env": {"LD_PRELOAD": "/evil.so"}})}))
@@ -126,11 +126,11 @@ def test_a_request_that_nobody_signed_is_not_carried_out(change: dict[str, objec
         await asyncio.sleep(SETTLED)
         assert refused(c, "uid-j") == {"control"}
         after = c.job("j")
-        assert (after.phase, after.head, after.restarts) == ("running", job.head, 0)
+        assert (after.phase, after.generation, after.restarts) == ("running", job.generation, 0)
         await c.operate("j", desired="run", target=2, restart=0)
         await asyncio.sleep(2)
         assert refused(c, "uid-j") == {""}, "said anew through an agent"
-        assert c.whole("j") and c.job("j").head == job.head
+        assert c.whole("j") and c.job("j").generation == job.generation
 
     simulate(3, scenario)
 

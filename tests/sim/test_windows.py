@@ -43,7 +43,9 @@ def watch(c: SimCluster, one: Window) -> None:
         state = c.server.state
         for job in state.jobs.values() if one.start <= state.served < one.end else ():
             nodes = (
-                {*job.head.holders} | ({*job.head.members} if job.head.state != "ended" else set()) if job.head else ()
+                {*job.generation.holders} | ({*job.generation.members} if job.generation.state != "ended" else set())
+                if job.generation
+                else ()
             )
             if busy := [node for node in nodes if one.names(node)]:
                 raise Broken(f"job {job.name} is on {busy} in a window")
@@ -56,8 +58,8 @@ def watch(c: SimCluster, one: Window) -> None:
 
 
 def members(c: SimCluster, job: str = "j") -> set[str]:
-    head = c.job(job).head
-    return set(head.members) if head is not None and head.state != "ended" else set()
+    generation = c.job(job).generation
+    return set(generation.members) if generation is not None and generation.state != "ended" else set()
 
 
 async def opened(c: SimCluster, one: Window) -> None:
@@ -83,9 +85,9 @@ def test_a_gang_moves_to_another_node_in_time() -> None:
         assert members(c) == before, "not earlier than it has to"
         await running(c, 3, limit=5 + 20)
         await c.until(lambda: c.whole("j") and min(before) not in members(c), 20, "it has moved")
-        head = c.job("j").head
-        assert head is not None
-        assert (head.planned, head.cause.kind) == (True, "drain")
+        generation = c.job("j").generation
+        assert generation is not None
+        assert (generation.planned, generation.cause.kind) == (True, "drain")
         assert at_no_cost(c)
         await over(c, one)
         assert c.whole("j")

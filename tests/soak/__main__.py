@@ -29,7 +29,7 @@ from tests.e2e.clocks import WallClock
 from tests.e2e.support import ROOT, Cluster, home
 from tests.soak.faults import Place
 from tests.soak.resources import ALLOWED
-from tests.soak.rounds import HEAD, Row, Soak, in_words
+from tests.soak.rounds import GENERATION, Row, Soak, in_words
 
 NODES = 4
 ROUND = 240.0
@@ -98,7 +98,7 @@ def soak(seconds: float, seed: int, each: float = ROUND) -> list[Row]:
         rounds.prepare()
         able = {"full disk": where.small, "cut": where.cables, "skew": where.clock is not None}
         without = ", ".join(name for name, can in able.items() if not can)
-        print(f"seed {seed}; {f'without {without}; ' if without else ''}{HEAD}", flush=True)
+        print(f"seed {seed}; {f'without {without}; ' if without else ''}{GENERATION}", flush=True)
         while not rows or (time.monotonic() < end and not rows[-1].wrong):
             rows.append(rounds.round(len(rows) + 1))
             print(in_words(rows[-1]), flush=True)

@@ -187,4 +187,4 @@ def in_words(row: Row) -> str:
     )
 
 
-HEAD = "round   size    took     faults  missed  gens.  redone  small  PSS MiB  fds.  proc.  keys  Redis MiB"
+GENERATION = "round   size    took     faults  missed  gens.  redone  small  PSS MiB  fds.  proc.  keys  Redis MiB"

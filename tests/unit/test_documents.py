@@ -51,8 +51,8 @@ def _without_code(text: str) -> str:
 
 def _anchors(path: Path) -> set[str]:
     """As the forges make them of headings."""
-    heads = re.findall(r"^#+ (.+)$", _without_code(path.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
+    generations = re.findall(r"^#+ (.+)$", _without_code(path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in generations}
 
 
 def _links(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ from nodeagent.lease.lending import Ask, answer
 from nodeagent.model.timing import Timing
 from tests.inprocess.server import Server
 from tests.unit.agent.failsafe_support import reported_of
-from tests.unit.plan.build import life, make_cluster, make_head, make_job
+from tests.unit.plan.build import life, make_cluster, make_generation, make_job
 
 ROOT = Path(__file__).parents[2]
 CODE = ROOT / "nodeagent"
@@ -97,7 +97,7 @@ def active(acks: str, lives: str, holders: str, failsafe_members: str) -> bool:
         job["holder:h"] = json.dumps({"life": "a", "devices": []})
     if failsafe_members != "none":
         job |= {f"failsafe_member:{k}": '"a"' for k in ("k1", "k2")}
-        job["head_released"] = str(int(failsafe_members == "one let go"))
+        job["generation_released"] = str(int(failsafe_members == "one let go"))
     return run(
         """
         for _, id in ipairs({ 'm1', 'm2' }) do
@@ -115,14 +115,14 @@ def active(acks: str, lives: str, holders: str, failsafe_members: str) -> bool:
 def lend(generation: str, failsafe_members: str, asker: str, renewed: str) -> bool:
     newer = generation == "a newer one"
     state = generation if generation in ("forming", "ended") else "active"
-    head = make_head(["n1", "n2"], number=3 if newer else 2, state=state)  # type: ignore[arg-type]
+    current = make_generation(["n1", "n2"], number=3 if newer else 2, state=state)  # type: ignore[arg-type]
     kept = {n: life(n) for n in ("n1", "n2")}
-    job = make_job("running", head).model_copy(update={"failsafe_members": kept})
+    job = make_job("running", current).model_copy(update={"failsafe_members": kept})
     if failsafe_members == "without this node":
         kept = {"n2": life("n2")}
         job = job.model_copy(update={"failsafe_members": kept})
     known = reported_of(make_cluster(["n1", "n2"], job), "n1")
-    token = make_head(["n1", "n2"], number=2).token
+    token = make_generation(["n1", "n2"], number=2).token
     asked = Ask(
         uid=job.uid, token=(token.number, token.id), node="n9" if asker == "no member" else "n2",
         failsafe_members=kept | {"n3": life("n3")} if failsafe_members == "others" else kept,

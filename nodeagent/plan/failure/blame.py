@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
-from nodeagent.model.world import BRIEF, Head, PodReport, WorkerExit
+from nodeagent.model.world import BRIEF, Generation, PodReport, WorkerExit
 from nodeagent.plan.cluster import natural
 
 REFORM_CODES = frozenset({101, 102})
@@ -90,11 +90,11 @@ def farewell(exits: Iterable[WorkerExit]) -> str:
     return "; ".join(parts)
 
 
-def leaves_broken(job: JobRecord, head: Head) -> bool:
+def leaves_broken(job: JobRecord, generation: Generation) -> bool:
     """Whether some ranks of the gang that is stopped as planned are gone, and never came to leave: the others wait for
     them in vain. They were asked and ended before they had begun to save, or failed before their node had asked them.
     A node that was lost meanwhile has become the generation's cause (``job/gang.py``)."""
-    lost = head.state == "forming" and head.cause.kind == "node_lost"
+    lost = generation.state == "forming" and generation.cause.kind == "node_lost"
     return lost or any(e.missed or is_failure(e) for r in job.last_reports.values() for e in r.exits)
 
 

@@ -19,7 +19,7 @@ from nodeagent.model.backoff import backoff
 from nodeagent.model.job import BudgetEntry, Ends, JobRecord, Outcome
 from nodeagent.model.jobspec import ActionName
 from nodeagent.model.timing import millis
-from nodeagent.model.world import MOST_ALONE, AloneRestart, Cause, CauseKind, Head, Place, PodReport, WorkerExit
+from nodeagent.model.world import MOST_ALONE, AloneRestart, Cause, CauseKind, Generation, Place, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.blame import (
     REFORM_CODES,
@@ -53,14 +53,14 @@ def restarts_spent(job: JobRecord, served: int) -> int:
     since = served - millis(job.spec.restarts.window)
     times = [entry.at for entry in job.budget.values() if entry.counts]
     times += [at for entry in job.budget.values() for at in entry.alone]
-    if job.head is not None and str(job.head.number) not in job.budget:
-        times += alone_times(job.head)
+    if job.generation is not None and str(job.generation.number) not in job.budget:
+        times += alone_times(job.generation)
     return sum(1 for at in times if at >= since)
 
 
-def alone_times(head: Head | None) -> tuple[int, ...]:
+def alone_times(generation: Generation | None) -> tuple[int, ...]:
     """When (served time, ms) workers of this generation were started again alone, as far as that was reported."""
-    return tuple(sorted(one.at for one in alone_restarts(head)))[-MOST_ALONE:]
+    return tuple(sorted(one.at for one in alone_restarts(generation)))[-MOST_ALONE:]
 
 
 class RoleRestart(NamedTuple):
@@ -74,13 +74,13 @@ class RoleRestart(NamedTuple):
     """Of all that failed before a whole role was started again, the one that is most likely to have failed first."""
 
 
-def alone_restarts(head: Head | None) -> list[RoleRestart]:
+def alone_restarts(generation: Generation | None) -> list[RoleRestart]:
     """Those of this generation, as far as they were reported, of each node in their order. All that failed before their
     whole role was started again are one: they may have failed for each other."""
     found, rounds = list[RoleRestart](), dict[tuple[str, int], list[RoleRestart]]()
-    for node, report in head.reports.items() if head is not None else ():
+    for node, report in generation.reports.items() if generation is not None else ():
         for one in report.alone:
-            restart = RoleRestart(node, "".join(_role(head, node, one.rank)), one.at, one)
+            restart = RoleRestart(node, "".join(_role(generation, node, one.rank)), one.at, one)
             if one.round and restart.role:
                 rounds.setdefault((restart.role, one.round), []).append(restart)
             else:
@@ -161,46 +161,50 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
 
     A member that is gone, and has reported no fault of its own, is the cause of all that others report.
     """
-    head = job.head
-    if head is None:
+    generation = job.generation
+    if generation is None:
         return None
-    gone = [n for n in gone_nodes(cluster, job) if n in head.members and cluster.gone(n, head.members[n].life)]
-    if not gone and not cluster.notes.once(f"reported:{job.uid}", (head,), lambda _before: _all_reported(head)):
+    gone = [
+        n for n in gone_nodes(cluster, job) if n in generation.members and cluster.gone(n, generation.members[n].life)
+    ]
+    if not gone and not cluster.notes.once(
+        f"reported:{job.uid}", (generation,), lambda _before: _all_reported(generation)
+    ):
         return None
-    gone.sort(key=lambda n: head.members[n].group_rank)
-    faulty = {n for n, r in head.reports.items() if r.seq}
+    gone.sort(key=lambda n: generation.members[n].group_rank)
+    faulty = {n for n, r in generation.reports.items() if r.seq}
     if unanswered := [n for n in gone if n not in faulty]:
         return _node_fault(cluster, job, unanswered, wall)
-    awaits = tuple(m.node for m in head.ordered() if m.node not in faulty)
-    case = _Case(cluster, job, head.number, cluster.served, round(wall, 3), awaits)
-    fault = _reported(case, head.reports)
+    awaits = tuple(m.node for m in generation.ordered() if m.node not in faulty)
+    case = _Case(cluster, job, generation.number, cluster.served, round(wall, 3), awaits)
+    fault = _reported(case, generation.reports)
     if fault is None and gone:
         return _node_fault(cluster, job, gone, wall)
     if fault is None:
-        fault = _alone_fault(case, head)
+        fault = _alone_fault(case, generation)
     if fault is None:
-        hung = find_hang(head)
+        hung = find_hang(generation)
         fault = _hang_fault(case, hung) if hung is not None else None
     if fault is None or not fault.spend.counts:
         return fault
     return replace(fault, awaits=awaits)
 
 
-def _all_reported(head: Head) -> bool:
+def _all_reported(generation: Generation) -> bool:
     """Some pod reports a fault."""
     faults = {"fenced", "lost", "refused"}
-    reports = head.reports
+    reports = generation.reports
     some = any(r.state in faults or r.alone for r in reports.values())
-    return some or blame(reports) is not None or find_hang(head) is not None
+    return some or blame(reports) is not None or find_hang(generation) is not None
 
 
 def awaited(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     """Who has to answer before the fault that ended the last generation is judged. Those who are lost need not; nor
     those who run nothing of it any more (a store that had lost the job forgets who did)."""
-    head = job.head
-    if head is None or not job.silent:
+    generation = job.generation
+    if generation is None or not job.silent:
         return ()
-    held = {n for n, life in job.silent.items() if n in head.holders and not cluster.gone(n, life)}
+    held = {n for n, life in job.silent.items() if n in generation.holders and not cluster.gone(n, life)}
     return tuple(sorted(held, key=natural))
 
 
@@ -220,18 +224,18 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     fault than the one that was reported first. What would end the job does so once everybody has answered.
     """
     entry = job.budget.get(str(job.last_number)) if job.budget else None
-    if job.head is None or entry is None or not entry.counts or entry.kind not in COUNTS:
+    if job.generation is None or entry is None or not entry.counts or entry.kind not in COUNTS:
         return None
     lost = sorted((n for n, life in job.silent.items() if cluster.gone(n, life)), key=natural)
     if lost:
         found = _node_fault(cluster, job, lost, wall)
         return replace(found, spend=found.spend.model_copy(update={"alone": entry.alone}))
     awaits = awaited(cluster, job)
-    known = (job.budget, job.last_reports, job.restarts, job.head.state, awaits)
+    known = (job.budget, job.last_reports, job.restarts, job.generation.state, awaits)
     fault = cluster.notes.once(f"late:{job.uid}", known, lambda _before: _again(cluster, job, entry, awaits))
     fault = replace(fault, awaits=awaits)
     differs = (fault.cause.kind, fault.cause.node, fault.cause.rank) != (entry.kind, entry.node, entry.rank)
-    if job.head.state == "active":
+    if job.generation.state == "active":
         return fault if differs or fault.fail != entry.fails else None
     if fault.fail:
         return fault if differs or not entry.fails or not fault.awaits else None
@@ -241,10 +245,15 @@ def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
 def judged_cause(job: JobRecord) -> Cause | None:
     """Why the newest generation was formed, as is known by now. Its own ``cause`` is what was known when it was
     proposed; a fault may be judged later (``late_fault``). None if there is no generation."""
-    head, entry = job.head, job.budget.get(str(job.last_number))
-    if head is None or entry is None or job.last_number >= head.number or head.cause.kind not in COUNTS:
-        return None if head is None else head.cause
-    kind: CauseKind = next((kind for kind in get_args(CauseKind) if kind == entry.kind), head.cause.kind)
+    generation, entry = job.generation, job.budget.get(str(job.last_number))
+    if (
+        generation is None
+        or entry is None
+        or job.last_number >= generation.number
+        or generation.cause.kind not in COUNTS
+    ):
+        return None if generation is None else generation.cause
+    kind: CauseKind = next((kind for kind in get_args(CauseKind) if kind == entry.kind), generation.cause.kind)
     return Cause(kind=kind, text=entry.text, node=entry.node, rank=entry.rank)
 
 
@@ -363,30 +372,34 @@ def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> _Pol
     return found
 
 
-def _alone_fault(case: _Case, head: Head) -> Fault | None:
+def _alone_fault(case: _Case, generation: Generation) -> Fault | None:
     """Workers that were started again alone end the job where a policy says so of one of them, or they have spent the
     budget together; None: all is well."""
-    for node, report in head.reports.items():
+    for node, report in generation.reports.items():
         for one in report.alone:
             cause = Cause(kind="worker_failed", text=f"{one.text} on {node}", node=node, rank=one.rank)
-            answered = _answered(case, cause, one.exit, _role(head, node, one.rank))
+            answered = _answered(case, cause, one.exit, _role(generation, node, one.rank))
             over = one is report.alone[-1] and restarts_spent(case.job, case.at) > case.job.spec.restarts.max
             if over or answered.action in ENDS:
                 outcome = Outcome(code=one.exit, text=cause.text, error=one.error)
                 return _fault(case, cause, outcome, one.exit, answered=answered)
-    return _round_fault(case, head)
+    return _round_fault(case, generation)
 
 
-def _round_fault(case: _Case, head: Head) -> Fault | None:
+def _round_fault(case: _Case, generation: Generation) -> Fault | None:
     """A role cannot be started again as a whole, since a node has done all that it had to, and holds no worker that
     could start with the others: the gang is formed anew, for the failure that its restart was for."""
-    stuck = unable(head)
+    stuck = unable(generation)
     if stuck is None:
         return None
     role, done = stuck
-    for node, report in head.reports.items():
+    for node, report in generation.reports.items():
         one = report.alone[-1] if report.alone else None
-        if one is not None and one.round > agreed_round(head, role) and _role(head, node, one.rank) == (role,):
+        if (
+            one is not None
+            and one.round > agreed_round(generation, role)
+            and _role(generation, node, one.rank) == (role,)
+        ):
             ended = f"{one.text} on {node}, and {role} cannot be started again alone: {done} has ended well"
             cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
             return _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)
@@ -396,7 +409,7 @@ def _round_fault(case: _Case, head: Head) -> Fault | None:
 def _hang_fault(case: _Case, hung: Hung) -> Fault:
     job = case.job
     cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
-    role = _role(job.head, hung.node, hung.rank)
+    role = _role(job.generation, hung.node, hung.rank)
     fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table), roles=role)
     progressed = got_further(job, hung, case.at)
     spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
@@ -410,9 +423,9 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     return replace(fault, spend=spend, fail=fail)
 
 
-def _role(head: Head | None, node: str, rank: int | None) -> tuple[str, ...]:
+def _role(generation: Generation | None, node: str, rank: int | None) -> tuple[str, ...]:
     """Of a worker of the active generation; none in a job of one role, and where no worker is named."""
-    member = head.members.get(node) if head is not None else None
+    member = generation.members.get(node) if generation is not None else None
     place = member.place_of(rank) if member is not None and rank is not None else None
     return (place.role,) if place is not None else ()
 
@@ -470,17 +483,18 @@ def _fault(
 
 def _alone(case: _Case) -> tuple[int, ...]:
     """When workers of the generation that the fault ends, or has ended, were started again alone."""
-    head, entry = case.job.head, case.job.budget.get(str(case.job.last_number))
-    if head is not None and head.state == "active" and case.number in (0, head.number):
-        return alone_times(head)
+    generation, entry = case.job.generation, case.job.budget.get(str(case.job.last_number))
+    if generation is not None and generation.state == "active" and case.number in (0, generation.number):
+        return alone_times(generation)
     return entry.alone if entry is not None else ()
 
 
 def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
     """Only error exits in the first generation, soon after it became active. Nobody mistypes a signal, and what asks
     to be re-formed is no mistake."""
-    job, head = case.job, case.job.head
-    first = job.restarts == (1 if head is not None and head.number != case.number and head.state == "active" else 0)
+    job, generation = case.job, case.job.generation
+    formed = generation is not None and generation.number != case.number and generation.state == "active"
+    first = job.restarts == (1 if formed else 0)
     if not first or job.first_active is None or case.at - job.first_active > millis(case.cluster.timing.early):
         return False
     exits = [e for r in reports.values() for e in r.exits if is_failure(e)]
@@ -489,20 +503,20 @@ def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
 
 def _ran_long(case: _Case) -> bool:
     """The generation that the fault ends had been active for ``early`` at least."""
-    head = case.job.head
-    if head is None or head.number != case.number or head.state != "active":
+    generation = case.job.generation
+    if generation is None or generation.number != case.number or generation.state != "active":
         return False  # another report than those that ended it: how long it had run is not known any more
-    return case.at - head.since >= millis(case.cluster.timing.early)
+    return case.at - generation.since >= millis(case.cluster.timing.early)
 
 
 def all_succeeded(job: JobRecord) -> bool:
     """Every member of the active generation reported success; of a job that one of its roles completes, every member
     with workers of that role reported theirs."""
-    head, role = job.head, job.spec.completes
-    if head is None:
+    generation, role = job.generation, job.spec.completes
+    if generation is None:
         return False
-    nodes = [n for n, member in head.members.items() if not role or member.ranks_of(role)]
-    reports = [head.reports.get(node) for node in nodes]
+    nodes = [n for n, member in generation.members.items() if not role or member.ranks_of(role)]
+    reports = [generation.reports.get(node) for node in nodes]
     return all(r is not None and (r.completed if role else r.state == "succeeded") for r in reports)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.pod import RankFacts
 from nodeagent.model.timing import millis
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from nodeagent.plan.failure.blame import describe_pairs
 
 MOST_IN_A_ROW = 3
@@ -57,18 +57,18 @@ class Hung:
     """Seconds without progress."""
 
 
-def find_hang(head: Head) -> Hung | None:
+def find_hang(generation: Generation) -> Hung | None:
     """None: some worker gets on, or may, or not every pod has reported yet."""
-    seen = _all_seen(head)
+    seen = _all_seen(generation)
     if not seen or not _hangs([s.facts for s in seen]):
         return None
     guilty = culprits(seen)
     known = len(guilty) < len(seen) or len(seen) == 1
-    limit = max(r.stall.limit for r in head.reports.values() if r.stall is not None)
+    limit = max(r.stall.limit for r in generation.reports.values() if r.stall is not None)
     return Hung(
         node=guilty[0].node if known else "",
         rank=guilty[0].facts.rank if known else None,
-        text=_text(guilty, len(seen), known, limit) + _done(head, seen) + describe_pairs(head.reports),
+        text=_text(guilty, len(seen), known, limit) + _done(generation, seen) + describe_pairs(generation.reports),
         table=_table(guilty, seen, known),
         step=max((s.facts.step for s in seen if s.facts.step is not None), default=None),
         limit=limit,
@@ -76,29 +76,29 @@ def find_hang(head: Head) -> Hung | None:
     )
 
 
-def watching(head: Head) -> str:
+def watching(generation: Generation) -> str:
     """While some pods see no progress and it is no hang yet: what is known; else empty."""
-    stalls = {n: r.stall for n, r in sorted(head.reports.items()) if r.stall is not None and r.state == "running"}
+    stalls = {n: r.stall for n, r in sorted(generation.reports.items()) if r.stall is not None and r.state == "running"}
     suspects = [n for n, stall in stalls.items() if stall.suspects]
     if not suspects:
         return ""
-    silent_nodes = [n for n in _living(head) if n not in stalls]
+    silent_nodes = [n for n in _living(generation) if n not in stalls]
     if silent_nodes:
         return f"no progress seen on {', '.join(suspects)}; waits for what {', '.join(silent_nodes)} sees"
     return f"no progress seen on {', '.join(suspects)}, but other workers of the gang get on, or may"
 
 
-def _living(head: Head) -> list[str]:
+def _living(generation: Generation) -> list[str]:
     """Members whose workers have not all ended well."""
-    done = {n for n, r in head.reports.items() if r.state == "succeeded"}
-    return [m.node for m in head.ordered() if m.node not in done]
+    done = {n for n, r in generation.reports.items() if r.state == "succeeded"}
+    return [m.node for m in generation.ordered() if m.node not in done]
 
 
-def _all_seen(head: Head) -> list[SeenWorker]:
+def _all_seen(generation: Generation) -> list[SeenWorker]:
     """Every living worker; none if a pod has not reported, or none of them suspects anything."""
     seen, suspects = [], False
-    for node in _living(head):
-        report = head.reports.get(node)
+    for node in _living(generation):
+        report = generation.reports.get(node)
         if report is None or report.stall is None or report.state != "running":
             return []
         suspects |= report.stall.suspects
@@ -162,9 +162,9 @@ def _text(guilty: Sequence[SeenWorker], world: int, known: bool, limit: float) -
     return f"{text}; no progress for {limit:g} s"
 
 
-def _done(head: Head, seen: Sequence[SeenWorker]) -> str:
+def _done(generation: Generation, seen: Sequence[SeenWorker]) -> str:
     """How many have ended, and so well: a gang with one that did not has failed."""
-    done = head.world_size - len(seen)
+    done = generation.world_size - len(seen)
     return f"; all others ({done}) have exited 0" if done > 0 else ""
 
 
@@ -198,11 +198,11 @@ def _line(seen: SeenWorker, guilty: bool) -> str:
 def got_further(job: JobRecord, hung: Hung, served: int) -> bool:
     """Since the hang before, if there was one: a newer step, or where none is reported, a long run."""
     before = next(iter(_hangs_before(job)), None)
-    if before is None or job.head is None:
+    if before is None or job.generation is None:
         return True
     if hung.step is not None and before.step is not None:
         return hung.step > before.step
-    return served - job.head.since >= millis(LONG_RUN * hung.limit)
+    return served - job.generation.since >= millis(LONG_RUN * hung.limit)
 
 
 def in_a_row(job: JobRecord) -> int:

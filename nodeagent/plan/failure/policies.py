@@ -50,7 +50,7 @@ def answer(spec: JobSpec, roles: Collection[str], event: EventName, exit_code: i
 
 def roles_on(job: JobRecord, nodes: Iterable[str]) -> tuple[str, ...]:
     """Whose places its newest generation has on these nodes; none in a job of one role."""
-    members = job.head.members if job.head is not None else {}
+    members = job.generation.members if job.generation is not None else {}
     found = {place.role for node in nodes if node in members for place in members[node].places}
     return tuple(role.name for role in job.spec.roles if role.name in found)
 
@@ -76,7 +76,7 @@ def ending(
     resumed."""
     text, code = outcome.text, outcome.code
     if ends == "paused":
-        runs = (job.head is not None and job.head.state == "active") or bool(holding_nodes(cluster, job))
+        runs = (job.generation is not None and job.generation.state == "active") or bool(holding_nodes(cluster, job))
         text = f"{text}; go on with: nodeagentctl resume {job.name}"
         free = spend.model_copy(update={"counts": False, "fails": ""}) if spend is not None else None
         control = job.control.model_copy(update={"desired": "pause", "by": BY})
@@ -98,18 +98,19 @@ def tasks_asked_for(spec: JobSpec) -> tuple[str, ...]:
 def task_completed(job: JobRecord) -> tuple[ActionName, str] | None:
     """What a policy does about a role of the active generation whose workers have all exited 0, and why; None: there is
     no such role, or no such policy."""
-    head, spec = job.head, job.spec
-    if head is None or head.state != "active":
+    generation, spec = job.generation, job.spec
+    if generation is None or generation.state != "active":
         return None
     asked = tasks_asked_for(spec)
     for role in asked:
-        nodes = [node for node, member in head.members.items() if member.ranks_of(role)]
-        if all((report := head.reports.get(node)) is not None and role in report.tasks for node in nodes):
-            return _completed(spec, (role,), f"every worker of role {role} of generation {head.number} exited 0")
+        nodes = [node for node, member in generation.members.items() if member.ranks_of(role)]
+        if all((report := generation.reports.get(node)) is not None and role in report.tasks for node in nodes):
+            return _completed(spec, (role,), f"every worker of role {role} of generation {generation.number} exited 0")
     if not spec.several and all(
-        (report := head.reports.get(node)) is not None and report.state == "succeeded" for node in head.members
+        (report := generation.reports.get(node)) is not None and report.state == "succeeded"
+        for node in generation.members
     ):
-        return _completed(spec, (), f"every worker of generation {head.number} exited 0")
+        return _completed(spec, (), f"every worker of generation {generation.number} exited 0")
     return None
 
 

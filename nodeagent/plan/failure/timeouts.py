@@ -38,7 +38,7 @@ def conditions(job: JobRecord) -> tuple[Condition, ...]:
     if job.phase == "running":
         return (Condition("PodRunning", job.since, "it has run for", roles=everybody),)
     found = []
-    waits_for_others = job.head is None and len(job.control.met) < len(job.spec.after)
+    waits_for_others = job.generation is None and len(job.control.met) < len(job.spec.after)
     if job.phase in ("queued", "holding") and not waits_for_others:
         since = max(job.since, job.not_before)
         found.append(Condition("PodPending", since, "it has waited for nodes for", roles=everybody))

@@ -26,7 +26,7 @@ def stops_at(cluster: Cluster, job: JobRecord) -> tuple[int, float]:
     """The served time (ms) from which a job that runs may be stopped for another queue, and the seconds for which it
     has its nodes then. That its gang was formed anew meanwhile does not count."""
     least = cluster.queues.min_runtime(_of(job))
-    began = job.running_since or (job.head.since if job.head is not None else 0)
+    began = job.running_since or (job.generation.since if job.generation is not None else 0)
     return began + millis(least), least
 
 
@@ -62,7 +62,7 @@ class Reclaim:
         self._entitled = entitlements(cluster)
         if before is None:
             for job in cluster.jobs.values():
-                if job.head is not None and job.head.holders:
+                if job.generation is not None and job.generation.holders:
                     self.release(job, _leaving(cluster, job))
 
     def owns(self, job: JobRecord, use: Resources) -> bool:
@@ -212,9 +212,9 @@ class Reclaim:
 
 def _leaving(cluster: Cluster, job: JobRecord) -> Resources:
     """What it holds where its next generation, if it has one, is not."""
-    assert job.head is not None
-    stays = job.head.members if job.head.state != "ended" else {}
-    left = [job.head.holders[node] for node in holding_nodes(cluster, job) if node not in stays]
+    assert job.generation is not None
+    stays = job.generation.members if job.generation.state != "ended" else {}
+    left = [job.generation.holders[node] for node in holding_nodes(cluster, job) if node not in stays]
     return together(of_devices(holder.devices) for holder in left)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
-from nodeagent.model.world import Cause, Head
+from nodeagent.model.world import Cause, Generation
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure import faults, policies, timeouts
 from nodeagent.plan.failure.policies import BY, STOPPED_CODE
@@ -44,7 +44,7 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
 
 
 def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
-    if job.head is not None and job.head.state == "active":
+    if job.generation is not None and job.generation.state == "active":
         calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), job)
         if calm is not None:
             return calm
@@ -56,20 +56,20 @@ def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     silent = silence(cluster, job)
     if silent and not faults.all_succeeded(job) and policies.task_completed(job) is None:
         return Decision(None, (silent,))
-    head = job.head
-    if head is not None and head.state == "forming":
-        return _forming(cluster, job, head, wall)
-    if head is not None and head.state == "active":
-        return decide_running(cluster, job, head, wall)
+    generation = job.generation
+    if generation is not None and generation.state == "forming":
+        return _forming(cluster, job, generation, wall)
+    if generation is not None and generation.state == "active":
+        return decide_running(cluster, job, generation, wall)
     return decide_waiting(cluster, job, wall)
 
 
 def _calm(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
     """What is decided of most jobs most of the time: nothing, for as long as the view stays the same."""
-    head = job.head
-    if head is None or head.state != "active" or job.control.desired != "run" or silence(cluster, job):
+    generation = job.generation
+    if generation is None or generation.state != "active" or job.control.desired != "run" or silence(cluster, job):
         return None
-    return still(cluster, job, head, wall)
+    return still(cluster, job, generation, wall)
 
 
 # --- ended, stopping, pausing -------------------------------------------------------------------
@@ -102,7 +102,7 @@ def _pause(cluster: Cluster, job: JobRecord) -> Decision:
         scale = job.control.scale
         return Decision(None, (text,), steady=scale is None or scale.state != "pending")
     gone = gone_nodes(cluster, job)
-    running = job.head is not None and job.head.state == "active"
+    running = job.generation is not None and job.generation.state == "active"
     if job.phase == "pausing":
         still = holding_nodes(cluster, job)
         if still:
@@ -116,34 +116,36 @@ def _pause(cluster: Cluster, job: JobRecord) -> Decision:
 # --- forming ------------------------------------------------------------------------------------
 
 
-def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+def _forming(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
     gone = gone_nodes(cluster, job)
     found = faults.late_fault(cluster, job, wall)
     if found is not None:
         return after_fault(cluster, job, found, gone)
     if gone:
-        return _form_again(cluster, job, head, gone, {})
-    sick, _ = sick_members(cluster, head)
+        return _form_again(cluster, job, generation, gone, {})
+    sick, _ = sick_members(cluster, generation)
     if sick:  # nothing runs yet: the placement avoids what is sick, on the same nodes where that will do
-        return _form_again(cluster, job, head, (), {}, "; ".join(one.text for one in sick))
-    lacks = cluster.once(f"lacks:{job.uid}", lambda _before: _lacks(cluster, job, head), job, size=len(head.members))
+        return _form_again(cluster, job, generation, (), {}, "; ".join(one.text for one in sick))
+    lacks = cluster.once(
+        f"lacks:{job.uid}", lambda _before: _lacks(cluster, job, generation), job, size=len(generation.members)
+    )
     silent, stopping = lacks.silent, lacks.stopping
     if lacks.unfit:
-        return _form_again(cluster, job, head, (), lacks.unfit)
-    if job.failsafe_members and not head.released and not silent and not stopping:
+        return _form_again(cluster, job, generation, (), lacks.unfit)
+    if job.failsafe_members and not generation.released and not silent and not stopping:
         names = ", ".join(sorted(job.failsafe_members, key=natural))
         return Decision(None, (f"waits for one of {names} to let go of the generation before",))
     if not silent and not stopping:
-        return Decision(Activate(head.token), ("every member acknowledged",))
-    if cluster.served >= head.deadline and silent:
-        drop = {n: f"{n} did not acknowledge in time" for n in silent if n not in head.holders}
-        return _form_again(cluster, job, head, (), drop)
+        return Decision(Activate(generation.token), ("every member acknowledged",))
+    if cluster.served >= generation.deadline and silent:
+        drop = {n: f"{n} did not acknowledge in time" for n in silent if n not in generation.holders}
+        return _form_again(cluster, job, generation, (), drop)
     why = []
     if silent:
-        why.append(f"waits for {', '.join(silent)} to acknowledge generation {head.number}")
+        why.append(f"waits for {', '.join(silent)} to acknowledge generation {generation.number}")
     if set(stopping) - set(silent):
         why.append(f"waits for {', '.join(n for n in stopping if n not in silent)} to stop older workers")
-    return Decision(None, tuple(why), head.deadline)
+    return Decision(None, tuple(why), generation.deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,25 +160,32 @@ class _Lacks:
     """Those of the silent that cannot take part after all: node to why."""
 
 
-def _lacks(cluster: Cluster, job: JobRecord, head: Head) -> _Lacks:
-    silent = tuple(m.node for m in head.ordered() if m.node in head.missing)
+def _lacks(cluster: Cluster, job: JobRecord, generation: Generation) -> _Lacks:
+    silent = tuple(m.node for m in generation.ordered() if m.node in generation.missing)
     ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
     unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
     astray = strays(cluster, job)
     unfit |= {n: astray[n] for n in silent if n in astray}
-    return _Lacks(silent, tuple(sorted(head.holders, key=natural)), unfit)
+    return _Lacks(silent, tuple(sorted(generation.holders, key=natural)), unfit)
 
 
 def _form_again(
-    cluster: Cluster, job: JobRecord, head: Head, gone: tuple[str, ...], drop: Mapping[str, str], why: str = ""
+    cluster: Cluster,
+    job: JobRecord,
+    generation: Generation,
+    gone: tuple[str, ...],
+    drop: Mapping[str, str],
+    why: str = "",
 ) -> Decision:
     """The forming generation cannot become whole as it is: propose it anew without those gone, and without those to
     ``drop`` (node to why)."""
-    members_gone = [n for n in gone if n in head.members]
+    members_gone = [n for n in gone if n in generation.members]
     news = why or "; ".join(drop.values()) or (f"then node {', '.join(members_gone)} lost" if members_gone else "")
-    cause = head.cause.model_copy(update={"text": f"{head.cause.text}; {news}"}) if news else head.cause
-    if head.planned and (left := [n for n in gone if n in head.holders]):
+    cause = (
+        generation.cause.model_copy(update={"text": f"{generation.cause.text}; {news}"}) if news else generation.cause
+    )
+    if generation.planned and (left := [n for n in gone if n in generation.holders]):
         # Its workers were to leave with the others, who need not wait for it (see blame.leaves_broken).
-        text = f"node {', '.join(left)} lost, while workers left since {head.cause.text}"
+        text = f"node {', '.join(left)} lost, while workers left since {generation.cause.text}"
         cause = Cause(kind="node_lost", text=text, node=left[0])
-    return propose_or_hold(cluster, job, cause, gone, None, head.planned, without=drop, grace=head.grace)
+    return propose_or_hold(cluster, job, cause, gone, None, generation.planned, without=drop, grace=generation.grace)

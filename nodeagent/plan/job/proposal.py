@@ -11,7 +11,7 @@ from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import MOST_NODES, Role
 from nodeagent.model.node import NodeFacts
 from nodeagent.model.timing import millis
-from nodeagent.model.world import Cause, Head, Member, Place
+from nodeagent.model.world import Cause, Generation, Member, Place
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.fairshare.queues import claims
 from nodeagent.plan.fairshare.resources import of_devices, together
@@ -36,17 +36,17 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
         kept = frozenset()
     if not kept and view is cluster:
         return _place(cluster, cluster, job, without)
-    head = job.head if job.head is not None and job.head.state != "ended" else None
-    kept = kept.difference(head.members if head is not None else (), without)
+    generation = job.generation if job.generation is not None and job.generation.state != "ended" else None
+    kept = kept.difference(generation.members if generation is not None else (), without)
     found = _place(cluster, view, job, kept.union(without))
-    if head is not None and len(found.chosen) < len(head.members):
-        return _place(cluster, cluster, job, without, len(head.members))
+    if generation is not None and len(found.chosen) < len(generation.members):
+        return _place(cluster, cluster, job, without, len(generation.members))
     return _with_kept(cluster, job, found, kept) if kept else found
 
 
 def up_to(cluster: Cluster, job: JobRecord, target: int) -> Placement:
     """What a job that runs could have of so many nodes (``choose``)."""
-    kept = kept_from(cluster, job).difference(job.head.members if job.head is not None else ())
+    kept = kept_from(cluster, job).difference(job.generation.members if job.generation is not None else ())
     found = choose(with_aside(cluster, job), job, target, kept)
     return _with_kept(cluster, job, found, kept) if kept else found
 
@@ -130,7 +130,7 @@ def propose(
     facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
     gang = gang_of(cluster, job.spec) if arranged(cluster, job.spec) else None
     paths, segment = (gang.paths, gang.segment) if gang is not None else (None, 0)
-    members = make_world(job.head, placement.chosen, job.spec.role, facts, placement.places, paths, segment)
+    members = make_world(job.generation, placement.chosen, job.spec.role, facts, placement.places, paths, segment)
     stop = job.spec.longest_grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
     kept = failsafe.choose(cluster, members.values())
@@ -141,7 +141,7 @@ def propose(
 
 
 def order_nodes(
-    last: Head | None, chosen: Sequence[str], paths: Mapping[str, Path] | None = None, segment: int = 0
+    last: Generation | None, chosen: Sequence[str], paths: Mapping[str, Path] | None = None, segment: int = 0
 ) -> list[str]:
     """The chosen nodes by new group rank. Survivors keep their order, and their very rank where the size allows;
     newcomers fill the holes.
@@ -186,7 +186,7 @@ def _neighbour(of: str, new: Sequence[str], paths: Mapping[str, Path]) -> int:
 
 
 def make_world(
-    last: Head | None,
+    last: Generation | None,
     chosen: Sequence[Candidate],
     role: Role,
     facts: Mapping[str, NodeFacts],

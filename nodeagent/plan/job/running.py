@@ -14,7 +14,7 @@ from dataclasses import replace
 from nodeagent.model.job import BudgetEntry, JobRecord, Outcome, Scale, ScaleState
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
-from nodeagent.model.world import Cause, Head
+from nodeagent.model.world import Cause, Generation
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure import faults
 from nodeagent.plan.failure.hang import watching
@@ -31,11 +31,11 @@ from nodeagent.plan.steps import Decision, End, JudgeFault, Settle
 
 def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
     """The step that ends the job's pending scale; None while there is none, or it goes on."""
-    scale, head = job.control.scale, job.head
+    scale, generation = job.control.scale, job.generation
     if scale is None or scale.state != "pending":
         return None
-    size = scaled_size(scale, head)
-    if head is not None and head.state == "active" and _met(scale, head, job.spec.role.nodes.auto):
+    size = scaled_size(scale, generation)
+    if generation is not None and generation.state == "active" and _met(scale, generation, job.spec.role.nodes.auto):
         has = f"runs with {size} places of {scale.role}" if scale.role else f"runs on {size} nodes"
         text = f"{has}; its target is {scale.want} now" if size < scale.want else f"{has} as asked"
         return _settled(job, scale, "met", "JobScaleMet", text, scale.want if scale.role else job.control.target)
@@ -45,7 +45,7 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
     target = max(scale.before, size)
     if not full.fits or (not scale.role and len(full.chosen) < scale.want):
         why = full.short
-    elif head is not None and head.state == "active":
+    elif generation is not None and generation.state == "active":
         why = "its nodes became ready too late"
     else:
         why = f"the job is {job.phase}: {job.reason}"
@@ -54,19 +54,19 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
     return _settled(job, scale, "rolled_back", "JobScaleRolledBack", text, target)
 
 
-def scaled_size(scale: Scale, head: Head | None) -> int:
+def scaled_size(scale: Scale, generation: Generation | None) -> int:
     """What a scale changes, as it is: nodes, or places of its role; 0 where no generation has any."""
-    if head is None or head.state == "ended":
+    if generation is None or generation.state == "ended":
         return 0
-    return head.sizes[scale.role] if scale.role else len(head.members)
+    return generation.sizes[scale.role] if scale.role else len(generation.members)
 
 
-def _met(scale: Scale, head: Head, auto: bool) -> bool:
+def _met(scale: Scale, generation: Generation, auto: bool) -> bool:
     """``auto``: the job may have more than its target."""
-    size = scaled_size(scale, head)
+    size = scaled_size(scale, generation)
     if scale.deadline:
         return size >= scale.want
-    return (auto or size <= scale.want) and head.members.keys().isdisjoint(scale.leaving)
+    return (auto or size <= scale.want) and generation.members.keys().isdisjoint(scale.leaving)
 
 
 def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: str, target: int) -> Decision:
@@ -78,7 +78,7 @@ def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: 
     return Decision(Settle(control, event, text), (text,))
 
 
-def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+def decide_running(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
     gone = gone_nodes(cluster, job)
     if (done := task_completed(job)) is not None:
         action, text = done
@@ -86,7 +86,7 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
     if faults.all_succeeded(job):  # first: a node that goes now is not missed any more
         role = job.spec.completes
         whose = f"role {role} of " if role else ""
-        text = f"every worker of {whose}generation {head.number} exited 0"
+        text = f"every worker of {whose}generation {generation.number} exited 0"
         outcome = Outcome(code=0, text=text)
         return Decision(End("succeeded", text, gone, outcome, planned=bool(role)), (text,))
     if (over := _ended_before(cluster, job, gone)) is not None:
@@ -101,10 +101,10 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
-    return _healthy_gang(cluster, job, head, wall)
+    return _healthy_gang(cluster, job, generation, wall)
 
 
-def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+def still(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision | None:
     """The decision to let a gang train, if it is one that no passing of time changes. What a scale that is pending
     comes to depends on the time."""
     scale = job.control.scale
@@ -116,16 +116,16 @@ def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
         return None
     if _ended_before(cluster, job, ()) is not None:
         return None
-    found = _healthy_gang(cluster, job, head, wall)
+    found = _healthy_gang(cluster, job, generation, wall)
     return replace(found, steady=True) if found.step is None and not found.at else None
 
 
-def _healthy_gang(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
-    if any(faults.final_report(r) for r in head.reports.values()):
+def _healthy_gang(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
+    if any(faults.final_report(r) for r in generation.reports.values()):
         return Decision(None, ("some pods have finished; waits for the others",))
-    sick, kept = sick_members(cluster, head)
-    change = _change(cluster, job, head, sick, wall)
-    stalled = watching(head)
+    sick, kept = sick_members(cluster, generation)
+    change = _change(cluster, job, generation, sick, wall)
+    stalled = watching(generation)
     notes = (*((stalled,) if stalled else ()), *kept)
     if notes and change.step is None:
         return Decision(None, (*notes, *change.why), change.at)
@@ -161,7 +161,7 @@ def judge_before(cluster: Cluster, job: JobRecord, wall: float) -> Decision | No
     right. Whatever ends this generation comes after it: the record keeps the reports of the last that ended, so nobody
     could judge the one before any more."""
     entry = job.budget.get(str(job.last_number))
-    if job.head is None or job.head.state != "active" or entry is None or not entry.counts or entry.fails:
+    if job.generation is None or job.generation.state != "active" or entry is None or not entry.counts or entry.fails:
         return None
     found = faults.late_fault(cluster, job, wall)
     if found is None:
@@ -192,10 +192,10 @@ def _ended_before(cluster: Cluster, job: JobRecord, gone: tuple[str, ...]) -> De
     return ending(cluster, job, entry.ends, outcome, gone, in_order=entry.ends != "failed")
 
 
-def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], wall: float) -> Decision:
+def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequence[Sick], wall: float) -> Decision:
     """No worker is at fault: has an operator asked for a change, is hardware unfit, or can the gang grow?"""
-    drained = not remarkable(cluster).isdisjoint(head.members)
-    leaving = [m.node for m in head.ordered() if _draining(cluster, m.node)] if drained else []
+    drained = not remarkable(cluster).isdisjoint(generation.members)
+    leaving = [m.node for m in generation.ordered() if _draining(cluster, m.node)] if drained else []
     if leaving:
         text = f"node {', '.join(leaving)} is {_why_drained(cluster, leaving[0])}"
         grace = grace_left(cluster, job, leaving, wall)
@@ -210,10 +210,10 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     if job.spec.several:
         if other := transfers(cluster).stops.get(job.uid):
             return _make_room(cluster, job, cluster.jobs[other], wall)
-        return _resize_roles(cluster, job, head, wall)
-    size, target, scale = len(head.members), nodes_wanted(cluster, job), job.control.scale
+        return _resize_roles(cluster, job, generation, wall)
+    size, target, scale = len(generation.members), nodes_wanted(cluster, job), job.control.scale
     pending = scale if scale is not None and scale.state == "pending" else None
-    goes = [m.node for m in head.ordered() if pending is not None and m.node in pending.leaving]
+    goes = [m.node for m in generation.ordered() if pending is not None and m.node in pending.leaving]
     who = job.control.by or "an operator"
     grace = pending.grace if pending is not None else None
     others = transfers(cluster)
@@ -231,21 +231,21 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         cause = Cause(kind="scale", text=f"scaled from {size} to {target} nodes by {who}")
         return _propose_or_stay(cluster, job, cause, wall, grace=grace)
     if target > size:
-        grown = _scale_out(cluster, job, head, wall) or _grow(cluster, job, head, wall)
+        grown = _scale_out(cluster, job, generation, wall) or _grow(cluster, job, generation, wall)
         if grown.step is not None or grown.at:
             return grown
-        return _regain(cluster, job, head, wall) or grown
-    kept = _regain(cluster, job, head, wall)
+        return _regain(cluster, job, generation, wall) or grown
+    kept = _regain(cluster, job, generation, wall)
     if kept is None and (count := borrowed(cluster, job)):
         text = f"{count} of its {size} nodes are borrowed: they go back when a job that is to have them needs them"
         return Decision(None, (text,))
     return kept or Decision(None)
 
 
-def _resize_roles(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+def _resize_roles(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
     """A gang of several roles has as many places as are wanted of each, or of an elastic role as many as there is room
     for: both may have changed."""
-    has, wants = head.sizes, {role.name: role.places for role in job.sized.roles}
+    has, wants = generation.sizes, {role.name: role.places for role in job.sized.roles}
     others = [name for name in wants if wants[name] != has[name]]
     if not others:
         return Decision(None)
@@ -257,12 +257,12 @@ def _resize_roles(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> 
         return Decision(
             None, (f"runs with {short}: its nodes would not do for more",), growing.deadline if growing else 0
         )
-    if placement.fits and (given == has or (growing is not None and (cold := _cold(head, placement)))):
+    if placement.fits and (given == has or (growing is not None and (cold := _cold(generation, placement)))):
         why = up_to(cluster, job, job.sized.nodes.target).short if given == has else cold
         return Decision(None, (f"runs with {short}: {why}",), growing.deadline if growing else 0)
     shrinks = any(wants[name] < has[name] for name in wants)
     if placement.fits and not shrinks and (growing is None or given[growing.role] < growing.want):
-        joins = _join_roles(cluster, job, head, placement, short)
+        joins = _join_roles(cluster, job, generation, placement, short)
         if joins is not None:
             return joins
         news = ", ".join(f"{name} from {has[name]} to {given[name]}" for name in wants if given[name] > has[name])
@@ -274,15 +274,17 @@ def _resize_roles(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> 
     return _propose_or_stay(cluster, job, cause, wall, grace=grace)
 
 
-def _join_roles(cluster: Cluster, job: JobRecord, head: Head, placement: Placement, short: str) -> Decision | None:
+def _join_roles(
+    cluster: Cluster, job: JobRecord, generation: Generation, placement: Placement, short: str
+) -> Decision | None:
     """Elastic roles that could have more places get them after the cool-down: what they wait for meanwhile."""
-    newcomers = [c for c in placement.chosen if c.node not in head.members]
+    newcomers = [c for c in placement.chosen if c.node not in generation.members]
     cool = millis(cluster.timing.cooldown)
-    at = max([head.since + cool] + [c.joined + cool for c in newcomers])
+    at = max([generation.since + cool] + [c.joined + cool for c in newcomers])
     if cluster.served < at:
         text = f"runs with {short}; there is room for more, after the cool-down of {cluster.timing.cooldown:g} s"
         return Decision(None, (text,), at)
-    if cold := _cold(head, placement):
+    if cold := _cold(generation, placement):
         return Decision(None, (f"runs with {short}: {cold}",))
     if late := _getting_ready(cluster, job, placement):
         states = asked(cluster)[job.uid]
@@ -326,16 +328,16 @@ def _evict(
     return propose_or_hold(cluster, job, cause, (), spend, planned=True, grace=grace)
 
 
-def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+def _scale_out(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision | None:
     """The scale-out that was asked for: at once, when all its newcomers are ready; None while they are not, and the
     gang can only become again what it was before."""
     growing = job.control.growing
     if growing is None:
         return None
     placement = place(cluster, job)
-    size = len(head.members)
+    size = len(generation.members)
     if len(placement.chosen) >= growing.want:
-        if cold := _cold(head, placement):
+        if cold := _cold(generation, placement):
             return Decision(None, (f"runs on {size} of {growing.want} nodes: {cold}",), growing.deadline)
         text = f"scaled from {size} to {len(placement.chosen)} nodes by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="scale", text=text), wall)
@@ -345,13 +347,13 @@ def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Dec
     return Decision(None, (f"runs on {size} of {growing.want} nodes: {short}",), growing.deadline)
 
 
-def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+def _grow(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
     """Below the target: after the cool-down. Never with a node that was scaled in by name: that needs another
     scale."""
-    left = job.control.leaving - set(head.members)
+    left = job.control.leaving - set(generation.members)
     placement = place(cluster, job, left)
-    newcomers = [c for c in placement.chosen if c.node not in head.members]
-    size = len(head.members)
+    newcomers = [c for c in placement.chosen if c.node not in generation.members]
+    size = len(generation.members)
     wanted = nodes_wanted(cluster, job)
     short = f"runs on {size} of {wanted} nodes"
     if not newcomers or len(placement.chosen) <= size:
@@ -359,10 +361,10 @@ def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
         return Decision(None, (f"{short}: {placement.missing}{asleep}",))
     names = ", ".join(c.node for c in newcomers)
     cool = millis(cluster.timing.cooldown)
-    at = max([head.since + cool] + [c.joined + cool for c in newcomers])
+    at = max([generation.since + cool] + [c.joined + cool for c in newcomers])
     if cluster.served < at:
         return Decision(None, (f"{short}; {names} joins after the cool-down of {cluster.timing.cooldown:g} s",), at)
-    if cold := _cold(head, placement):
+    if cold := _cold(generation, placement):
         return Decision(None, (f"{short}: {cold}",))
     if late := _getting_ready(cluster, job, placement):
         states = asked(cluster)[job.uid]
@@ -375,21 +377,21 @@ def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
     return _propose_or_stay(cluster, job, cause, wall, left)
 
 
-def _regain(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+def _regain(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision | None:
     """A member that runs on fewer devices than it could, since some were sick when the gang was formed: after the
     cool-down the gang takes them again. None where there is none."""
     role = job.spec.role
     if not role.uneven or role.workers_per_node != "gpu":
         return None  # a node takes part with all that it has, or not at all
-    if not any(_healthy(cluster, m.node) > len(m.devices) for m in head.members.values()):
+    if not any(_healthy(cluster, m.node) > len(m.devices) for m in generation.members.values()):
         return None
-    chosen = {c.node: c for c in place(cluster, job, job.control.leaving - set(head.members)).chosen}
-    if not head.members.keys() <= chosen.keys():
+    chosen = {c.node: c for c in place(cluster, job, job.control.leaving - set(generation.members)).chosen}
+    if not generation.members.keys() <= chosen.keys():
         return None
-    more = [m.node for m in head.ordered() if len(chosen[m.node].devices) > len(m.devices)]
-    if not more or any(len(chosen[m.node].devices) < len(m.devices) for m in head.ordered()):
+    more = [m.node for m in generation.ordered() if len(chosen[m.node].devices) > len(m.devices)]
+    if not more or any(len(chosen[m.node].devices) < len(m.devices) for m in generation.ordered()):
         return None
-    names, at = ", ".join(more), head.since + millis(cluster.timing.cooldown)
+    names, at = ", ".join(more), generation.since + millis(cluster.timing.cooldown)
     if cluster.served < at:
         cool = f"the cool-down of {cluster.timing.cooldown:g} s"
         return Decision(None, (f"{names} has more GPUs than are used; they are taken after {cool}",), at)
@@ -404,9 +406,9 @@ def _getting_ready(cluster: Cluster, job: JobRecord, placement: Placement) -> st
     return ", ".join(sorted(late, key=natural))
 
 
-def _cold(head: Head, placement: Placement) -> str:
+def _cold(generation: Generation, placement: Placement) -> str:
     """Newcomers that are not as warm as they will be: who trains goes on until they are. Their shims bound that."""
-    names = [c.node for c in placement.chosen if c.warming and c.node not in head.members]
+    names = [c.node for c in placement.chosen if c.warming and c.node not in generation.members]
     return f"{', '.join(names)} is still warming up its workers" if names else ""
 
 
@@ -435,7 +437,7 @@ def _note(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Budget
     text, node = cause.text, cause.node
     return BudgetEntry(
         at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text,
-        room_for=cause.room_for, alone=faults.alone_times(job.head),
+        room_for=cause.room_for, alone=faults.alone_times(job.generation),
     )  # fmt: skip
 
 

@@ -66,7 +66,9 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if late and cluster.served < patience:
         return _wait(job, f"waits for {', '.join(late)} to get ready", patience)
     # Workers may still be leaving, and saving, since the job was paused: it was resumed before they had.
-    leaving = job.head if job.head is not None and job.head.planned and job.head.holders else None
+    leaving = (
+        job.generation if job.generation is not None and job.generation.planned and job.generation.holders else None
+    )
     grace = leaving.grace if leaving is not None else None
     cause = _why_here(cluster, job, placement)
     return propose(cluster, job, cause, gone, again, placement, leaving is not None, grace)
@@ -215,10 +217,10 @@ def _held_too_long(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], miss
 
 def _why_here(cluster: Cluster, job: JobRecord, placement: Placement) -> Cause:
     """Why it starts, and that it has moved if it has."""
-    cause, head, names = _why_again(job), job.head, [c.node for c in placement.chosen]
-    if head is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
+    cause, generation, names = _why_again(job), job.generation, [c.node for c in placement.chosen]
+    if generation is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
         return cause
-    if not closer(names, [*head.members], gang_of(cluster, job.spec)):
+    if not closer(names, [*generation.members], gang_of(cluster, job.spec)):
         return cause
     return cause.model_copy(update={"text": f"{cause.text}; its nodes are closer together now"})
 

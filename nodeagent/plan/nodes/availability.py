@@ -90,8 +90,8 @@ def _grace(jobs: Iterable[JobRecord], nodes: Mapping[str, object]) -> dict[str, 
     """Node to the longest grace (ms) of the jobs there."""
     found: dict[str, int] = {}
     for job in jobs:
-        if job.head is not None and job.head.state != "ended":
-            for node in nodes.keys() & {*job.head.members, *job.head.holders}:
+        if job.generation is not None and job.generation.state != "ended":
+            for node in nodes.keys() & {*job.generation.members, *job.generation.holders}:
                 found[node] = max(found.get(node, 0), millis(job.spec.longest_grace))
     return found
 

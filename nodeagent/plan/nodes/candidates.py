@@ -129,8 +129,9 @@ class _Case:
 
 def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
     """How this node stands to this job, right now."""
-    head, live, name = job.head, cluster.live(node.id), node.id
-    member, holder = (head.members.get(name), head.holders.get(name)) if head is not None else (None, None)
+    generation, live, name = job.generation, cluster.live(node.id), node.id
+    member = generation.members.get(name) if generation is not None else None
+    holder = generation.holders.get(name) if generation is not None else None
     all_booked = booked(cluster)
 
     def judge(_before: Candidate | None) -> Candidate:
@@ -325,7 +326,7 @@ def staying(cluster: Cluster, job: JobRecord) -> int:
         return _staying(cluster, job)
     all_booked = booked(cluster)
     nodes = [one for m in alive for one in (cluster.nodes[m.node], all_booked.get(m.node))]
-    of = (alive, job.head, job.control, job.spec, *nodes)
+    of = (alive, job.generation, job.control, job.spec, *nodes)
     return cluster.notes.once(f"staying:{job.uid}", of, lambda _before: _staying(cluster, job), len(alive))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Gpu
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 
 Booking = tuple[str, tuple[str, ...]]
@@ -23,9 +23,9 @@ Booked = Mapping[str, Sequence[Booking]]
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What one job holds, as of this head."""
+    """What one job holds, as of this generation."""
 
-    head: Head | None
+    generation: Generation | None
     held: Mapping[str, tuple[Booking, ...]]
 
 
@@ -54,40 +54,40 @@ def used_devices(all_booked: Booked, node: str, by_others_than: str) -> frozense
 
 
 def _booked(cluster: Cluster, before: _AllHeld | None) -> _AllHeld:
-    """Of a job whose head, and whose nodes, are what they were, the bookings are too."""
+    """Of a job whose generation, and whose nodes, are what they were, the bookings are too."""
     news = changed(cluster, before.seen) if before is not None else None
     if before is None or news is None:
-        jobs = {uid: _Held(job.head, _of(cluster, job)) for uid, job in cluster.jobs.items()}
+        jobs = {uid: _Held(job.generation, _of(cluster, job)) for uid, job in cluster.jobs.items()}
         return _AllHeld(seen(cluster), jobs, _together(jobs.values()))
     jobs, found = {}, dict(before.found)
     touched = False
     for uid, job in cluster.jobs.items():
         last = before.jobs.get(uid)
-        if last is not None and last.head is job.head and not _anywhere(job.head, news):
+        if last is not None and last.generation is job.generation and not _anywhere(job.generation, news):
             jobs[uid] = last
             continue
         held = _of(cluster, job)
         old = last.held if last is not None else {}
-        jobs[uid] = _Held(job.head, held)
+        jobs[uid] = _Held(job.generation, held)
         touched |= _rebook(found, uid, old, held)
     for uid in before.jobs.keys() - cluster.jobs.keys():
         touched |= _rebook(found, uid, before.jobs[uid].held, {})
     return _AllHeld(seen(cluster), jobs, found if touched else before.found)
 
 
-def _anywhere(head: Head | None, nodes: frozenset[str]) -> bool:
-    return head is not None and any(n in head.members or n in head.holders for n in nodes)
+def _anywhere(generation: Generation | None, nodes: frozenset[str]) -> bool:
+    return generation is not None and any(n in generation.members or n in generation.holders for n in nodes)
 
 
 def _of(cluster: Cluster, job: JobRecord) -> dict[str, tuple[Booking, ...]]:
-    head = job.head
-    if head is None:
+    generation = job.generation
+    if generation is None:
         return {}
     held: dict[str, tuple[Booking, ...]] = {}
-    for node, member in head.members.items() if head.state != "ended" else ():
+    for node, member in generation.members.items() if generation.state != "ended" else ():
         if not cluster.gone(node, member.life):
             held[node] = ((job.uid, member.devices),)
-    for node, holder in head.holders.items():
+    for node, holder in generation.holders.items():
         if not cluster.gone(node, holder.life):
             held[node] = (*held.get(node, ()), (job.uid, holder.devices))
     return held

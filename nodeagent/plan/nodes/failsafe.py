@@ -55,41 +55,41 @@ def _apart(cluster: Cluster, ordered: list[Member]) -> list[Member]:
 def better(cluster: Cluster, job: JobRecord) -> dict[str, str] | None:
     """The failsafe members that the active generation should have, if one of those it has is gone or there are too few;
     else None."""
-    head = job.head
-    if head is None or head.state != "active":
+    generation = job.generation
+    if generation is None or generation.state != "active":
         return None
     whole = len(job.failsafe_members) >= LEAST and all(
         cluster.live(n, life) for n, life in job.failsafe_members.items()
     )
     if whole:
         return None
-    found = choose(cluster, [m for m in head.ordered() if cluster.live(m.node, m.life)])
+    found = choose(cluster, [m for m in generation.ordered() if cluster.live(m.node, m.life)])
     return found if found and found != job.failsafe_members else None
 
 
 def chooser(cluster: Cluster, job: JobRecord) -> str | None:
     """The node that may replace the failsafe members: the first of them that is live, or of the members if there are
     none."""
-    head = job.head
-    if head is None:
+    generation = job.generation
+    if generation is None:
         return None
     if job.failsafe_members:
         return next((n for n in sorted(job.failsafe_members, key=natural) if cluster.live(n)), None)
-    return next((m.node for m in head.ordered() if cluster.live(m.node, m.life)), None)
+    return next((m.node for m in generation.ordered() if cluster.live(m.node, m.life)), None)
 
 
 def must_let_go(cluster: Cluster, job: JobRecord, node: str) -> bool:
     """Something newer, or the job's end, waits for this failsafe member, and no other has let go or will by itself."""
-    head = job.head
-    if head is None or node not in job.failsafe_members or head.state == "active":
+    generation = job.generation
+    if generation is None or node not in job.failsafe_members or generation.state == "active":
         return False
-    if head.state == "ended":
-        stopping = [n for n, h in head.holders.items() if n in job.failsafe_members and cluster.live(n, h.life)]
+    if generation.state == "ended":
+        stopping = [n for n, h in generation.holders.items() if n in job.failsafe_members and cluster.live(n, h.life)]
         return not stopping and chooser(cluster, job) == node
-    if head.released:
+    if generation.released:
         return False
-    reported_otherwise = node in head.members and node not in head.missing
-    return reported_otherwise or not set(job.failsafe_members) & set(head.members)
+    reported_otherwise = node in generation.members and node not in generation.missing
+    return reported_otherwise or not set(job.failsafe_members) & set(generation.members)
 
 
 def silence(cluster: Cluster, job: JobRecord) -> str:

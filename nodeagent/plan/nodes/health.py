@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.health import LABEL, Action, Claim, Verdict
 from nodeagent.model.node import NodeFacts, NodeRecord
-from nodeagent.model.world import Head, Member
+from nodeagent.model.world import Generation, Member
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, seen
 
 WINDOW = 600.0
@@ -93,14 +93,14 @@ def _is_remarkable(record: NodeRecord) -> bool:
     return record.cordon is not None or bool(facts.health or facts.notice or facts.repair_state)
 
 
-def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[str, ...]]:
+def sick_members(cluster: Cluster, generation: Generation) -> tuple[tuple[Sick, ...], tuple[str, ...]]:
     """Members to be taken out now, and a sentence for each that the breaker keeps."""
-    if remarkable(cluster).isdisjoint(head.members):
+    if remarkable(cluster).isdisjoint(generation.members):
         return (), ()
     go: list[Sick] = []
     kept: list[str] = []
     crowd: _Crowd | None = None
-    for member in head.ordered():
+    for member in generation.ordered():
         record = cluster.nodes.get(member.node)
         if record is None or not cluster.live(member.node, member.life):
             continue

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.world import Head, Member
+from nodeagent.model.world import Generation, Member
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, in_order, natural, seen
 from nodeagent.plan.nodes.health import drained
 
 
 def present_members(job: JobRecord) -> Mapping[str, Member]:
     """Of its newest generation, if that has not ended."""
-    return job.head.members if job.head is not None and job.head.state != "ended" else {}
+    return job.generation.members if job.generation is not None and job.generation.state != "ended" else {}
 
 
 def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
@@ -37,7 +37,7 @@ def holding_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
 class _Gang:
     """A job's newest generation, as far as it depends on who is alive."""
 
-    head: Head | None
+    generation: Generation | None
     seen: SeenNodes
     survivors: tuple[Member, ...] = ()
     gone: tuple[str, ...] = ()
@@ -48,36 +48,36 @@ _NOBODY = _Gang(None, SeenNodes({}, frozenset()))
 
 
 def _gang(cluster: Cluster, job: JobRecord) -> _Gang:
-    if job.head is None:
+    if job.generation is None:
         return _NOBODY
-    head = job.head
-    return cluster.once(f"gang:{job.uid}", lambda before: _look(cluster, head, before), job)
+    generation = job.generation
+    return cluster.once(f"gang:{job.uid}", lambda before: _look(cluster, generation, before), job)
 
 
-def _look(cluster: Cluster, head: Head, before: _Gang | None) -> _Gang:
+def _look(cluster: Cluster, generation: Generation, before: _Gang | None) -> _Gang:
     """Anew only if the generation or something about one of its nodes changed."""
     now = seen(cluster)
-    members, holders = head.members, head.holders
-    if before is not None and before.head is not None:
-        same = before.head.members is members and before.head.holders is holders
+    members, holders = generation.members, generation.holders
+    if before is not None and before.generation is not None:
+        same = before.generation.members is members and before.generation.holders is holders
         news = changed(cluster, before.seen) if same else None
         if news is not None and not any(n in members or n in holders for n in news):
-            return _Gang(head, now, before.survivors, before.gone, before.holding)
-    alive = tuple(m for m in head.ordered() if cluster.live(m.node, m.life))
+            return _Gang(generation, now, before.survivors, before.gone, before.holding)
+    alive = tuple(m for m in generation.ordered() if cluster.live(m.node, m.life))
     gone = {m.node for m in members.values() if cluster.gone(m.node, m.life)}
     gone |= {n for n, h in holders.items() if cluster.gone(n, h.life)}
     holding = [n for n, h in holders.items() if not cluster.gone(n, h.life)]
     if before is not None and before.survivors == alive:
         alive = before.survivors
-    return _Gang(head, now, alive, tuple(sorted(gone, key=natural)), tuple(sorted(holding, key=natural)))
+    return _Gang(generation, now, alive, tuple(sorted(gone, key=natural)), tuple(sorted(holding, key=natural)))
 
 
 def own_devices(job: JobRecord) -> dict[str, tuple[str, ...]]:
     """Node to the devices that this job has there."""
-    head = job.head
-    if head is None:
+    generation = job.generation
+    if generation is None:
         return {}
-    return {n: h.devices for n, h in head.holders.items()} | {n: m.devices for n, m in head.members.items()}
+    return {n: h.devices for n, h in generation.holders.items()} | {n: m.devices for n, m in generation.members.items()}
 
 
 def needed_by(cluster: Cluster, node: str, life: str) -> str:
@@ -85,13 +85,13 @@ def needed_by(cluster: Cluster, node: str, life: str) -> str:
     record = cluster.nodes.get(node)
     leaves = record is not None and drained(record)
     for job in cluster.jobs.values():
-        head = job.head
-        if head is None:
+        generation = job.generation
+        if generation is None:
             continue
-        named = [head.holders.get(node), head.members.get(node) if head.state != "ended" else None]
+        named = [generation.holders.get(node), generation.members.get(node) if generation.state != "ended" else None]
         if any(one is not None and one.life == life for one in named):
             return f"job {job.name} runs here"
-        if head.state != "ended" and job.failsafe_members.get(node) == life and not leaves:
+        if generation.state != "ended" and job.failsafe_members.get(node) == life and not leaves:
             return f"it is a failsafe member of job {job.name}"
     return ""
 
@@ -105,9 +105,9 @@ def order(cluster: Cluster, job: JobRecord) -> list[str]:
 
 def turn(cluster: Cluster, job: JobRecord, node: str) -> int:
     """How many others go before this node. The one that reported a fault of the active generation goes at once."""
-    head = job.head
-    if head is not None and head.state == "active":
-        mine = head.reports.get(node)
+    generation = job.generation
+    if generation is not None and generation.state == "active":
+        mine = generation.reports.get(node)
         if mine is not None and mine.seq:
             return 0
     proposers = order(cluster, job)

@@ -12,7 +12,7 @@ from itertools import groupby
 from nodeagent.model.constraints import value_of
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.model.world import Head, Member, Place, PodReport
+from nodeagent.model.world import Generation, Member, Place, PodReport
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling, full, holdings
 from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, times, together
@@ -176,12 +176,14 @@ def _beside_survivors(
     cluster: Cluster, job: JobRecord, able: Sequence[str], target: int, warm: Collection[str]
 ) -> list[str]:
     gang, known = gang_of(cluster, job.spec), tree(cluster)
-    alive, head = {m.node for m in survivors(cluster, job)}, job.head
+    alive, generation = {m.node for m in survivors(cluster, job)}, job.generation
     leaving, old = job.control.leaving, worn_nodes(cluster)
     kept = [n for n in able if n in alive and n not in leaving and n not in old]
     stays = set(kept)
     groups = _by_welcome(cluster, job, (n for n in able if n not in stays))
-    past = PastPlaces(tuple(m.node for m in head.ordered()) if head is not None else (), tuple(kept), frozenset(warm))
+    past = PastPlaces(
+        tuple(m.node for m in generation.ordered()) if generation is not None else (), tuple(kept), frozenset(warm)
+    )
     role = job.spec.role.placement
     if role is None or not role.spread:
         return gather(groups, target, job.spec.nodes.min, gang, past)
@@ -473,21 +475,21 @@ def _cost(use: Resources) -> tuple[int, Resources]:
 def may_move(cluster: Cluster, job: JobRecord) -> bool:
     """The job's generation has ended on purpose, nothing of it runs any more, and what it had done by then is in a
     checkpoint that is committed. After a fault it never may: its snapshots are in memory alone."""
-    head = job.head
-    if head is None or head.state != "ended" or not head.planned or head.holders:
+    generation = job.generation
+    if generation is None or generation.state != "ended" or not generation.planned or generation.holders:
         return False
-    return cluster.notes.once(f"moves:{job.uid}", (job,), lambda _before: _may_move(job, head))
+    return cluster.notes.once(f"moves:{job.uid}", (job,), lambda _before: _may_move(job, generation))
 
 
-def _may_move(job: JobRecord, head: Head) -> bool:
+def _may_move(job: JobRecord, generation: Generation) -> bool:
     if job.active is None:
         return True  # its workers have never run
     saved = job.checkpoint
-    if saved is None or not job.active.number == saved.number == head.number == job.last_number:
-        return False  # the nodes in the head are not those that have the memory, or the checkpoint is older
+    if saved is None or not job.active.number == saved.number == generation.number == job.last_number:
+        return False  # the nodes in the generation are not those that have the memory, or the checkpoint is older
     if saved.from_memory:
         return True
-    return all(_saved(job.last_reports.get(node), saved) for node in head.members)
+    return all(_saved(job.last_reports.get(node), saved) for node in generation.members)
 
 
 def _saved(report: PodReport | None, saved: Checkpoint) -> bool:

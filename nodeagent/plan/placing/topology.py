@@ -418,8 +418,8 @@ def _constraints_asked(asked: Constraints | None) -> list[str]:
 def placed_text(cluster: Cluster, job: JobRecord) -> str:
     """Where the nodes of the newest generation stand: in the smallest domain that holds them, or in which domains and
     how many in each; empty if nobody says where they stand."""
-    gang, head = gang_of(cluster, job.spec), job.head
-    paths = [gang.paths[m.node] for m in head.ordered() if m.node in gang.paths] if head is not None else []
+    gang, generation = gang_of(cluster, job.spec), job.generation
+    paths = [gang.paths[m.node] for m in generation.ordered() if m.node in gang.paths] if generation is not None else []
     if not paths or not gang.levels:
         return ""
     for depth in range(len(gang.levels), 0, -1):

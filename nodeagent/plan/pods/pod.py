@@ -1,6 +1,6 @@
 """What one node does for its own pods: prepare, stop, promise, acknowledge, start, report, retire.
 
-Reads the jobs' heads and the shims' states; knows nothing of gangs beyond "am I in it". A pod goes
+Reads the jobs' generations and the shims' states; knows nothing of gangs beyond "am I in it". A pod goes
 empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
-from nodeagent.model.world import Ack, Head, PodReport, Token
+from nodeagent.model.world import Ack, Generation, PodReport, Token
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.blame import leaves_broken
 from nodeagent.plan.failure.faults import final_report
@@ -210,30 +210,30 @@ class PodCase:
     """Jobs (uids) that are next in line: only those of the ones that wait get pods."""
 
     @property
-    def head(self) -> Head | None:
-        return self.job.head if self.job is not None else None
+    def generation(self) -> Generation | None:
+        return self.job.generation if self.job is not None else None
 
     @property
     def is_member(self) -> bool:
         """Of the newest generation, in this life."""
-        member = self.head.members.get(self.node) if self.head is not None else None
+        member = self.generation.members.get(self.node) if self.generation is not None else None
         return member is not None and member.life == self.life
 
     @property
     def is_holder(self) -> bool:
         """It may still run what is older than the newest generation, in this life."""
-        holder = self.head.holders.get(self.node) if self.head is not None else None
+        holder = self.generation.holders.get(self.node) if self.generation is not None else None
         return holder is not None and holder.life == self.life
 
     @property
     def forms(self) -> bool:
         """A generation is forming that this node has a part in."""
-        return self.head is not None and self.head.state == "forming" and (self.is_member or self.is_holder)
+        return self.generation is not None and self.generation.state == "forming" and (self.is_member or self.is_holder)
 
     @property
     def runs(self) -> bool:
         """A generation is active that this node is a member of."""
-        return self.head is not None and self.head.state == "active" and self.is_member
+        return self.generation is not None and self.generation.state == "active" and self.is_member
 
     @property
     def stuck(self) -> bool:
@@ -301,15 +301,15 @@ def while_stopping(case: PodCase) -> PodAction | None:
     to disk and its rendezvous; only if nobody can still need the old rendezvous), or the report of the failure that
     they were stopped for."""
     action: PodAction | None = None
-    job, head, status = case.job, case.head, case.status
-    if job is None or head is None or status is None:
+    job, generation, status = case.job, case.generation, case.status
+    if job is None or generation is None or status is None:
         return None
     if case.forms:
         astray = case.node in strays(case.cluster, job, {case.node: status.folder})
-        if case.is_member and not head.planned and not astray and status.highest != head.token:
-            action = _promise(case.cluster, job, head, case.node)
-    elif case.runs and status.generation == head.token:
-        action = _own_report(case, job, head, status, doomed=True)
+        if case.is_member and not generation.planned and not astray and status.highest != generation.token:
+            action = _promise(case.cluster, job, generation, case.node)
+    elif case.runs and status.generation == generation.token:
+        action = _own_report(case, job, generation, status, doomed=True)
     return action if action is None or _may(case, action) else None
 
 
@@ -352,10 +352,10 @@ def end(case: PodCase) -> PodAction | None:
 
 def release(case: PodCase) -> PodAction | None:
     """All that was older has ended here: the others may count on it."""
-    job, head = case.job, case.head
-    if job is None or head is None or case.forms or case.runs or not case.is_holder or _unknown(case):
+    job, generation = case.job, case.generation
+    if job is None or generation is None or case.forms or case.runs or not case.is_holder or _unknown(case):
         return None
-    return _ack(job, head, case.node, case.life, case.status, "", case.lends)
+    return _ack(job, generation, case.node, case.life, case.status, "", case.lends)
 
 
 def retire(case: PodCase) -> PodAction | None:
@@ -371,22 +371,22 @@ def retire(case: PodCase) -> PodAction | None:
 def keep(case: PodCase) -> PodAction | None:
     """What this node does as a failsafe member: let go of what has been superseded, see to it that there are enough
     failsafe members."""
-    job, head = case.job, case.head
-    if job is None or head is None or case.lends:
+    job, generation = case.job, case.generation
+    if job is None or generation is None or case.lends:
         return None
     # The acknowledgement of a member or holder says it as well, and says more: that nothing older runs there. An agent
     # that has just started does not know that of its pods yet.
-    has_part = case.is_holder or (head.state == "forming" and case.node in head.members)
+    has_part = case.is_holder or (generation.state == "forming" and case.node in generation.members)
     if must_let_go(case.cluster, job, case.node) and not has_part:
-        let_go = Ack(life=case.life, ended=head.state == "ended")
+        let_go = Ack(life=case.life, ended=generation.state == "ended")
         why = f"{case.node} gives no failsafe time to an older generation"
-        return SendAck(job.uid, head.token, let_go, None, why)
+        return SendAck(job.uid, generation.token, let_go, None, why)
     found = better(case.cluster, job)
     if found is None or chooser(case.cluster, job) != case.node:
         return None
     return Keep(
         job.uid,
-        head.token,
+        generation.token,
         job.failsafe_members,
         found,
         f"failsafe members are {', '.join(sorted(found, key=natural))}",
@@ -430,83 +430,97 @@ def _stops_what_is_stuck(case: PodCase, action: PodAction | None) -> bool:
 
 
 def _end(case: PodCase) -> PodAction | None:
-    job, head, status = case.job, case.head, case.status
+    job, generation, status = case.job, case.generation, case.status
     if job is None or status is None or case.forms or case.runs or status.quiet or _unknown(case):
         return None
     if case.is_holder and case.stuck:
         return None  # the rule ``release`` acknowledges for it, and says there that the pod is stuck
-    planned = case.is_holder and head is not None and head.planned
+    planned = case.is_holder and generation is not None and generation.planned
     why = "stopping" if case.is_holder else "this node is not in the newest generation"
-    return _stop(job, head, case.node, planned, why)
+    return _stop(job, generation, case.node, planned, why)
 
 
 def _form(case: PodCase) -> PodAction | None:
-    cluster, job, head, node, status = case.cluster, case.job, case.head, case.node, case.status
-    if job is None or head is None or not case.forms or _unknown(case):
+    cluster, job, generation, node, status = case.cluster, case.job, case.generation, case.node, case.status
+    if job is None or generation is None or not case.forms or _unknown(case):
         return None
-    in_head = case.is_member
+    in_generation = case.is_member
     if case.stuck:  # the others may go on, but not with this node
-        return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", case.lends)
+        return (
+            None
+            if in_generation
+            else _ack(job, generation, node, generation.holders[node].life, status, "", case.lends)
+        )
     if status is not None and not status.quiet:
-        return _stop(job, head, node, head.planned, f"generation {head.number} is forming: {head.cause.text}")
-    life = head.members[node].life if in_head else head.holders[node].life
-    if not in_head:
-        return _ack(job, head, node, life, status, "", case.lends)
-    if node not in head.missing and node not in head.holders:
+        return _stop(
+            job,
+            generation,
+            node,
+            generation.planned,
+            f"generation {generation.number} is forming: {generation.cause.text}",
+        )
+    life = generation.members[node].life if in_generation else generation.holders[node].life
+    if not in_generation:
+        return _ack(job, generation, node, life, status, "", case.lends)
+    if node not in generation.missing and node not in generation.holders:
         if case.lends or not must_let_go(cluster, job, node):
             return None
         # Only the lending is sent again. Nothing else is checked again: if the shim has died since, the start shows it.
         again = Ack(life=life)
-        return SendAck(job.uid, head.token, again, None, f"{node} gives no more failsafe time to an older generation")
+        return SendAck(
+            job.uid, generation.token, again, None, f"{node} gives no more failsafe time to an older generation"
+        )
     if status is None or status.phase == "gone":
-        return Prepare(job.uid, f"a member of generation {head.number}")
+        return Prepare(job.uid, f"a member of generation {generation.number}")
     if status.phase in ("preparing", "unfit"):
         return None
     if node in strays(cluster, job, {node: status.folder}):
         return None  # the others form without it as soon as its record says so
-    if status.highest != head.token:
-        return _promise(cluster, job, head, node)
-    leads = head.members[node].group_rank == 0
-    if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
+    if status.highest != generation.token:
+        return _promise(cluster, job, generation, node)
+    leads = generation.members[node].group_rank == 0
+    if leads and (status.rendezvous is None or status.rendezvous.token != generation.token):
         return None
-    if len(status.ports) != head.members[node].ports:
+    if len(status.ports) != generation.members[node].ports:
         return None
     address = status.rendezvous.address if leads and status.rendezvous else ""
-    return _ack(job, head, node, life, status, address, case.lends)
+    return _ack(job, generation, node, life, status, address, case.lends)
 
 
 def _run(case: PodCase) -> PodAction | None:
-    job, head, node, status = case.job, case.head, case.node, case.status
-    if job is None or head is None or not case.runs or _unknown(case):
+    job, generation, node, status = case.job, case.generation, case.node, case.status
+    if job is None or generation is None or not case.runs or _unknown(case):
         return None
-    sent = head.reports.get(node)
+    sent = generation.reports.get(node)
     if status is None or status.phase == "gone":
         if final_report(sent):
             return None  # it had finished before: what its workers did stands
         reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
         alone = sent.alone if sent is not None else ()
-        return _report(job, head, sent, PodReport(state="lost", reason=reason, alone=alone))
-    mine = status.generation == head.token
-    doomed = doom(head, node, read_report(status) if mine else None)
+        return _report(job, generation, sent, PodReport(state="lost", reason=reason, alone=alone))
+    mine = status.generation == generation.token
+    doomed = doom(generation, node, read_report(status) if mine else None)
     if mine:
         if doomed and not status.quiet:
             return Stop(job.uid, None, doomed)
-        reported = _own_report(case, job, head, status, doomed=bool(doomed))
-        goes_on = None if doomed else _round(case, job, head, status) or _release(job, head, status)
-        return reported or goes_on or _look(job, head, node, status)
+        reported = _own_report(case, job, generation, status, doomed=bool(doomed))
+        goes_on = None if doomed else _round(case, job, generation, status) or _release(job, generation, status)
+        return reported or goes_on or _look(job, generation, node, status)
     if not status.quiet:
-        return _stop(job, head, node, False, f"generation {head.number} is active")
-    if status.highest != head.token:
+        return _stop(job, generation, node, False, f"generation {generation.number} is active")
+    if status.highest != generation.token:
         reason = "this node has no record of having promised this generation"
-        return _report(job, head, sent, PodReport(state="refused", reason=reason))
+        return _report(job, generation, sent, PodReport(state="refused", reason=reason))
     if doomed:
         return None  # a member has failed already
-    return Start(job.uid, head.token, f"generation {head.number} is active")
+    return Start(job.uid, generation.token, f"generation {generation.number} is active")
 
 
-def _own_report(case: PodCase, job: JobRecord, head: Head, status: PodStatus, *, doomed: bool) -> ReportPod | None:
+def _own_report(
+    case: PodCase, job: JobRecord, generation: Generation, status: PodStatus, *, doomed: bool
+) -> ReportPod | None:
     """What there is to report of the active generation; None: nothing that was not reported."""
-    sent, member = head.reports.get(case.node), head.members[case.node]
+    sent, member = generation.reports.get(case.node), generation.members[case.node]
     report = read_report(status)
     if report is not None and report.state == "succeeded" and len(status.workers) < member.workers:
         report = None  # those that waited for other roles were stopped before they started
@@ -519,22 +533,22 @@ def _own_report(case: PodCase, job: JobRecord, head: Head, status: PodStatus, *,
     report = with_alone(report, sent, status, Alone(member, case.cluster.served))
     if status.rounds:
         report = (report or PodReport(state="running")).model_copy(update={"rounds": status.rounds})
-    return _report(job, head, sent, report)
+    return _report(job, generation, sent, report)
 
 
 def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     """The job is paused, or runs on as many nodes as it wants and will go on there, and this is none of them."""
     if job.control.desired == "pause":
         return True
-    head = job.head
-    if job.phase != "running" or head is None or node in head.members:
+    generation = job.generation
+    if job.phase != "running" or generation is None or node in generation.members:
         return False
     return staying(cluster, job) >= nodes_wanted(cluster, job)
 
 
 def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
     """Devices that the job would use here are kept free for a repair."""
-    me, member = cluster.nodes.get(node), job.head.members.get(node) if job.head is not None else None
+    me, member = cluster.nodes.get(node), job.generation.members.get(node) if job.generation is not None else None
     claim = claimed(me.facts) if me is not None else None
     return claim is not None and member is not None and any(claim.takes(device) for device in member.devices)
 
@@ -545,24 +559,26 @@ def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
     return (0, 0, uid) if job is None else (*line_key(job), uid)
 
 
-def _promise(cluster: Cluster, job: JobRecord, head: Head, node: str) -> Promise:
-    me = head.members[node]
+def _promise(cluster: Cluster, job: JobRecord, generation: Generation, node: str) -> Promise:
+    me = generation.members[node]
     leads = me.group_rank == 0
-    above = _ports_above(cluster, head, node) if leads and not me.places else 0
-    return Promise(job.uid, head.token, leads, f"generation {head.number} is forming", me.ports, above)
+    above = _ports_above(cluster, generation, node) if leads and not me.places else 0
+    return Promise(job.uid, generation.token, leads, f"generation {generation.number} is forming", me.ports, above)
 
 
-def _ports_above(cluster: Cluster, head: Head, first: str) -> int:
+def _ports_above(cluster: Cluster, generation: Generation, first: str) -> int:
     """How far the workers' ports count up from the rendezvous', as in ``pods/environment.py``: at each address by
     itself, which nodes may share; and one more at that of the first node."""
-    at = {name: node.facts.address for name in head.members if (node := cluster.nodes.get(name)) is not None}
+    at = {name: node.facts.address for name in generation.members if (node := cluster.nodes.get(name)) is not None}
     workers: Counter[str] = Counter()
-    for name, member in head.members.items():
+    for name, member in generation.members.items():
         workers[at.get(name, name)] += member.workers
     return max(workers[at.get(first, first)], max(workers.values()) - 1)
 
 
-def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> ReportPod | None:
+def _report(
+    job: JobRecord, generation: Generation, sent: PodReport | None, report: PodReport | None
+) -> ReportPod | None:
     if report is None or (sent is not None and same_report(sent, report)):
         return None
     why = report.reason or failure_words(report.exits) or report.state
@@ -574,31 +590,35 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
         why = f"down, to be started again with all of their role: the workers of {', '.join(report.rounds)}"
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
-    return ReportPod(job.uid, head.token, report, why)
+    return ReportPod(job.uid, generation.token, report, why)
 
 
-def _round(case: PodCase, job: JobRecord, head: Head, status: PodStatus) -> StopRole | StartRole | None:
+def _round(case: PodCase, job: JobRecord, generation: Generation, status: PodStatus) -> StopRole | StartRole | None:
     """What is next for a role here that is started again as a whole."""
-    if final_report(head.reports.get(case.node)):
+    if final_report(generation.reports.get(case.node)):
         return None  # all that it ran has ended well, and is over: the gang is formed anew
-    what = next_round(head, head.members[case.node], status.rounds, status.down)
+    what = next_round(generation, generation.members[case.node], status.rounds, status.down)
     if what is None:
         return None
-    nodes = ", ".join(member.node for member in members_with(head, what.role))
+    nodes = ", ".join(member.node for member in members_with(generation, what.role))
     if not what.starts:
         why = f"a worker of {what.role} failed: the role is started again on {nodes}"
-        return StopRole(job.uid, head.token, what.role, what.number, why)
-    wait = round_wait(job, head, what.role, case.cluster.served)
-    return StartRole(job.uid, head.token, what.role, what.number, wait, f"all of {what.role} is down on {nodes}")
+        return StopRole(job.uid, generation.token, what.role, what.number, why)
+    wait = round_wait(job, generation, what.role, case.cluster.served)
+    return StartRole(job.uid, generation.token, what.role, what.number, wait, f"all of {what.role} is down on {nodes}")
 
 
-def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
+def _release(job: JobRecord, generation: Generation, status: PodStatus) -> Release | None:
     """What waits here and need not wait any longer. A pod whose workers have all ended well has done all that
     others may wait for."""
-    ready = {name for report in head.reports.values() for name in report.ready}
-    done = (head.members[n] for n, report in head.reports.items() if report.state == "succeeded" and n in head.members)
+    ready = {name for report in generation.reports.values() for name in report.ready}
+    done = (
+        generation.members[n]
+        for n, report in generation.reports.items()
+        if report.state == "succeeded" and n in generation.members
+    )
     ready |= {place.name for member in done for place in member.places}
-    roles, sizes = {role.name: role for role in job.spec.roles}, head.sizes
+    roles, sizes = {role.name: role for role in job.spec.roles}, generation.sizes
     found = []
     for name in status.waiting:
         first = (f"{other}.{i}" for other in roles[name].after for i in range(sizes[other]))
@@ -607,57 +627,59 @@ def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
     if not found:
         return None
     others = ", ".join(dict.fromkeys(other for name in found for other in roles[name].after))
-    return Release(job.uid, head.token, tuple(found), f"all places of {others} are ready")
+    return Release(job.uid, generation.token, tuple(found), f"all places of {others} are ready")
 
 
-def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> LookAtWorkers | None:
+def _look(job: JobRecord, generation: Generation, node: str, status: PodStatus) -> LookAtWorkers | None:
     if status.phase != "running" or status.stall is not None:
         return None
-    others = [n for n, r in head.reports.items() if n != node and r.stall is not None and r.stall.suspects]
+    others = [n for n, r in generation.reports.items() if n != node and r.stall is not None and r.stall.suspects]
     names = ", ".join(sorted(others, key=natural))
     if status.watched is False and job.spec.watched_by is None and job.spec.finish is not None and not job.spec.several:
         done = any(e.code == 0 and not e.stopped for e in status.exits)
-        if done or others or any(r.state == "succeeded" for r in head.reports.values()):
+        if done or others or any(r.state == "succeeded" for r in generation.reports.values()):
             return LookAtWorkers(job.uid, "workers of its gang have exited 0, and others run on", job.spec.finish)
     return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
 
 
-def _stop(job: JobRecord, head: Head | None, node: str, planned: bool, why: str) -> Stop:
-    if not planned or head is None:
+def _stop(job: JobRecord, generation: Generation | None, node: str, planned: bool, why: str) -> Stop:
+    if not planned or generation is None:
         return Stop(job.uid, None, why)
-    held = head.holders.get(node)
+    held = generation.holders.get(node)
     roles = {place.role for place in held.places} if held is not None else ()
-    grace, sooner = job.spec.graces(roles, head.grace)
+    grace, sooner = job.spec.graces(roles, generation.grace)
     return Stop(
-        job.uid, grace, why, given_up=_given_up(job, head), broken=leaves_broken(job, head), sooner=sooner
+        job.uid, grace, why, given_up=_given_up(job, generation), broken=leaves_broken(job, generation), sooner=sooner
     )  # fmt: skip
 
 
-def _given_up(job: JobRecord, head: Head) -> GivenUp | None:
+def _given_up(job: JobRecord, generation: Generation) -> GivenUp | None:
     """What the snapshots of those that stop have to be written out for; None where all nodes go on, with their memory.
     The same on each of them, as long as none has acknowledged: and none does before its snapshots are written."""
     since = (job.checkpoint.number, job.checkpoint.step) if job.checkpoint is not None else (0, 0)
-    if head.state == "ended":
+    if generation.state == "ended":
         return GivenUp(stays=False, world=0, since=since)
-    lives = {node: member.life for node, member in head.members.items()}
-    stay = [node for node, holder in head.holders.items() if lives.get(node) == holder.life]
-    if len(stay) == len(head.holders):
+    lives = {node: member.life for node, member in generation.members.items()}
+    stay = [node for node, holder in generation.holders.items() if lives.get(node) == holder.life]
+    if len(stay) == len(generation.holders):
         return None
-    return GivenUp(stays=bool(stay), world=head.world_size, since=since)
+    return GivenUp(stays=bool(stay), world=generation.world_size, since=since)
 
 
 def _ack(
-    job: JobRecord, head: Head, node: str, life: str, status: PodStatus | None, address: str, lends: bool
+    job: JobRecord, generation: Generation, node: str, life: str, status: PodStatus | None, address: str, lends: bool
 ) -> SendAck:
     hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
     last = None
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
         last = read_report(status) or farewell_report(status)
     stuck = status is not None and status.phase == "stuck"
-    member = head.members.get(node)
+    member = generation.members.get(node)
     ports = status.ports if status is not None and member is not None and member.ports else ()
     ack = Ack(
-        life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
+        life=life, ended=generation.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
         lends=lends and node in job.failsafe_members, ports=ports,
     )  # fmt: skip
-    return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")
+    return SendAck(
+        job.uid, generation.token, ack, last, f"nothing older than generation {generation.number} runs on {node}"
+    )

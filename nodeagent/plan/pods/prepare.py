@@ -32,7 +32,7 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[s
     together. Of jobs that wait only those that are next (``up``, of which ``queue.next_up`` tells)."""
     if job.phase in TERMINAL or job.control.desired == "stop":
         return False
-    member = job.head.members.get(node) if job.head is not None else None
+    member = job.generation.members.get(node) if job.generation is not None else None
     alive = member is not None and cluster.live(node, member.life)
     record = cluster.nodes.get(node)
     if job.control.desired == "pause":
@@ -54,7 +54,7 @@ def failed_here(cluster: Cluster, job: JobRecord, node: str) -> bool:
     ready = record.readiness.get(job.uid) if record is not None else None
     if record is None or ready is None or ready.state != "unfit" or not in_queue(job):
         return False
-    member = job.head.members.get(node) if job.head is not None else None
+    member = job.generation.members.get(node) if job.generation is not None else None
     survives = member is not None and cluster.live(node, member.life)
     return not survives and candidate(cluster, job, record).standing == "unfit"
 
@@ -69,22 +69,22 @@ def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
 def _closer_nodes(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Where a gang that may move would be closer together than it was, as soon as those nodes are ready; none where it
     would not, or where they are kept for others."""
-    head = job.head
-    if head is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
+    generation = job.generation
+    if generation is None or not may_move(cluster, job) or not arranged(cluster, job.spec):
         return frozenset()
     gang, kept = gang_of(cluster, job.spec), kept_from(cluster, job)
-    if closest([*head.members], gang):
+    if closest([*generation.members], gang):
         return frozenset()
 
     def find(_before: object) -> frozenset[str]:
         begun = asked(cluster).get(job.uid, {})
         able = [c for c in candidates(cluster, job) if c.standing in ("fit", "pending") and c.node not in kept]
-        able.sort(key=lambda c: (c.node not in head.members, c.standing != "fit", c.node not in begun))
+        able.sort(key=lambda c: (c.node not in generation.members, c.standing != "fit", c.node not in begun))
         if job.spec.several:
             names = [*soon(cluster, job, kept).places]
         else:
             names = arrange(cluster, job, [c.node for c in able], nodes_wanted(cluster, job), begun, soon=True)
-        near = closer(names, [*head.members], gang)
+        near = closer(names, [*generation.members], gang)
         return frozenset(names if near else ())
 
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept

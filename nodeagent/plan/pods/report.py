@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from nodeagent.model.world import BRIEF, MOST_ALONE, AloneRestart, Head, Member, PodReport, WorkerExit
+from nodeagent.model.world import BRIEF, MOST_ALONE, AloneRestart, Generation, Member, PodReport, WorkerExit
 from nodeagent.plan.failure.blame import blame, culprit_first, describe, farewell, is_failure, shell_code, victims_words
 from nodeagent.pods.base import PodStatus
 
@@ -128,11 +128,11 @@ def going_on(sent: PodReport | None) -> PodReport | None:
     return PodReport(state="running") if sent is not None and sent.state == "running" else None
 
 
-def doom(head: Head, node: str, own: PodReport | None) -> str:
+def doom(generation: Generation, node: str, own: PodReport | None) -> str:
     """Why the active generation cannot go on, by what all have reported and this node is about to; empty if it can. A
     worker has failed by itself: whatever is decided, the others are stopped. Victims alone do not count: the one that
     failed first shall end by itself, and say of what."""
-    reports = head.reports if own is None else {**head.reports, node: own}
+    reports = generation.reports if own is None else {**generation.reports, node: own}
     if all(report.state != "failed" for report in reports.values()):
         return ""
     who = blame(reports)

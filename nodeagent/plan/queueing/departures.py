@@ -18,7 +18,7 @@ from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.failure.timeouts import ends_at
 from nodeagent.plan.fairshare.queues import shared
@@ -41,8 +41,14 @@ Pick = Callable[[JobRecord, Collection[str]], str | None]
 def lent(cluster: Cluster, job: JobRecord) -> Sequence[str]:
     """Nodes that a job has on top of its target, the newest first: they are given back within a grace, at no cost. Only
     of a gang that runs: another forms first."""
-    head, nodes = job.head, job.spec.role.nodes
-    if not nodes.auto or job.spec.segments or head is None or head.state != "active" or job.control.desired != "run":
+    generation, nodes = job.generation, job.spec.role.nodes
+    if (
+        not nodes.auto
+        or job.spec.segments
+        or generation is None
+        or generation.state != "active"
+        or job.control.desired != "run"
+    ):
         return ()
     return [m.node for m in survivors(cluster, job)][: job.control.target - 1 : -1]
 
@@ -73,8 +79,8 @@ def back_in_turn(
         _, count, i, name = heappop(queues)
         donor = jobs[heappop(groups[name])[1]]
         node = pick(donor, chosen)
-        if node is not None and donor.head is not None:
-            use = of_devices(donor.head.members[node].devices)
+        if node is not None and donor.generation is not None:
+            use = of_devices(donor.generation.members[node].devices)
             if plan.may_return(donor, use, to):
                 yield donor, node
                 plan.release(donor, use)
@@ -191,9 +197,9 @@ def departures(cluster: Cluster, job: JobRecord) -> Mapping[str, Leave]:
 
     def look(_before: object) -> dict[str, Leave]:
         return {
-            uid: _leaves(cluster, one, one.head, stay.get(uid, NO_NODES))
+            uid: _leaves(cluster, one, one.generation, stay.get(uid, NO_NODES))
             for uid, one in cluster.jobs.items()
-            if one.head is not None
+            if one.generation is not None
         }
 
     return cluster.once(f"leave:{alike_for(cluster, job)}", look)
@@ -205,24 +211,27 @@ def alike_for(cluster: Cluster, job: JobRecord) -> str:
     return name if withheld(cluster, name) else ""
 
 
-def _leaves(cluster: Cluster, job: JobRecord, head: Head, stay: frozenset[str]) -> Leave:
+def _leaves(cluster: Cluster, job: JobRecord, generation: Generation, stay: frozenset[str]) -> Leave:
     limit, grace = job.spec.time_limit, millis(job.spec.longest_grace)
     stays = UNKNOWN
     if limit is not None and job.first_active is None:
-        stays = head.deadline + millis(limit) + grace
+        stays = generation.deadline + millis(limit) + grace
     elif at := ends_at(job):
         stays = at + grace
-    members = head.members if head.state != "ended" else ()
-    return Leave(members, stays, frozenset(lent(cluster, job)).difference(stay), head.since + grace)
+    members = generation.members if generation.state != "ended" else ()
+    return Leave(members, stays, frozenset(lent(cluster, job)).difference(stay), generation.since + grace)
 
 
 def freed_at(cluster: Cluster, nodes: Collection[str]) -> int:
     """The latest served time at which one of these, all of them free now, was left by a job, or joined."""
     at = max(cluster.nodes[n].joined for n in nodes)
     for job in cluster.jobs.values():
-        if (head := job.head) is None:
+        if (generation := job.generation) is None:
             continue
-        smaller = head.state == "active" and head.cause.kind in ("scale", "share")  # nobody knows what it had before
-        if smaller or (head.state == "ended" and any(n in head.members for n in nodes)):
-            at = max(at, head.since + millis(job.spec.longest_grace))
+        smaller = generation.state == "active" and generation.cause.kind in (
+            "scale",
+            "share",
+        )  # nobody knows what it had before
+        if smaller or (generation.state == "ended" and any(n in generation.members for n in nodes)):
+            at = max(at, generation.since + millis(job.spec.longest_grace))
     return at

@@ -137,7 +137,7 @@ def _unmet(cluster: Cluster, job: JobRecord) -> list[tuple[After, Standing]]:
 
 def after_others(cluster: Cluster, job: JobRecord) -> Decision | None:
     """What the ends of those that this job comes after lead to: its own end, or that it takes note of them."""
-    if job.head is not None or len(job.control.met) >= len(job.spec.after) or cluster.partial:
+    if job.generation is not None or len(job.control.met) >= len(job.spec.after) or cluster.partial:
         return None
     found = _unmet(cluster, job)
     for _, (standing, why) in found:
@@ -155,7 +155,7 @@ def after_others(cluster: Cluster, job: JobRecord) -> Decision | None:
 def blocked(cluster: Cluster, job: JobRecord) -> str:
     """What another job keeps this one from starting by, whatever nodes there are: a sentence; empty for nothing. An end
     counts once it is noted, and not before."""
-    if job.spec.after and job.head is None and (unmet := _unmet(cluster, job)):
+    if job.spec.after and job.generation is None and (unmet := _unmet(cluster, job)):
         return f"waits for {', '.join(why for _, (_, why) in unmet)}"
     array = job.spec.array
     if array is None or not array.at_once or job.phase in USES_TIME:

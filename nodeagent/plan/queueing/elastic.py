@@ -30,10 +30,10 @@ MOST_OF_ROLES = 4
 def nodes_wanted(cluster: Cluster, job: JobRecord) -> int:
     """How many nodes the job would have. A gang of several roles that runs with all its places: as many as it has; else
     one for each place at most."""
-    head, target = job.head, job.control.target
-    if job.spec.several and job.phase == "running" and head is not None and job.control.growing is None:
-        has = head.sizes
-        return len(head.members) if all(has[role.name] >= role.places for role in job.sized.roles) else target
+    generation, target = job.generation, job.control.target
+    if job.spec.several and job.phase == "running" and generation is not None and job.control.growing is None:
+        has = generation.sizes
+        return len(generation.members) if all(has[role.name] >= role.places for role in job.sized.roles) else target
     now = transfers(cluster)
     if not borrows(job):
         back = now.gives.get(job.uid)
@@ -162,7 +162,7 @@ def _stops(cluster: Cluster, donor: JobRecord) -> str:
 def _nobody(cluster: Cluster, name: str, needs: Resources) -> str:
     """Why no job makes room for one of this queue that needs so much; empty if no job runs that could."""
     plan, found = Reclaim(cluster), dict[str, dict[str, None]]()
-    run = [job for job in cluster.jobs.values() if job.head is not None and job.head.state == "active"]
+    run = [job for job in cluster.jobs.values() if job.generation is not None and job.generation.state == "active"]
     if not run:
         return ""
     for giver in sorted({queue_of(job.spec.queue) for job in run}, key=natural):

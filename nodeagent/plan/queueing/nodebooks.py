@@ -90,10 +90,10 @@ class NodeBooks:
 
     def use_on(self, donor: JobRecord, node: str) -> Resources:
         """What a member of its gang has there."""
-        assert donor.head is not None
+        assert donor.generation is not None
         key = donor.uid, node
         if key not in self._uses:
-            self._uses[key] = of_devices(donor.head.members[node].devices)
+            self._uses[key] = of_devices(donor.generation.members[node].devices)
         return self._uses[key]
 
     def use_of_all(self, donor: JobRecord, members: Sequence[Member]) -> Resources:
@@ -109,7 +109,7 @@ def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:
     """Node to the jobs (uids) whose newest generation has it, and the devices they have there."""
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for job in cluster.jobs.values():
-        if job.head is not None and job.head.state != "ended":
-            for node, member in job.head.members.items():
+        if job.generation is not None and job.generation.state != "ended":
+            for node, member in job.generation.members.items():
                 found.setdefault(node, {})[job.uid] = member.devices
     return found

@@ -160,10 +160,10 @@ def favoured(cluster: Cluster) -> Mapping[str, int]:
     def look(_before: object) -> dict[str, int]:
         found: dict[str, int] = {}
         for job in cluster.jobs.values():
-            head = job.head
-            if head is None:
+            generation = job.generation
+            if generation is None:
                 continue
-            if last := job.budget.get(str(head.number if head.state == "ended" else head.number - 1)):
+            if last := job.budget.get(str(generation.number if generation.state == "ended" else generation.number - 1)):
                 found |= {uid: max(found.get(uid, 0), last.at) for uid in last.room_for}
         return found
 

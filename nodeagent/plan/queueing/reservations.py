@@ -327,7 +327,7 @@ def _possible_holds(cluster: Cluster) -> dict[str, list[Reservation]]:
         if not capped.get(name):
             continue
         if not waiting.has_room and not full.issuperset(capped[name]):
-            own = job.spec.several or job.head is not None
+            own = job.spec.several or job.generation is not None
             shape = name, job.uid if own else (*shape_of(job.spec.role), job.spec.nodes.min)
             if shape not in alike:
                 alike[shape] = barring(cluster, job, least(cluster, job.sized_before))
@@ -355,10 +355,10 @@ def _left(cluster: Cluster, name: str) -> int:
     def look(_before: object) -> dict[str, int]:
         found: dict[str, int] = {}
         for job in cluster.jobs.values():
-            head = job.head
-            if head is not None and (head.state == "ended" or head.cause.kind in ("scale", "share")):
+            generation = job.generation
+            if generation is not None and (generation.state == "ended" or generation.cause.kind in ("scale", "share")):
                 for one in above(cluster.queues, queue_of(job.spec.queue)):
-                    found[one] = max(found.get(one, 0), head.since + millis(job.spec.longest_grace))
+                    found[one] = max(found.get(one, 0), generation.since + millis(job.spec.longest_grace))
         return found
 
     return cluster.once("left", look).get(name, 0)
@@ -517,11 +517,11 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
                 aside = tuple((found[i].queue, found[i].needs) for i in by if found[i].queue)
                 sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key, aside=aside)
             out[uid] = sets[key]
-            if cluster.served < (back := _comes_back(job)) and job.head is not None:
+            if cluster.served < (back := _comes_back(job)) and job.generation is not None:
                 given = tuple(
                     (found[i].queue, found[i].needs) for i in by if found[i].queue and found[i].uid in made_for
                 )
-                out[uid] = KeptNodes(sets[key].nodes.difference(job.head.members), key, uid, aside=given)
+                out[uid] = KeptNodes(sets[key].nodes.difference(job.generation.members), key, uid, aside=given)
                 until = min(until, back - 1)
     return out, until
 
@@ -541,7 +541,7 @@ def _last_start(cluster: Cluster, job: JobRecord) -> Callable[[int | None], int]
     time for it; of one that runs 0 if it does not leave them in time."""
     if job.spec.time_limit is None:
         return lambda _start: 0
-    if job.head is not None and job.phase in USES_TIME:
+    if job.generation is not None and job.phase in USES_TIME:
         stays = departures(cluster, job)[job.uid].stays
         return lambda start: UNKNOWN if start and stays <= start else 0
     left = job.spec.time_limit - job.ran / 1000

@@ -188,12 +188,12 @@ def _room_for(cluster: Cluster, rooms: _Rooms, job: JobRecord) -> Room:
     last = rooms.shapes.get(job.uid) if not rooms.choosy and job.uid not in rooms.asked else None
     if last is not None and last[0] is job and (room := rooms.alike.get(last[1])) is not None:
         return room
-    head, spec = job.head, job.spec
+    generation, spec = job.generation, job.spec
     if len(spec.roles) > 1:
         return _room_for_places(cluster, job)
     known, role = dict.fromkeys(rooms.asked.get(job.uid, ())), spec.roles[0]
-    if head is not None:
-        known |= dict.fromkeys([*head.members, *head.holders])
+    if generation is not None:
+        known |= dict.fromkeys([*generation.members, *generation.holders])
     among = spec.placement is not None or (role.placement is not None and role.placement.hard)
     look = _room_among if among else _room_with
     if known:

@@ -52,8 +52,8 @@ NO_TRANSFERS = Transfers()
 def borrows(job: JobRecord) -> bool:
     """It runs, or is about to, and may have nodes on top of its target. Before its first start it is like others. One
     in segments never does: idle nodes come one by one, and hardly ever as a whole segment of one domain."""
-    head, auto = job.head, job.spec.role.nodes.auto and not job.spec.segments
-    return auto and head is not None and head.state != "ended" and job.control.desired == "run"
+    generation, auto = job.generation, job.spec.role.nodes.auto and not job.spec.segments
+    return auto and generation is not None and generation.state != "ended" and job.control.desired == "run"
 
 
 @dataclass(slots=True)
@@ -533,7 +533,7 @@ class TransferPlanner:
         if self._run is None:
             self._run = {}
             for job in self._cluster.jobs.values():
-                if job.head is None or job.head.state != "active" or job.control.desired != "run":
+                if job.generation is None or job.generation.state != "active" or job.control.desired != "run":
                     continue
                 if job.uid not in self._cluster.refused:
                     self._run.setdefault(job.spec.queue, []).append(job)
@@ -668,10 +668,10 @@ def _use_of(layout: Layout) -> Resources:
 
 def _touches(layout: Layout, source: _Source) -> bool:
     """Some place needs what the donor would leave."""
-    head = source.donor.head
-    assert head is not None
+    generation = source.donor.generation
+    assert generation is not None
     return any(
-        device in head.members[node].devices
+        device in generation.members[node].devices
         for node in source.nodes
         for place in layout.places.get(node, ())
         for device in place.devices

@@ -7,18 +7,21 @@ local function check_open(job)
   end
 end
 
--- The head (A.expect: {number, id} or nil) and the control are still those of the record that the agent decided by.
+-- The generation (A.expect: {number, id} or nil) and the control are still those of the record that the agent decided
+-- by.
 local function check_expected(job)
   local expect, state, same = A.expect, A.expect_state, nil
   if expect then
-    same = job.head_id == expect.id and job.head_number == int(expect.number) and job.head_state == state
+    same = job.generation_id == expect.id and job.generation_number == int(expect.number)
+      and job.generation_state == state
   else
-    same = not job.head_id
+    same = not job.generation_id
   end
   if not same then
     local seen = expect and (state .. ' generation ' .. int(expect.number)) or 'none'
-    local is = job.head_id and (job.head_state .. ' generation ' .. job.head_number) or 'none'
-    return refuse('stale', 'the head of job ' .. job.name .. ' is ' .. is .. ' by now, not ' .. seen .. ': read it again')
+    local is = job.generation_id and (job.generation_state .. ' generation ' .. job.generation_number) or 'none'
+    return refuse('stale', 'the current generation of job ' .. job.name .. ' is ' .. is .. ' by now, not ' .. seen
+      .. ': read it again')
   end
   local rev = int(cjson.decode(job.control).rev)
   if rev ~= int(A.control_rev) then
@@ -56,21 +59,21 @@ end
 
 -- An agent that decides on a fault may not have read yet that all the work is done: then the job has succeeded.
 local function check_unfinished(job)
-  if job.head_state == 'active' and not first_unfinished(job) then
+  if job.generation_state == 'active' and not first_unfinished(job) then
     return refuse('stale', 'all workers that complete job ' .. job.name .. ' have ended well by now: read it again')
   end
 end
 
-local function check_head(job, token)
-  if job.head_id ~= token.id or job.head_number ~= int(token.number) then
-    local is = job.head_id and ('generation ' .. job.head_number) or 'none'
-    return refuse('stale', 'the head of job ' .. job.name .. ' is ' .. is .. ' by now, not generation '
+local function check_generation(job, token)
+  if job.generation_id ~= token.id or job.generation_number ~= int(token.number) then
+    local is = job.generation_id and ('generation ' .. job.generation_number) or 'none'
+    return refuse('stale', 'the current generation of job ' .. job.name .. ' is ' .. is .. ' by now, not generation '
       .. int(token.number) .. ': read it again')
   end
 end
 
 -- The job as `read` returns it, for a node that reports about a generation: its incarnation must be current, and the
--- head must have the token. Else nil and the refusal.
+-- generation must have the token. Else nil and the refusal.
 local function job_of_caller(read)
   local no = not_current(A.node, A.life, A.start)
   if no then
@@ -80,7 +83,7 @@ local function job_of_caller(read)
   if not job then
     return nil, no_job(A.uid)
   end
-  return job, check_head(job, A.token), counts
+  return job, check_generation(job, A.token), counts
 end
 
 -- The caller's own entries only, if others have changed more than PART fields since the caller's base: no agent decides
@@ -139,10 +142,10 @@ local function declare_lost(job, lost, by)
   end
 end
 
--- The nodes that may still run workers once the head is superseded or ended: node to text.
+-- The nodes that may still run workers once the generation is superseded or ended: node to text.
 local function next_holders(job, lost)
   local found, out = entries(job, 'holder'), {}
-  if job.head_state == 'active' then
+  if job.generation_state == 'active' then
     for node, member in pairs(entries(job, 'member')) do
       found[node] = member
     end
@@ -166,18 +169,18 @@ end
 
 local FAILURES = { failed = true, lost = true, fenced = true, refused = true }
 
--- Keeps the reports of an active head, and the members that must answer before its fault (spend entry or nil) is
+-- Keeps the reports of an active generation, and the members that must answer before its fault (spend entry or nil) is
 -- judged. A later entry that does not count is the judgement.
-local function close_head(job, entry)
+local function close_generation(job, entry)
   local counts = entry and cjson.decode(entry).counts
-  if job.head_state ~= 'active' then
+  if job.generation_state ~= 'active' then
     if entry and not counts then
       put_entries(job, 'silent', {})
     end
     return
   end
   put_entries(job, 'last', entries(job, 'report'))
-  job.last_number = job.head_number
+  job.last_number = job.generation_number
   local silent = {}
   for node, member in pairs(counts and decoded(entries(job, 'member')) or {}) do
     if not FAILURES[string.match(job['report:' .. node] or '', '^%d+ (%a+) ')] then
@@ -210,8 +213,8 @@ local function spend(job, entry)
 end
 
 -- What a proposal and an ending do to the generation before: declare its lost nodes, count what its fault cost, keep
--- its budget entry and its reports. idle: the job has no active generation from now on. Returns the nodes that the head
--- named (set), and those that may still run its workers (node to text).
+-- its budget entry and its reports. idle: the job has no active generation from now on. Returns the nodes that the
+-- generation named (set), and those that may still run its workers (node to text).
 local function leave_generation(job, idle)
   declare_lost(job, A.lost, A.by)
   count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
@@ -220,7 +223,7 @@ local function leave_generation(job, idle)
   end
   local before, holders = named(job), next_holders(job, A.lost)
   spend(job, A.spend)
-  close_head(job, A.spend)
+  close_generation(job, A.spend)
   return before, holders
 end
 
@@ -238,7 +241,8 @@ local function put_report(job, counts, kind, node, state, body, brief)
   return first
 end
 
--- No member has acknowledged this head yet. The addresses of its members' agents are kept: mostly they stay the same.
+-- No member has acknowledged this generation yet. The addresses of its members' agents are kept: mostly they stay the
+-- same.
 local function begin_acks(job)
   local lives, members = {}, entries(job, 'member')
   for node, text in pairs(members) do
@@ -249,11 +253,11 @@ local function begin_acks(job)
     job['host:' .. node] = members[node] and job['host:' .. node]
   end
   put_entries(job, 'ports', {})
-  job.head_address, job.head_store_hosted, job.head_seal, job.head_released = '', '0', '', '0'
-  job.head_stopped, job.head_ready = '0', '0'
+  job.generation_address, job.generation_store_hosted, job.generation_seal, job.generation_released = '', '0', '', '0'
+  job.generation_stopped, job.generation_ready = '0', '0'
 end
 
--- Returns why this forming head cannot become active, or nil.
+-- Returns why this forming generation cannot become active, or nil.
 local function not_ready(job)
   local holder = sorted_keys(entries(job, 'holder'))[1]
   if holder then
@@ -270,7 +274,7 @@ local function not_ready(job)
     end
   end
   local failsafe_members = sorted_keys(entries(job, 'failsafe_member'))
-  if #failsafe_members > 0 and job.head_released ~= '1' then
+  if #failsafe_members > 0 and job.generation_released ~= '1' then
     return 'no failsafe member of generation ' .. job.active_number .. ' (' .. table.concat(failsafe_members, ', ')
       .. ') has let go'
   end
@@ -279,9 +283,9 @@ end
 -- freed: a node of the previous generation has given devices back, which other jobs may take.
 local function make_active(job, freed)
   local count = #sorted_keys(entries(job, 'member'))
-  job.head_state, job.head_since, job.head_deadline = 'active', int(served), '0'
-  job.active_number, job.active_id = job.head_number, job.head_id
-  put_entries(job, 'failsafe_member', entries(job, 'head_failsafe_member'))
+  job.generation_state, job.generation_since, job.generation_deadline = 'active', int(served), '0'
+  job.active_number, job.active_id = job.generation_number, job.generation_id
+  put_entries(job, 'failsafe_member', entries(job, 'generation_failsafe_member'))
   count_active(job)
   if job.first_active then
     job.restarts = int(tonumber(job.restarts) + 1)
@@ -291,10 +295,11 @@ local function make_active(job, freed)
     job.started = string.format('%.0f.%03.0f', math.floor(now / 1000), now % 1000)
   end
   job.running_since = job.running_since or int(served)
-  local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
+  local text = 'generation ' .. job.generation_number .. ' runs on ' .. int(count) .. ' node'
+    .. (count > 1 and 's' or '')
   enter_phase(job, 'running', text)
   counts_of[job.uid] = nil -- who has to report success is counted anew
   job_save(job, true)
-  event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed,
+  event({ kind = 'GenerationActive', job = job, generation = job.generation_number, text = text, everybody = freed,
     alone = true })
 end

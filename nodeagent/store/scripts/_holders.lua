@@ -29,7 +29,7 @@ local function book(node, uid, devices)
   end
 end
 
--- The devices (set) that a job has by its record, by node: those of the head's members and holders.
+-- The devices (set) that a job has by its record, by node: those of the current generation's members and holders.
 local function devices_of(job)
   local found = {}
   local function take(map)
@@ -40,7 +40,7 @@ local function devices_of(job)
       end
     end
   end
-  if job.head_state ~= 'ended' then
+  if job.generation_state ~= 'ended' then
     take(decoded(entries(job, 'member')))
   end
   take(decoded(entries(job, 'holder')))
@@ -67,7 +67,8 @@ local function count_devices(job, before, after)
   count_changes(job, changes)
 end
 
--- Books the devices of the head's members and holders; also on the nodes in `also` (set), which may hold none now.
+-- Books the devices of the current generation's members and holders; also on the nodes in `also` (set), which may hold
+-- none now.
 local function rebook(job, also)
   local wanted = devices_of(job)
   for node in pairs(also) do
@@ -79,7 +80,7 @@ local function rebook(job, also)
   count_devices(job, devices_of(jobs_before[job.uid] or {}), wanted)
 end
 
--- Every node that the head names (set).
+-- Every node that the generation names (set).
 local function named(job)
   local nodes = {}
   for node in pairs(entries(job, 'member')) do
@@ -113,13 +114,13 @@ end
 
 -- Writes the job. If the last holder is gone (held: false), a pausing job becomes paused. whole: as of job_save.
 local function settle(job, held, whole)
-  if job.phase ~= 'pausing' or not job.head_id or held then
+  if job.phase ~= 'pausing' or not job.generation_id or held then
     job_save(job, whole)
     return
   end
   enter_phase(job, 'paused', job.reason)
   job_save(job, whole)
-  event({ kind = 'JobPaused', job = job, generation = job.head_number, text = job.reason })
+  event({ kind = 'JobPaused', job = job, generation = job.generation_number, text = job.reason })
 end
 
 -- A life of this node has ended: removes it from the holders of every job, except job `but`. lives_on: the life that
@@ -150,7 +151,8 @@ local function who_waits_for(node, life)
     uids[uid] = true
   end
   for _, uid in ipairs(sorted_keys(uids)) do
-    local found = redis.call('HMGET', P .. 'job:' .. uid, 'name', 'head_state', 'holder:' .. node, 'missing:' .. node)
+    local found = redis.call('HMGET', P .. 'job:' .. uid, 'name', 'generation_state', 'holder:' .. node,
+      'missing:' .. node)
     if is_ours(found[3]) or (found[2] == 'forming' and found[4] and cjson.decode(found[4]) == life) then
       return 'job ' .. (found[1] or uid)
     end

@@ -63,8 +63,8 @@ do
 end
 
 local PACK_FROM = 32
--- Kinds of which almost every member of the head may have an entry: the member's own text, its life, or the same text
--- for all of them.
+-- Kinds of which almost every member of the current generation may have an entry: the member's own text, its life, or
+-- the same text for all of them.
 local LIKE_MEMBERS = { holder = 'member', missing = 'life', silent = 'life', report = 'same', last = 'same' }
 
 local function kind_of(field)
@@ -282,9 +282,9 @@ end
 
 -- If many entries of a kind have changed, one mark stands for them all ('holder:') and one text for the whole map: each
 -- member of a gang of a thousand then reads one text, not a thousand fields. The first line is the text's revision; the
--- second is a rule for the entries of all members of the head, if there is one. Then come keys and texts of the entries
--- that differ from the rule ('' if there is no entry). So the text must be made anew when the members change. packs:
--- kinds that have no marks of their own since this write. listed: as of job_save.
+-- second is a rule for the entries of all members of the current generation, if there is one. Then come keys and texts
+-- of the entries that differ from the rule ('' if there is no entry). So the text must be made anew when the members
+-- change. packs: kinds that have no marks of their own since this write. listed: as of job_save.
 local function pack(job, packs, listed)
   local marks, packed, marked = P .. 'marks:' .. job.uid, P .. 'packed:' .. job.uid, {}
   for _, field in ipairs(redis.call('ZRANGE', marks, 0, -1)) do
@@ -404,9 +404,10 @@ local function job_news(uid, since, era)
   return news, 'since'
 end
 
-local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since', 'rev', 'head_id',
-  'head_number', 'head_state', 'last_number', 'active_number', 'active_id', 'checkpoint', 'head_address',
-  'head_store_hosted', 'head_seal', 'head_released', 'head_stopped', 'head_ready', 'held' }
+local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since', 'rev',
+  'generation_id', 'generation_number', 'generation_state', 'last_number', 'active_number', 'active_id', 'checkpoint',
+  'generation_address', 'generation_store_hosted', 'generation_seal', 'generation_released', 'generation_stopped',
+  'generation_ready', 'held' }
 local OF_NODE = { 'member:', 'holder:', 'failsafe_member:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
 
 -- Reads only the fields of a job that concern one node, and the job's counts: reading and saving then cost the same

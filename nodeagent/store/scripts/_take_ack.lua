@@ -27,11 +27,11 @@ local function take_ack(job, member, ack)
   job['missing:' .. member.node] = nil
   job['host:' .. member.node] = ack.host ~= '' and cjson.encode(ack.host) or nil
   job['ports:' .. member.node] = #ack.ports > 0 and cjson.encode(ack.ports) or nil
-  job.head_seal = sealed(job.head_seal, ack.signature)
-  slowest(job, 'head_stopped', ack.stopped)
-  slowest(job, 'head_ready', ack.ready)
+  job.generation_seal = sealed(job.generation_seal, ack.signature)
+  slowest(job, 'generation_stopped', ack.stopped)
+  slowest(job, 'generation_ready', ack.ready)
   if leads then
-    job.head_address, job.head_store_hosted = ack.address, ack.store_hosted and '1' or '0'
+    job.generation_address, job.generation_store_hosted = ack.address, ack.store_hosted and '1' or '0'
   end
   return true
 end

@@ -108,10 +108,10 @@ local function count_changes(job, changes)
   end
 end
 
--- A fault ends the active head (spend entry): notes since when time is lost; it is lost until the successor runs. redo:
--- the work since the last checkpoint must be repeated. lost: nodes.
+-- A fault ends the active generation (spend entry): notes since when time is lost; it is lost until the successor runs.
+-- redo: the work since the last checkpoint must be repeated. lost: nodes.
 local function count_fault(job, entry, redo, lost)
-  local cause = entry and job.head_state == 'active' and cjson.decode(entry)
+  local cause = entry and job.generation_state == 'active' and cjson.decode(entry)
   if not cause or not FAULTS[cause.kind] then
     return
   end
@@ -123,7 +123,7 @@ local function count_fault(job, entry, redo, lost)
   if redo and job.checkpoint then
     from = math.min(from, held.saved)
   end
-  from = math.max(from, tonumber(job.head_since), held.started)
+  from = math.max(from, tonumber(job.generation_since), held.started)
   add_over(job, from, served, { lost_gpu_ms = held.gpus, lost_slot_ms = held.slots })
   held.stands = math.max(1, from)
   put_held(job, held)
@@ -149,8 +149,8 @@ end
 -- The job's workers run since `ago` seconds, in an active generation: until then the time was lost if a fault was its
 -- cause, else overhead.
 local function count_started(job, ago)
-  local cause = redis.call('HGET', P .. 'job:' .. job.uid, 'head_cause')
-  local since = tonumber(redis.call('HGET', P .. 'job:' .. job.uid, 'head_since'))
+  local cause = redis.call('HGET', P .. 'job:' .. job.uid, 'generation_cause')
+  local since = tonumber(redis.call('HGET', P .. 'job:' .. job.uid, 'generation_since'))
   local kind, held = FAULTS[cjson.decode(cause).kind] and 'lost' or 'overhead', count_up(job)
   held.started = math.min(served, math.max(since, served - math.floor(1000 * ago)))
   add_over(job, since, held.started, { [kind .. '_gpu_ms'] = held.gpus, [kind .. '_slot_ms'] = held.slots })

@@ -15,8 +15,9 @@ do
     local of_member, of_holder, of_missing = 'member:' .. id, 'holder:' .. id, 'missing:' .. id
     local of_failsafe_member, of_silent = 'failsafe_member:' .. id, 'silent:' .. id
     local of_host, of_ports, of_report, of_last = 'host:' .. id, 'ports:' .. id, 'report:' .. id, 'last:' .. id
-    local fields = { 'rev', 'head_id', 'head_number', 'head_state', 'phase', 'head_seal', 'head_stopped', 'head_ready',
-      of_member, of_holder, of_failsafe_member, of_missing, of_host, of_ports, of_silent, of_report, of_last }
+    local fields = { 'rev', 'generation_id', 'generation_number', 'generation_state', 'phase', 'generation_seal',
+      'generation_stopped', 'generation_ready', of_member, of_holder, of_failsafe_member, of_missing, of_host, of_ports,
+      of_silent, of_report, of_last }
     local job, before = {}, redis.call('HMGET', key, unpack(fields))
     for i = 1, #fields do
       job[fields[i]] = before[i] or nil
@@ -34,8 +35,8 @@ do
       and table.concat(cjson.decode(holder).devices, ' ') == table.concat(cjson.decode(member).devices, ' ')
     local is_ours = cjson.encode(asked.life) -- as begin_acks writes a member's life
     local ack = cjson.decode(asked.ack)
-    if whole and missing > 1 and job.head_id == asked.token.id
-      and job.head_number == string.format('%.0f', asked.token.number) and job.head_state == 'forming'
+    if whole and missing > 1 and job.generation_id == asked.token.id
+      and job.generation_number == string.format('%.0f', asked.token.number) and job.generation_state == 'forming'
       and job.phase ~= 'pausing' and not ack.ended and follows and job[of_missing] == is_ours
       and not job[of_failsafe_member] and keeps
       and tonumber(redis.call('ZSCORE', marks, 'rev') or '') == tonumber(job.rev) and redis.call('ZCARD', marks) <= 65536 then

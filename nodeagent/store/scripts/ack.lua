@@ -7,12 +7,12 @@ local member = job['member:' .. A.node] and cjson.decode(job['member:' .. A.node
 if member and member.life ~= A.life then
   member = nil
 end
-local failsafe_member = job['failsafe_member:' .. A.node] and job.head_state ~= 'active'
+local failsafe_member = job['failsafe_member:' .. A.node] and job.generation_state ~= 'active'
 if not member and not failsafe_member and not job['holder:' .. A.node] then
   return job_reply(job)
 end
 local ack = cjson.decode(A.ack)
-if ack.ended ~= (job.head_state == 'ended') then
+if ack.ended ~= (job.generation_state == 'ended') then
   return job_reply(job)
 end
 if A.last and job.last_number ~= '0' then
@@ -35,26 +35,26 @@ end
 if job['silent:' .. A.node] and cjson.decode(job['silent:' .. A.node]) == A.life then
   job['silent:' .. A.node] = nil
 end
-if job.head_state == 'forming' then
+if job.generation_state == 'forming' then
   if member and take_ack(job, member, ack) then
     counts.missing = counts.missing - 1
   end
   if failsafe_member and not ack.lends then
-    job.head_released = '1'
+    job.generation_released = '1'
   end
 elseif failsafe_member and not ack.lends then
   job = widened(job)
   put_entries(job, 'failsafe_member', {})
 end
 local devices = {}
-if member and job.head_state ~= 'ended' then
+if member and job.generation_state ~= 'ended' then
   for _, device in ipairs(member.devices) do
     had[device], devices[device] = true, true
   end
 end
 book(A.node, job.uid, devices)
 count_devices(job, { [A.node] = had }, { [A.node] = devices })
-if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 then
+if job.generation_state == 'forming' and counts.missing == 0 and counts.holding == 0 then
   job = widened(job)
   if not not_ready(job) then
     local freed = counts.freed == 1
@@ -63,9 +63,10 @@ if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 t
     return job_reply(job)
   end
 end
-local all_let_go = last_holder and job.head_state == 'ended' -- one text then stands for all that the others have changed
+-- one text then stands for all that the others have changed
+local all_let_go = last_holder and job.generation_state == 'ended'
 settle(all_let_go and widened(job) or job, counts.holding > 0, all_let_go)
-if job.head_state ~= 'forming' then
+if job.generation_state ~= 'forming' then
   unannounced()
 end
-return job.head_state == 'active' and job_reply(job) or own_reply(job)
+return job.generation_state == 'active' and job_reply(job) or own_reply(job)

@@ -1,5 +1,5 @@
 -- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
---     notes (list of {kind, text}), top, runs (list of {uid, rev, head}), damaged (list of records), silent,
+--     notes (list of {kind, text}), top, runs (list of {uid, rev, generation}), damaged (list of records), silent,
 --     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
 -- everything)
@@ -30,8 +30,8 @@ end
 -- either may be at fault; or nil.
 local function damage_of(own)
   local uid, record = own.uid, 'job:' .. own.uid
-  local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'head_number', 'holder:' .. id, 'member:' .. id,
-    'head_state', 'head_id')
+  local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'generation_number', 'holder:' .. id,
+    'member:' .. id, 'generation_state', 'generation_id')
   if not job[1] and buried(record) then
     return -- this beat sends the record
   end
@@ -42,9 +42,9 @@ local function damage_of(own)
   if score ~= tonumber(job[3]) then
     return score > tonumber(job[3]) and record or 'changes'
   end
-  -- each step that changes the head writes a new revision
+  -- each step that changes the generation writes a new revision
   local read = A.era == meta.era and own.rev <= A.rev and own.rev == tonumber(job[3])
-  if read and own.head ~= table.concat({ job[4] or '', job[8] or '', job[7] or '' }, ' ') then
+  if read and own.generation ~= table.concat({ job[4] or '', job[8] or '', job[7] or '' }, ' ') then
     return record
   end
   if redis.call('HGET', NAMES, job[2]) ~= uid then

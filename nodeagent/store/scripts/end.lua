@@ -22,14 +22,14 @@ if not job then
   return no_job(A.uid)
 end
 
-local same_head
+local same_generation
 if A.expect then
-  same_head = job.head_id == A.expect.id and job.head_number == int(A.expect.number)
+  same_generation = job.generation_id == A.expect.id and job.generation_number == int(A.expect.number)
 else
-  same_head = not job.head_id
+  same_generation = not job.generation_id
 end
-if same_head and (job.phase == A.phase or (A.phase == 'pausing' and job.phase == 'paused'))
-  and (is_terminal(job) or (job.head_state == 'ended' and A.expect_state ~= 'ended')) then
+if same_generation and (job.phase == A.phase or (A.phase == 'pausing' and job.phase == 'paused'))
+  and (is_terminal(job) or (job.generation_state == 'ended' and A.expect_state ~= 'ended')) then
   return job_reply(job) -- this ending was done before
 end
 
@@ -42,12 +42,12 @@ if A.phase == 'succeeded' and A.by_policy then
     return refuse('unsupported', 'no policy of job ' .. job.name .. ' says CompleteJob')
   end
 elseif A.phase == 'succeeded' then
-  if job.head_state ~= 'active' then
+  if job.generation_state ~= 'active' then
     return refuse('unsupported', 'job ' .. job.name .. ' has no active generation that could have succeeded')
   end
   local node = first_unfinished(job)
   if node then
-    return refuse('unsupported', 'node ' .. node .. ' has not reported success of generation ' .. job.head_number
+    return refuse('unsupported', 'node ' .. node .. ' has not reported success of generation ' .. job.generation_number
       .. ' of job ' .. job.name)
   end
 end
@@ -56,18 +56,18 @@ if no then
   return no
 end
 
-local before, holders = leave_generation(job, job.head_id)
-local ends, old_phase, old_reason = job.head_id and job.head_state ~= 'ended', job.phase, job.reason
-if job.head_id then
+local before, holders = leave_generation(job, job.generation_id)
+local ends, old_phase, old_reason = job.generation_id and job.generation_state ~= 'ended', job.phase, job.reason
+if job.generation_id then
   put_entries(job, 'holder', holders)
 end
 if ends then
   put_entries(job, 'report', {})
-  job.head_state, job.head_planned = 'ended', A.planned and '1' or '0'
-  job.head_grace = A.grace
-  job.head_since, job.head_deadline = int(served), '0'
+  job.generation_state, job.generation_planned = 'ended', A.planned and '1' or '0'
+  job.generation_grace = A.grace
+  job.generation_since, job.generation_deadline = int(served), '0'
 end
-local earliest = job.head_id and 0 or tonumber(job.not_before) -- from a job that begins later
+local earliest = job.generation_id and 0 or tonumber(job.not_before) -- from a job that begins later
 job.control = A.control or job.control
 job.outcome, job.not_before = A.outcome, int(math.max(served + A.delay_ms, earliest))
 enter_phase(job, A.phase == 'pausing' and not next(holders) and 'paused' or A.phase, A.reason)
@@ -78,6 +78,6 @@ rebook(job, before)
 job_save(job, true)
 if ends or job.phase ~= old_phase or job.reason ~= old_reason then
   local kind = 'Job' .. string.upper(string.sub(job.phase, 1, 1)) .. string.sub(job.phase, 2)
-  event({ kind = kind, job = job, generation = job.head_number, by = A.by, text = A.reason })
+  event({ kind = kind, job = job, generation = job.generation_number, by = A.by, text = A.reason })
 end
 return job_reply(job)

@@ -24,17 +24,18 @@ local function check_type(key, wanted, cache)
   return is ~= 'none'
 end
 
-local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, head_id = 1, head_state = 1, head_address = 1, head_seal = 1, array = 1,
-  active_id = 1 }
+local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, generation_id = 1,
+  generation_state = 1, generation_address = 1, generation_seal = 1, array = 1, active_id = 1 }
 
 local NUMBERS = { version = 1, owner = 1, submitted = 1, ended = 1, since = 1, order = 1, first_active = 1, running_since = 1,
   started = 1, ran = 1, restart_done = 1, not_before = 1, last_number = 1, restarts = 1, rev = 1, min = 1, max = 1, at_once = 1,
-  active_number = 1, head_number = 1, head_since = 1, head_deadline = 1, head_control_rev = 1, head_stopped = 1, head_ready = 1 }
+  active_number = 1, generation_number = 1, generation_since = 1, generation_deadline = 1,
+  generation_control_rev = 1, generation_stopped = 1, generation_ready = 1 }
 
 -- Fields, and kinds of entries, whose JSON is a record, a text or a list.
-local RECORDS = { spec = 1, control = 1, admission = 1, outcome = 1, checkpoint = 1, held = 1, head_cause = 1, head_outside = 1,
-  member = 1, holder = 1, report = 1, last = 1, spend = 1, used = 1 }
-local QUOTED = { missing = 1, host = 1, failsafe_member = 1, head_failsafe_member = 1, silent = 1 }
+local RECORDS = { spec = 1, control = 1, admission = 1, outcome = 1, checkpoint = 1, held = 1,
+  generation_cause = 1, generation_outside = 1, member = 1, holder = 1, report = 1, last = 1, spend = 1, used = 1 }
+local QUOTED = { missing = 1, host = 1, failsafe_member = 1, generation_failsafe_member = 1, silent = 1 }
 
 -- As agents read it: cjson takes more for JSON (nothing at all, nan, hexadecimal numbers).
 local function is_json(text)

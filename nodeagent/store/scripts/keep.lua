@@ -3,9 +3,9 @@ local job, no = job_of_caller(job_read)
 if no then
   return no
 end
-local name = 'generation ' .. job.head_number .. ' of job ' .. job.name
-if job.head_state ~= 'active' then
-  return refuse('stale', name .. ' is ' .. job.head_state .. ', not active: read it again')
+local name = 'generation ' .. job.generation_number .. ' of job ' .. job.name
+if job.generation_state ~= 'active' then
+  return refuse('stale', name .. ' is ' .. job.generation_state .. ', not active: read it again')
 end
 local now_kept = entries(job, 'failsafe_member')
 local same = #sorted_keys(now_kept) == #sorted_keys(A.expect)

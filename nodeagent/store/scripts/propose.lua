@@ -26,14 +26,14 @@ local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
 end
-if job.head_id == A.id then
+if job.generation_id == A.id then
   return job_reply(job)
 end
 local no = check_decision(job)
 if no then
   return no
 end
-if tonumber(redis.call('HGET', HIGHEST, job.name) or '0') < tonumber(job.head_number or '0') then -- numbers only grow
+if tonumber(redis.call('HGET', HIGHEST, job.name) or '0') < tonumber(job.generation_number or '0') then -- numbers only grow
   return damaged('highest')
 end
 local members = decoded(A.members)
@@ -74,12 +74,12 @@ put_entries(job, 'member', A.members)
 put_entries(job, 'holder', holders)
 begin_acks(job)
 put_entries(job, 'report', {})
-put_entries(job, 'head_failsafe_member', A.failsafe_members)
-job.head_number, job.head_id = int(redis.call('HINCRBY', HIGHEST, job.name, 1)), A.id
-job.head_state, job.head_cause, job.head_planned = 'forming', A.cause, A.planned and '1' or '0'
-job.head_grace = A.grace
-job.head_since, job.head_deadline, job.head_outside = int(served), int(served + A.form_ms), A.outside
-job.head_control_rev = int(A.control_rev)
+put_entries(job, 'generation_failsafe_member', A.failsafe_members)
+job.generation_number, job.generation_id = int(redis.call('HINCRBY', HIGHEST, job.name, 1)), A.id
+job.generation_state, job.generation_cause, job.generation_planned = 'forming', A.cause, A.planned and '1' or '0'
+job.generation_grace = A.grace
+job.generation_since, job.generation_deadline, job.generation_outside = int(served), int(served + A.form_ms), A.outside
+job.generation_control_rev = int(A.control_rev)
 job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
 enter_phase(job, 'forming', A.reason)
 rebook(job, before)
@@ -93,8 +93,8 @@ for _, id in ipairs(order) do
     new[#new + 1] = id
   end
 end
-local made = event({ kind = 'GenerationForming', job = job, generation = job.head_number, by = A.by, text = A.reason,
-  everybody = #new > WAKE_EACH, alone = #A.lost == 0 })
+local made = event({ kind = 'GenerationForming', job = job, generation = job.generation_number, by = A.by,
+  text = A.reason, everybody = #new > WAKE_EACH, alone = #A.lost == 0 })
 for i = 1, #new <= WAKE_EACH and #new or 0 do -- these nodes do not wait on this job yet
   wake('node:' .. new[i], made)
 end

@@ -12,13 +12,14 @@ local job, no, counts = job_of_caller(job_lean)
 if no then
   return no
 end
-if job.head_state ~= 'active' then
-  return refuse('stale', 'generation ' .. job.head_number .. ' of job ' .. job.name .. ' is ' .. job.head_state
-    .. ', not active: read it again')
+if job.generation_state ~= 'active' then
+  return refuse('stale', 'generation ' .. job.generation_number .. ' of job ' .. job.name .. ' is '
+    .. job.generation_state .. ', not active: read it again')
 end
 local member = job['member:' .. A.node]
 if not member or cjson.decode(member).life ~= A.life then
-  return refuse('stale', 'node ' .. A.node .. ' is no member of generation ' .. job.head_number .. ' of job ' .. job.name)
+  return refuse('stale', 'node ' .. A.node .. ' is no member of generation ' .. job.generation_number .. ' of job '
+    .. job.name)
 end
 local body = cjson.decode(A.body)
 local alone, last, rounds = body.alone or {}, -1, {}
@@ -35,8 +36,8 @@ end
 for _, one in ipairs(alone) do
   if one.order > last then
     local whole = (one.round or 0) > 0
-    event({ kind = whole and 'RoleFailed' or 'WorkerRestarted', job = job, node = A.node, generation = job.head_number,
-      by = A.node, text = one.text .. ' on ' .. A.node .. '; ' .. (whole and 'all of its role' or 'it')
+    event({ kind = whole and 'RoleFailed' or 'WorkerRestarted', job = job, node = A.node,
+      generation = job.generation_number, by = A.node, text = one.text .. ' on ' .. A.node .. '; ' .. (whole and 'all of its role' or 'it')
         .. ' is started again, and the gang goes on' })
   end
 end
@@ -62,12 +63,12 @@ if first then
     text = 'the pod of job ' .. job.name .. ' on node ' .. A.node .. ': ' .. A.state
   end
   event({ kind = A.state == 'failed' and 'WorkerFailed' or 'PodFailed', job = job, node = A.node,
-    generation = job.head_number, by = A.node, text = text, alone = true })
+    generation = job.generation_number, by = A.node, text = text, alone = true })
 elseif role then
-  event({ kind = 'RoleStopped', job = job, node = A.node, generation = job.head_number, by = A.node, alone = true,
+  event({ kind = 'RoleStopped', job = job, node = A.node, generation = job.generation_number, by = A.node, alone = true,
     text = 'no worker of ' .. role .. ' runs on ' .. A.node .. ': restart ' .. round .. ' of that role in this generation' })
 elseif started then
-  event({ kind = 'GenerationStarted', job = job, node = A.node, generation = job.head_number, by = A.node,
+  event({ kind = 'GenerationStarted', job = job, node = A.node, generation = job.generation_number, by = A.node,
     text = A.reason })
 elseif not quiet then
   unannounced()

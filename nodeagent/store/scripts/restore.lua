@@ -157,7 +157,7 @@ local function restore_node(new)
 end
 
 local function raise_highest(job)
-  local number = tonumber(job.head_number or '0')
+  local number = tonumber(job.generation_number or '0')
   if number > tonumber(redis.call('HGET', HIGHEST, job.name) or '0') then
     redis.call('HSET', HIGHEST, job.name, int(number))
   end
@@ -165,12 +165,12 @@ end
 
 -- The job's nodes have been silent for longer than their workers can live.
 local function close_late(job)
-  if job.head_id then
+  if job.generation_id then
     put_entries(job, 'holder', {})
-    if job.head_state == 'active' then
-      close_head(job)
+    if job.generation_state == 'active' then
+      close_generation(job)
     end
-    job.head_state, job.head_deadline = 'ended', '0'
+    job.generation_state, job.generation_deadline = 'ended', '0'
     put_entries(job, 'report', {})
     local held = count_up(job, math.min(served, A.served))
     held.gpus, held.slots = 0, 0
@@ -188,8 +188,8 @@ local function named_so(job)
   local namesake = redis.call('HGET', NAMES, job.name)
   local other = namesake and namesake ~= job.uid and job_read(namesake)
   if other then
-    local ran = job.head_id and not other.head_id
-    if late or (other.head_id and not job.head_id) or (tonumber(other.rev) > tonumber(job.rev) and not ran) then
+    local ran = job.generation_id and not other.generation_id
+    if late or (other.generation_id and not job.generation_id) or (tonumber(other.rev) > tonumber(job.rev) and not ran) then
       return false
     end
     delete_job(other, true)
@@ -225,7 +225,7 @@ local function restore_job(new)
     close_late(new)
     new.rev = touch('job:' .. new.uid)
   end
-  if new.head_state == 'forming' then
+  if new.generation_state == 'forming' then
     begin_acks(new) -- this view may have some acks without their sums: all members acknowledge again
   end
   put('job:' .. new.uid, new, new.rev)

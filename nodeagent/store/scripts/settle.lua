@@ -15,7 +15,7 @@ if A.event == 'JobAfterMet' then -- it waits for nodes from now on
   job.not_before = int(math.max(served, tonumber(job.not_before)))
 end
 job_save(job)
-event({ kind = A.event, job = job, generation = job.head_number, by = A.by, text = A.text })
+event({ kind = A.event, job = job, generation = job.generation_number, by = A.by, text = A.text })
 if A.event == 'JobAfterMet' then -- a thousand jobs may follow one job: the agent that settles them continues by itself
   unannounced()
 end

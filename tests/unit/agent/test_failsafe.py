@@ -19,7 +19,7 @@ from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreUnavailableError
 from tests.sim.virtual import run_virtual
 from tests.unit.agent.failsafe_support import TIMING, Bench
-from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import UID, life, make_cluster, make_generation, make_job, make_node
 
 TOKEN = Token(number=1, id="g1")
 FAILSAFE_MEMBERS = ("n1", "n2", "n3")
@@ -30,7 +30,7 @@ RUNS = ROW._replace(pod=folder_name(UID), places={n: FailsafeAddress(f"{n}:29400
 
 
 def running(failsafe_members: tuple[str, ...] = FAILSAFE_MEMBERS, **more: Any) -> JobRecord:
-    return make_job("running", make_head(["n1", "n2"], **more), failsafe_members=failsafe_members)
+    return make_job("running", make_generation(["n1", "n2"], **more), failsafe_members=failsafe_members)
 
 
 def bench(
@@ -72,7 +72,7 @@ def test_it_tells_what_runs_here_and_what_this_node_keeps() -> None:
     [
         (running(), (PodStatus(uid=UID, phase="running", generation=Token(number=0, id="g0")),)),
         (running(), (PodStatus(uid=UID, phase="exited", generation=TOKEN),)),
-        (make_job("running", make_head(["n2"]), failsafe_members=FAILSAFE_MEMBERS), (RUNNING,)),
+        (make_job("running", make_generation(["n2"]), failsafe_members=FAILSAFE_MEMBERS), (RUNNING,)),
     ],
     ids=["an older generation", "nothing runs", "no member"],
 )
@@ -84,8 +84,8 @@ def test_only_members_of_active_generations_run(job: JobRecord, pods: tuple[PodS
 @pytest.mark.parametrize(
     "job",
     [
-        make_job("forming", make_head(["n1"], state="forming"), active=1, failsafe_members=FAILSAFE_MEMBERS),
-        make_job("stopped", make_head(["n1"], state="ended"), active=1, failsafe_members=FAILSAFE_MEMBERS),
+        make_job("forming", make_generation(["n1"], state="forming"), active=1, failsafe_members=FAILSAFE_MEMBERS),
+        make_job("stopped", make_generation(["n1"], state="ended"), active=1, failsafe_members=FAILSAFE_MEMBERS),
         make_job(failsafe_members=FAILSAFE_MEMBERS),
     ],
     ids=["forming", "ended", "none yet"],
@@ -96,10 +96,10 @@ def test_what_is_not_active_is_not_reported(job: JobRecord) -> None:
 
 def test_a_table_is_bounded() -> None:
     names = [f"n{i}" for i in range(1, MOST_MEMBERS + 2)]
-    head = make_head(["n1", "n2"])
-    member = head.members["n2"]
-    many = head.model_copy(update={"members": head.members | dict.fromkeys(names[2:], member)})
-    assert reported(bench(running().model_copy(update={"head": many}))) == {}
+    generation = make_generation(["n1", "n2"])
+    member = generation.members["n2"]
+    many = generation.model_copy(update={"members": generation.members | dict.fromkeys(names[2:], member)})
+    assert reported(bench(running().model_copy(update={"generation": many}))) == {}
 
 
 # --- when it lets go

@@ -11,7 +11,7 @@ from nodeagent.agent.gauges import node_state
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon
 from nodeagent.plan.nodes.availability import BY as WINDOW
-from tests.unit.plan.build import make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import make_cluster, make_generation, make_job, make_node
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ def test_the_cordon_of_a_node_that_is_away_is_in_its_reason(
     [
         ([], "drained"),
         ([make_job("queued")], "drained"),
-        ([make_job("running", make_head(["n1", "n2"]))], "draining"),
-        ([make_job("forming", make_head(["n2"], state="forming", holders=["n1"]))], "draining"),
-        ([make_job("running", make_head(["n2"]))], "drained"),
-        ([make_job("holding", make_head(["n1", "n2"], state="ended"))], "drained"),
+        ([make_job("running", make_generation(["n1", "n2"]))], "draining"),
+        ([make_job("forming", make_generation(["n2"], state="forming", holders=["n1"]))], "draining"),
+        ([make_job("running", make_generation(["n2"]))], "drained"),
+        ([make_job("holding", make_generation(["n1", "n2"], state="ended"))], "drained"),
     ],
 )
 def test_a_node_is_drained_when_no_work_is_left_on_it(jobs: list[JobRecord], state: str) -> None:

@@ -10,7 +10,7 @@ from nodeagent.agent.metrics import MAX_SERIES, DeviceTime
 from nodeagent.model.job import JobRecord
 from nodeagent.model.usage import Held, UsedTime
 from nodeagent.plan.cluster import Cluster
-from tests.unit.plan.build import make_head, make_holder, make_job, make_node
+from tests.unit.plan.build import make_generation, make_holder, make_job, make_node
 
 MY = "n1"
 
@@ -35,7 +35,7 @@ def cluster(*jobs: JobRecord, served: int = 1000) -> Cluster:
 
 
 def job(**more: object) -> JobRecord:
-    return make_job("running", make_head(["n1", "n2"])).model_copy(update=more)
+    return make_job("running", make_generation(["n1", "n2"])).model_copy(update=more)
 
 
 def test_only_this_nodes_devices_from_one_look_to_the_next() -> None:
@@ -43,8 +43,8 @@ def test_only_this_nodes_devices_from_one_look_to_the_next() -> None:
     time.look(view, MY)
     assert counted(time.seconds) == {}, "nobody knows since when"
     time.look(replace(view, served=3500), MY)
-    assert view.jobs["u-a"].head is not None
-    devices = len(view.jobs["u-a"].head.members[MY].devices)
+    assert view.jobs["u-a"].generation is not None
+    devices = len(view.jobs["u-a"].generation.members[MY].devices)
     user = view.jobs["u-a"].spec.submitter.user
     assert counted(time.seconds) == {("slot", user): 2.5 * devices}
     time.look(replace(view, served=3000), MY)
@@ -56,13 +56,13 @@ def test_only_this_nodes_devices_from_one_look_to_the_next() -> None:
 
 
 def test_a_device_that_is_held_twice_counts_once() -> None:
-    head = make_head(["n1"], state="forming")
-    held = make_holder("n1", head.members["n1"].life, head.members["n1"].devices)
-    view = cluster(job(head=head.model_copy(update={"holders": {"n1": held}})))
+    generation = make_generation(["n1"], state="forming")
+    held = make_holder("n1", generation.members["n1"].life, generation.members["n1"].devices)
+    view = cluster(job(generation=generation.model_copy(update={"holders": {"n1": held}})))
     time = device_time()
     time.look(view, MY)
     time.look(replace(view, served=2000), MY)
-    assert list(counted(time.seconds).values()) == [len(head.members["n1"].devices)]
+    assert list(counted(time.seconds).values()) == [len(generation.members["n1"].devices)]
 
 
 def test_users_without_a_bound_are_others() -> None:
@@ -79,8 +79,8 @@ def test_users_without_a_bound_are_others() -> None:
 
 def test_each_node_bears_its_part_of_what_a_fault_cost_and_of_the_overhead() -> None:
     time, one = device_time(), job()
-    assert one.head is not None
-    mine = len(one.head.members[MY].devices)
+    assert one.generation is not None
+    mine = len(one.generation.members[MY].devices)
     before = job(used={"20000": UsedTime(slot_ms=90_000, lost_slot_ms=10_000)})
     after = job(used={"20000": UsedTime(slot_ms=99_000, lost_slot_ms=16_000, overhead_slot_ms=2000)})
     user = one.spec.submitter.user
@@ -123,4 +123,4 @@ def test_looks_in_quick_succession_count_the_same_time() -> None:
             time.look(replace(view, served=served), MY)
         time.look(cluster(served=6400), MY)
     assert {k: round(v, 6) for k, v in counted(often.seconds).items()} == counted(seldom.seconds)
-    assert list(counted(seldom.seconds).values()) == [5.4 * len(make_head(["n1", "n2"]).members[MY].devices)]
+    assert list(counted(seldom.seconds).values()) == [5.4 * len(make_generation(["n1", "n2"]).members[MY].devices)]

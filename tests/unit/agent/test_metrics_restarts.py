@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.agent.metrics import Metrics, RestartCounter
 from nodeagent.model.job import JobRecord
-from tests.unit.plan.build import make_head, make_job, spend
+from tests.unit.plan.build import make_generation, make_job, spend
 
 
 class Node:
@@ -42,9 +42,9 @@ def generations(*first: str, forming: bool = False) -> JobRecord:
     }
     nodes = (first[-1], *(node for node in ("n1", "n2") if node != first[-1]))
     number = count + forming
-    head = make_head(nodes, state="forming" if forming else "active", number=number, cause="worker_failed")
-    head = head.model_copy(update={"cause": head.cause.model_copy(update={"node": "n9"})})
-    return make_job("running", head, active=count, restarts=count - 1, budget=entries)
+    generation = make_generation(nodes, state="forming" if forming else "active", number=number, cause="worker_failed")
+    generation = generation.model_copy(update={"cause": generation.cause.model_copy(update={"node": "n9"})})
+    return make_job("running", generation, active=count, restarts=count - 1, budget=entries)
 
 
 def total(*nodes: Node) -> float:

@@ -8,7 +8,7 @@ from nodeagent.agent.reach import MOST_FOLLOWED, Reach, asked
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Table, answer
 from nodeagent.plan.cluster import Cluster
 from tests.sim.virtual import SimClock, run_virtual
-from tests.unit.plan.build import UID, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import UID, make_cluster, make_generation, make_job, make_node
 
 
 class Silent:
@@ -27,33 +27,33 @@ def gang(size: int = 4, lapsed: tuple[str, ...] = ()) -> Cluster:
     names = [f"n{i + 1}" for i in range(size)]
     nodes = [make_node(n) for n in names]
     nodes = [n.model_copy(update={"facts": n.facts.model_copy(update={"peer": f"{n.id}:1"})}) for n in nodes]
-    job = make_job("running", make_head(names), failsafe_members=names[:2])
+    job = make_job("running", make_generation(names), failsafe_members=names[:2])
     return make_cluster(nodes, job, lapsed=lapsed)
 
 
 def test_each_asks_its_neighbours_and_the_first() -> None:
     names = [f"n{i}" for i in range(1, 8)]
-    head = make_head(names)
-    assert asked(head, "n4") == ("n3", "n5", "n1", "n6")
-    assert asked(head, "n1") == ("n7", "n2", "n3")
-    assert asked(make_head(names[:3]), "n2", 5) == ("n1", "n3")
-    assert asked(make_head(["n1", "n2"]), "n2") == ("n1",)
-    assert asked(make_head(["n1"]), "n1") == ()
-    assert {other for n in names for other in asked(head, n)} == set(names), "everybody is asked by somebody"
+    generation = make_generation(names)
+    assert asked(generation, "n4") == ("n3", "n5", "n1", "n6")
+    assert asked(generation, "n1") == ("n7", "n2", "n3")
+    assert asked(make_generation(names[:3]), "n2", 5) == ("n1", "n3")
+    assert asked(make_generation(["n1", "n2"]), "n2") == ("n1",)
+    assert asked(make_generation(["n1"]), "n1") == ()
+    assert {other for n in names for other in asked(generation, n)} == set(names), "everybody is asked by somebody"
 
 
 @pytest.mark.parametrize("size", [*range(1, 10), 32, 33])
 def test_in_turn_each_pair_is_asked_for_in_half_as_many_turns_as_there_are_members(size: int) -> None:
     names = [f"n{i}" for i in range(size)]
-    head = make_head(names)
+    generation = make_generation(names)
     pairs = {
         frozenset((node, other))
         for node in names
         for turn in range(7, 7 + max(1, size // 2 - 1))
-        for other in asked(head, node, turn)
+        for other in asked(generation, node, turn)
     }  # fmt: skip
     assert len(pairs) == size * (size - 1) // 2
-    assert max(len(asked(head, node, turn)) for node in names for turn in range(40)) <= 4
+    assert max(len(asked(generation, node, turn)) for node in names for turn in range(40)) <= 4
 
 
 def test_a_cut_between_any_two_is_found_and_followed_until_it_is_over() -> None:
@@ -137,11 +137,11 @@ def test_the_question_never_makes_a_failsafe_member_lend() -> None:
 
     run_virtual(main())
     (job,) = gang().jobs.values()
-    assert job.head is not None and peers.questions
-    lives = {node: member.life for node, member in job.head.members.items()}
+    assert job.generation is not None and peers.questions
+    lives = {node: member.life for node, member in job.generation.members.items()}
     for address, question in peers.questions:
         node = address.removesuffix(":1")
-        row = LoanRow((job.head.token.number, job.head.token.id), job.failsafe_members, lives)
+        row = LoanRow((job.generation.token.number, job.generation.token.id), job.failsafe_members, lives)
         known = Table("b", node, lives[node], False, {UID: row})
         right = question._replace(failsafe_members=job.failsafe_members, to=node, to_life=lives[node])
         assert not answer(known, question, 60.0, 0.75).yes

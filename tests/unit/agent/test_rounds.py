@@ -9,13 +9,13 @@ from nodeagent.model.node import Incarnation
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.pods.pod import Prepare, Retire, Start, plan_pods
 from nodeagent.pods.base import PodStatus
-from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import UID, life, make_cluster, make_generation, make_job, make_node
 
 NODES = [make_node("n1"), make_node("n2")]
-HEAD = make_head(("n1", "n2"), acks=("n1", "n2"))
-RUNS = make_cluster(NODES, make_job("running", HEAD, active=1))
+GENERATION = make_generation(("n1", "n2"), acks=("n1", "n2"))
+RUNS = make_cluster(NODES, make_job("running", GENERATION, active=1))
 ME = Incarnation(life=life("n1"), start=3)
-PREFORKED = {UID: PodStatus(uid=UID, phase="ready", highest=HEAD.token)}
+PREFORKED = {UID: PodStatus(uid=UID, phase="ready", highest=GENERATION.token)}
 
 
 def test_the_very_same_view_and_pods_are_planned_once() -> None:
@@ -32,7 +32,7 @@ def test_whatever_changes_is_planned_for_at_once() -> None:
     refused = {UID: Refusal("changed", "changed", False)}
     gone = make_cluster(NODES)
     idle = {UID: PodStatus(uid=UID, phase="ready")}
-    paused = make_cluster(NODES, make_job("paused", HEAD, desired="pause", active=1))
+    paused = make_cluster(NODES, make_job("paused", GENERATION, desired="pause", active=1))
     steps: list[tuple[Cluster, Incarnation, dict[str, PodStatus], int, frozenset[str]]] = [
         (RUNS, ME, PREFORKED, 2, frozenset()),
         (replace(RUNS, refused=refused), ME, PREFORKED, 2, frozenset()),
@@ -57,7 +57,7 @@ def test_whatever_changes_is_planned_for_at_once() -> None:
 
 def test_what_is_lent_counts() -> None:
     """A failsafe member lets go as soon as its promise is over, though nothing else has changed."""
-    forming = make_head(("n1", "n2"), state="forming", number=2, holders=("n1", "n2"), cause="restart")
+    forming = make_generation(("n1", "n2"), state="forming", number=2, holders=("n1", "n2"), cause="restart")
     keeps = make_job("forming", forming, active=1).model_copy(update={"failsafe_members": {"n1": life("n1")}})
     view, still = make_cluster(NODES, keeps), {UID: PodStatus(uid=UID, phase="exited", highest=forming.token)}
     plan = PodPlan("n1")

@@ -9,7 +9,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.pods.base import PodStatus
-from tests.unit.plan.build import UID, failed, life, make_exit, make_head, make_job
+from tests.unit.plan.build import UID, failed, life, make_exit, make_generation, make_job
 
 OLD, NEW = Token(number=1, id="g1"), Token(number=2, id="g2")
 FAULT = failed(make_exit(signal=9)).model_copy(update={"detected": 0.004})
@@ -39,13 +39,15 @@ def running(
     number: int = 1, *, restarts: int = 1, took: tuple[float, float] = (0.0, 0.0), **more: PodReport
 ) -> JobRecord:
     """``took``: the longest until quiet, and then until acknowledged."""
-    head = make_head(("n1", "n2"), number=number, cause="worker_failed", reports=more)
-    return make_job("running", head.model_copy(update={"stopped": took[0], "ready": took[1]}), restarts=restarts)
+    generation = make_generation(("n1", "n2"), number=number, cause="worker_failed", reports=more)
+    return make_job("running", generation.model_copy(update={"stopped": took[0], "ready": took[1]}), restarts=restarts)
 
 
 def forming(number: int = 2, last: Mapping[str, PodReport] | None = None) -> JobRecord:
-    head = make_head(("n1", "n2"), state="forming", number=number, holders=("n1", "n2"), cause="worker_failed")
-    return make_job("forming", head, active=1, last_reports=last)
+    generation = make_generation(
+        ("n1", "n2"), state="forming", number=number, holders=("n1", "n2"), cause="worker_failed"
+    )
+    return make_job("forming", generation, active=1, last_reports=last)
 
 
 def phases(recovery: Recovery) -> dict[str, float]:

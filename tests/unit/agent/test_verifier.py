@@ -14,12 +14,12 @@ from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.queue import NO_QUEUES, Queue, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Window, Windows, WindowsRecord
-from nodeagent.model.world import Ack, Head, Place
+from nodeagent.model.world import Ack, Generation, Place
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import LedgerEntry
 from nodeagent.trust.seal import LIFETIME, Seal
-from tests.unit.plan.build import UID, make_head, make_job, make_spec
+from tests.unit.plan.build import UID, make_generation, make_job, make_spec
 
 SEAL = Seal(ClusterKey(bytes(32)), "lab")
 NOW = 1_700_000_000
@@ -106,15 +106,15 @@ def test_a_changed_spec_is_refused_and_the_right_one_runs_again() -> None:
 
 
 def test_a_generation_that_its_members_did_not_agree_to_is_refused() -> None:
-    head = make_head(["n1"], state="forming")
-    ack = SEAL.ack(UID, head.token, "n1", Ack(life="life-n1", address="a:1"))
+    generation = make_generation(["n1"], state="forming")
+    ack = SEAL.ack(UID, generation.token, "n1", Ack(life="life-n1", address="a:1"))
     seal = " ".join(str(int(ack.signature[at : at + 8], 16)) for at in range(0, 64, 8))
-    active = head.model_copy(update={"state": "active", "missing": {}, "seal": seal, "address": "a:1"})
+    active = generation.model_copy(update={"state": "active", "missing": {}, "seal": seal, "address": "a:1"})
     bench, job = Bench(), signed(make_job("running", active))
     assert bench.why(job) == ""
-    assert bench.why(changed(job, head=active.model_copy(update={"address": "evil:1"}))) == "gang"
-    assert bench.why(changed(job, head=active.model_copy(update={"hosts": {"n1": "evil"}}))) == "gang"
-    assert bench.why(changed(job, head=active.model_copy(update={"seal": ""}))) == "gang"
+    assert bench.why(changed(job, generation=active.model_copy(update={"address": "evil:1"}))) == "gang"
+    assert bench.why(changed(job, generation=active.model_copy(update={"hosts": {"n1": "evil"}}))) == "gang"
+    assert bench.why(changed(job, generation=active.model_copy(update={"seal": ""}))) == "gang"
     assert bench.why(job) == ""
 
 
@@ -122,33 +122,33 @@ def test_a_generation_without_the_places_of_its_roles_is_refused() -> None:
     one = make_spec().role.model_copy(update={"nodes": Nodes(min=1, max=1, target=1)})
     roles = tuple(one.model_copy(update={"name": name}) for name in ("pserver", "trainer"))
     places = tuple(Place(role=r.name, index=0, workers=1, devices=(f"cpu{i}",)) for i, r in enumerate(roles))
-    plain = make_head(["n1"], state="forming", workers=2)
+    plain = make_generation(["n1"], state="forming", workers=2)
 
-    def head(*held: Place, workers: int = 2) -> Head:
+    def generation(*held: Place, workers: int = 2) -> Generation:
         member = plain.members["n1"].model_copy(update={"places": held, "workers": workers})
         return plain.model_copy(update={"members": {"n1": member}})
 
-    job = signed(make_job("forming", head(*places), spec=make_spec().model_copy(update={"roles": roles})))
+    job = signed(make_job("forming", generation(*places), spec=make_spec().model_copy(update={"roles": roles})))
     assert Bench().why(job) == ""
     more = places[1].model_copy(update={"index": 1})
-    assert Bench().why(changed(job, head=head(*places, more, workers=3))) == "", "a role may be scaled"
+    assert Bench().why(changed(job, generation=generation(*places, more, workers=3))) == "", "a role may be scaled"
     gap = places[1].model_copy(update={"index": 2})
-    assert Bench().why(changed(job, head=head(*places, gap, workers=3))) == "size"
-    assert Bench().why(changed(job, head=head(places[0]))) == "size"
-    assert Bench().why(changed(job, head=head(*places, places[1]))) == "size"
-    assert Bench().why(changed(job, head=head(*places, workers=3))) == "size"
+    assert Bench().why(changed(job, generation=generation(*places, gap, workers=3))) == "size"
+    assert Bench().why(changed(job, generation=generation(places[0]))) == "size"
+    assert Bench().why(changed(job, generation=generation(*places, places[1]))) == "size"
+    assert Bench().why(changed(job, generation=generation(*places, workers=3))) == "size"
     evil = places[1].model_copy(update={"role": "nobody"})
-    assert Bench().why(changed(job, head=head(places[0], evil))) == "size"
-    active = head(*places).model_copy(update={"state": "active", "missing": {}})
-    assert Bench().why(changed(job, head=active)) == "size", "it has no ports"
+    assert Bench().why(changed(job, generation=generation(places[0], evil))) == "size"
+    active = generation(*places).model_copy(update={"state": "active", "missing": {}})
+    assert Bench().why(changed(job, generation=active)) == "size", "it has no ports"
 
 
 def test_a_generation_of_a_size_that_the_file_does_not_allow_is_refused() -> None:
-    job = signed(make_job("forming", make_head(["n1"], state="forming"), spec=make_spec(size=(2, 3))))
+    job = signed(make_job("forming", make_generation(["n1"], state="forming"), spec=make_spec(size=(2, 3))))
     assert Bench().why(job) == "size"
-    assert Bench().why(changed(job, head=make_head(["n1", "n2"], state="forming"))) == ""
-    assert Bench().why(changed(job, head=make_head(["n1", "n2", "n3", "n4"], state="forming"))) == "size"
-    assert Bench().why(changed(job, head=make_head(["n1"], state="ended"))) == ""
+    assert Bench().why(changed(job, generation=make_generation(["n1", "n2"], state="forming"))) == ""
+    assert Bench().why(changed(job, generation=make_generation(["n1", "n2", "n3", "n4"], state="forming"))) == "size"
+    assert Bench().why(changed(job, generation=make_generation(["n1"], state="ended"))) == ""
 
 
 @pytest.mark.parametrize("phase", sorted(TERMINAL))

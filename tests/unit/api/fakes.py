@@ -257,17 +257,18 @@ class FakeView:
             )
             for i, n in enumerate(chosen)
         }  # fmt: skip
-        head = job.head
+        generation = job.generation
         after = await self.store.propose(
             Proposal(
-                uid=job.uid, expect=head.token if head else None, expect_state=head.state if head else "",
+                uid=job.uid, expect=generation.token if generation else None,
+                expect_state=generation.state if generation else "",
                 control_rev=job.control.rev, id=f"g{time.monotonic_ns()}", members=members,
                 cause=cause or Cause(kind="start", text="first start"), spend=spend, form_ms=5000, by="n1",
                 failsafe_members={n: self.lives[n].life for n in self.failsafe_members},
             )
         )  # fmt: skip
-        assert after.head is not None
-        number, token = after.head.number, after.head.token
+        assert after.generation is not None
+        number, token = after.generation.number, after.generation.token
         self.gangs[job.uid] = {
             n: PodState(
                 uid=job.uid, job=job.name, role="worker", node=n, phase="running", generation=number, shim_pid=500 + i,
@@ -277,30 +278,31 @@ class FakeView:
             )
             for i, n in enumerate(chosen)
         }  # fmt: skip
-        for name in dict.fromkeys([*chosen, *after.head.holders]):
+        for name in dict.fromkeys([*chosen, *after.generation.holders]):
             ack = Ack(life=self.lives[name].life, address="10.0.0.1:29400" if name == chosen[0] else "")
             await self.store.ack(job.uid, token, name, self.lives[name], ack, None)
 
     async def end(self, job: JobRecord, phase: Phase, reason: str, **more: Any) -> None:
-        head = job.head
+        generation = job.generation
         after = await self.store.end(
             Ending(
-                uid=job.uid, expect=head.token if head else None, expect_state=head.state if head else "",
+                uid=job.uid, expect=generation.token if generation else None,
+                expect_state=generation.state if generation else "",
                 control_rev=job.control.rev, phase=phase, reason=reason, wall=time.time(), by="n1", **more,
             )
         )  # fmt: skip
         self.gangs.pop(job.uid, None)
-        if after.head is not None:
-            for name in list(after.head.holders):
+        if after.generation is not None:
+            for name in list(after.generation.holders):
                 ack = Ack(life=self.lives[name].life, ended=True)
-                await self.store.ack(job.uid, after.head.token, name, self.lives[name], ack, None)
+                await self.store.ack(job.uid, after.generation.token, name, self.lives[name], ack, None)
 
     async def succeed(self, job: JobRecord) -> None:
         """Every worker exited 0."""
-        assert job.head is not None
-        for member in job.head.ordered():
+        assert job.generation is not None
+        for member in job.generation.ordered():
             report = PodReport(state="succeeded")
-            await self.store.report(job.uid, job.head.token, member.node, self.lives[member.node], report)
+            await self.store.report(job.uid, job.generation.token, member.node, self.lives[member.node], report)
         await self.end(job, "succeeded", "every worker exited 0", outcome=Outcome(code=0, text="every worker exited 0"))
 
     async def obey(self) -> None:
@@ -321,10 +323,11 @@ class FakeView:
         decision = settle_scale(self._cluster, job)
         if decision is None or not isinstance(decision.step, Settle):
             return False
-        head, step = job.head, decision.step
+        generation, step = job.generation, decision.step
         await self.store.settle(
             Settlement(
-                uid=job.uid, expect=head.token if head else None, expect_state=head.state if head else "",
+                uid=job.uid, expect=generation.token if generation else None,
+                expect_state=generation.state if generation else "",
                 control_rev=job.control.rev, control=step.control, event=step.event, text=step.text, by="n1",
             )
         )  # fmt: skip
@@ -333,7 +336,7 @@ class FakeView:
     async def _obey(self, job: JobRecord) -> None:
         if job.phase not in TERMINAL and await self.settle(job):
             return
-        request, head = job.control, job.head
+        request, generation = job.control, job.generation
         if job.phase in TERMINAL:
             if request.delete:
                 await self.store.remove(job.uid)
@@ -347,11 +350,11 @@ class FakeView:
             growing = request.growing
             wanted = request.target if growing is None or growing.want <= len(free) else growing.before
             count = min(wanted, len(free))
-            now = set(head.members) if head and head.state == "active" else set()
+            now = set(generation.members) if generation and generation.state == "active" else set()
             if count >= job.spec.nodes.min and (
                 now != set(free[:count]) or request.restart > job.restart_done or not now
             ):
-                kind = "start" if head is None else "scale"
+                kind = "start" if generation is None else "scale"
                 await self.form(job, count, Cause(kind=kind, text=f"{count} of {request.target} nodes"))
 
 

@@ -10,7 +10,7 @@ from nodeagent.api.intents import Asked
 from nodeagent.api.once import same
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Nodes, Together
-from nodeagent.model.world import Cause, Head, Member
+from nodeagent.model.world import Cause, Generation, Member
 from nodeagent.store.messages import Answer
 from tests.unit.api.fakes import spec
 
@@ -24,10 +24,12 @@ def job(phase: Phase = "running", *, gang: tuple[str, ...] = ("n1", "n2", "n3"),
         n: Member(node=n, life="x", group_rank=i, first_rank=i, workers=1, devices=("cpu0",))
         for i, n in enumerate(gang)
     }
-    head = Head(number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="first"), since=0)
+    generation = Generation(
+        number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="first"), since=0
+    )
     return JobRecord(
         uid="u1", name="digits", owner=1000, spec=spec(high=6), control=wanted, phase=phase, reason="because",
-        submitted=1.0, head=head if gang else None,
+        submitted=1.0, generation=generation if gang else None,
     )  # fmt: skip
 
 

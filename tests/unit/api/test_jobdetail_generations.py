@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.api.jobdetail import generations
 from nodeagent.model.job import BudgetEntry, JobEvent
-from nodeagent.model.world import Cause, Head, Member, Token
+from nodeagent.model.world import Cause, Generation, Member, Token
 from tests.unit.api.test_intents import job
 
 
@@ -12,12 +12,12 @@ def event(ms: int, kind: str, generation: int, text: str = "") -> JobEvent:
     return JobEvent(id=f"{ms}-0", kind=kind, uid="u1", job="digits", generation=generation, text=text)
 
 
-HEAD = Head(
+GENERATION = Generation(
     number=2, id="g2", state="active", since=0, cause=Cause(kind="worker_failed", text="rank 1 on n1 failed first"),
     members={"n1": Member(node="n1", life="l", group_rank=0, first_rank=0, workers=1, devices=("cpu0",))},
 )  # fmt: skip
 SPEND = BudgetEntry(at=5, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=1, exit=7, text="rank 1 failed")
-RECORD = job().model_copy(update={"head": HEAD, "budget": {"1": SPEND}, "active": Token(number=2, id="g2")})
+RECORD = job().model_copy(update={"generation": GENERATION, "budget": {"1": SPEND}, "active": Token(number=2, id="g2")})
 
 
 def test_what_each_fault_cost() -> None:
@@ -52,7 +52,7 @@ def test_a_generation_that_never_formed_counts_for_nothing() -> None:
         event(9000, "NodeLost", 1),
         event(9010, "GenerationForming", 2),
     ]
-    record = RECORD.model_copy(update={"head": HEAD.model_copy(update={"number": 3})})
+    record = RECORD.model_copy(update={"generation": GENERATION.model_copy(update={"number": 3})})
     events += [event(9500, "GenerationForming", 3), event(10000, "GenerationActive", 3)]
     rows = generations(record.model_copy(update={"active": Token(number=3, id="g3")}), events)
     assert [(r["number"], r["state"]) for r in rows] == [(1, "ended"), (2, "not formed"), (3, "active")]

@@ -7,16 +7,16 @@ import pytest
 from nodeagent.api.errors import ApiError
 from nodeagent.api.logs import _check_generation
 from nodeagent.model.job import JobRecord
-from tests.unit.plan.build import make_head, make_job
+from tests.unit.plan.build import make_generation, make_job
 
 
 @pytest.mark.parametrize(
     ("job", "number", "has"),
     [
         (make_job(), 1, "it has had none yet"),
-        (make_job("running", make_head(["n1"], number=1)), 9, "it has had generation 1 only"),
-        (make_job("holding", make_head(["n1"], number=4, state="forming"), active=3), 5, "generations 1 to 4"),
-        (make_job("running", make_head(["n1"], number=2)), 0, "generations 1 to 2"),
+        (make_job("running", make_generation(["n1"], number=1)), 9, "it has had generation 1 only"),
+        (make_job("holding", make_generation(["n1"], number=4, state="forming"), active=3), 5, "generations 1 to 4"),
+        (make_job("running", make_generation(["n1"], number=2)), 0, "generations 1 to 2"),
     ],
 )
 def test_a_generation_that_never_was_is_refused(job: JobRecord, number: int, has: str) -> None:
@@ -27,4 +27,4 @@ def test_a_generation_that_never_was_is_refused(job: JobRecord, number: int, has
 
 @pytest.mark.parametrize("number", [None, 1, 4])
 def test_each_that_was_may_be_asked_for(number: int | None) -> None:
-    _check_generation(make_job("running", make_head(["n1"], number=4)), number)
+    _check_generation(make_job("running", make_generation(["n1"], number=4)), number)

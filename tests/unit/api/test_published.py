@@ -12,10 +12,10 @@ from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.store.base import StoreUnavailableError
-from tests.unit.plan.build import make_head, make_job, make_node
+from tests.unit.plan.build import make_generation, make_job, make_node
 
 READY = Readiness(state="ready")
-RUNS = make_job("running", make_head(["n1", "n2"], holders=["n3"]), uid="runs")
+RUNS = make_job("running", make_generation(["n1", "n2"], holders=["n3"]), uid="runs")
 WAITS, IDLE = make_job(uid="waits"), make_job(uid="idle")
 ENDED = make_job("failed", uid="ended")
 NODES = [*(make_node(f"n{i}") for i in (1, 2, 3, 5)), make_node("n4", ready={"waits": READY, "runs": READY})]

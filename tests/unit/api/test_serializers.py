@@ -10,7 +10,7 @@ from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import PodReport
 from nodeagent.plan.cluster import Cluster
-from tests.unit.api.test_jobdetail_generations import HEAD, RECORD
+from tests.unit.api.test_jobdetail_generations import GENERATION, RECORD
 from tests.unit.plan.build import make_holder
 
 
@@ -44,19 +44,19 @@ def test_a_node_that_left_the_gang_is_not_in_it_whatever_the_store_still_keeps()
 
 
 def test_a_node_that_is_still_stopping_is_shown() -> None:
-    head = HEAD.model_copy(update={"holders": {"n2": make_holder("n2", "l")}})
-    gang, _ = pods_json(RECORD.model_copy(update={"head": head}), CLUSTER, PUBLISHED)
+    generation = GENERATION.model_copy(update={"holders": {"n2": make_holder("n2", "l")}})
+    gang, _ = pods_json(RECORD.model_copy(update={"generation": generation}), CLUSTER, PUBLISHED)
     assert [(p["node"], p["generation"]) for p in gang] == [("n1", 2), ("n2", 1)]
 
 
 def test_workers_of_a_pod_that_succeeded_have_exited_0() -> None:
     """Its report does not list them."""
-    head = HEAD.model_copy(update={"reports": {"n1": PodReport(state="succeeded")}})
-    (pod, *_), _ = pods_json(RECORD.model_copy(update={"head": head}), CLUSTER, {})
+    generation = GENERATION.model_copy(update={"reports": {"n1": PodReport(state="succeeded")}})
+    (pod, *_), _ = pods_json(RECORD.model_copy(update={"generation": generation}), CLUSTER, {})
     assert (pod["phase"], [(w["state"], w["exit"]) for w in pod["workers"]]) == ("exited", [("exited", 0)])
-    head = head.model_copy(update={"state": "ended", "reports": {}})
+    generation = generation.model_copy(update={"state": "ended", "reports": {}})
     over = RECORD.model_copy(
-        update={"head": head, "last_number": 2, "last_reports": {"n1": PodReport(state="succeeded")}}
+        update={"generation": generation, "last_number": 2, "last_reports": {"n1": PodReport(state="succeeded")}}
     )
     (pod, *_), _ = pods_json(over, CLUSTER, {})
     assert [(w["state"], w["exit"]) for w in pod["workers"]] == [("exited", 0)]

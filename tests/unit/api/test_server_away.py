@@ -205,11 +205,11 @@ async def test_a_stall_that_is_no_hang_yet_is_reported(tmp_path: Path) -> None:
     await view.obey()
     async with served(view) as session:
         _, before = await answered(session, "/v1/jobs/digits")
-        head, stall = view.job("digits").head, Stall(limit=600.0, suspects=True, ranks=())
-        assert head is not None
-        (member, *_) = head.ordered()
+        generation, stall = view.job("digits").generation, Stall(limit=600.0, suspects=True, ranks=())
+        assert generation is not None
+        (member, *_) = generation.ordered()
         report = PodReport(state="running", stall=stall)
-        await view.store.report("u1", head.token, member.node, view.lives[member.node], report)
+        await view.store.report("u1", generation.token, member.node, view.lives[member.node], report)
         await view.refresh()
         _, after = await answered(session, "/v1/jobs/digits")
     assert (before["phase"], before["no_progress"]) == ("running", "")

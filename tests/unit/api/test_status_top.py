@@ -53,19 +53,21 @@ def test_the_machine_is_as_measured_here_or_as_reported() -> None:
 
 
 def test_a_dead_node_uses_nothing() -> None:
-    nodes, job = answer(pod("n4"), here="b", head=samples.head(holders={"n4": make_holder("n4", "x")}))
+    nodes, job = answer(pod("n4"), here="b", generation=samples.generation(holders={"n4": make_holder("n4", "x")}))
     assert (nodes["n4"]["load"], nodes["n4"]["cpu"]) == (None, None)
     assert job["pods"] == []
 
 
 def test_what_is_kept_for_a_paused_job_is_counted() -> None:
-    _, job = answer(pod("n1"), pod("n3"), phase="paused", head=samples.head(state="ended"))
+    _, job = answer(pod("n1"), pod("n3"), phase="paused", generation=samples.generation(state="ended"))
     assert (job["nodes"], job["memory"], [p["node"] for p in job["pods"]]) == (0, 1000, ["n1"])
 
 
 def test_ended_jobs_are_left_out_once_nothing_of_them_runs() -> None:
     assert live_jobs(samples.cluster(samples.FAILED)) == []
-    stopping = samples.job("stopped", head=samples.head(state="ended", holders={"n1": make_holder("n1", "x")}))
+    stopping = samples.job(
+        "stopped", generation=samples.generation(state="ended", holders={"n1": make_holder("n1", "x")})
+    )
     assert live_jobs(samples.cluster(stopping)) == [stopping]
 
 

@@ -98,7 +98,8 @@ async def test_only_operators_reserve(bench: Bench, monkeypatch: pytest.MonkeyPa
         return BOB
 
     monkeypatch.setattr(auth, "caller", who)
-    error = await bench.ask(method, path, nodes=["n1"], starts=time.time(), seconds=60)
+    asked: dict[str, Any] = {"nodes": ["n1"], "starts": time.time(), "seconds": 60} if method == "POST" else {}
+    error = await bench.ask(method, path, **asked)
     assert (error["status"], error["message"]) == (403, "bob may not reserve nodes: only root and operators may")
     assert bench.view.cluster().windows.rev == 0
 

@@ -16,7 +16,7 @@ from nodeagent.model.node import Cordon, Gpu, HttpsAddress, Incarnation, NodeFac
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.usage import Held, UsedTime
-from nodeagent.model.world import AloneRestart, Cause, Head, Member, Place, PodReport, Token, WorkerExit
+from nodeagent.model.world import AloneRestart, Cause, Generation, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import standings
 from nodeagent.plan.placing.topology import placed_text, placement_asked
@@ -40,20 +40,20 @@ def member(node: str, index: int) -> Member:
     return Member(node=node, life=f"life-{node}", group_rank=index, first_rank=2 * index, workers=2, devices=gpus)
 
 
-def head(number: int = 2, **more: Any) -> Head:
+def generation(number: int = 2, **more: Any) -> Generation:
     values: dict[str, Any] = {
         "number": number, "id": f"g{number}", "state": "active", "since": 9_500,
         "members": {"n1": member("n1", 0), "n2": member("n2", 1)},
         "cause": Cause(kind="worker_failed", text=SPEND.text, node="n2", rank=3),
     }  # fmt: skip
-    return Head(**(values | more))
+    return Generation(**(values | more))
 
 
 def job(phase: Phase = "running", **more: Any) -> JobRecord:
     values: dict[str, Any] = {
         "uid": "0f3a9c71d2e84b56", "name": "digits", "owner": 54321, "spec": spec(), "phase": phase,
         "control": Control(rev=1, target=2), "reason": "generation 2 is active", "submitted": NOW - 3_700,
-        "started": NOW - 3_660, "head": head(), "active": Token(number=2, id="g2"), "budget": {"1": SPEND},
+        "started": NOW - 3_660, "generation": generation(), "active": Token(number=2, id="g2"), "budget": {"1": SPEND},
         "first_active": 100, "since": 9_600, "ran": 3_660_000, "restarts": 1,
         "failsafe_members": {n: f"life-{n}" for n in ("n1", "n2", "n3")},
     }  # fmt: skip
@@ -62,11 +62,12 @@ def job(phase: Phase = "running", **more: Any) -> JobRecord:
 
 FAILED = job(
     "failed", reason="restart budget spent: 10 restarts within 3600 s", ended=NOW - 60,
-    outcome=Outcome(code=1, text=SPEND.text, error=ERROR), head=head(1, state="ended", cause=START),
+    outcome=Outcome(code=1, text=SPEND.text, error=ERROR), generation=generation(1, state="ended", cause=START),
     active=Token(number=1, id="g1"), restarts=0, ran=3_600_000,
 )  # fmt: skip
 HOLDING = job(
-    "holding", reason="needs 2 nodes, 1 fits", head=head(state="ended", outside={"n3": "/shared/resnet is missing"}),
+    "holding", reason="needs 2 nodes, 1 fits",
+    generation=generation(state="ended", outside={"n3": "/shared/resnet is missing"}),
 )  # fmt: skip
 SILENT = job(failsafe_members={"n4": "life-n4"})
 LEFT = job(
@@ -78,7 +79,7 @@ LEFT = job(
     },
 )
 MEMBER = job(
-    "queued", head=None, active=None, budget={}, failsafe_members={}, restarts=0, started=None, first_active=None,
+    "queued", generation=None, active=None, budget={}, failsafe_members={}, restarts=0, started=None, first_active=None,
     ran=0, reason="waits for job prepare to succeed (running)",
     spec=spec(
         time_limit=5400.0, after=(After(uid="u1", name="prepare"), After(uid="a1", name="clean", need="any", array=3)),
@@ -105,7 +106,7 @@ VICTIM = AloneRestart(rank=1, order=2, at=9_750, exit=1, text="trainer.0, rank 1
 KILLED = AloneRestart(rank=3, order=0, at=9_751, exit=137, text="trainer.1, rank 3, failed: SIGKILL (9)", round=1)
 ROLES = job(
     spec=spec().model_copy(update={"roles": (SERVERS, TRAINERS), "completes": "trainer"}),
-    head=head(
+    generation=generation(
         members={"n1": places("n1", 0), "n2": places("n2", 1)},
         reports={
             "n1": PodReport(state="running", alone=(RESTARTED, RESTARTED.model_copy(update={"order": 1}), VICTIM)),
@@ -164,18 +165,18 @@ def cluster(*jobs: JobRecord) -> Cluster:
 
 
 def published(record: JobRecord) -> dict[str, PodState]:
-    if record.phase != "running" or record.head is None:
+    if record.phase != "running" or record.generation is None:
         return {}
     pods = {
         m.node: PodState(
             uid=record.uid, job=record.name, role="worker", node=m.node, phase="running",
-            generation=record.head.number, shim_pid=500 + m.group_rank, preforked=2, preforked_memory=24_600_000,
+            generation=record.generation.number, shim_pid=500 + m.group_rank, preforked=2, preforked_memory=24_600_000,
             workers=tuple(
                 WorkerState(rank=m.first_rank + k, local_rank=k, pid=600 + 10 * m.group_rank + k, state="running")
                 for k in range(2)
             ),
         )
-        for m in record.head.ordered()
+        for m in record.generation.ordered()
     }  # fmt: skip
     pods["n4"] = PodState(uid=record.uid, job=record.name, role="worker", node="n4", phase="ready")
     return pods
@@ -197,7 +198,7 @@ def listed(record: JobRecord) -> dict[str, Any]:
 def shown_line() -> list[dict[str, Any]]:
     """Rows of ``get`` where one job runs and two wait."""
     fresh: dict[str, Any] = {
-        "head": None,
+        "generation": None,
         "active": None,
         "budget": {},
         "failsafe_members": {},
@@ -208,7 +209,7 @@ def shown_line() -> list[dict[str, Any]]:
     }
     later = [job("queued", uid=f"f{n}", name=name, order=n, **fresh) for n, name in ((8, "resnet50-long"), (7, "gpt"))]
     shown = cluster(job(), *later)
-    return [job_json(one, shown, published(one) if one.head else {}, NOW) for one in shown.jobs.values()]
+    return [job_json(one, shown, published(one) if one.generation else {}, NOW) for one in shown.jobs.values()]
 
 
 def racked(*jobs: JobRecord) -> Cluster:
@@ -275,10 +276,12 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
         "placement": {"asks": placement_asked(record.spec), "placed": placed_text(shown, record)},
         "budget": budget_json(record, shown),
         "usage": job_use(record, shown, NOW),
-        "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
+        "generations": generations(
+            record, [e for e in EVENTS if record.generation and e.generation <= record.generation.number]
+        ),
         "reports": {node: report.model_dump() for node, report in record.last_reports.items()},
         "alone": alone_json(record),
-        "outside": dict(record.head.outside) if record.head else {},
+        "outside": dict(record.generation.outside) if record.generation else {},
         "store_away_since": None,
         "lent": None,
         "private": False,
@@ -287,7 +290,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
 
 
 def shown_node(name: str) -> dict[str, Any]:
-    stopping = job(head=head(holders={"n3": make_holder("n3", "life-n3", ("GPU-n3-0",))}))
+    stopping = job(generation=generation(holders={"n3": make_holder("n3", "life-n3", ("GPU-n3-0",))}))
     shown = cluster(stopping)
     return node_json(shown.nodes[name], shown, NOW)
 
@@ -351,7 +354,7 @@ def _shared() -> Cluster:
     )
     ours = spec().model_copy(update={"queue": "vision"})
     return replace(
-        cluster(job(spec=ours), job("queued", spec=ours, uid="f7", name="more", head=None, order=2)), queues=tree
+        cluster(job(spec=ours), job("queued", spec=ours, uid="f7", name="more", generation=None, order=2)), queues=tree
     )
 
 

@@ -21,10 +21,10 @@ from tests.unit.ctl import samples
 
 GOLDEN = Path(__file__).parent / "golden"
 FAILED = samples.FAILED.model_copy(
-    update={"head": samples.head(1, state="ended", cause=samples.START, reports=samples.ENDED_PODS)},
+    update={"generation": samples.generation(1, state="ended", cause=samples.START, reports=samples.ENDED_PODS)},
 )
 QUEUED = samples.job(
-    "queued", head=None, active=None, budget={}, failsafe_members={}, restarts=0, started=None, first_active=None,
+    "queued", generation=None, active=None, budget={}, failsafe_members={}, restarts=0, started=None, first_active=None,
     ran=0, reason="needs 2 nodes, 1 fits"
 )  # fmt: skip
 H100 = Match(label="gpu", values=("h100",))

@@ -10,7 +10,7 @@ from nodeagent.ctl.jobtext import _budget, blame_lines, job_lines
 from tests.unit.ctl import samples
 
 NEVER_RAN: dict[str, Any] = {
-    "head": None, "active": None, "budget": {}, "failsafe_members": {}, "started": None, "first_active": None,
+    "generation": None, "active": None, "budget": {}, "failsafe_members": {}, "started": None, "first_active": None,
     "outcome": None, "reason": "no node can run it: n1 cannot run it: no command 'pyton'",
 }  # fmt: skip
 
@@ -47,11 +47,13 @@ def test_where_no_restart_is_allowed_none_is_spent() -> None:
 
 def test_nodes_that_are_left_out_are_named_once_and_only_while_the_job_may_use_them() -> None:
     outside = {"n3": "n3 is cordoned (bad disk)", "n4": "checkpoint_dir /c there is not the folder that n1 sees"}
-    head = samples.head(outside=outside)
-    lines = job_lines(samples.detail(samples.job(head=head)))
+    generation = samples.generation(outside=outside)
+    lines = job_lines(samples.detail(samples.job(generation=generation)))
     at = lines.index("Left out when generation 2 was formed:")
     assert lines[at + 1 : at + 3] == ["  n3: is cordoned (bad disk)", f"  n4: {outside['n4']}"]
-    assert "Left out" not in "".join(job_lines(samples.detail(samples.FAILED.model_copy(update={"head": head}))))
+    assert "Left out" not in "".join(
+        job_lines(samples.detail(samples.FAILED.model_copy(update={"generation": generation})))
+    )
 
 
 def test_who_has_not_run_ran_for_no_time() -> None:

@@ -24,7 +24,7 @@ from tests.unit.plan.build import (
     UID,
     WALL,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -35,7 +35,7 @@ PAIR = make_spec(size=(2, 2))
 
 
 def taken() -> JobRecord:
-    return make_job("running", make_head(["n1", "n2"]), uid="u-b", spec=make_spec(name="b", size=(2, 2)))
+    return make_job("running", make_generation(["n1", "n2"]), uid="u-b", spec=make_spec(name="b", size=(2, 2)))
 
 
 def step(cluster: Cluster, job: JobRecord) -> str:
@@ -145,7 +145,7 @@ def test_a_job_whose_queue_may_use_no_more() -> None:
     assert "have an operator give the queue more" in step(replace(make_cluster(["n1", "n2"], job), queues=tree), job)
     row = job_json(job, make_cluster(["n1"], job), {}, WALL)
     assert (row["in_queue"], _queue(row)[0].split(maxsplit=1)[1]) == ("team", "team: number 1 of 1, priority 0")
-    plain = make_job("running", make_head(["n1"]))
+    plain = make_job("running", make_generation(["n1"]))
     row = job_json(plain, make_cluster(["n1"], plain), {}, WALL)
     assert (row["in_queue"], _queue(row)) == ("default", [])
 
@@ -216,6 +216,11 @@ def test_policies_whose_timeout_runs_are_shown_with_what_is_left() -> None:
     lost = {"6": spend("node_lost", at=NOW - 20_000)}
     fault = make_spec(size=(4, 4), policies=(Policy(on=("NodeLost",), do="FailJob", timeout=60.0),))
     waits = make_job(
-        "holding", make_head(["n1"], state="ended", number=6), spec=fault, budget=lost, since=NOW - 20_000, active=6
+        "holding",
+        make_generation(["n1"], state="ended", number=6),
+        spec=fault,
+        budget=lost,
+        since=NOW - 20_000,
+        active=6,
     )
     assert lines(waits) == ["NodeLost: FailJob in 40s, unless it runs again before"]

@@ -10,11 +10,13 @@ from nodeagent.model.job import Control, JobEvent, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
-from nodeagent.model.world import Head, Member, Token
-from tests.unit.plan.build import UID, failed, make_exit, make_head, make_job, make_node, make_spec, spend
+from nodeagent.model.world import Generation, Member, Token
+from tests.unit.plan.build import UID, failed, make_exit, make_generation, make_job, make_node, make_spec, spend
 
-HEAD = make_head(["n1", "n2"], acks=["n1"], holders=["n3"], reports={"n1": failed(make_exit(signal=9))}, workers=2)
-JOB = make_job("running", HEAD, budget={"1": spend("node_lost")}, last_reports={"n1": failed(make_exit())})
+GENERATION = make_generation(
+    ["n1", "n2"], acks=["n1"], holders=["n3"], reports={"n1": failed(make_exit(signal=9))}, workers=2
+)
+JOB = make_job("running", GENERATION, budget={"1": spend("node_lost")}, last_reports={"n1": failed(make_exit())})
 POD = PodState(
     uid=UID,
     job="a",
@@ -25,7 +27,7 @@ POD = PodState(
 )
 RECORDS: list[Record] = [
     JOB,
-    HEAD,
+    GENERATION,
     make_node("n1", gpus=2, sick=[1], drain=True),
     POD,
     JobEvent(id="1-0", kind="NodeLost"),
@@ -75,16 +77,18 @@ def test_good_names_of_jobs(name: str) -> None:
 
 
 def test_a_member_has_a_worker_and_a_device() -> None:
-    good = HEAD.members["n1"].model_dump()
+    good = GENERATION.members["n1"].model_dump()
     for wrong in ({"workers": 0}, {"devices": ()}, {"group_rank": -1}):
         with pytest.raises(ValidationError):
             Member.model_validate(good | wrong)
 
 
-def test_a_head_tells_its_token_size_and_order() -> None:
-    assert HEAD.token == Token(number=1, id="g1")
-    assert HEAD.world_size == 4
-    turned = Head.model_validate(HEAD.model_dump() | {"members": dict(reversed(HEAD.members.items()))})
+def test_a_generation_tells_its_token_size_and_order() -> None:
+    assert GENERATION.token == Token(number=1, id="g1")
+    assert GENERATION.world_size == 4
+    turned = Generation.model_validate(
+        GENERATION.model_dump() | {"members": dict(reversed(GENERATION.members.items()))}
+    )
     assert [m.node for m in turned.ordered()] == ["n1", "n2"]
 
 

@@ -12,7 +12,7 @@ from nodeagent.model.job import BudgetEntry, Control, Desired, JobRecord, Phase,
 from nodeagent.model.jobspec import After, Array, JobSpec, Nodes, Policy, RestartLimits, Role, Submitter, Together
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Notice, Readiness
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Cause, CauseKind, Head, HeadState, Member, PodReport, Token, WorkerExit
+from nodeagent.model.world import Cause, CauseKind, Generation, GenerationState, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 
 REPEATABLE = settings(derandomize=True, deadline=None, database=None, max_examples=60)
@@ -172,10 +172,10 @@ def make_spec(
     )
 
 
-def make_head(
+def make_generation(
     nodes: Iterable[str],
     *,
-    state: HeadState = "active",
+    state: GenerationState = "active",
     number: int = 1,
     workers: int = 1,
     cause: CauseKind = "start",
@@ -188,13 +188,13 @@ def make_head(
     deadline: int = NOW + 15_000,
     control_rev: int = 1,
     released: bool = False,
-) -> Head:
+) -> Generation:
     """A generation of the named nodes in this order of rank, with cpu slots 0.. on each. ``acks``: those that have
     acknowledged it; all have where it is not forming."""
     nodes = tuple(nodes)
     answered = set(acks) if state == "forming" else set(nodes)
     slots = tuple(f"cpu{i}" for i in range(workers))
-    return Head(
+    return Generation(
         number=number,
         id=f"g{number}",
         state=state,
@@ -225,7 +225,7 @@ def make_holder(node: str, of_life: str = "", devices: tuple[str, ...] = ("cpu0"
 
 def make_job(
     phase: Phase = "queued",
-    head: Head | None = None,
+    generation: Generation | None = None,
     *,
     spec: JobSpec | None = None,
     uid: str = UID,
@@ -251,8 +251,8 @@ def make_job(
     """A job; ``active`` is the number of its newest generation that was ever active (by default, if running: this
     one)."""
     spec = spec or make_spec()
-    if active is None and head is not None and head.state == "active":
-        active = head.number
+    if active is None and generation is not None and generation.state == "active":
+        active = generation.number
     return JobRecord(
         uid=uid,
         name=spec.name,
@@ -272,7 +272,7 @@ def make_job(
         submitted=0.0,
         since=since,
         order=order,
-        head=head,
+        generation=generation,
         active=None if active is None else Token(number=active, id=f"g{active}"),
         first_active=None if active is None else 0,
         budget=dict(budget or {}),

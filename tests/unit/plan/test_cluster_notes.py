@@ -16,7 +16,7 @@ from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.health import worn_nodes
 from nodeagent.plan.nodes.members import gone_nodes, holding_nodes, survivors
 from nodeagent.plan.pods.prepare import should_prepare
-from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 from tests.unit.plan.job.test_gang_properties import NAMES, clusters
 
 
@@ -31,24 +31,24 @@ def all_of(cluster: Cluster) -> list[object]:
 
 
 def test_a_booking_that_does_not_change_is_the_very_same_object() -> None:
-    job = make_job("running", make_head(["n1"]))
+    job = make_job("running", make_generation(["n1"]))
     first = make_cluster(["n1", "n2"], job)
     again = replace(first, nodes={"n1": first.nodes["n1"], "n2": make_node("n2", slots=2)})
     assert booked(again) is booked(first)
-    other = replace(again, jobs={job.uid: make_job("running", make_head(["n2"]))})
+    other = replace(again, jobs={job.uid: make_job("running", make_generation(["n2"]))})
     assert (set(booked(first)), set(booked(other))) == ({"n1"}, {"n2"})
 
 
 def test_what_time_changes_is_decided_anew_in_each_round() -> None:
     """A gang at rest is looked at once; one that waits for its cool-down joins the newcomer when that is over."""
-    job = make_job("running", make_head(["n1"], since=NOW), target=2)
+    job = make_job("running", make_generation(["n1"], since=NOW), target=2)
     nodes: list[NodeRecord | str] = ["n1", make_node("n2", joined=NOW)]
     now = make_cluster(nodes, job)
     waits = decide(now, job, WALL)
     assert waits.step is None and waits.at > NOW
     assert decide(replace(now, served=waits.at - 1), job, WALL) == waits
     assert decide(replace(now, served=waits.at), job, WALL).step is not None
-    rest = make_cluster(["n1"], alone := make_job("running", make_head(["n1"]), target=1))
+    rest = make_cluster(["n1"], alone := make_job("running", make_generation(["n1"]), target=1))
     assert decide(replace(rest, served=NOW + 1), alone, WALL) is decide(rest, alone, WALL)
 
 

@@ -37,7 +37,7 @@ from tests.unit.plan.build import (
     UNFIT,
     WALL,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -131,8 +131,8 @@ def test_a_first_start_waits_for_the_nodes_that_are_preferred_while_they_get_rea
 
 def test_a_gang_that_has_run_starts_again_at_once_wherever_it_can() -> None:
     asked = Constraints(prefer=(Match(label="fast"),))
-    head = make_head(["n4", "n5"], state="ended")
-    held = make_job("holding", head, spec=make_spec(size=(2, 2), placement=asked), since=NOW, active=1)
+    generation = make_generation(["n4", "n5"], state="ended")
+    held = make_job("holding", generation, spec=make_spec(size=(2, 2), placement=asked), since=NOW, active=1)
     nodes = [node("n1"), node("n2"), node("n3", ready=PREPARING, fast="1")]
     assert starts_on(make_cluster(nodes, held), held) == ["n1", "n2"]
 
@@ -147,7 +147,7 @@ def test_a_first_start_waits_for_nodes_that_are_closer_together() -> None:
 
 def test_who_runs_is_not_moved_to_a_node_that_is_preferred() -> None:
     asked = Constraints(prefer=(Match(label="fast"),))
-    job = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(1, 4), placement=asked), target=2)
+    job = make_job("running", make_generation(["n1", "n2"]), spec=make_spec(size=(1, 4), placement=asked), target=2)
     cluster = make_cluster([node("n1"), node("n2"), node("n3", fast="1")], job)
     assert chosen(cluster, job) == ["n1", "n2"]
     assert decide(cluster, job, WALL).step is None
@@ -192,7 +192,7 @@ def test_so_does_one_that_asks_for_more_than_nodes_have(
 ) -> None:
     """Whatever is free: that another job has all of a node is not the reason."""
     spec = make_spec(size=(size, size), **asks)
-    busy = make_job("running", make_head([nodes[0].id]), spec=make_spec(name="other"), uid="u-other")
+    busy = make_job("running", make_generation([nodes[0].id]), spec=make_spec(name="other"), uid="u-other")
     cluster = make_cluster(nodes, busy, job := make_job(spec=spec))
     assert never(cluster, spec).startswith(why) and bool(never(cluster, spec)) == bool(why)
     if why:
@@ -204,7 +204,7 @@ def test_nodes_get_ready_only_if_they_will_do() -> None:
     job = make_job(spec=make_spec(size=(1, 1), placement=H100))
     nodes = [node("n1", ready=None), *(node(f"n{i}", ready=None, gpu="h100") for i in (2, 3, 4))]
     assert preparing(make_cluster(nodes, job), job) == ["n2", "n3"]
-    run = make_job("running", make_head(["n4"]), spec=make_spec(size=(1, 1), placement=H100))
+    run = make_job("running", make_generation(["n4"]), spec=make_spec(size=(1, 1), placement=H100))
     assert preparing(make_cluster(nodes, run), run) == ["n2", "n4"]
 
 
@@ -264,13 +264,13 @@ def test_a_gang_starts_in_the_smallest_domain_and_its_ranks_follow_the_tree() ->
 
 def test_newcomers_get_the_ranks_beside_their_neighbours() -> None:
     paths = {n: (n[0],) for n in ("a1", "a2", "a3", "b1", "b2", "b3")}
-    last = make_head(["a1", "a2", "b1", "b2"])
+    last = make_generation(["a1", "a2", "b1", "b2"])
     assert order_nodes(last, ["a1", "b1", "b3", "a3"], paths) == ["a1", "a3", "b1", "b3"]
     assert order_nodes(None, ["a1", "b1", "a2", "b2"], paths) == ["a1", "a2", "b1", "b2"]
 
 
 def test_segments_keep_their_ranks_together() -> None:
-    last = make_head(["a1", "a2", "b1", "b2"])
+    last = make_generation(["a1", "a2", "b1", "b2"])
     assert order_nodes(last, ["b1", "b3", "c1", "c2"], {}, 2) == ["c1", "c2", "b1", "b3"]
     assert order_nodes(last, ["a1", "a3", "b2", "b3"], {}, 2) == ["a1", "a3", "b3", "b2"]
     assert order_nodes(None, ["a1", "a2", "b1", "b2"], {}, 2) == ["a1", "a2", "b1", "b2"]
@@ -278,7 +278,7 @@ def test_segments_keep_their_ranks_together() -> None:
 
 def test_a_lost_node_is_replaced_from_its_rack() -> None:
     spec = make_spec(size=(1, 3))
-    job = make_job("running", make_head(["n1", "n2", "n3"]), spec=spec, target=3)
+    job = make_job("running", make_generation(["n1", "n2", "n3"]), spec=spec, target=3)
     cluster = make_cluster(racks(a1="n1 n2", b1="n3 n9", a2="n4"), job, lapsed=["n3"])
     assert chosen(cluster, job) == ["n1", "n2", "n9"]
 
@@ -293,14 +293,14 @@ def test_a_gang_within_one_rack_waits_moves_or_goes_on_smaller() -> None:
     assert place(cluster, fixed).lack == "needs 3 nodes in one rack, 4 fit, of which 2 are together"
     assert text(cluster, fixed) == "needs 3 nodes in one rack: of the 5 known nodes 2 are"
     assert "n5 has no label rack, of which the job's nodes have one value" in place(cluster, fixed).missing
-    run = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(2, 2), within="rack"))
+    run = make_job("running", make_generation(["n1", "n2"]), spec=make_spec(size=(2, 2), within="rack"))
     busy = make_cluster(racks(a1="n1 n2", b1="n3 n4"), run)
     assert decide(busy, run, WALL).step is None
     assert chosen(replace(busy, lapsed=frozenset({"n1"})), run) == ["n3", "n4"]
 
 
 def test_a_gang_that_could_be_larger_were_its_nodes_together_says_so() -> None:
-    job = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(2, 4), within="rack"))
+    job = make_job("running", make_generation(["n1", "n2"]), spec=make_spec(size=(2, 4), within="rack"))
     cluster = make_cluster(racks(a1="n1 n2", b1="n3 n4 n5 n6"), job)
     assert text(cluster, job) == (
         "runs on 2 of 4 nodes: needs 4 nodes in one rack, 6 fit, of which 4 are together"
@@ -330,12 +330,12 @@ def test_several_roles_go_together_into_the_smallest_domain_and_stay_near_when_o
     hard = make_job(spec=spec("rack"))
     lack = place(make_cluster(nodes[:5], hard), hard)
     assert (lack.fits, lack.lack) == (False, "no rack has room for all of its places")
-    head = make_head(["n4", "n5", "n6"])
+    generation = make_generation(["n4", "n5", "n6"])
     places = {
         n: m.model_copy(update={"places": (Place(role=r, index=i, workers=1, devices=("cpu0",)),)})
-        for (n, m), (r, i) in zip(head.members.items(), (("ps", 0), ("t", 0), ("t", 1)), strict=True)
+        for (n, m), (r, i) in zip(generation.members.items(), (("ps", 0), ("t", 0), ("t", 1)), strict=True)
     }
-    run = make_job("running", head.model_copy(update={"members": places}), spec=spec())
+    run = make_job("running", generation.model_copy(update={"members": places}), spec=spec())
     assert chosen(make_cluster(nodes, run, lapsed=["n5"]), run) == ["n4", "n6", "n7"]
 
 
@@ -369,15 +369,15 @@ def test_nodes_get_ready_in_the_domain_that_will_be_used_and_so_does_the_spare()
     assert preparing(make_cluster(nodes, job), job) == ["n3", "n4", "n5"]
     full = racks(None, a1="n1", a2="n2", b1="n3 n4")
     assert preparing(make_cluster(full, job), job) == ["n3", "n4"]  # a spare elsewhere could be ready first
-    run = make_job("running", make_head(["n3", "n4"]), spec=make_spec(size=(2, 2)))
+    run = make_job("running", make_generation(["n3", "n4"]), spec=make_spec(size=(2, 2)))
     assert preparing(make_cluster(nodes, run), run) == ["n3", "n4", "n5"]
     assert preparing(make_cluster(full, run), run) == ["n1", "n3", "n4"]
-    bound = make_job("running", make_head(["n3", "n4"]), spec=make_spec(size=(2, 2), within="rack"))
+    bound = make_job("running", make_generation(["n3", "n4"]), spec=make_spec(size=(2, 2), within="rack"))
     assert preparing(make_cluster(full, bound), bound) == ["n3", "n4"]
 
 
 def test_a_spare_that_is_ready_is_kept_until_the_nearer_one_is() -> None:
-    job = make_job("running", make_head(["n3"]), spec=make_spec(size=(1, 1)))
+    job = make_job("running", make_generation(["n3"]), spec=make_spec(size=(1, 1)))
     far = racks(a1="n1", b1="n3")
     assert preparing(make_cluster([*far, node("n4", "b1", ready=PREPARING)], job), job) == ["n1", "n3", "n4"]
     assert preparing(make_cluster([*far, node("n4", "b1")], job), job) == ["n3", "n4"]
@@ -419,11 +419,11 @@ def labelled(draw: st.DrawFn) -> Cluster:
     within = draw(st.sampled_from(["", "", "rack", "zone"]))
     spec = make_spec(size=(least, most_nodes), placement=asked, within=within, segments=segments)
     members = draw(st.lists(st.sampled_from([n.id for n in nodes]), unique=True, max_size=most_nodes))
-    job = make_job("running", make_head(members), spec=spec) if members else make_job(spec=spec)
+    job = make_job("running", make_generation(members), spec=spec) if members else make_job(spec=spec)
     has_stopped: bool = draw(st.booleans())
     if members and has_stopped:
         saved = Checkpoint(name="c-snapshot", step=1, number=1, order=1)
-        job = make_job("holding", make_head(members, state="ended", planned=True), spec=spec, active=1)
+        job = make_job("holding", make_generation(members, state="ended", planned=True), spec=spec, active=1)
         job = job.model_copy(update={"checkpoint": saved})
     return make_cluster(nodes, job, lapsed=draw(st.sets(st.sampled_from([n.id for n in nodes]), max_size=2)))
 
@@ -473,15 +473,17 @@ def test_survivors_stay_where_they_may(cluster: Cluster) -> None:
         return
     able = {c.node for c in candidates(cluster, job) if c.standing in ("fit", "pending")}
     stay = [
-        m.node for m in (job.head.ordered() if job.head is not None else ()) if m.node in able and cluster.live(m.node)
+        m.node
+        for m in (job.generation.ordered() if job.generation is not None else ())
+        if m.node in able and cluster.live(m.node)
     ]
     assert [c.node for c in place(cluster, job).chosen][: len(stay)] == stay[: job.control.target]
 
 
 def test_constraints_are_looked_at_once_for_all_jobs_that_ask_the_same() -> None:
     records = racks(None, a1=" ".join(f"n{i}" for i in range(100)), b1=" ".join(f"m{i}" for i in range(100)))
-    head = make_head([r.id for r in records[:190]])
-    big = make_job("running", head, uid="u-big", spec=make_spec(size=(1, 190), name="big"))
+    generation = make_generation([r.id for r in records[:190]])
+    big = make_job("running", generation, uid="u-big", spec=make_spec(size=(1, 190), name="big"))
     kinds = [(H100, ""), (ASKED[2], "rack"), (None, "zone"), (ASKED[3], "")]
     jobs = [
         make_job(uid=f"u-{i}", order=i, spec=make_spec(name=f"j{i}", size=(20, 20), placement=asked, within=within))
@@ -496,11 +498,11 @@ def test_constraints_are_looked_at_once_for_all_jobs_that_ask_the_same() -> None
 
 
 def test_jobs_on_nodes_that_would_not_do_do_not_hold_what_it_needs() -> None:
-    other = make_job("running", make_head(["n1"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
+    other = make_job("running", make_generation(["n1"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
     job = make_job(spec=make_spec(size=(2, 2), placement=H100), order=1)
     cluster = make_cluster([node("n1"), node("n2", gpu="h100"), node("n3", gpu="h100", ready=None)], other, job)
     assert not any("other" in message for message in explain(cluster, job, WALL))
-    taken = make_job("running", make_head(["n3"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
+    taken = make_job("running", make_generation(["n3"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
     assert any(
         "other" in message for message in explain(replace(cluster, jobs={"u-other": taken, UID: job}), job, WALL)
     )

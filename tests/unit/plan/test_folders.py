@@ -23,7 +23,7 @@ from tests.unit.plan.build import (
     WALL,
     life,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -59,15 +59,15 @@ def test_of_as_many_the_naturally_first_is_right() -> None:
 
 @pytest.mark.parametrize("state", ["active", "ended"])
 def test_survivors_are_right(state: str) -> None:
-    head = make_head(["n3"]).model_copy(update={"state": state})
-    job = make_job("running" if state == "active" else "holding", head, spec=a_spec(1), active=1)
+    generation = make_generation(["n3"]).model_copy(update={"state": state})
+    job = make_job("running" if state == "active" else "holding", generation, spec=a_spec(1), active=1)
     nodes = [node("n1", "x"), node("n2", "x"), node("n3", "y")]
     assert out_of(job, *nodes) == {"n1": why("n1", "n3"), "n2": why("n2", "n3")}
     assert out_of(job, *nodes, lapsed=("n3",)) == {}, "what a dead node saw does not count"
 
 
 def test_most_survivors_are_right() -> None:
-    job = make_job("running", make_head(["n1", "n2", "n3"]), spec=a_spec())
+    job = make_job("running", make_generation(["n1", "n2", "n3"]), spec=a_spec())
     nodes = [node("n1", "x"), node("n2", "y"), node("n3", "y"), *(node(f"n{i}", "x") for i in range(4, 9))]
     assert set(out_of(job, *nodes)) == {"n1", "n4", "n5", "n6", "n7", "n8"}
 
@@ -107,18 +107,18 @@ def test_a_job_of_two_nodes_with_a_folder_each_waits_and_says_so() -> None:
 
 
 def test_healthy_training_goes_on() -> None:
-    head = make_head(["n1", "n2"])
-    job = make_job("running", head, spec=a_spec(1, 2))
+    generation = make_generation(["n1", "n2"])
+    job = make_job("running", generation, spec=a_spec(1, 2))
     assert decide(make_cluster([node("n1", "x"), node("n2", "y")], job), job, WALL).step is None
-    job = make_job("running", head, spec=a_spec(1, 4))
+    job = make_job("running", generation, spec=a_spec(1, 4))
     decision = decide(make_cluster([node("n1", "x"), node("n2", "x"), node("n3", "y")], job), job, WALL)
     assert decision.step is None
     assert decision.why == (f"runs on 2 of 4 nodes: needs 1 node, 2 fit: {why('n3', 'n1')}",)
 
 
 def forming(minimum: int, *nodes: NodeRecord, acks: tuple[str, ...] = ()) -> tuple[Cluster, JobRecord]:
-    head = make_head(["n1", "n2", "n3"], state="forming", number=2, acks=acks)
-    job = make_job("forming", head, spec=a_spec(minimum, 3), active=1)
+    generation = make_generation(["n1", "n2", "n3"], state="forming", number=2, acks=acks)
+    job = make_job("forming", generation, spec=a_spec(minimum, 3), active=1)
     return make_cluster(nodes, job, served=NOW), job
 
 

@@ -293,8 +293,8 @@ def test_a_degraded_device_that_was_taken_meanwhile_is_let_go() -> None:
 
 def test_workers_that_still_stop_use_their_devices() -> None:
     job = running("n1", "n2", spec=ELASTIC)
-    assert job.head is not None
-    ended = job.model_copy(update={"head": job.head.model_copy(update={"state": "ended"})})
+    assert job.generation is not None
+    ended = job.model_copy(update={"generation": job.generation.model_copy(update={"state": "ended"})})
     one = claim("reset_gpu", gpu("n2", 1), "holds")
     assert users(make_cluster(healthy(["n1", "n2"]), job), "n2", one, IDLE) == "job a"
     assert users(make_cluster(healthy(["n1", "n2"]), ended), "n2", one, IDLE) == ""
@@ -329,19 +329,19 @@ def test_one_that_only_asks_goes_on() -> None:
 
 def test_a_gpu_that_is_reset_takes_its_member_only() -> None:
     cluster, job = cluster_of("runs", "reset_gpu")
-    assert job.head is not None
-    assert [one.node for one in sick_members(cluster, job.head)[0]] == ["n2"]
+    assert job.generation is not None
+    assert [one.node for one in sick_members(cluster, job.generation)[0]] == ["n2"]
     first = running("n1", "n2", spec=ELASTIC, each=1)
-    assert first.head is not None
-    assert sick_members(cluster, first.head) == ((), ())
+    assert first.generation is not None
+    assert sick_members(cluster, first.generation) == ((), ())
     assert bar(cluster.nodes["n2"].facts) == ""
 
 
 @pytest.mark.parametrize(("phase", "starts"), [("asks", True), ("holds", False), ("runs", False)])
 def test_nothing_is_started_on_what_is_set_aside(phase: ClaimPhase, starts: bool) -> None:
     cluster, job = cluster_of(phase)
-    assert job.head is not None
-    status = PodStatus(uid=UID, phase="ready", highest=job.head.token)
+    assert job.generation is not None
+    status = PodStatus(uid=UID, phase="ready", highest=job.generation.token)
     actions = plan_pods(cluster, "n2", cluster.nodes["n2"].incarnation, {UID: status}, 1)
     assert any(isinstance(a, Start) for a in actions) == starts
     assert cluster.nodes["n2"].incarnation.life == life("n2")

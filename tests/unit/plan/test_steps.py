@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.model.job import TERMINAL, Phase
 from nodeagent.model.pod import PodPhase
-from nodeagent.model.world import HeadState, Token
+from nodeagent.model.world import GenerationState, Token
 from nodeagent.plan.steps import (
     GENERATION,
     GENERATION_MEANING,
@@ -77,7 +77,7 @@ def test_the_diagram_shows_the_whole_table() -> None:
 
 
 def test_a_generation_ends_once_and_never_forms_again() -> None:
-    states = get_args(HeadState)
+    states = get_args(GenerationState)
     reach = {before: {after for after in states if may_become(GENERATION, before, after)} for before in states}
     assert reach == {"forming": {*states}, "active": {"active", "ended"}, "ended": {"ended"}}
     assert set(GENERATION_MEANING) == {step for _, step in GENERATION}

@@ -21,7 +21,7 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.queueing import queue as line
 from nodeagent.plan.steps import End, Propose
-from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 
 STEPS = 60
 """More than any of these stories takes: one that takes more goes round in circles."""
@@ -50,10 +50,10 @@ class Site:
 
     def end(self, name: str) -> None:
         """It succeeds."""
-        ended = self.jobs[name].head
+        ended = self.jobs[name].generation
         assert ended is not None
-        head = ended.model_copy(update={"state": "ended"})
-        self.jobs[name] = self.jobs[name].model_copy(update={"phase": "succeeded", "head": head})
+        generation = ended.model_copy(update={"state": "ended"})
+        self.jobs[name] = self.jobs[name].model_copy(update={"phase": "succeeded", "generation": generation})
 
     def view(self) -> Cluster:
         ready = dict.fromkeys(self.jobs, READY)
@@ -83,24 +83,37 @@ class Site:
         number = job.last_number + 1
         if isinstance(step, End):
             assert (step.phase, step.planned, step.spend is not None and step.spend.counts) == ("holding", True, False)
-            assert job.head is not None and step.spend is not None
+            assert job.generation is not None and step.spend is not None
             self.made_room.append(job.name)
-            head = job.head.model_copy(update={"state": "ended"})
-            entry = {str(job.head.number): step.spend}
-            change = {"phase": "holding", "head": head, "since": self.now, "budget": {**job.budget, **entry}}
+            generation = job.generation.model_copy(update={"state": "ended"})
+            entry = {str(job.generation.number): step.spend}
+            change = {
+                "phase": "holding",
+                "generation": generation,
+                "since": self.now,
+                "budget": {**job.budget, **entry},
+            }
             self.jobs[job.uid] = job.model_copy(update=change)
             return
-        if job.phase == "running" and job.head is not None and len(step.members) < len(job.head.members):
+        if job.phase == "running" and job.generation is not None and len(step.members) < len(job.generation.members):
             assert step.planned, "no step is lost"
             self.resized.append(job.name)
-        head = make_head([*step.members], number=number, since=self.now).model_copy(update={"members": step.members})
-        change = {"phase": "running", "head": head, "since": self.now, "last_number": number, "active": head.token}
+        generation = make_generation([*step.members], number=number, since=self.now).model_copy(
+            update={"members": step.members}
+        )
+        change = {
+            "phase": "running",
+            "generation": generation,
+            "since": self.now,
+            "last_number": number,
+            "active": generation.token,
+        }
         self.jobs[job.uid] = job.model_copy(update={**change, "first_active": 0})
 
     def size(self, name: str) -> int:
         """Nodes that the job runs on."""
         job = self.jobs[name]
-        return len(job.head.members) if job.phase == "running" and job.head is not None else 0
+        return len(job.generation.members) if job.phase == "running" and job.generation is not None else 0
 
     def use(self) -> dict[str, int]:
         """Nodes by queue."""

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.job import Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import Array, JobSpec
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
-from nodeagent.model.world import Cause, Head, Member, Place
+from nodeagent.model.world import Cause, Generation, Member, Place
 from nodeagent.pods.environment import roles_file, split_address, worker_environments
 from nodeagent.train.context import context
 
@@ -38,7 +38,7 @@ def a_job(**changes: Any) -> JobRecord:
     )
 
 
-def a_head(devices_b: tuple[str, ...] = ("GPU-1", "GPU-2"), **changes: Any) -> Head:
+def a_generation(devices_b: tuple[str, ...] = ("GPU-1", "GPU-2"), **changes: Any) -> Generation:
     members = {
         "a": Member(node="a", life="l", group_rank=0, first_rank=0, workers=1, devices=("cpu0",)),
         "b": Member(node="b", life="l", group_rank=1, first_rank=1, workers=2, devices=devices_b),
@@ -54,7 +54,7 @@ def a_head(devices_b: tuple[str, ...] = ("GPU-1", "GPU-2"), **changes: Any) -> H
         "since": 0,
         "outside": {"n3": "lost"},
     }
-    return Head(**(settings | changes))
+    return Generation(**(settings | changes))
 
 
 def a_node(name: str = "b", **changes: Any) -> NodeRecord:
@@ -75,7 +75,7 @@ def nodes(**others: NodeRecord) -> dict[str, NodeRecord]:
 
 
 def test_every_variable_of_a_second_node() -> None:
-    first, second = worker_environments(a_job(checkpoint_dir="ckpt"), a_head(), a_node(), nodes())
+    first, second = worker_environments(a_job(checkpoint_dir="ckpt"), a_generation(), a_node(), nodes())
     task = json.loads(second.pop("TF_CONFIG"))
     assert task == {
         "cluster": {"worker": ["10.0.0.1:29400", "10.0.0.2:29400", "10.0.0.2:29401"]},
@@ -146,15 +146,21 @@ def test_every_variable_of_a_second_node() -> None:
 def test_the_checkpoint_that_was_committed_last() -> None:
     pointer = Checkpoint(name="step-100", step=100, number=6, order=1)
     job = a_job().model_copy(update={"checkpoint": pointer})
-    first, *_ = worker_environments(job, a_head(), a_node(), nodes())
+    first, *_ = worker_environments(job, a_generation(), a_node(), nodes())
     assert first["NODEAGENT_CHECKPOINT"] == "step-100"
 
 
 def test_what_is_left_of_a_time_limit_when_the_generation_starts() -> None:
-    job, head = a_job(), a_head()
+    job, generation = a_job(), a_generation()
     limited = job.spec.model_copy(update={"time_limit": 60.0})
-    ran = {"spec": limited, "phase": "running", "ran": 20_500, "first_active": head.since, "since": head.since}
-    first, *_ = worker_environments(job.model_copy(update=ran), head, a_node(), nodes())
+    ran = {
+        "spec": limited,
+        "phase": "running",
+        "ran": 20_500,
+        "first_active": generation.since,
+        "since": generation.since,
+    }
+    first, *_ = worker_environments(job.model_copy(update=ran), generation, a_node(), nodes())
     assert first["NODEAGENT_TIME_LEFT"] == "39.5"
     assert context(first).time_left == 39.5
 
@@ -163,7 +169,7 @@ def test_a_member_of_an_array_knows_its_index() -> None:
     job = a_job()
     array = Array(name="sweep", id="a1", index=7, count=3, first=5, last=9)
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"array": array})})
-    first, *_ = worker_environments(job, a_head(), a_node(), nodes())
+    first, *_ = worker_environments(job, a_generation(), a_node(), nodes())
     assert {k: v for k, v in first.items() if k.startswith("NODEAGENT_ARRAY")} == {
         "NODEAGENT_ARRAY": "sweep", "NODEAGENT_ARRAY_INDEX": "7", "NODEAGENT_ARRAY_COUNT": "3",
         "NODEAGENT_ARRAY_MIN": "5", "NODEAGENT_ARRAY_MAX": "9",
@@ -171,7 +177,7 @@ def test_a_member_of_an_array_knows_its_index() -> None:
 
 
 def test_one_cpu_worker_has_no_gpu_variable_and_its_own_thread_count() -> None:
-    (env,) = worker_environments(a_job(), a_head(store_hosted=False), a_node("a"), nodes())
+    (env,) = worker_environments(a_job(), a_generation(store_hosted=False), a_node("a"), nodes())
     assert "CUDA_VISIBLE_DEVICES" not in env
     assert "OMP_NUM_THREADS" not in env
     assert "NODEAGENT_CHECKPOINT_DIR" not in env
@@ -180,7 +186,7 @@ def test_one_cpu_worker_has_no_gpu_variable_and_its_own_thread_count() -> None:
 
 def test_the_job_overrides_defaults_but_not_the_world() -> None:
     mine = {"OMP_NUM_THREADS": "4", "NCCL_SOCKET_IFNAME": "ib0", "RES_OPTIONS": "x", "RANK": "9", "MINE": "1"}
-    env, _ = worker_environments(a_job(env=mine), a_head(), a_node(data_interface="eth1"), nodes())
+    env, _ = worker_environments(a_job(env=mine), a_generation(), a_node(data_interface="eth1"), nodes())
     assert (env["OMP_NUM_THREADS"], env["NCCL_SOCKET_IFNAME"], env["RES_OPTIONS"]) == ("4", "ib0", "x")
     assert (env["GLOO_SOCKET_IFNAME"], env["RANK"], env["MINE"]) == ("eth1", "1", "1")
 
@@ -188,7 +194,7 @@ def test_the_job_overrides_defaults_but_not_the_world() -> None:
 def test_nodes_that_share_an_address_share_no_endpoint() -> None:
     """TensorFlow starts no two servers at one port, and each rank has to know all of them alike."""
     together = {"a": a_node("a"), "b": a_node("b", address=ADDRESSES["a"])}
-    seen = [env for node in together.values() for env in worker_environments(a_job(), a_head(), node, together)]
+    seen = [env for node in together.values() for env in worker_environments(a_job(), a_generation(), node, together)]
     endpoints = ["10.0.0.1:29400", "10.0.0.1:29401", "10.0.0.1:29402"]
     assert [env["PADDLE_CURRENT_ENDPOINT"] for env in seen] == endpoints
     assert {env["PADDLE_TRAINER_ENDPOINTS"] for env in seen} == {",".join(endpoints)}
@@ -201,15 +207,15 @@ def test_jaxs_coordinator_never_meets_a_store_that_is_served_already(hosted: boo
     seen = [
         env
         for node in nodes().values()
-        for env in worker_environments(a_job(), a_head(store_hosted=hosted), node, nodes())
+        for env in worker_environments(a_job(), a_generation(store_hosted=hosted), node, nodes())
     ]
     assert [env["JAX_COORDINATOR_ADDRESS"] for env in seen] == [where] * 3
 
 
 def test_paddle_meets_through_gloo_where_there_are_no_gpus_unless_the_job_says_otherwise() -> None:
-    (cpu,) = worker_environments(a_job(), a_head(), a_node("a"), nodes())
-    (mine,) = worker_environments(a_job(env={"PADDLE_DISTRI_BACKEND": "xccl"}), a_head(), a_node("a"), nodes())
-    gpu, _ = worker_environments(a_job(), a_head(), a_node(), nodes())
+    (cpu,) = worker_environments(a_job(), a_generation(), a_node("a"), nodes())
+    (mine,) = worker_environments(a_job(env={"PADDLE_DISTRI_BACKEND": "xccl"}), a_generation(), a_node("a"), nodes())
+    gpu, _ = worker_environments(a_job(), a_generation(), a_node(), nodes())
     assert (cpu["PADDLE_DISTRI_BACKEND"], mine["PADDLE_DISTRI_BACKEND"]) == ("gloo", "xccl")
     assert "PADDLE_DISTRI_BACKEND" not in gpu
     assert "FLAGS_selected_gpus" not in cpu
@@ -218,7 +224,7 @@ def test_paddle_meets_through_gloo_where_there_are_no_gpus_unless_the_job_says_o
 
 def test_devices_per_worker_and_faulty_devices() -> None:
     node = a_node(gpus=(Gpu(uuid="GPU-9", index=4, healthy=False, why="Xid 79"),))
-    _, env = worker_environments(a_job(), a_head(("G1", "G2", "G3", "G4")), node, nodes(b=node))
+    _, env = worker_environments(a_job(), a_generation(("G1", "G2", "G3", "G4")), node, nodes(b=node))
     assert env["DEVICE_ID"] == "2"
     assert (env["FLAGS_selected_gpus"], env["JAX_LOCAL_DEVICE_IDS"]) == ("2,3", "2,3")
     assert env["CUDA_VISIBLE_DEVICES"] == "G1,G2,G3,G4"
@@ -230,8 +236,8 @@ def test_each_vendors_devices_are_shown_by_its_own_variable(virtual: bool) -> No
     npus = (Gpu(uuid=f"ascend-{n}", index=n, variable="ASCEND_RT_VISIBLE_DEVICES", visible=str(n)) for n in range(4))
     node = a_node(gpus=(*npus, Gpu(uuid="GPU-1", index=0)))
     role = {"command": ("true",), "nodes": {"min": 1, "max": 2, "target": 2}, "virtual_local_rank": virtual}
-    head = a_head(("ascend-1", "ascend-2", "ascend-3", "GPU-1"))
-    first, second = worker_environments(a_job(roles=(role,)), head, node, nodes(b=node))
+    generation = a_generation(("ascend-1", "ascend-2", "ascend-3", "GPU-1"))
+    first, second = worker_environments(a_job(roles=(role,)), generation, node, nodes(b=node))
     shown = [(e.get("ASCEND_RT_VISIBLE_DEVICES"), e.get("CUDA_VISIBLE_DEVICES")) for e in (first, second)]
     assert shown == ([("1,2", ""), ("3", "GPU-1")] if virtual else [("1,2,3", "GPU-1")] * 2)
 
@@ -239,7 +245,7 @@ def test_each_vendors_devices_are_shown_by_its_own_variable(virtual: bool) -> No
 def test_with_virtual_local_ranks_each_worker_sees_its_own_devices_only() -> None:
     role = {"command": ("true",), "nodes": {"min": 1, "max": 2, "target": 2}, "virtual_local_rank": True}
     job, node = a_job(roles=(role,)), a_node()
-    envs = worker_environments(job, a_head(("G1", "G2", "G3", "G4")), node, nodes(b=node))
+    envs = worker_environments(job, a_generation(("G1", "G2", "G3", "G4")), node, nodes(b=node))
     assert [(e["RANK"], e["LOCAL_RANK"], e["CUDA_VISIBLE_DEVICES"]) for e in envs] == [
         ("1", "0", "G1,G2"), ("2", "0", "G3,G4"),
     ]  # fmt: skip
@@ -248,10 +254,10 @@ def test_with_virtual_local_ranks_each_worker_sees_its_own_devices_only() -> Non
         ("0,1", "0", "0,1")
     }
     assert "NODEAGENT_NUMA_BINDING" not in envs[0]
-    bound = worker_environments(a_job(roles=(role | {"numa_binding": "socket"},)), a_head(), node, nodes(b=node))
+    bound = worker_environments(a_job(roles=(role | {"numa_binding": "socket"},)), a_generation(), node, nodes(b=node))
     assert {e["NODEAGENT_NUMA_BINDING"] for e in bound} == {"socket"}
     assert "NODEAGENT_NUMA_NODES" not in bound[0], "nobody knows where these GPUs are"
-    envs = worker_environments(job, a_head(("cpu0", "cpu1")), node, nodes(b=node))
+    envs = worker_environments(job, a_generation(("cpu0", "cpu1")), node, nodes(b=node))
     assert [(e["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in e) for e in envs] == [("0", False), ("0", False)]
 
 
@@ -260,16 +266,16 @@ def test_of_workers_that_are_bound_all_learn_where_the_jobs_gpus_are() -> None:
     role = {"command": ("true",), "nodes": {"min": 1, "max": 2, "target": 2}, "numa_binding": "node"}
     for devices, numa in (("G1", "G2"), "1"), (("G1", "G0"), "0,1"), (("G1", "G3"), None), (("cpu0", "cpu1"), None):
         for more in {}, {"virtual_local_rank": True}:
-            envs = worker_environments(a_job(roles=(role | more,)), a_head(devices), node, nodes(b=node))
+            envs = worker_environments(a_job(roles=(role | more,)), a_generation(devices), node, nodes(b=node))
             assert [env.get("NODEAGENT_NUMA_NODES") for env in envs] == [numa, numa]
-    unbound = worker_environments(a_job(), a_head(("G1", "G2")), node, nodes(b=node))
+    unbound = worker_environments(a_job(), a_generation(("G1", "G2")), node, nodes(b=node))
     assert "NODEAGENT_NUMA_NODES" not in unbound[0]
 
 
 def test_every_worker_learns_of_the_devices_left_out_on_any_member() -> None:
     sick = a_node("a", gpus=(Gpu(uuid="GPU-7", index=0, healthy=False, why="ECC"), Gpu(uuid="GPU-8", index=1)))
     reported = {
-        name: worker_environments(a_job(), a_head(), node, nodes(a=sick))[0]["NODEAGENT_FAULTY"]
+        name: worker_environments(a_job(), a_generation(), node, nodes(a=sick))[0]["NODEAGENT_FAULTY"]
         for name, node in nodes(a=sick).items()
     }
     assert reported["a"] == reported["b"]
@@ -278,7 +284,7 @@ def test_every_worker_learns_of_the_devices_left_out_on_any_member() -> None:
 
 def test_ipv6() -> None:
     six = {name: a_node(name, address=f"fd00::{n}") for n, name in enumerate("ab", 1)}
-    env, _ = worker_environments(a_job(), a_head(address="[fd00::1]:29400"), a_node(), six)
+    env, _ = worker_environments(a_job(), a_generation(address="[fd00::1]:29400"), a_node(), six)
     assert env["MASTER_ADDR"] == "fd00::1"
     assert env["PADDLE_CURRENT_ENDPOINT"] == "[fd00::2]:29400"
 
@@ -303,7 +309,7 @@ ROLES = (
 )
 
 
-def roles_head() -> Head:
+def roles_generation() -> Generation:
     place = {"workers": 1, "devices": ("cpu0",)}
     servers = [Place(role="pserver", index=i, **place) for i in range(2)]
     trainer = Place(role="big-trainer", index=0, workers=2, devices=("GPU-1", "GPU-2"))
@@ -314,12 +320,12 @@ def roles_head() -> Head:
             places=(servers[1], trainer),
         ),
     }  # fmt: skip
-    return a_head(members=members, ports={"a": (30000, 30001), "b": (30002, 30003, 30004, 30005)})
+    return a_generation(members=members, ports={"a": (30000, 30001), "b": (30002, 30003, 30004, 30005)})
 
 
 def test_each_role_is_a_world_of_its_own() -> None:
     job = a_job(roles=ROLES, env={"A": "job's"})
-    server, first, second = worker_environments(job, roles_head(), a_node(), nodes())
+    server, first, second = worker_environments(job, roles_generation(), a_node(), nodes())
     assert {k: server[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "ROLE_NAME", "A")} == {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "GROUP_RANK": "1", "ROLE_NAME": "pserver", "A": "job's",
     }  # fmt: skip
@@ -337,7 +343,7 @@ def test_each_role_is_a_world_of_its_own() -> None:
 def test_every_worker_knows_where_every_role_is() -> None:
     servers = "10.0.0.1:30000,10.0.0.2:30002"
     cluster = {"pserver": servers.split(","), "big-trainer": ["10.0.0.2:30003", "10.0.0.2:30004"]}
-    server, first, second = worker_environments(a_job(roles=ROLES), roles_head(), a_node(), nodes())
+    server, first, second = worker_environments(a_job(roles=ROLES), roles_generation(), a_node(), nodes())
     for env in (server, first, second):
         assert env["NODEAGENT_HOSTS_PSERVER"] == env["PADDLE_PSERVERS_IP_PORT_LIST"] == servers
         assert env["NODEAGENT_HOSTS_BIG_TRAINER"] == "10.0.0.2:30003"
@@ -345,7 +351,7 @@ def test_every_worker_knows_where_every_role_is() -> None:
     assert (server["TRAINING_ROLE"], first["TRAINING_ROLE"]) == ("PSERVER", "TRAINER")
 
 
-def paddle_head(trainers: str) -> Head:
+def paddle_generation(trainers: str) -> Generation:
     """Two servers and three trainers, on two nodes."""
     counts = {"a": (("pserver", 0, 1), (trainers, 0, 2)), "b": (("pserver", 1, 1), (trainers, 1, 1))}
     members, first = {}, 0
@@ -357,16 +363,18 @@ def paddle_head(trainers: str) -> Head:
             devices=("cpu0",) * workers, places=places,
         )  # fmt: skip
         first += workers
-    return a_head(members=members, ports={"a": (30000, 30001, 30002, 30003, 30004), "b": (30005, 30006, 30007, 30008)})
+    return a_generation(
+        members=members, ports={"a": (30000, 30001, 30002, 30003, 30004), "b": (30005, 30006, 30007, 30008)}
+    )
 
 
 @pytest.mark.parametrize(("trainers", "completes"), [("trainer", ""), ("train", "train"), ("worker", "")])
 def test_parameter_servers_know_how_many_trainers_there_are(trainers: str, completes: str) -> None:
     roles = (ROLES[0], ROLES[1] | {"name": trainers})
-    job, head = a_job(roles=roles, completes=completes), paddle_head(trainers)
+    job, generation = a_job(roles=roles, completes=completes), paddle_generation(trainers)
     keys = ("PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_GLOBAL_SIZE", "PADDLE_NNODES", "PADDLE_MASTER")
-    first, *_ = worker_environments(job, head, a_node("a"), nodes())
-    second, trainer = worker_environments(job, head, a_node("b"), nodes())
+    first, *_ = worker_environments(job, generation, a_node("a"), nodes())
+    second, trainer = worker_environments(job, generation, a_node("b"), nodes())
     endpoints = "10.0.0.1:30002,10.0.0.1:30003,10.0.0.2:30006"
     for server in (first, second):
         assert [server[key] for key in keys[:4]] == ["3", endpoints, "3", "2"]
@@ -383,17 +391,17 @@ def test_parameter_servers_know_how_many_trainers_there_are(trainers: str, compl
 
 
 def test_without_parameter_servers_paddle_learns_of_none() -> None:
-    (env,) = worker_environments(a_job(), a_head(), a_node("a"), nodes())
+    (env,) = worker_environments(a_job(), a_generation(), a_node("a"), nodes())
     assert not {"PADDLE_PORT", "PADDLE_ROLE", "PADDLE_WITH_GLOO", "PADDLE_GLOO_HTTP_ENDPOINT"} & set(env)
 
 
 def test_an_elastic_job_is_one_for_paddle_unless_the_job_says_otherwise() -> None:
     for least, most, wanted in ((2, 4, ("2:4", "2")), (2, 2, ("2", "1"))):
         role = {"command": ("python", "t.py"), "nodes": {"min": least, "max": most, "target": 2}}
-        (env,) = worker_environments(a_job(roles=(role,)), a_head(), a_node("a"), nodes())
+        (env,) = worker_environments(a_job(roles=(role,)), a_generation(), a_node("a"), nodes())
         assert (env["PADDLE_ELASTIC_NP"], env["PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"]) == wanted
     mine = {"PADDLE_ELASTIC_NP": "1:8", "PADDLE_ELASTIC_JOB_ID": "mine", "PADDLE_ELASTIC_SERVER": "etcd:2379"}
-    (env,) = worker_environments(a_job(env=mine), a_head(), a_node("a"), nodes())
+    (env,) = worker_environments(a_job(env=mine), a_generation(), a_node("a"), nodes())
     assert {key: env[key] for key in mine} == mine
 
 
@@ -402,8 +410,10 @@ def test_mindspores_scheduler_is_no_worker_and_all_find_it() -> None:
     places = (Place(role="scheduler", index=0, workers=1, devices=("cpu0",)),
               Place(role="worker", index=0, workers=2, devices=("cpu0", "cpu0")))  # fmt: skip
     member = Member(node="b", life="l", group_rank=0, first_rank=0, workers=3, devices=("cpu0",) * 3, places=places)
-    head = a_head(members={"b": member}, ports={"b": (30000, 30001, 30002, 30003, 30004)})
-    scheduler, first, second = worker_environments(a_job(roles=roles, completes="worker"), head, a_node(), nodes())
+    generation = a_generation(members={"b": member}, ports={"b": (30000, 30001, 30002, 30003, 30004)})
+    scheduler, first, second = worker_environments(
+        a_job(roles=roles, completes="worker"), generation, a_node(), nodes()
+    )
     assert [(e["MS_SCHED_HOST"], e["MS_SCHED_PORT"]) for e in (scheduler, first, second)] == [("10.0.0.2", "30000")] * 3
     assert scheduler["NODEAGENT_PORT"] == "30000", "the port that is held for it"
     assert [e["MS_ROLE"] for e in (scheduler, first, second)] == ["MS_SCHED", "MS_WORKER", "MS_WORKER"]
@@ -412,7 +422,7 @@ def test_mindspores_scheduler_is_no_worker_and_all_find_it() -> None:
 
 
 def test_the_roles_file() -> None:
-    assert json.loads(roles_file(roles_head(), {"a": "10.0.0.1", "b": "fd00::2"})) == {
+    assert json.loads(roles_file(roles_generation(), {"a": "10.0.0.1", "b": "fd00::2"})) == {
         "pserver": [
             {"index": 0, "node": "a", "host": "10.0.0.1", "port": 30000, "address": "10.0.0.1:30000"},
             {"index": 1, "node": "b", "host": "fd00::2", "port": 30002, "address": "[fd00::2]:30002"},

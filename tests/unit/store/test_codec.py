@@ -16,7 +16,7 @@ from nodeagent.store.keys import prefix
 from nodeagent.store.messages import NewJob
 from nodeagent.store.scripts import load
 from tests.contract.bench import facts
-from tests.unit.plan.build import make_head, make_holder, make_job, make_spec
+from tests.unit.plan.build import make_generation, make_holder, make_job, make_spec
 
 NODE = {
     "id": "n1", "life": "a", "start": "2", "lost": "0", "left": "1", "joined": "7",
@@ -58,7 +58,7 @@ def test_a_node_is_written_as_it_was_read() -> None:
 
 
 def test_a_job_is_written_as_it_was_read() -> None:
-    head = make_head(["n1", "n2"], number=3).model_copy(
+    generation = make_generation(["n1", "n2"], number=3).model_copy(
         update={
             "ports": {"n1": (29500, 29501)},
             "reports": {"n1": PodReport(state="failed", reason="né", seq=1)},
@@ -80,7 +80,7 @@ def test_a_job_is_written_as_it_was_read() -> None:
         "held": Held(at=5, gpus=2, stands=3),
         "used": {"20000": UsedTime(gpu_ms=2**52 + 1, restarts=1)},
     }
-    for job in (make_job(), make_job("running", head).model_copy(update=more)):
+    for job in (make_job(), make_job("running", generation).model_copy(update=more)):
         assert codec.decode_job(flat(codec.encode_job(job))) == job
 
 
@@ -150,8 +150,8 @@ def test_a_node_without_a_field_is_a_record_that_cannot_be_read(missing: str) ->
 
 
 def test_a_job_without_a_field_is_a_record_that_cannot_be_read() -> None:
-    whole = codec.encode_job(make_job(head=make_head(["n1"])))
-    for missing in (*codec.JOB_TEXT, "head_number", "head_state", "head_planned"):
+    whole = codec.encode_job(make_job(generation=make_generation(["n1"])))
+    for missing in (*codec.JOB_TEXT, "generation_number", "generation_state", "generation_planned"):
         with pytest.raises(ValueError, match=f"it has no {missing}"):
             codec.decode_job(flat({name: text for name, text in whole.items() if name != missing}))
 

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from nodeagent.model.job import BudgetEntry, Checkpoint, JobRecord
-from nodeagent.model.world import Head, PodReport, Token
+from nodeagent.model.world import Generation, PodReport, Token
 from nodeagent.store.codec import decode_job, encode_job
 from nodeagent.store.decoder import Base, Decoder
-from tests.unit.plan.build import life, make_head, make_holder, make_job
+from tests.unit.plan.build import life, make_generation, make_holder, make_job
 
 NODES = tuple(f"n{i}" for i in range(1, 7))
 
@@ -20,31 +20,33 @@ def flat(job: JobRecord) -> list[str]:
 
 
 def gang(*acks: str, number: int = 2) -> JobRecord:
-    head = make_head(NODES, state="forming", number=number, acks=acks, holders=NODES)
-    return make_job("forming", head, active=1, rev=3)
+    generation = make_generation(NODES, state="forming", number=number, acks=acks, holders=NODES)
+    return make_job("forming", generation, active=1, rev=3)
 
 
 def changed(rng: random.Random, job: JobRecord) -> JobRecord:
     """One or two things that the store's steps do, and some that they do not."""
-    head, node = job.head, rng.choice(NODES)
-    if head is None or rng.random() < 0.15:
-        fresh: Head | None = make_head(rng.sample(NODES, 3), number=rng.randint(1, 9), holders=rng.sample(NODES, 2))
-        head = fresh if rng.random() < 0.8 else None
+    generation, node = job.generation, rng.choice(NODES)
+    if generation is None or rng.random() < 0.15:
+        fresh: Generation | None = make_generation(
+            rng.sample(NODES, 3), number=rng.randint(1, 9), holders=rng.sample(NODES, 2)
+        )
+        generation = fresh if rng.random() < 0.8 else None
     else:
         seq = rng.randint(0, 3)
         more: list[dict[str, object]] = [
-            {"missing": {n: of for n, of in head.missing.items() if n != node}},
-            {"missing": {n: life(n) for n in head.members}},
-            {"hosts": head.hosts | {node: rng.choice(["", "né"])}},
+            {"missing": {n: of for n, of in generation.missing.items() if n != node}},
+            {"missing": {n: life(n) for n in generation.members}},
+            {"hosts": generation.hosts | {node: rng.choice(["", "né"])}},
             {"seal": str(seq), "address": rng.choice(["", "n1:1"]), "released": seq == 1},
-            {"reports": head.reports | {node: PodReport(state="failed", reason="né", seq=seq)}},
-            {"reports": {n: r for n, r in head.reports.items() if n != node}},
-            {"holders": {n: h for n, h in head.holders.items() if n != node}},
-            {"holders": head.holders | {node: make_holder(node, "c")}},
+            {"reports": generation.reports | {node: PodReport(state="failed", reason="né", seq=seq)}},
+            {"reports": {n: r for n, r in generation.reports.items() if n != node}},
+            {"holders": {n: h for n, h in generation.holders.items() if n != node}},
+            {"holders": generation.holders | {node: make_holder(node, "c")}},
             {"state": rng.choice(["forming", "active", "ended"]), "since": seq},
             {"failsafe_members": {node: life(node)}},
         ]
-        head = head.model_copy(update=rng.choice(more))
+        generation = generation.model_copy(update=rng.choice(more))
     spent = {str(rng.randint(0, 4)): BudgetEntry(at=1, wall=2.5, kind="reform", counts=False)}
     update: list[dict[str, object]] = [
         {},
@@ -55,7 +57,7 @@ def changed(rng: random.Random, job: JobRecord) -> JobRecord:
         {"checkpoint": Checkpoint(name="c", step=rng.randint(0, 2), number=1, order=1)},
         {"control": job.control.model_copy(update={"rev": job.control.rev + 1})},
     ]
-    return job.model_copy(update={"head": head, "rev": job.rev + 1} | rng.choice(update))
+    return job.model_copy(update={"generation": generation, "rev": job.rev + 1} | rng.choice(update))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -72,14 +74,14 @@ def test_a_record_is_what_its_texts_say_whatever_was_read_before(seed: int) -> N
 def test_what_did_not_change_is_the_very_same() -> None:
     read = Decoder()
     first, second = read.job(flat(gang("n1"))), read.job(flat(gang("n1", "n2")))
-    assert first.head is not None
-    assert second.head is not None
+    assert first.generation is not None
+    assert second.generation is not None
     assert second.spec is first.spec
     assert second.control is first.control
-    assert second.head.members is first.head.members
-    assert second.head.holders is first.head.holders
-    assert second.head.missing.keys() == {*NODES} - {"n1", "n2"}
-    assert first.head.missing.keys() == {*NODES} - {"n1"}, "what was given out stays as it was"
+    assert second.generation.members is first.generation.members
+    assert second.generation.holders is first.generation.holders
+    assert second.generation.missing.keys() == {*NODES} - {"n1", "n2"}
+    assert first.generation.missing.keys() == {*NODES} - {"n1"}, "what was given out stays as it was"
 
 
 def test_what_cannot_be_read_is_an_error_and_changes_nothing() -> None:
@@ -88,7 +90,7 @@ def test_what_cannot_be_read_is_an_error_and_changes_nothing() -> None:
     damaged = encode_job(gang("n1", "n2"))
     for wrong in (
         {"missing:n2": "{}"},
-        {"head_state": "asleep"},
+        {"generation_state": "asleep"},
         {"mood": "good"},
         {"report:n1": "1 failed"},
         {"rev": "x"},
@@ -97,9 +99,9 @@ def test_what_cannot_be_read_is_an_error_and_changes_nothing() -> None:
             read.job([text for pair in (damaged | wrong).items() for text in pair])
     again = read.job(flat(good))
     assert again == before
-    assert again.head is not None
-    assert before.head is not None
-    assert again.head.missing is before.head.missing
+    assert again.generation is not None
+    assert before.generation is not None
+    assert again.generation.missing is before.generation.missing
 
 
 def test_it_keeps_no_more_than_its_bound() -> None:
@@ -198,20 +200,20 @@ def test_some_of_the_changes_leave_the_revision_as_it_is() -> None:
 def test_one_text_stands_for_all_entries_of_a_kind() -> None:
     read, old = Decoder(), gang("n1", "n2").model_copy(update={"rev": 5})
     before = read.job(flat(old), "e")
-    assert old.head is not None
-    held = {node: old.head.holders[node] for node in NODES[1:]} | {"n3": make_holder("n3", "c")}
-    new = old.model_copy(update={"rev": 9, "head": old.head.model_copy(update={"holders": held})})
+    assert old.generation is not None
+    held = {node: old.generation.holders[node] for node in NODES[1:]} | {"n3": make_holder("n3", "c")}
+    new = old.model_copy(update={"rev": 9, "generation": old.generation.model_copy(update={"holders": held})})
     texts = {node: member.to_json() for node, member in held.items()}
     lines = "\n".join(["8", "", *(word for pair in texts.items() for word in pair)])
     job = read.news(old.uid, ["holder:", lines, "rev", "9"], "e", 5)
     assert job == new
-    assert job.head is not None
-    assert before.head is not None
-    assert job.head.holders["n2"] is before.head.holders["n2"]
+    assert job.generation is not None
+    assert before.generation is not None
+    assert job.generation.holders["n2"] is before.generation.holders["n2"]
     last = read.news(old.uid, ["holder:", "9\n", "holder:n2", texts["n2"], "rev", "10"], "e", 9)
     assert last is not None
-    assert last.head is not None
-    assert last.head.holders.keys() == {"n2"}
+    assert last.generation is not None
+    assert last.generation.holders.keys() == {"n2"}
     with pytest.raises(ValueError):
         read.news(old.uid, ["holder:", "9\n\nn1", "rev", "11"], "e", 10)
 
@@ -220,7 +222,7 @@ def test_one_text_stands_for_all_entries_of_a_kind() -> None:
 def test_a_rule_stands_for_what_follows_from_the_members(members: str) -> None:
     read, old = Decoder(), gang().model_copy(update={"rev": 5})
     read.job(flat(old), "e")
-    new = make_head(NODES if members == "as they were" else (*NODES[1:], "n9"), state="forming", number=2)
+    new = make_generation(NODES if members == "as they were" else (*NODES[1:], "n9"), state="forming", number=2)
     holders = {node: member for node, member in new.members.items() if node != "n4"} | {"n8": make_holder("n8")}
     silent = {node: life(node) for node in new.members if node != "n5"} | {"n3": "another"}
     job = make_job("forming", new.model_copy(update={"holders": holders}), active=1)
@@ -244,8 +246,8 @@ def test_a_rule_stands_for_what_follows_from_the_members(members: str) -> None:
     done = '=0 succeeded {"state":"succeeded"}'
     but = 'n4\n\nn3\n1 failed {"state":"failed"}'
     both = read.news(old.uid, ["report:", f"10\n{done}\n{but}", "rev", "10"], "e", 9)
-    assert both is not None and both.head is not None
-    states = {node: report.state for node, report in both.head.reports.items()}
+    assert both is not None and both.generation is not None
+    states = {node: report.state for node, report in both.generation.reports.items()}
     assert states == {node: "failed" if node == "n3" else "succeeded" for node in new.members if node != "n4"}
     with pytest.raises(ValueError, match="rule"):
         read.news(old.uid, ["holder:", "9\nguess", "rev", "11"], "e", 9)

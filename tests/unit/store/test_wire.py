@@ -145,18 +145,18 @@ async def test_whatever_comes_is_a_reply_or_one_of_two_errors(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("head", "more"),
+    ("generation", "more"),
     [(b"$%d\r\n" % (2 * LONGEST_REPLY), b"x"), (b"*%d\r\n" % LONGEST_REPLY, b":1\r\n")],
     ids=["a text", "a list"],
 )
-async def test_a_reply_without_end_is_not_waited_for(tmp_path: Path, head: bytes, more: bytes) -> None:
+async def test_a_reply_without_end_is_not_waited_for(tmp_path: Path, generation: bytes, more: bytes) -> None:
     sent = 0
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         with closing(writer), suppress(ConnectionError):
             await reader.readuntil(b"PING\r\n")
-            writer.write(head)
+            writer.write(generation)
             while sent < 2 * LONGEST_REPLY:
                 writer.write(more * ((1 << 20) // len(more)))
                 sent += 1 << 20

@@ -21,10 +21,10 @@ from nodeagent.model.jobspec import (
     RestartLimits,
     Together,
 )
-from nodeagent.model.world import Ack, Head
+from nodeagent.model.world import Ack, Generation
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
-from tests.unit.plan.build import UID, make_head, make_job, make_spec
+from tests.unit.plan.build import UID, make_generation, make_job, make_spec
 
 SEAL = Seal(ClusterKey(bytes(32)), "lab")
 NOW = 1_700_000_000.7
@@ -127,48 +127,48 @@ def test_a_renewed_admission_is_the_same_job_for_longer() -> None:
 
 
 def gang() -> JobRecord:
-    head = make_head(["n1", "n2"])
+    generation = make_generation(["n1", "n2"])
     acks = {"n1": Ack(life="life-n1", address="10.0.0.1:29400", host="10.0.0.1"), "n2": Ack(life="life-n2", host="b")}
-    sums = [sum(column) for column in zip(*(parts(head, node, ack) for node, ack in acks.items()), strict=True)]
+    sums = [sum(column) for column in zip(*(parts(generation, node, ack) for node, ack in acks.items()), strict=True)]
     about = {"address": "10.0.0.1:29400", "hosts": {"n1": "10.0.0.1", "n2": "b"}, "seal": " ".join(map(str, sums))}
-    return make_job("running", head.model_copy(update=about))
+    return make_job("running", generation.model_copy(update=about))
 
 
-def parts(head: Head, node: str, ack: Ack) -> list[int]:
-    signature = SEAL.ack(UID, head.token, node, ack).signature
+def parts(generation: Generation, node: str, ack: Ack) -> list[int]:
+    signature = SEAL.ack(UID, generation.token, node, ack).signature
     return [int(signature[at : at + 8], 16) for at in range(0, 64, 8)]
 
 
-def in_head(job: JobRecord, **fields: Any) -> JobRecord:
-    assert job.head is not None
-    return changed(job, head=job.head.model_copy(update=fields))
+def in_generation(job: JobRecord, **fields: Any) -> JobRecord:
+    assert job.generation is not None
+    return changed(job, generation=job.generation.model_copy(update=fields))
 
 
 def test_a_generation_is_what_the_agents_of_its_members_agreed_to() -> None:
     job = gang()
     assert SEAL.gang(job)
     assert SEAL.gang(JobRecord.from_json(job.to_json()))
-    assert job.head is not None
-    hosts, members = job.head.hosts, job.head.members
-    of_n1 = parts(job.head, "n1", Ack(life="life-n1", address="10.0.0.1:29400", host="10.0.0.1"))
-    twice = [int(part) + more for part, more in zip(job.head.seal.split(), of_n1, strict=True)]
+    assert job.generation is not None
+    hosts, members = job.generation.hosts, job.generation.members
+    of_n1 = parts(job.generation, "n1", Ack(life="life-n1", address="10.0.0.1:29400", host="10.0.0.1"))
+    twice = [int(part) + more for part, more in zip(job.generation.seal.split(), of_n1, strict=True)]
     evil = {
-        "another address": in_head(job, address="6.6.6.6:29400"),
-        "another generation": in_head(job, id="g9"),
-        "a member that did not agree": in_head(job, members=make_head(["n1", "n2", "n3"]).members),
-        "another life": in_head(job, members=members | {"n2": members["n2"].model_copy(update={"life": "x"})}),
-        "another rank 0": in_head(job, members=make_head(["n2", "n1"]).members),
-        "a member less": in_head(job, members={"n1": members["n1"]}),
-        "an agreement that counts twice": in_head(job, seal=" ".join(map(str, twice))),
-        "no agreement": in_head(job, seal=""),
-        "another's rendezvous": in_head(job, store_hosted=True),
-        "another address of a member": in_head(job, hosts=hosts | {"n2": "6.6.6.6"}),
-        "no address of a member": in_head(job, hosts={"n1": "10.0.0.1"}),
+        "another address": in_generation(job, address="6.6.6.6:29400"),
+        "another generation": in_generation(job, id="g9"),
+        "a member that did not agree": in_generation(job, members=make_generation(["n1", "n2", "n3"]).members),
+        "another life": in_generation(job, members=members | {"n2": members["n2"].model_copy(update={"life": "x"})}),
+        "another rank 0": in_generation(job, members=make_generation(["n2", "n1"]).members),
+        "a member less": in_generation(job, members={"n1": members["n1"]}),
+        "an agreement that counts twice": in_generation(job, seal=" ".join(map(str, twice))),
+        "no agreement": in_generation(job, seal=""),
+        "another's rendezvous": in_generation(job, store_hosted=True),
+        "another address of a member": in_generation(job, hosts=hosts | {"n2": "6.6.6.6"}),
+        "no address of a member": in_generation(job, hosts={"n1": "10.0.0.1"}),
         "another job": changed(job, uid="u2"),
     }
     for what, forged in evil.items():
         assert not SEAL.gang(forged), what
-    assert SEAL.gang(in_head(job, state="forming", seal="")), "nothing is started yet"
+    assert SEAL.gang(in_generation(job, state="forming", seal="")), "nothing is started yet"
     assert SEAL.gang(make_job())
 
 

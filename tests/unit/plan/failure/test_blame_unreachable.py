@@ -6,7 +6,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.world import PodReport
 from nodeagent.plan.failure.blame import blame, describe_cut, describe_pairs, find_cuts
 from nodeagent.plan.failure.hang import find_hang
-from tests.unit.plan.build import VICTIM, failed, make_exit, make_head, make_node
+from tests.unit.plan.build import VICTIM, failed, make_exit, make_generation, make_node
 from tests.unit.plan.failure.test_hang import WAITS, rank, report
 
 CUT = {"unreachable": {"n2": "10.0.0.2:7402"}}
@@ -37,8 +37,8 @@ def test_a_hang_names_the_pair_and_blames_nobody_for_it() -> None:
     ranks = [rank(i, WAITS) for i in range(4)]
     quiet = {"n1": report(*ranks[:2]), "n2": report(*ranks[2:])}
     cut = quiet | {"n1": quiet["n1"].model_copy(update=CUT)}
-    before = find_hang(make_head(["n1", "n2"], workers=2, reports=quiet))
-    after = find_hang(make_head(["n1", "n2"], workers=2, reports=cut))
+    before = find_hang(make_generation(["n1", "n2"], workers=2, reports=quiet))
+    after = find_hang(make_generation(["n1", "n2"], workers=2, reports=cut))
     assert before is not None
     assert after is not None
     assert after.text == f"{before.text}; n1 cannot reach n2 at 10.0.0.2:7402: check the network between them"

@@ -19,7 +19,7 @@ from tests.unit.plan.build import (
     failed,
     make_cluster,
     make_exit,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -30,7 +30,7 @@ FAIL_ON_3 = (Policy(on=("WorkerFailed",), exit_code=3, do="FailJob"),)
 
 
 def running(reports: dict[str, PodReport], **more: object) -> JobRecord:
-    return make_job("running", make_head(["n1", "n2"], reports=reports), **more)  # type: ignore[arg-type]
+    return make_job("running", make_generation(["n1", "n2"], reports=reports), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_what_workers_wrote_changes_neither_the_verdict_nor_the_cost() -> None:
                 name: failed(make_exit(i, code=code, signal=signal, error=rng.choice(["", "boom", VICTIM])), seq=seq)
                 for i, (name, (code, signal), seq) in enumerate(zip(names, ends, seqs, strict=True))
             }  # fmt: skip
-            head = make_head(names, reports=reports)
+            generation = make_generation(names, reports=reports)
             budget = {str(-i): spend("worker_failed", at=served) for i in range(restarts)}
             spec = make_spec(policies=policies)
-            job = make_job("running", head, restarts=restarts, spec=spec, budget=budget)
+            job = make_job("running", generation, restarts=restarts, spec=spec, budget=budget)
             fault = find_fault(make_cluster(names, job, served=served), job, WALL)
             assert fault is not None
             found.add((bool(fault.fail), fault.spend.counts, fault.awaits))
@@ -221,8 +221,8 @@ def test_a_gang_whose_workers_all_speak_of_lost_peers_fails_early_once_everybody
     lost = late_fault(make_cluster(["n1", "n2"], waits, lapsed=["n2"]), waits, WALL)
     assert lost is not None
     assert (lost.cause.kind, lost.fail, lost.spend.counts) == ("node_lost", "", False)
-    head = make_head(["n1", "n2"], number=2)
-    runs = make_job("running", head, last_number=1, restarts=1, budget=entry).model_copy(
+    generation = make_generation(["n1", "n2"], number=2)
+    runs = make_job("running", generation, last_number=1, restarts=1, budget=entry).model_copy(
         update={"last_reports": victims, "first_active": 0}
     )
     found = late_fault(make_cluster(["n1", "n2"], runs), runs, WALL)
@@ -246,9 +246,11 @@ def test_a_policy_on_lost_nodes() -> None:
 
 def forming(**more: object) -> JobRecord:
     """Re-forming; n1 has acknowledged, n2 has not."""
-    head = make_head(["n1", "n2"], state="forming", number=2, cause="collective", acks=["n1"], holders=["n2"])
+    generation = make_generation(
+        ["n1", "n2"], state="forming", number=2, cause="collective", acks=["n1"], holders=["n2"]
+    )
     base = {"active": 1, "budget": {"1": spend("collective")}, "restarts": 0, "silent": ["n2"]}
-    return make_job("forming", head, **(base | more))  # type: ignore[arg-type]
+    return make_job("forming", generation, **(base | more))  # type: ignore[arg-type]
 
 
 def test_who_has_to_answer() -> None:
@@ -293,14 +295,16 @@ def test_a_node_that_has_not_answered_since_was_the_cause(kind: str) -> None:
 
 def test_the_cause_that_is_shown_is_the_one_that_was_judged() -> None:
     first = Cause(kind="collective", text="rank 2 lost its peers", node="n2", rank=2)
-    head = make_head(["n1", "n2"], number=2).model_copy(update={"cause": first})
+    generation = make_generation(["n1", "n2"], number=2).model_copy(update={"cause": first})
     entry = BudgetEntry(at=NOW, wall=WALL, kind="pod_failed", counts=True, node="n1", text="the shim ended")
-    job = make_job("running", head, last_number=1)
+    job = make_job("running", generation, last_number=1)
     assert judged_cause(job) == first
     judged = judged_cause(job.model_copy(update={"budget": {"1": entry}}))
     assert judged == Cause(kind="pod_failed", text="the shim ended", node="n1")
-    scaled = head.model_copy(update={"cause": Cause(kind="scale", text="scaled")})
-    assert judged_cause(job.model_copy(update={"head": scaled, "budget": {"1": entry}})) == scaled.cause, "no fault"
+    scaled = generation.model_copy(update={"cause": Cause(kind="scale", text="scaled")})
+    assert judged_cause(job.model_copy(update={"generation": scaled, "budget": {"1": entry}})) == scaled.cause, (
+        "no fault"
+    )
     ended = job.model_copy(update={"last_number": 2, "budget": {"2": entry}})
     assert judged_cause(ended) == first, "of the next generation, which is not there yet"
     assert judged_cause(make_job("queued")) is None

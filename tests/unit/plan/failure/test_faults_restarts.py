@@ -11,7 +11,17 @@ from nodeagent.plan.failure.faults import check_budget, restarts_spent
 from nodeagent.plan.failure.policies import match
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.steps import End, Propose
-from tests.unit.plan.build import NOW, WALL, failed, make_cluster, make_exit, make_head, make_job, make_spec, spend
+from tests.unit.plan.build import (
+    NOW,
+    WALL,
+    failed,
+    make_cluster,
+    make_exit,
+    make_generation,
+    make_job,
+    make_spec,
+    spend,
+)
 
 
 def job(*ages: float, maximum: int = 3, **limits: float) -> JobRecord:
@@ -71,9 +81,9 @@ def asks(
     ran: int, budget: dict[str, BudgetEntry], *, code: int = 101, limits: RestartLimits | None = None
 ) -> JobRecord:
     """A job whose generation 99 ran for so many ms until a worker asked for a new one."""
-    head = make_head(["n1"], number=99, since=NOW - ran, reports={"n1": failed(make_exit(code=code))})
+    generation = make_generation(["n1"], number=99, since=NOW - ran, reports={"n1": failed(make_exit(code=code))})
     spec = make_spec(restarts=limits or RestartLimits(max=0, window=100.0))
-    return make_job("running", head, spec=spec, budget=budget)
+    return make_job("running", generation, spec=spec, budget=budget)
 
 
 def requests(*ages: float, progressed: bool = False) -> dict[str, BudgetEntry]:

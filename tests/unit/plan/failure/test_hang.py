@@ -10,7 +10,7 @@ from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import Hang, Policy, RestartLimits
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall, WorkerState
-from nodeagent.model.world import Head, PodReport, WorkerExit
+from nodeagent.model.world import Generation, PodReport, WorkerExit
 from nodeagent.plan.failure.hang import Hung, find_hang, watching
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.pod import LookAtWorkers, PodAction, ReportPod, plan_pods
@@ -25,7 +25,7 @@ from tests.unit.plan.build import (
     life,
     make_cluster,
     make_exit,
-    make_head,
+    make_generation,
     make_job,
     make_spec,
 )
@@ -49,10 +49,10 @@ def report(*ranks: RankFacts, suspects: bool = True) -> PodReport:
     return PodReport(state="running", stall=Stall(limit=LIMIT, suspects=suspects, ranks=ranks))
 
 
-def four(ranks: Sequence[RankFacts], number: int = 5) -> Head:
+def four(ranks: Sequence[RankFacts], number: int = 5) -> Generation:
     """Two nodes of two workers."""
     reports = {"n1": report(*ranks[:2]), "n2": report(*ranks[2:])}
-    return make_head(["n1", "n2"], workers=2, reports=reports, number=number)
+    return make_generation(["n1", "n2"], workers=2, reports=reports, number=number)
 
 
 def found(*ranks: RankFacts) -> Hung:
@@ -115,10 +115,10 @@ def test_auto_waits_longer_while_someone_computes() -> None:
 
 def test_every_pod_must_have_reported_but_one_whose_workers_ended_well() -> None:
     reports = {"n1": report(rank(0, WAITS))}
-    head = make_head(["n1", "n2"], reports=reports)
-    assert find_hang(head) is None
-    assert watching(head) == "no progress seen on n1; waits for what n2 sees"
-    ended = make_head(["n1", "n2"], reports=reports | {"n2": SUCCEEDED})
+    generation = make_generation(["n1", "n2"], reports=reports)
+    assert find_hang(generation) is None
+    assert watching(generation) == "no progress seen on n1; waits for what n2 sees"
+    ended = make_generation(["n1", "n2"], reports=reports | {"n2": SUCCEEDED})
     hung = find_hang(ended)
     assert hung is not None
     assert (hung.rank, hung.node) == (0, "n1"), "the only worker there is"
@@ -126,9 +126,9 @@ def test_every_pod_must_have_reported_but_one_whose_workers_ended_well() -> None
 
 def test_answers_alone_are_no_suspicion() -> None:
     reports = {n: report(rank(i, BARE), suspects=False) for i, n in enumerate(("n1", "n2"))}
-    head = make_head(["n1", "n2"], reports=reports)
-    assert find_hang(head) is None
-    assert watching(head) == ""
+    generation = make_generation(["n1", "n2"], reports=reports)
+    assert find_hang(generation) is None
+    assert watching(generation) == ""
 
 
 # --- who hangs --------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_nobody_is_blamed_when_nothing_tells_them_apart() -> None:
 def test_of_a_large_gang_a_few_lines_are_reported() -> None:
     reports = {f"n{n}": report(*(rank(n * 64 + i, WAITS) for i in range(64))) for n in range(4)}
     reports["n3"] = report(*(rank(192 + i, REPORTED | USER if i == 63 else WAITS) for i in range(64)))
-    hung = find_hang(make_head(list(reports), workers=64, reports=reports))
+    hung = find_hang(make_generation(list(reports), workers=64, reports=reports))
     assert hung is not None
     assert (hung.rank, hung.node) == (255, "n3")
     assert hung.table.splitlines()[-1] == "and 241 more"
@@ -204,10 +204,10 @@ def test_of_a_large_gang_a_few_lines_are_reported() -> None:
 def hanging(*, step: int | None = 41, since: int = 0, number: int = 5, **more: object) -> JobRecord:
     kind = WAITS | {"step": step} if step is not None else BARE | {"waits": True}
     guilty = kind | {"state": "stopped", "frozen": True}
-    head = four([rank(0, kind), rank(1, kind), rank(2, guilty), rank(3, kind)], number)
-    head = head.model_copy(update={"since": since})
+    generation = four([rank(0, kind), rank(1, kind), rank(2, guilty), rank(3, kind)], number)
+    generation = generation.model_copy(update={"since": since})
     settings: dict[str, object] = {"spec": make_spec(size=(1, 2), workers=2)}
-    return make_job("running", head, **(settings | more))  # type: ignore[arg-type]
+    return make_job("running", generation, **(settings | more))  # type: ignore[arg-type]
 
 
 def take(job: JobRecord) -> Decision:
@@ -229,9 +229,9 @@ def test_the_gang_is_restarted_and_the_node_blamed() -> None:
 
 def test_a_workers_own_failure_comes_first() -> None:
     job = hanging()
-    assert job.head is not None
-    reports = dict(job.head.reports) | {"n1": failed(make_exit(code=7))}
-    job = job.model_copy(update={"head": job.head.model_copy(update={"reports": reports})})
+    assert job.generation is not None
+    reports = dict(job.generation.reports) | {"n1": failed(make_exit(code=7))}
+    job = job.model_copy(update={"generation": job.generation.model_copy(update={"reports": reports})})
     step = take(job).step
     assert isinstance(step, Propose)
     assert step.cause.kind == "worker_failed"
@@ -256,8 +256,8 @@ def test_the_budget_may_end_the_job() -> None:
 
 def test_what_ends_the_job_does_so_once_everybody_has_answered() -> None:
     spend = entry().model_copy(update={"fails": "hung too often", "text": "rank 2 hangs"})
-    head = make_head(["n1", "n2"], state="ended", number=5)
-    job = make_job("holding", head, active=5, budget={"5": spend}, spec=make_spec(size=(1, 2)))
+    generation = make_generation(["n1", "n2"], state="ended", number=5)
+    job = make_job("holding", generation, active=5, budget={"5": spend}, spec=make_spec(size=(1, 2)))
     step = take(job).step
     assert isinstance(step, End)
     assert (step.phase, step.reason, step.outcome and step.outcome.code) == ("failed", "hung too often", 1)
@@ -293,8 +293,8 @@ def test_where_no_steps_are_reported_a_long_run_is_progress(ran: float, fails: b
 
 
 def test_what_is_watched_is_reported_while_nothing_follows() -> None:
-    head = make_head(["n1", "n2"], reports={"n1": report(rank(0, WAITS))})
-    job = make_job("running", head, spec=make_spec(size=(1, 2)))
+    generation = make_generation(["n1", "n2"], reports={"n1": report(rank(0, WAITS))})
+    job = make_job("running", generation, spec=make_spec(size=(1, 2)))
     decision = take(job)
     assert decision.step is None
     assert decision.why[0] == "no progress seen on n1; waits for what n2 sees"
@@ -307,9 +307,11 @@ STALL = Stall(limit=LIMIT, suspects=True, ranks=(rank(0, WAITS),))
 
 
 def act(reports: Mapping[str, PodReport], stall: Stall | None, node: str = "n1") -> PodAction | None:
-    head = make_head(["n1", "n2"], reports=reports)
-    job = make_job("running", head, spec=make_spec(size=(1, 2)))
-    now = PodStatus(uid=UID, phase="running", generation=head.token, highest=head.token, workers=ALIVE, stall=stall)
+    generation = make_generation(["n1", "n2"], reports=reports)
+    job = make_job("running", generation, spec=make_spec(size=(1, 2)))
+    now = PodStatus(
+        uid=UID, phase="running", generation=generation.token, highest=generation.token, workers=ALIVE, stall=stall
+    )
     actions = plan_pods(make_cluster(["n1", "n2"], job), node, Incarnation(life=life(node), start=1), {UID: now}, 2)
     return actions[0] if actions else None
 
@@ -334,14 +336,14 @@ def test_who_outlives_others_that_ended_well_is_watched_from_then_on(watched: bo
 
     def looks(*, exits: tuple[WorkerExit, ...] = (), done: bool = False, **more: object) -> float | None:
         reports = {"n2": SUCCEEDED} if done else {}
-        head = make_head(["n1", "n2"], workers=2, reports=reports)
-        job = make_job("running", head, spec=make_spec(size=(1, 2)).model_copy(update=more))
+        generation = make_generation(["n1", "n2"], workers=2, reports=reports)
+        job = make_job("running", generation, spec=make_spec(size=(1, 2)).model_copy(update=more))
         two = tuple(WorkerState(rank=i, local_rank=i, pid=7 + i, state="running") for i in range(2))
         now = PodStatus(
             uid=UID,
             phase="running",
-            generation=head.token,
-            highest=head.token,
+            generation=generation.token,
+            highest=generation.token,
             workers=two,
             exits=exits,
             watched=watched,
@@ -362,10 +364,10 @@ def test_who_outlives_others_that_ended_well_is_watched_from_then_on(watched: bo
 
 
 def test_a_rank_that_outlives_the_success_of_all_others_is_named() -> None:
-    head = make_head(
+    generation = make_generation(
         ["n1", "n2"], workers=2, reports={"n1": SUCCEEDED, "n2": report(rank(3, BARE, site="join (t.py:9)"))}
     )
-    hung = find_hang(head)
+    hung = find_hang(generation)
     assert hung is not None
     assert (hung.node, hung.rank) == ("n2", 3)
     assert hung.text == (

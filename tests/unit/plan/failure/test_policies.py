@@ -16,7 +16,7 @@ from tests.unit.plan.build import (
     failed,
     make_cluster,
     make_exit,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -42,9 +42,9 @@ def ended(decision: Decision) -> End:
 
 
 def running(reports: dict[str, PodReport], *policies: Policy, **more: object) -> JobRecord:
-    head = make_head(["n1", "n2"], reports=reports, number=5)
+    generation = make_generation(["n1", "n2"], reports=reports, number=5)
     spec = make_spec(size=(1, 2), policies=policies)
-    return make_job("running", head, **({"spec": spec} | more))  # type: ignore[arg-type]
+    return make_job("running", generation, **({"spec": spec} | more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("action", "phase", "code"), ENDINGS)
@@ -66,13 +66,13 @@ def test_an_abort_pauses_the_job_at_no_cost_until_somebody_resumes_it() -> None:
     assert step.control is not None and step.spend is not None
     assert (step.control.desired, step.control.by, step.spend.counts) == ("pause", "a policy of the job", False)
     assert step.reason.endswith("; go on with: nodeagentctl resume a")
-    head = make_head(["n1", "n2"], state="ended", number=5)
+    generation = make_generation(["n1", "n2"], state="ended", number=5)
     more = {"active": 5, "budget": {"5": step.spend}, "last_reports": CRASH, "spec": job.spec}
-    pausing = make_job("pausing", head, reason=step.reason, **more)  # type: ignore[arg-type]
+    pausing = make_job("pausing", generation, reason=step.reason, **more)  # type: ignore[arg-type]
     pausing = pausing.model_copy(update={"control": step.control})
     paused = ended(take(pausing))
     assert (paused.phase, paused.reason) == ("paused", step.reason), "the reason stays"
-    resumed = take(make_job("paused", head, **more))  # type: ignore[arg-type]
+    resumed = take(make_job("paused", generation, **more))  # type: ignore[arg-type]
     assert isinstance(resumed.step, Propose), "the fault is not judged once more"
     assert resumed.step.cause.kind == "resume"
 
@@ -85,11 +85,11 @@ def test_what_might_come_of_a_lost_node_waits_for_all_answers(
     step = ended(take(job))
     assert step.spend is not None
     assert (step.phase, step.spend.counts, step.spend.ends) == ("holding", True, "paused" if code is None else phase)
-    head = make_head(["n1", "n2"], state="ended", number=5, holders=["n2"])
+    generation = make_generation(["n1", "n2"], state="ended", number=5, holders=["n2"])
     more = {"active": 5, "budget": {"5": step.spend}, "spec": job.spec}
-    waits = make_job("holding", head, silent=["n2"], last_reports={"n1": CRASH["n1"]}, **more)  # type: ignore[arg-type]
+    waits = make_job("holding", generation, silent=["n2"], last_reports={"n1": CRASH["n1"]}, **more)  # type: ignore[arg-type]
     assert take(waits).step is None
-    answered = make_job("holding", head, last_reports=CRASH, **more)  # type: ignore[arg-type]
+    answered = make_job("holding", generation, last_reports=CRASH, **more)  # type: ignore[arg-type]
     step = ended(take(answered))
     assert (step.phase, step.outcome and step.outcome.code) == (phase, code)
     lost = take(waits, "n2")
@@ -129,14 +129,14 @@ def of_roles(reports: dict[str, PodReport], *policies: Policy, **own: tuple[Poli
         )
         for name, size in (("server", 1), ("trainer", 2))
     )
-    head = make_head(["n1", "n2"], reports=reports, number=5, workers=2)
+    generation = make_generation(["n1", "n2"], reports=reports, number=5, workers=2)
     places = {"n1": ("server.0", "trainer.0"), "n2": ("trainer.1",)}
     members = {
         node: member.model_copy(update={"places": tuple(make_place(name) for name in places[node])})
-        for node, member in head.members.items()
+        for node, member in generation.members.items()
     }
-    head = head.model_copy(update={"members": members})
-    return make_job("running", head, spec=spec.model_copy(update={"roles": roles}))
+    generation = generation.model_copy(update={"members": members})
+    return make_job("running", generation, spec=spec.model_copy(update={"roles": roles}))
 
 
 def make_place(name: str) -> Place:

@@ -8,12 +8,12 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Nodes, Policy, RestartLimits, Role
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
-from nodeagent.model.world import AloneRestart, Head, Member, Place, PodReport
+from nodeagent.model.world import AloneRestart, Generation, Member, Place, PodReport
 from nodeagent.plan.failure.faults import find_fault, restarts_spent
 from nodeagent.plan.failure.rounds import Round, next_round, round_wait, unable
 from nodeagent.plan.pods.pod import PodAction, Release, ReportPod, StartRole, Stop, StopRole, plan_pods
 from nodeagent.pods.base import PodStatus
-from tests.unit.plan.build import NOW, UID, make_cluster, make_exit, make_head, make_job, make_spec
+from tests.unit.plan.build import NOW, UID, make_cluster, make_exit, make_generation, make_job, make_spec
 
 NODES = ("n1", "n2", "n3")
 """Each has a server, and each but the last a trainer."""
@@ -31,9 +31,9 @@ def member(index: int) -> Member:
     )  # fmt: skip
 
 
-def head(**reports: PodReport) -> Head:
+def generation(**reports: PodReport) -> Generation:
     members = {NODES[index]: member(index) for index in range(3)}
-    return make_head(NODES, reports=reports).model_copy(update={"members": members})
+    return make_generation(NODES, reports=reports).model_copy(update={"members": members})
 
 
 def promised(number: int, *failed: int, state: str = "running", at: int = NOW) -> PodReport:
@@ -50,7 +50,7 @@ def on_n2(report: PodReport) -> PodReport:
     return report.model_copy(update={"alone": tuple(one.model_copy(update={"rank": 3}) for one in report.alone)})
 
 
-def job(now: Head, limits: RestartLimits | None = None) -> JobRecord:
+def job(now: Generation, limits: RestartLimits | None = None) -> JobRecord:
     one = Nodes(min=1, max=3, target=2)
     again = (Policy(on=("WorkerFailed",), do="RestartTask"),)
     roles = (
@@ -58,7 +58,7 @@ def job(now: Head, limits: RestartLimits | None = None) -> JobRecord:
         Role(name="trainer", command=("t",), nodes=one, policies=again, after=("server",)),
     )
     spec = make_spec(restarts=limits).model_copy(update={"roles": roles, "completes": "trainer"})
-    return make_job(spec=spec, phase="running", head=now)
+    return make_job(spec=spec, phase="running", generation=now)
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,20 @@ def job(now: Head, limits: RestartLimits | None = None) -> JobRecord:
     ],
 )
 def test_what_is_next(reports: dict[str, int], reached: int, down: bool, expected: Round | None) -> None:
-    now = head(**{node: promised(number) for node, number in reports.items()})
+    now = generation(**{node: promised(number) for node, number in reports.items()})
     assert next_round(now, member(1), {"trainer": reached} if reached else {}, ["trainer"] if down else []) == expected
     assert next_round(now, member(2), {}, []) is None, "it has no trainers"
 
 
 def test_whose_pod_is_over_cannot_start_again() -> None:
     well = PodReport(state="succeeded")
-    assert unable(head(n1=promised(1, 1))) is None
-    assert unable(head(n1=promised(1, 1), n2=well)) == ("trainer", "n2")
-    assert unable(head(n1=promised(1, 1), n3=well)) is None, "n3 has none"
-    assert unable(head(n1=promised(1, 1), n2=promised(1, state="succeeded"))) is None, "it had started again before"
-    now = head(n1=promised(1, 1), n2=well)
+    assert unable(generation(n1=promised(1, 1))) is None
+    assert unable(generation(n1=promised(1, 1), n2=well)) == ("trainer", "n2")
+    assert unable(generation(n1=promised(1, 1), n3=well)) is None, "n3 has none"
+    assert unable(generation(n1=promised(1, 1), n2=promised(1, state="succeeded"))) is None, (
+        "it had started again before"
+    )
+    now = generation(n1=promised(1, 1), n2=well)
     fault = find_fault(make_cluster(NODES, job(now)), job(now), 0.0)
     assert fault is not None and fault.fail == ""
     assert fault.cause.text == (
@@ -96,11 +98,11 @@ def test_whose_pod_is_over_cannot_start_again() -> None:
 
 
 def test_all_that_fail_in_one_round_cost_one_restart() -> None:
-    now = head(n1=promised(2, 1, 2), n2=on_n2(promised(2, 2, at=NOW - 5)))
+    now = generation(n1=promised(2, 1, 2), n2=on_n2(promised(2, 2, at=NOW - 5)))
     assert restarts_spent(job(now), NOW) == 2
     limits = RestartLimits(max=2, window=60)
     assert find_fault(make_cluster(NODES, job(now, limits)), job(now, limits), 0.0) is None
-    now = head(n1=promised(3, 1, 2, 3), n2=on_n2(promised(3, 2)))
+    now = generation(n1=promised(3, 1, 2, 3), n2=on_n2(promised(3, 2)))
     fault = find_fault(make_cluster(NODES, job(now, limits)), job(now, limits), 0.0)
     assert fault is not None and fault.fail.startswith("restart budget spent: 2 restarts within 60 s; last: trainer.0")
 
@@ -109,13 +111,13 @@ def test_it_waits_the_longer_the_more_often_it_failed() -> None:
     limits = RestartLimits(window=60, backoff_min=0.25, backoff_max=3)
     waits = []
     for times in (1, 2, 3, 5, 9):
-        now = head(n1=promised(times, *range(1, times + 1)), n2=on_n2(promised(times, 1)))
+        now = generation(n1=promised(times, *range(1, times + 1)), n2=on_n2(promised(times, 1)))
         waits.append(round_wait(job(now, limits), now, "trainer", NOW))
         assert round_wait(job(now, limits), now, "trainer", NOW + 61_000) == 0.25, "that is long ago"
     assert waits == [0.25, 0.25, 0.5, 2, 3]
 
 
-def action(now: Head, status: dict[str, object]) -> PodAction | None:
+def action(now: Generation, status: dict[str, object]) -> PodAction | None:
     """Of n2, whose server and trainer run."""
     workers = tuple(WorkerState(rank=r, local_rank=r - 2, pid=7, state="running") for r in (2, 3))
     plain = {"uid": UID, "phase": "running", "generation": now.token, "highest": now.token, "workers": workers}
@@ -126,36 +128,36 @@ def action(now: Head, status: dict[str, object]) -> PodAction | None:
 
 def test_what_a_node_does() -> None:
     down: dict[str, object] = {"rounds": {"trainer": 1}, "down": ("trainer",)}
-    now = head(n1=promised(1, 1))
+    now = generation(n1=promised(1, 1))
     stop = action(now, {})
     assert isinstance(stop, StopRole) and (stop.role, stop.number) == ("trainer", 1)
     assert stop.why == "a worker of trainer failed: the role is started again on n1, n2"
     report = action(now, down)
     assert isinstance(report, ReportPod) and report.report.rounds == {"trainer": 1}
     assert report.why == "down, to be started again with all of their role: the workers of trainer"
-    start = action(head(n1=promised(1, 1), n2=promised(1)), down)
+    start = action(generation(n1=promised(1, 1), n2=promised(1)), down)
     assert isinstance(start, StartRole) and (start.role, start.number, start.wait) == ("trainer", 1, 0)
-    assert action(head(n1=promised(1, 1), n2=promised(1)), {"rounds": {"trainer": 1}}) is None, "it has started"
-    assert action(head(n1=promised(0), n2=promised(1)), down) is None, "n1's still run"
+    assert action(generation(n1=promised(1, 1), n2=promised(1)), {"rounds": {"trainer": 1}}) is None, "it has started"
+    assert action(generation(n1=promised(0), n2=promised(1)), down) is None, "n1's still run"
 
 
 def test_what_waits_for_others_is_not_released_while_its_role_is_down() -> None:
     ready = tuple(f"server.{i}" for i in range(3))
-    now = head(n1=promised(1, 1), n2=promised(1).model_copy(update={"ready": ready}))
+    now = generation(n1=promised(1, 1), n2=promised(1).model_copy(update={"ready": ready}))
     waits: dict[str, object] = {"waiting": ("trainer",), "ready": ready}
-    assert isinstance(action(head(n2=PodReport(state="running", ready=ready)), waits), Release)
+    assert isinstance(action(generation(n2=PodReport(state="running", ready=ready)), waits), Release)
     assert isinstance(action(now, waits | {"rounds": {"trainer": 1}, "down": ("trainer",)}), StartRole)
-    late = head(n2=promised(1).model_copy(update={"ready": ready}))
+    late = generation(n2=promised(1).model_copy(update={"ready": ready}))
     assert action(late, waits | {"rounds": {"trainer": 1}, "down": ("trainer",)}) is None
 
 
 def test_a_failure_that_ends_the_generation_comes_first() -> None:
     crash = PodReport(state="failed", exits=(make_exit(rank=0, code=7),), seq=1)
-    stop = action(head(n1=crash, n3=promised(0)), {"rounds": {"trainer": 1}, "down": ("trainer",)})
+    stop = action(generation(n1=crash, n3=promised(0)), {"rounds": {"trainer": 1}, "down": ("trainer",)})
     assert isinstance(stop, Stop)
 
 
 def test_whose_pod_is_over_is_asked_nothing() -> None:
     done = PodReport(state="succeeded", completed=True)
     exits = tuple(make_exit(rank=r, code=0, order=r) for r in (2, 3))
-    assert action(head(n1=promised(1, 1), n2=done), {"phase": "exited", "exits": exits}) is None
+    assert action(generation(n1=promised(1, 1), n2=done), {"phase": "exited", "exits": exits}) is None

@@ -6,11 +6,11 @@ import pytest
 
 from nodeagent.model.job import JobRecord, Phase
 from nodeagent.model.jobspec import ActionName, After, EventName, Policy
-from nodeagent.model.world import HeadState
+from nodeagent.model.world import GenerationState
 from nodeagent.plan.failure.timeouts import next_due
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.steps import Decision, End
-from tests.unit.plan.build import NOW, WALL, make_cluster, make_head, make_job, make_spec, spend
+from tests.unit.plan.build import NOW, WALL, make_cluster, make_generation, make_job, make_spec, spend
 
 SINCE = NOW - 60_000
 
@@ -21,12 +21,17 @@ def policy(event: EventName, do: ActionName = "AbortJob", timeout: float = 60.0,
 
 def job_in(phase: Phase, *policies: Policy, since: int = SINCE, **more: object) -> JobRecord:
     """Of four nodes, of which there is one."""
-    states: dict[Phase, HeadState] = {"forming": "forming", "running": "active", "holding": "ended", "paused": "ended"}
-    head = make_head(["n1", "n2"], state=states[phase], number=6) if phase in states else None
+    states: dict[Phase, GenerationState] = {
+        "forming": "forming",
+        "running": "active",
+        "holding": "ended",
+        "paused": "ended",
+    }
+    generation = make_generation(["n1", "n2"], state=states[phase], number=6) if phase in states else None
     base: dict[str, object] = {"spec": make_spec(size=(4, 4), policies=policies), "since": since}
     if phase == "holding":
         base["active"] = 6
-    return make_job(phase, head, **(base | more))  # type: ignore[arg-type]
+    return make_job(phase, generation, **(base | more))  # type: ignore[arg-type]
 
 
 def take(job: JobRecord, served: int = NOW) -> Decision:

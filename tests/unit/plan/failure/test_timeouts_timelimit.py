@@ -10,7 +10,7 @@ from nodeagent.model.job import Desired, JobRecord, Outcome, Phase
 from nodeagent.plan.failure.timeouts import spoken
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.steps import End
-from tests.unit.plan.build import NOW, REPEATABLE, SUCCEEDED, WALL, make_cluster, make_head, make_job, make_spec
+from tests.unit.plan.build import NOW, REPEATABLE, SUCCEEDED, WALL, make_cluster, make_generation, make_job, make_spec
 
 LIMIT = 7200.0
 LIMITED = make_spec(size=(2, 2), time_limit=LIMIT)
@@ -19,8 +19,8 @@ LIMITED = make_spec(size=(2, 2), time_limit=LIMIT)
 def a_job(
     phase: Phase = "running", *, ran: int = 0, since: int = NOW, first: int = 0, desired: Desired = "run"
 ) -> JobRecord:
-    head = make_head(["n1", "n2"], state="ended" if phase in ("holding", "paused") else "active")
-    job = make_job(phase, head, spec=LIMITED, since=since, desired=desired, active=1)
+    generation = make_generation(["n1", "n2"], state="ended" if phase in ("holding", "paused") else "active")
+    job = make_job(phase, generation, spec=LIMITED, since=since, desired=desired, active=1)
     return job.model_copy(update={"ran": ran, "first_active": first})
 
 
@@ -54,8 +54,8 @@ def test_it_stands_still_while_others_may_have_the_nodes(phase: Phase) -> None:
 
 def test_who_has_finished_has_succeeded_and_who_is_to_be_paused_is_paused() -> None:
     job = a_job(ran=7_200_000)
-    head = make_head(["n1", "n2"], reports={"n1": SUCCEEDED, "n2": SUCCEEDED})
-    done = job.model_copy(update={"head": head})
+    generation = make_generation(["n1", "n2"], reports={"n1": SUCCEEDED, "n2": SUCCEEDED})
+    done = job.model_copy(update={"generation": generation})
     step = decide(make_cluster(["n1", "n2"], done), done, WALL).step
     assert isinstance(step, End)
     assert step.phase == "succeeded"

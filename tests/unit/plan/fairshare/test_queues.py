@@ -32,7 +32,7 @@ from tests.unit.plan.build import (
     WALL,
     life,
     make_cluster,
-    make_head,
+    make_generation,
     make_holder,
     make_job,
     make_node,
@@ -53,15 +53,15 @@ def running(name: str, of: str, on: Iterable[str], owner: int = 1) -> JobRecord:
     """A job that runs on these nodes, on one slot of each."""
     where = list(on)
     spec = make_spec(name=name, size=(1, len(where))).model_copy(update={"queue": of})
-    one = make_job("running", make_head(where), uid=f"u-{name}", spec=spec, owner=owner)
+    one = make_job("running", make_generation(where), uid=f"u-{name}", spec=spec, owner=owner)
     return with_devices(one, lambda _: ("cpu0",))
 
 
 def with_devices(one: JobRecord, devices: Callable[[str], tuple[str, ...]]) -> JobRecord:
     """The running job, on these devices of each node."""
-    assert one.head is not None
-    members = {n: m.model_copy(update={"devices": devices(n)}) for n, m in one.head.members.items()}
-    return one.model_copy(update={"head": one.head.model_copy(update={"members": members})})
+    assert one.generation is not None
+    members = {n: m.model_copy(update={"devices": devices(n)}) for n, m in one.generation.members.items()}
+    return one.model_copy(update={"generation": one.generation.model_copy(update={"members": members})})
 
 
 def cluster_of(queues: Iterable[Queue], *jobs: JobRecord, nodes: int = 10, slots: int = 1) -> Cluster:
@@ -336,9 +336,9 @@ def test_what_queues_have_is_summed_up() -> None:
 
 def test_a_node_where_a_job_is_member_and_holder_counts_once() -> None:
     one = running("one", "a", ["n1", "n2"])
-    assert one.head is not None
+    assert one.generation is not None
     held = {"n1": make_holder("n1", devices=("cpu0", "cpu1"))}
-    one = one.model_copy(update={"head": one.head.model_copy(update={"state": "forming", "holders": held})})
+    one = one.model_copy(update={"generation": one.generation.model_copy(update={"state": "forming", "holders": held})})
     assert used(cluster_of([A], one))["u-one"] == Resources(0, 2, 3)
 
 
@@ -529,8 +529,8 @@ def over(cluster: Cluster) -> dict[str, tuple[str, ...]]:
 
 def started(cluster: Cluster, one: JobRecord, step: Propose) -> Cluster:
     """As it is when the job runs as proposed."""
-    head = make_head([*step.members]).model_copy(update={"members": step.members})
-    after = make_job("running", head, uid=one.uid, spec=one.spec, owner=one.owner, order=one.order)
+    generation = make_generation([*step.members]).model_copy(update={"members": step.members})
+    after = make_job("running", generation, uid=one.uid, spec=one.spec, owner=one.owner, order=one.order)
     return replace(cluster, jobs={**cluster.jobs, one.uid: after}, notes=Notes())
 
 
@@ -573,5 +573,7 @@ def test_the_sums_are_those_of_the_bookings(found: Cluster) -> None:
     tops = found.queues.children[""]
     gone = holdings(found).by_queue.get("gone", Resources())
     assert together([gone, *(holdings(found).by_queue.get(name, Resources()) for name in tops)]) == everybody
-    members: list[Member] = [m for one in found.jobs.values() if one.head for m in one.head.members.values()]
+    members: list[Member] = [
+        m for one in found.jobs.values() if one.generation for m in one.generation.members.values()
+    ]
     assert everybody.nodes == len([m for m in members if m.life == life(m.node)])

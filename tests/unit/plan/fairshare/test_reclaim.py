@@ -27,7 +27,7 @@ from tests.unit.plan.build import (
     REPEATABLE,
     WALL,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -44,15 +44,15 @@ def job(
     nodes = [f"n{i}" for i in on]
     spec = make_spec(name=name, size=(least, max(least, most, len(nodes))), priority=priority)
     spec = spec.model_copy(update={"queue": name[:1]})
-    head = make_head(nodes) if nodes else None
-    return make_job("running" if nodes else "queued", head, spec=spec, uid=f"u-{name}", order=order)
+    generation = make_generation(nodes) if nodes else None
+    return make_job("running" if nodes else "queued", generation, spec=spec, uid=f"u-{name}", order=order)
 
 
 def formed(one: JobRecord, since: int) -> JobRecord:
     """Its gang runs since then, though the job has run before."""
-    assert one.head is not None
-    head = one.head.model_copy(update={"since": since})
-    return one.model_copy(update={"head": head, "first_active": 0})
+    assert one.generation is not None
+    generation = one.generation.model_copy(update={"since": since})
+    return one.model_copy(update={"generation": generation, "first_active": 0})
 
 
 def cluster(count: int, queues: Iterable[Queue], *jobs: JobRecord) -> Cluster:
@@ -132,10 +132,12 @@ def test_a_scale_in_that_cannot_be_carried_out_keeps_nobody_from_its_nodes() -> 
 
 def stopped(one: JobRecord, at: int, *others: str) -> JobRecord:
     """It made room for these jobs (uids) then, and waits again."""
-    assert one.head is not None
+    assert one.generation is not None
     note = BudgetEntry(at=at, wall=WALL, kind="share", counts=False, room_for=others)
-    head = one.head.model_copy(update={"state": "ended"})
-    return one.model_copy(update={"phase": "holding", "head": head, "budget": {str(head.number): note}, "since": at})
+    generation = one.generation.model_copy(update={"state": "ended"})
+    return one.model_copy(
+        update={"phase": "holding", "generation": generation, "budget": {str(generation.number): note}, "since": at}
+    )
 
 
 def test_who_room_was_made_for_is_first_in_line() -> None:
@@ -356,7 +358,7 @@ def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
     spec = make_spec(name="a1", size=(1, 2)).model_copy(update={"queue": "a"})
     nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
     spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
-    lends = make_job("running", make_head(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
+    lends = make_job("running", make_generation(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
     jobs = [lends, *ones("a", [3], order=50), job("b8", 1, order=8), job("b9", 1, order=9), *ones("c", [4, 5, 6])]
     found = transfers(cluster(6, [A, B, C], *jobs))
     assert (found.gives, found.stops) == ({"u-a1": {"n2": "u-b8"}}, {"u-c6": "u-b9"})
@@ -364,7 +366,9 @@ def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
 
 def test_what_a_job_leaves_is_no_longer_its_queues() -> None:
     """a3 has made room, and its workers still stop. b8 gets its node, and what b9 needs is c's: a has its part."""
-    leaves = make_job("holding", make_head(["n3"], state="ended", holders=["n3"]), spec=job("a3", 1).spec, uid="u-a3")
+    leaves = make_job(
+        "holding", make_generation(["n3"], state="ended", holders=["n3"]), spec=job("a3", 1).spec, uid="u-a3"
+    )
     jobs = [*ones("a", [1, 2], order=50), leaves, *ones("c", [4, 5, 6]), job("b8", 1, order=8), job("b9", 1, order=9)]
     assert transfers(cluster(6, [A, B, C], *jobs)).stops == {"u-c6": "u-b9"}
 
@@ -444,19 +448,19 @@ def test_what_must_hold_of_every_view(
         return queue_of(by_uid[uid].spec.queue)
 
     def has(name: str) -> int:
-        heads = [one.head for one in jobs if one.head is not None and of(one.uid) == name]
-        return sum(len(head.members) for head in heads)
+        generations = [one.generation for one in jobs if one.generation is not None and of(one.uid) == name]
+        return sum(len(generation.members) for generation in generations)
 
     lost: dict[str, int] = {}
     for uid, nodes in found.gives.items():
-        head = by_uid[uid].head
-        assert head is not None
-        assert len(head.members) - len(nodes) >= sizes[uid]
+        generation = by_uid[uid].generation
+        assert generation is not None
+        assert len(generation.members) - len(nodes) >= sizes[uid]
         lost[of(uid)] = lost.get(of(uid), 0) + len(nodes)
     for uid in found.stops:
-        head = by_uid[uid].head
-        assert head is not None
-        lost[of(uid)] = lost.get(of(uid), 0) + len(head.members) - len(found.gives.get(uid, ()))
+        generation = by_uid[uid].generation
+        assert generation is not None
+        lost[of(uid)] = lost.get(of(uid), 0) + len(generation.members) - len(found.gives.get(uid, ()))
     takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
     guaranteed = {queue.name: queue.guarantee.nodes or 0 for queue in tree}
     owned = any(has(of(uid)) + sizes[uid] <= guaranteed[of(uid)] for uid in takers)
@@ -470,7 +474,7 @@ def test_what_must_hold_of_every_view(
         assert has(name) + needs < max(due[name] + 1, guaranteed[name] + 1), "up to its part only, to one node"
         given = [of(donor) for donor, nodes in found.gives.items() for one in nodes.values() if one == uid]
         assert len(given) <= needs, "no more than it needs"
-        stopped = {donor: len(by_uid[donor].head.members) for donor, one in found.stops.items() if one == uid}  # type: ignore[union-attr]
+        stopped = {donor: len(by_uid[donor].generation.members) for donor, one in found.stops.items() if one == uid}  # type: ignore[union-attr]
         gained = len(given) + sum(n - len(found.gives.get(donor, ())) for donor, n in stopped.items())
         assert gained >= needs - idle, "never in vain"
         assert all(gained - n < needs for n in stopped.values()), "nobody who is not needed"
@@ -490,7 +494,7 @@ def auto(name: str, on: Iterable[int]) -> JobRecord:
     spec = make_spec(name=name, size=(1, 8)).model_copy(update={"queue": name[:1]})
     nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
     spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
-    return make_job("running", make_head([f"n{i}" for i in on]), spec=spec, uid=f"u-{name}", target=1)
+    return make_job("running", make_generation([f"n{i}" for i in on]), spec=spec, uid=f"u-{name}", target=1)
 
 
 def test_nobody_borrows_over_a_capability() -> None:
@@ -535,9 +539,9 @@ def test_who_has_failed_does_not_come_back_into_what_was_given_up(made_for: tupl
     """a1 has failed, and a2 made room for b1, which still gets ready: p has one node left."""
     given = spend("share", counts=False).model_copy(update={"room_for": made_for, "at": NOW - 500})
     gone = {"phase": "holding", "since": NOW - 1000, "last_number": 1}
-    ended = {n: make_head([n], state="ended", since=NOW - 1000) for n in ("n1", "n2")}
-    failed = job("a1", 1).model_copy(update={**gone, "head": ended["n1"], "budget": {"1": spend("worker")}})
-    donor = job("a2", 1, order=1).model_copy(update={**gone, "head": ended["n2"], "budget": {"1": given}})
+    ended = {n: make_generation([n], state="ended", since=NOW - 1000) for n in ("n1", "n2")}
+    failed = job("a1", 1).model_copy(update={**gone, "generation": ended["n1"], "budget": {"1": spend("worker")}})
+    donor = job("a2", 1, order=1).model_copy(update={**gone, "generation": ended["n2"], "budget": {"1": given}})
     waits = job("b1", 1, order=9).model_copy(update={"since": 0})
     jobs = [failed, donor, waits, *ones("a", [3, 4, 5], order=5)]
     view = cluster(6, TEAM, *jobs)
@@ -583,7 +587,7 @@ def test_nobody_gives_what_a_capability_keeps_from_the_other() -> None:
 def test_nobody_gives_what_is_less_than_the_other_needs_under_a_capability() -> None:
     """A node that comes back with one slot does not make room for a member that takes two."""
     wide = make_spec(name="a2", size=(1, 2), workers=2).model_copy(update={"queue": "a"})
-    short = make_job("running", make_head(["n3"], workers=2), spec=wide, uid="u-a2", target=2)
+    short = make_job("running", make_generation(["n3"], workers=2), spec=wide, uid="u-a2", target=2)
     lender = auto("a1", [1, 2])
     for slots, gives in ((4, {}), (5, {"u-a1": {"n2": "u-a2"}})):
         view = cluster(3, [Queue(name="a", capability=Amount(slots=slots)), B], lender, short)
@@ -629,13 +633,13 @@ def test_what_must_hold_of_every_view_with_capabilities(
     has = dict.fromkeys("pabc", 0)
     for one in jobs:
         for name in path[one.spec.queue]:
-            has[name] += len(one.head.members) if one.head is not None else 0
+            has[name] += len(one.generation.members) if one.generation is not None else 0
     after = dict(has)
     takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
     for one in jobs:
-        members = len(one.head.members) if one.head is not None else 0
+        members = len(one.generation.members) if one.generation is not None else 0
         less = members if one.uid in found.stops else len(found.gives.get(one.uid, ()))
-        gets = sizes[one.uid] if one.uid in takers and one.head is None else 0
+        gets = sizes[one.uid] if one.uid in takers and one.generation is None else 0
         gets += len(found.takes.get(one.uid, ()))
         for name in path[one.spec.queue]:
             after[name] += gets - less

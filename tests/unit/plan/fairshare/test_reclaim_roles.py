@@ -16,7 +16,7 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import MOST_OF_ROLES, transfers
 from nodeagent.plan.queueing.transfers import Transfers
 from nodeagent.plan.steps import End
-from tests.unit.plan.build import NOW, READY, WALL, make_head, make_job, make_node, make_spec, spend
+from tests.unit.plan.build import NOW, READY, WALL, make_generation, make_job, make_node, make_spec, spend
 from tests.unit.plan.fairshare.test_reclaim import TEAM, A, auto, cluster, formed, in_roles, job
 
 PROMISED = Queue(name="b", weight=0.01, guarantee=Amount(nodes=3))
@@ -106,15 +106,15 @@ def test_places_share_nodes_with_what_stays_there(workers: int, given: int) -> N
 def test_of_a_gang_of_roles_a_place_counts_with_its_devices() -> None:
     """It has two slots on one node: that is what others can have when it is stopped."""
     gang = in_roles(job("a1", 2, [1, 2]))
-    assert gang.head is not None
+    assert gang.generation is not None
     members = {
         name: Member.model_validate(
             {**member.model_dump(), "devices": ("cpu0", "cpu1"), "workers": 2,
              "places": (Place(role="x", index=i, workers=2, devices=("cpu0", "cpu1")),)}
         )
-        for i, (name, member) in enumerate(gang.head.members.items())
+        for i, (name, member) in enumerate(gang.generation.members.items())
     }  # fmt: skip
-    gang = gang.model_copy(update={"head": gang.head.model_copy(update={"members": members})})
+    gang = gang.model_copy(update={"generation": gang.generation.model_copy(update={"members": members})})
     owned = Queue(name="b", weight=0.01, guarantee=Amount(slots=2))
     needs = make_spec(name="b1", size=(1, 1), workers=2).model_copy(update={"queue": "b"})
     waits = make_job(spec=needs, uid="u-b1")
@@ -134,9 +134,9 @@ def test_the_fewest_nodes_that_a_gang_of_roles_could_be_on() -> None:
 def test_all_that_a_gang_of_roles_needs_is_kept_of_a_capability() -> None:
     """a1 has made room for b1 and would be back before others have: p keeps both nodes that b1 needs."""
     entry = spend("share", counts=False).model_copy(update={"room_for": ("u-b1",)})
-    ended = make_head(["n1"], state="ended", since=NOW - 1000)
+    ended = make_generation(["n1"], state="ended", since=NOW - 1000)
     donor = job("a1", 1).model_copy(
-        update={"phase": "holding", "since": NOW - 1000, "last_number": 1, "head": ended, "budget": {"1": entry}}
+        update={"phase": "holding", "since": NOW - 1000, "last_number": 1, "generation": ended, "budget": {"1": entry}}
     )
     small = TEAM[0].model_copy(update={"capability": Amount(nodes=2)})
     promised = Queue(name="b", parent="p", weight=0.01, guarantee=Amount(nodes=2))

@@ -24,7 +24,7 @@ from nodeagent.plan.findings.cluster import (
     ranked,
 )
 from nodeagent.store.errors import waits_for
-from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node, make_spec, verdict
+from tests.unit.plan.build import UID, life, make_cluster, make_generation, make_job, make_node, make_spec, verdict
 
 READY = ("ready", "")
 OUTCOMES = get_args(PeerAnswer.model_fields["outcome"].annotation)
@@ -108,7 +108,9 @@ def test_jobs_that_wait_say_for_what() -> None:
 
 def test_a_job_whose_failsafe_members_are_all_silent_is_named_in_every_phase() -> None:
     for phase in ("running", "forming", "pausing", "paused"):
-        job = make_job(phase, make_head(["n2"]), active=1).model_copy(update={"failsafe_members": {"n2": life("n2")}})
+        job = make_job(phase, make_generation(["n2"]), active=1).model_copy(
+            update={"failsafe_members": {"n2": life("n2")}}
+        )
         (line,) = reported(make_cluster(["n1", "n2"], job, lapsed=["n2"]))
         assert line.startswith("error job/a: nothing has been received from n2, which may keep generation 1 running")
         assert reported(make_cluster(["n1", "n2"], job)) == []

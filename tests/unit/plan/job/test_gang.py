@@ -23,7 +23,7 @@ from tests.unit.plan.build import (
     WALL,
     WARMING,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -150,8 +150,8 @@ def test_a_job_whose_nodes_are_just_getting_ready_is_not_overtaken_but_not_for_e
 
 
 def forming(acks: Sequence[str] = (), holders: Sequence[str] = (), **more: object) -> JobRecord:
-    head = make_head(["n1", "n2"], state="forming", number=2, cause="restart", acks=acks, holders=holders)
-    return make_job("forming", head, active=1, **({"target": 2} | more))  # type: ignore[arg-type]
+    generation = make_generation(["n1", "n2"], state="forming", number=2, cause="restart", acks=acks, holders=holders)
+    return make_job("forming", generation, active=1, **({"target": 2} | more))  # type: ignore[arg-type]
 
 
 def test_forming_waits_for_acknowledgements_and_for_holders() -> None:
@@ -177,8 +177,10 @@ def test_a_lost_holder_needs_a_new_generation_too() -> None:
 
 
 def test_a_holder_lost_as_its_workers_left_becomes_the_cause_and_the_others_stop_as_planned() -> None:
-    head = make_head(["n1", "n2", "n3"], state="forming", number=2, cause="join", holders=["n1", "n2"], planned=True)
-    job = make_job("forming", head, active=1)
+    generation = make_generation(
+        ["n1", "n2", "n3"], state="forming", number=2, cause="join", holders=["n1", "n2"], planned=True
+    )
+    job = make_job("forming", generation, active=1)
     step = proposed(take(["n1", "n2", "n3"], job, lapsed=["n2"]))
     assert (step.cause.kind, step.cause.node, step.planned, step.spend) == ("node_lost", "n2", True, None)
     assert step.cause.text == "node n2 lost, while workers left since because of join"
@@ -213,17 +215,17 @@ def test_forming_that_cannot_become_whole_holds() -> None:
 
 
 def running(size: int = 2, **more: object) -> JobRecord:
-    head = make_head([f"n{i}" for i in range(1, size + 1)], since=int(str(more.pop("formed", 0))))
-    return make_job("running", head, **({"target": size} | more))  # type: ignore[arg-type]
+    generation = make_generation([f"n{i}" for i in range(1, size + 1)], since=int(str(more.pop("formed", 0))))
+    return make_job("running", generation, **({"target": size} | more))  # type: ignore[arg-type]
 
 
 def test_what_time_alone_may_change_is_not_steady() -> None:
-    gang = make_head(["n1", "n2"])
+    gang = make_generation(["n1", "n2"])
     grows = Scale(request="r", want=3, before=2, deadline=NOW + 1, state="pending")
     assert take(["n1", "n2"], make_job("running", gang, target=2)).steady
     assert take(["n1", "n2"], make_job("failed", gang)).steady
     assert not take(["n1", "n2"], make_job("running", gang, target=3, scale=grows)).steady
-    fresh = make_head(["n1", "n2"], since=NOW)
+    fresh = make_generation(["n1", "n2"], since=NOW)
     assert not take(["n1", "n2", "n3"], make_job("running", fresh, target=3)).steady, "it joins after the cool-down"
     assert take(["n1"], make_job("queued", spec=make_spec(size=(2, 2)))).steady
     assert not take(["n1"], make_job("queued", spec=make_spec(size=(2, 2)), scale=grows)).steady
@@ -234,21 +236,21 @@ def test_nothing_to_do() -> None:
 
 
 def test_success() -> None:
-    head = make_head(["n1", "n2"], reports={"n1": SUCCEEDED, "n2": SUCCEEDED})
-    step = ended(take(["n1", "n2"], make_job("running", head)))
+    generation = make_generation(["n1", "n2"], reports={"n1": SUCCEEDED, "n2": SUCCEEDED})
+    step = ended(take(["n1", "n2"], make_job("running", generation)))
     assert step.phase == "succeeded"
     assert step.outcome is not None
     assert step.outcome.code == 0
 
 
 def test_a_node_lost_after_all_have_succeeded_is_not_missed() -> None:
-    head = make_head(["n1", "n2"], reports={"n1": SUCCEEDED, "n2": SUCCEEDED})
-    step = ended(take(["n1", "n2"], make_job("running", head), lapsed=["n2"]))
+    generation = make_generation(["n1", "n2"], reports={"n1": SUCCEEDED, "n2": SUCCEEDED})
+    step = ended(take(["n1", "n2"], make_job("running", generation), lapsed=["n2"]))
     assert (step.phase, step.lost) == ("succeeded", ("n2",))
 
 
 def test_some_have_finished() -> None:
-    job = make_job("running", make_head(["n1", "n2"], reports={"n1": SUCCEEDED}), target=2, restart=1)
+    job = make_job("running", make_generation(["n1", "n2"], reports={"n1": SUCCEEDED}), target=2, restart=1)
     assert waits(take(["n1", "n2"], job)) == "some pods have finished; waits for the others"
 
 
@@ -346,9 +348,9 @@ LIVE: list[JobRecord] = [
     make_job(desired="stop"),
     forming(desired="stop"),
     running(desired="stop"),
-    make_job("holding", make_head(["n1"], state="ended"), active=1, desired="stop"),
-    make_job("pausing", make_head(["n1"], state="ended", holders=["n1"]), active=1, desired="stop"),
-    make_job("paused", make_head(["n1"], state="ended"), active=1, desired="stop"),
+    make_job("holding", make_generation(["n1"], state="ended"), active=1, desired="stop"),
+    make_job("pausing", make_generation(["n1"], state="ended", holders=["n1"]), active=1, desired="stop"),
+    make_job("paused", make_generation(["n1"], state="ended"), active=1, desired="stop"),
 ]
 
 
@@ -372,9 +374,12 @@ def test_a_stop_goes_before_a_fault() -> None:
         (forming(desired="pause"), "paused"),
         (forming(holders=["n1"], desired="pause"), "pausing"),
         (running(desired="pause"), "pausing"),
-        (make_job("holding", make_head(["n1"], state="ended"), active=1, desired="pause"), "paused"),
-        (make_job("holding", make_head(["n1"], state="ended", holders=["n1"]), active=1, desired="pause"), "pausing"),
-        (make_job("pausing", make_head(["n1"], state="ended"), active=1, desired="pause"), "paused"),
+        (make_job("holding", make_generation(["n1"], state="ended"), active=1, desired="pause"), "paused"),
+        (
+            make_job("holding", make_generation(["n1"], state="ended", holders=["n1"]), active=1, desired="pause"),
+            "pausing",
+        ),
+        (make_job("pausing", make_generation(["n1"], state="ended"), active=1, desired="pause"), "paused"),
     ],
 )
 def test_pause(job: JobRecord, phase: Phase) -> None:
@@ -384,8 +389,8 @@ def test_pause(job: JobRecord, phase: Phase) -> None:
 
 
 def test_pausing_waits_for_the_workers_and_paused_stays() -> None:
-    head = make_head(["n1", "n2"], state="ended", holders=["n1", "n2"])
-    job = make_job("pausing", head, active=1, desired="pause")
+    generation = make_generation(["n1", "n2"], state="ended", holders=["n1", "n2"])
+    job = make_job("pausing", generation, active=1, desired="pause")
     assert waits(take(["n1", "n2"], job)) == "waits for the workers on n1, n2 to end"
     assert ended(take(["n1", "n2"], job, lapsed=["n1", "n2"])).phase == "paused"
     assert "resume" in waits(take(["n1"], make_job("paused", desired="pause")))
@@ -393,7 +398,7 @@ def test_pausing_waits_for_the_workers_and_paused_stays() -> None:
 
 @pytest.mark.parametrize("phase", ["pausing", "paused"])
 def test_resume(phase: Phase) -> None:
-    job = make_job(phase, make_head(["n1", "n2"], state="ended"), active=1, target=2)
+    job = make_job(phase, make_generation(["n1", "n2"], state="ended"), active=1, target=2)
     step = proposed(take(["n1", "n2"], job))
     assert (step.cause.kind, step.cause.text, step.planned) == ("resume", "resumed by ann", False)
     held = ended(take([], job))
@@ -402,8 +407,8 @@ def test_resume(phase: Phase) -> None:
 
 @pytest.mark.parametrize("grace", [None, 7.0])
 def test_resume_leaves_those_who_still_save_their_grace(grace: float | None) -> None:
-    head = make_head(["n1", "n2"], state="ended", holders=["n2"], planned=True, grace=grace)
-    step = proposed(take(["n1", "n2"], make_job("pausing", head, active=1, target=2)))
+    generation = make_generation(["n1", "n2"], state="ended", holders=["n2"], planned=True, grace=grace)
+    step = proposed(take(["n1", "n2"], make_job("pausing", generation, active=1, target=2)))
     assert (step.cause.kind, step.planned, step.grace) == ("resume", True, grace)
 
 
@@ -414,11 +419,11 @@ def test_a_paused_job_that_no_node_can_run_holds_first() -> None:
 
 @pytest.mark.parametrize("phase", ["succeeded", "failed", "stopped"])
 def test_ended(phase: Phase) -> None:
-    job = make_job(phase, make_head(["n1"], state="ended"), active=1)
+    job = make_job(phase, make_generation(["n1"], state="ended"), active=1)
     assert take(["n1"], job) == Decision(None)
-    deleted = make_job(phase, make_head(["n1"], state="ended"), active=1, delete=True)
+    deleted = make_job(phase, make_generation(["n1"], state="ended"), active=1, delete=True)
     assert isinstance(take(["n1"], deleted).step, Remove)
-    stopping = make_job(phase, make_head(["n1"], state="ended", holders=["n1"]), active=1, delete=True)
+    stopping = make_job(phase, make_generation(["n1"], state="ended", holders=["n1"]), active=1, delete=True)
     assert waits(take(["n1"], stopping)) == "its last workers are being stopped on n1"
     assert isinstance(take(["n1"], stopping, lapsed=["n1"]).step, Remove)
 
@@ -426,8 +431,8 @@ def test_ended(phase: Phase) -> None:
 def test_a_job_that_was_stopped_while_it_formed_pays_for_no_lost_node() -> None:
     """Its entry stayed what it was at first: a fault of the worker that had told of it."""
     entry = BudgetEntry(at=1, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=0, text="rank 0 failed")
-    head = make_head(["n1", "n2"], state="ended", number=2)
-    job = make_job("stopped", head, active=1, budget={"1": entry}, silent=["n2"], last_number=1)
+    generation = make_generation(["n1", "n2"], state="ended", number=2)
+    job = make_job("stopped", generation, active=1, budget={"1": entry}, silent=["n2"], last_number=1)
     assert take(["n1", "n2"], job) == Decision(None), "n2 has not answered yet"
     judged = take(["n1", "n2"], job, lapsed=["n2"])
     assert isinstance(judged.step, JudgeFault)
@@ -440,8 +445,8 @@ def test_a_job_that_was_stopped_while_it_formed_pays_for_no_lost_node() -> None:
 
 
 def holding(**more: object) -> JobRecord:
-    head = make_head(["n1", "n2"], state="ended")
-    return make_job("holding", head, active=1, **({"spec": make_spec(size=(2, 2))} | more))  # type: ignore[arg-type]
+    generation = make_generation(["n1", "n2"], state="ended")
+    return make_job("holding", generation, active=1, **({"spec": make_spec(size=(2, 2))} | more))  # type: ignore[arg-type]
 
 
 def test_a_held_job_goes_on_when_enough_nodes_are_back() -> None:

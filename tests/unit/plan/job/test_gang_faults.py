@@ -16,7 +16,7 @@ from tests.unit.plan.build import (
     failed,
     make_cluster,
     make_exit,
-    make_head,
+    make_generation,
     make_job,
     make_spec,
     spend,
@@ -28,17 +28,17 @@ NONE = RestartLimits(max=0)
 
 
 def running(reports: dict[str, PodReport], limits: RestartLimits | None = None, **more: object) -> JobRecord:
-    head = make_head(more.pop("nodes", ["n1", "n2"]), reports=reports, number=5)  # type: ignore[arg-type]
+    generation = make_generation(more.pop("nodes", ["n1", "n2"]), reports=reports, number=5)  # type: ignore[arg-type]
     spec = make_spec(size=(1, 2), restarts=limits)
-    return make_job("running", head, **({"spec": spec} | more))  # type: ignore[arg-type]
+    return make_job("running", generation, **({"spec": spec} | more))  # type: ignore[arg-type]
 
 
 def held(limits: RestartLimits, *, nodes: int = 1, **more: object) -> JobRecord:
     """Holding since generation 5 ended with victims only; n1 has stopped its workers, n2 has not been heard."""
-    head = make_head(["n1", "n2"], state="ended", number=5, acks=["n1", "n2"], holders=["n2"])
+    generation = make_generation(["n1", "n2"], state="ended", number=5, acks=["n1", "n2"], holders=["n2"])
     base = {"active": 5, "budget": {"5": spend("collective")}, "spec": make_spec(size=(nodes, 2), restarts=limits)}
     base |= {"silent": ["n2"], "last_reports": VICTIMS}
-    return make_job("holding", head, **(base | more))  # type: ignore[arg-type]
+    return make_job("holding", generation, **(base | more))  # type: ignore[arg-type]
 
 
 def take(job: JobRecord, *lapsed: str, served: int = NOW) -> Decision:
@@ -215,21 +215,21 @@ HIDDEN = {
 
 def after(step: Propose | End, job: JobRecord, *answered: str) -> JobRecord:
     """The job as the store has it after this step, and after these nodes' answers."""
-    assert job.head is not None
+    assert job.generation is not None
     assert step.spend is not None
-    reports = job.head.reports or job.last_reports
-    silent = [n for n in job.head.members if n not in answered and n not in reports]
+    reports = job.generation.reports or job.last_reports
+    silent = [n for n in job.generation.members if n not in answered and n not in reports]
     ended = isinstance(step, End)
-    head = make_head(
-        list(job.head.members), acks=answered, holders=silent,
+    generation = make_generation(
+        list(job.generation.members), acks=answered, holders=silent,
         state="ended" if ended else "forming", number=5 if ended else 6,
     )  # fmt: skip
     return job.model_copy(
         update={
             "phase": "holding" if ended else "forming",
-            "head": head,
+            "generation": generation,
             "budget": job.budget | {"5": step.spend},
-            "silent": {n: job.head.members[n].life for n in silent if step.spend.counts},
+            "silent": {n: job.generation.members[n].life for n in silent if step.spend.counts},
             "last_reports": reports,
             "last_number": 5,
             "reason": step.reason if isinstance(step, End) else step.cause.text,
@@ -301,8 +301,8 @@ def test_a_killed_worker_within_the_first_seconds_is_no_typo_in_any_order_of_rep
 )
 def test_what_no_peer_can_cause_is_the_cause_although_it_comes_late(report: PodReport, kind: str, counts: bool) -> None:
     """Its node's answer arrives last, and lets the next generation start: that goes on, the entry is put right."""
-    head = make_head(["n1", "n2"], number=6)
-    job = make_job("running", head, budget={"5": spend("worker_failed")}, last_number=5, restarts=3)
+    generation = make_generation(["n1", "n2"], number=6)
+    job = make_job("running", generation, budget={"5": spend("worker_failed")}, last_number=5, restarts=3)
     job = job.model_copy(update={"last_reports": CRASH | {"n2": report}})
     step = take(job).step
     assert isinstance(step, JudgeFault)
@@ -314,8 +314,10 @@ def test_what_no_peer_can_cause_is_the_cause_although_it_comes_late(report: PodR
 def test_whatever_ends_a_generation_waits_until_it_is_written_down_what_ended_the_one_before(ends: str) -> None:
     """Random seed 24: a pause ended the new generation at once, and the job had paid for a victim for ever."""
     reports = {"a fault": CRASH, "success": {n: PodReport(state="succeeded") for n in ("n1", "n2")}}.get(ends, {})
-    head = make_head(["n1", "n2"], reports=reports, number=6)
-    job = make_job("running", head, budget={"5": spend("worker_failed")}, last_number=5, spec=make_spec(size=(1, 2)))
+    generation = make_generation(["n1", "n2"], reports=reports, number=6)
+    job = make_job(
+        "running", generation, budget={"5": spend("worker_failed")}, last_number=5, spec=make_spec(size=(1, 2))
+    )
     job = job.model_copy(update={"last_reports": CRASH | {"n2": PodReport(state="fenced", seq=2)}})
     if ends in ("pause", "stop"):
         job = job.model_copy(update={"control": job.control.model_copy(update={"desired": ends})})
@@ -333,8 +335,8 @@ def test_whatever_ends_a_generation_waits_until_it_is_written_down_what_ended_th
 
 def test_a_job_that_the_fault_before_has_ended_is_not_formed_again_for_the_next_fault() -> None:
     entry = spend("worker_failed").model_copy(update={"fails": "a policy says so"})
-    head = make_head(["n1", "n2"], reports=CRASH, number=6)
-    job = make_job("running", head, budget={"5": entry}, last_number=5, spec=make_spec(size=(1, 2)))
+    generation = make_generation(["n1", "n2"], reports=CRASH, number=6)
+    job = make_job("running", generation, budget={"5": entry}, last_number=5, spec=make_spec(size=(1, 2)))
     for lapsed in ((), ("n2",)):
         step = take(job, *lapsed).step
         assert isinstance(step, End)
@@ -345,7 +347,7 @@ def test_a_verdict_that_comes_late_ends_the_job_all_the_same() -> None:
     """Victims were seen first, so the gang was formed again; then the culprit's own exit matched a policy."""
     spec = make_spec(size=(1, 2), policies=(Policy(on=("WorkerFailed",), exit_code=3, do="FailJob"),))
     late = VICTIMS | {"n2": failed(make_exit(1, code=3), seq=2)}
-    job = make_job("running", make_head(["n1", "n2"], number=6), budget={"5": spend("collective")}, last_number=5)
+    job = make_job("running", make_generation(["n1", "n2"], number=6), budget={"5": spend("collective")}, last_number=5)
     job = job.model_copy(update={"last_reports": late, "spec": spec})
     step = take(job).step
     assert isinstance(step, JudgeFault)
@@ -356,8 +358,8 @@ def test_a_verdict_that_comes_late_ends_the_job_all_the_same() -> None:
 
 def test_who_resumes_a_job_that_waited_for_a_verdict_starts_it_again() -> None:
     entry = spend("worker_failed").model_copy(update={"fails": "too many"})
-    head = make_head(["n1", "n2"], state="ended", number=5)
-    job = make_job("paused", head, active=5, budget={"5": entry}, silent=["n2"])
+    generation = make_generation(["n1", "n2"], state="ended", number=5)
+    job = make_job("paused", generation, active=5, budget={"5": entry}, silent=["n2"])
     step = take(job).step
     assert isinstance(step, Propose)
     assert step.spend is not None
@@ -367,16 +369,18 @@ def test_who_resumes_a_job_that_waited_for_a_verdict_starts_it_again() -> None:
 def test_who_runs_nothing_of_it_any_more_is_not_waited_for() -> None:
     """A store that had lost the job does not know who may still run it."""
     entry = spend("worker_failed").model_copy(update={"fails": "too many"})
-    head = make_head(["n1", "n2"], state="ended", number=5)
-    step = take(make_job("holding", head, active=5, budget={"5": entry}, silent=["n2"])).step
+    generation = make_generation(["n1", "n2"], state="ended", number=5)
+    step = take(make_job("holding", generation, active=5, budget={"5": entry}, silent=["n2"])).step
     assert isinstance(step, End)
     assert step.phase == "failed"
 
 
 def forming() -> JobRecord:
-    head = make_head(["n1", "n2"], state="forming", number=6, cause="collective", acks=["n1"], holders=["n2"])
+    generation = make_generation(
+        ["n1", "n2"], state="forming", number=6, cause="collective", acks=["n1"], holders=["n2"]
+    )
     budget = {"5": spend("collective")}
-    return make_job("forming", head, active=5, budget=budget, last_reports=VICTIMS, silent=["n2"])
+    return make_job("forming", generation, active=5, budget=budget, last_reports=VICTIMS, silent=["n2"])
 
 
 def test_a_node_that_lapses_after_its_victims_reported_is_not_counted() -> None:
@@ -400,9 +404,11 @@ def test_a_node_that_dies_after_it_had_acknowledged_was_not_the_culprit() -> Non
 
 def test_the_culprit_may_be_a_holder_that_is_no_member_any_more() -> None:
     job = forming()
-    assert job.head is not None
-    members = {"n1": job.head.members["n1"]}
-    step = take(job.model_copy(update={"head": job.head.model_copy(update={"members": members})}), "n2").step
+    assert job.generation is not None
+    members = {"n1": job.generation.members["n1"]}
+    step = take(
+        job.model_copy(update={"generation": job.generation.model_copy(update={"members": members})}), "n2"
+    ).step
     assert isinstance(step, Propose)
     assert step.cause.kind == "node_lost"
 

@@ -13,7 +13,7 @@ from nodeagent.model.job import TERMINAL, BudgetEntry, Control, Desired, JobReco
 from nodeagent.model.jobspec import Policy, RestartLimits
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodPhase
-from nodeagent.model.world import CauseKind, Head, Member, PodReport
+from nodeagent.model.world import CauseKind, Generation, Member, PodReport
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import gone_nodes
@@ -34,7 +34,7 @@ from tests.unit.plan.build import (
     life,
     make_cluster,
     make_exit,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -56,8 +56,8 @@ KINDS = ["collective", "collective", "worker_failed", "node_lost"]
 
 
 @st.composite
-def heads(draw: st.DrawFn, phase: Phase, free: dict[str, list[str]], size: tuple[int, int]) -> Head | None:
-    """A head that suits the phase, on devices that no other job has."""
+def generations(draw: st.DrawFn, phase: Phase, free: dict[str, list[str]], size: tuple[int, int]) -> Generation | None:
+    """A generation that suits the phase, on devices that no other job has."""
     able = [n for n in NAMES if free[n]]
     low, high = size
     if phase == "queued" or len(able) < low:
@@ -65,7 +65,7 @@ def heads(draw: st.DrawFn, phase: Phase, free: dict[str, list[str]], size: tuple
     chosen = draw(st.lists(st.sampled_from(able), unique=True, min_size=low, max_size=min(high, len(able))))
     state = {"forming": "forming", "running": "active"}.get(phase, "ended")
     holders = draw(st.sets(st.sampled_from(chosen))) if state != "active" and phase != "paused" else set()
-    head = make_head(
+    generation = make_generation(
         chosen,
         number=draw(st.integers(1, 3)),
         cause=draw(st.sampled_from(CAUSES)),
@@ -77,11 +77,11 @@ def heads(draw: st.DrawFn, phase: Phase, free: dict[str, list[str]], size: tuple
         planned=draw(st.booleans()),
     )
     members: dict[str, Member] = {}
-    for n, m in head.members.items():
+    for n, m in generation.members.items():
         of_life = life(n) if draw(st.integers(0, 5)) else "an-old-life"
         members[n] = m.model_copy(update={"devices": (free[n].pop(),), "life": of_life})
     held = {n: members[n] for n in holders}
-    return Head.model_validate(head.model_dump() | {"state": state, "members": members, "holders": held})
+    return Generation.model_validate(generation.model_dump() | {"state": state, "members": members, "holders": held})
 
 
 @st.composite
@@ -112,12 +112,12 @@ def jobs_on(draw: st.DrawFn, uid: str, free: dict[str, list[str]], order: int) -
     low = draw(st.integers(1, 3))
     size = (low, low + draw(st.integers(0, 2)))
     phase: Phase = draw(st.sampled_from([*LIVE, "failed"]))
-    head = draw(heads(phase, free, size))
-    if head is None and phase in ("forming", "running", "pausing"):
+    generation = draw(generations(phase, free, size))
+    if generation is None and phase in ("forming", "running", "pausing"):
         phase = "queued"
     active = None
-    if head is not None and (head.state == "active" or head.holders or draw(st.booleans())):
-        active = head.number if head.state != "forming" else max(1, head.number - 1)
+    if generation is not None and (generation.state == "active" or generation.holders or draw(st.booleans())):
+        active = generation.number if generation.state != "forming" else max(1, generation.number - 1)
     budget: dict[str, BudgetEntry] = {}
     if active is not None and phase != "running" and draw(st.booleans()):
         budget[str(active)] = spend(draw(st.sampled_from(KINDS)), counts=draw(st.booleans()))
@@ -142,7 +142,7 @@ def jobs_on(draw: st.DrawFn, uid: str, free: dict[str, list[str]], order: int) -
     )
     return make_job(
         phase,
-        head,
+        generation,
         uid=uid,
         spec=spec,
         target=target,
@@ -181,11 +181,11 @@ def test_every_decision_is_safe_and_says_why(cluster: Cluster) -> None:
                 assert set(step.lost) == set(gone_nodes(cluster, job))
                 assert (step.phase in TERMINAL) == (step.outcome is not None)
             case Activate(token):
-                assert job.head is not None
-                assert job.head.token == token
-                assert not job.head.holders
-                assert not job.head.missing
-                assert all(cluster.live(n, m.life) for n, m in job.head.members.items())
+                assert job.generation is not None
+                assert job.generation.token == token
+                assert not job.generation.holders
+                assert not job.generation.missing
+                assert all(cluster.live(n, m.life) for n, m in job.generation.members.items())
             case Settle(control):
                 check_settled(cluster, job, control)
             case Remove():
@@ -208,8 +208,8 @@ def check_settled(cluster: Cluster, job: JobRecord, control: Control) -> None:
     else:
         assert 0 < before.deadline <= cluster.served
         assert control.target >= before.before
-        if job.head is not None and job.head.state != "ended":
-            assert len(job.head.members) <= control.target
+        if job.generation is not None and job.generation.state != "ended":
+            assert len(job.generation.members) <= control.target
 
 
 def check_proposal(cluster: Cluster, job: JobRecord, step: Propose) -> None:
@@ -224,10 +224,10 @@ def check_proposal(cluster: Cluster, job: JobRecord, step: Propose) -> None:
         assert record.cordon is None
         assert set(member.devices) <= set(record.facts.devices())
         for other in cluster.jobs.values():
-            if other.uid == job.uid or other.head is None:
+            if other.uid == job.uid or other.generation is None:
                 continue
-            theirs = other.head.members.get(node) if other.head.state != "ended" else None
-            holder = other.head.holders.get(node)
+            theirs = other.generation.members.get(node) if other.generation.state != "ended" else None
+            holder = other.generation.holders.get(node)
             for has in (theirs, holder):
                 if has is not None and not cluster.gone(node, has.life):
                     assert not set(has.devices) & set(member.devices)
@@ -235,7 +235,7 @@ def check_proposal(cluster: Cluster, job: JobRecord, step: Propose) -> None:
     assert [r for m in ordered for r in range(m.first_rank, m.first_rank + m.workers)] == list(
         range(sum(m.workers for m in ordered))
     )
-    last = [m.node for m in job.head.ordered()] if job.head is not None else []
+    last = [m.node for m in job.generation.ordered()] if job.generation is not None else []
     assert [m.node for m in ordered if m.node in last] == [n for n in last if n in step.members]
 
 
@@ -248,7 +248,7 @@ def test_pods_start_only_what_is_active_and_acknowledge_only_when_quiet(cluster:
     for node, record in cluster.nodes.items():
         statuses = {}
         for uid, job in cluster.jobs.items():
-            tokens = [None] + ([job.head.token] if job.head is not None else [])
+            tokens = [None] + ([job.generation.token] if job.generation is not None else [])
             if data.draw(st.booleans()):
                 statuses[uid] = PodStatus.model_validate(
                     {
@@ -264,9 +264,9 @@ def test_pods_start_only_what_is_active_and_acknowledge_only_when_quiet(cluster:
             assert isinstance(action, Keep) or status is None or status.phase != "unknown"
             if isinstance(action, Start):
                 assert status is not None
-                assert job.head is not None
-                assert job.head.state == "active"
-                assert status.highest == action.token == job.head.token
+                assert job.generation is not None
+                assert job.generation.state == "active"
+                assert status.highest == action.token == job.generation.token
                 assert status.quiet
             if isinstance(action, SendAck):
                 assert status is None or status.quiet or (status.phase == "stuck" and action.ack.stuck)

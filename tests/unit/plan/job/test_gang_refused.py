@@ -14,7 +14,7 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.pod import Prepare, Promise, Retire, Start, Stop, plan_pods
 from nodeagent.plan.steps import Decision, End, Propose, Remove
 from nodeagent.pods.base import PodStatus
-from tests.unit.plan.build import READY, UID, WALL, life, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import READY, UID, WALL, life, make_cluster, make_generation, make_job, make_node, make_spec
 
 
 def refusing(job: JobRecord, controlled: bool, *others: JobRecord) -> Cluster:
@@ -26,9 +26,9 @@ def refusing(job: JobRecord, controlled: bool, *others: JobRecord) -> Cluster:
     "job",
     [
         make_job(),
-        make_job("forming", make_head(["n1"], state="forming", acks=["n1"])),
-        make_job("running", make_head(["n1", "n2"]), restart=1),
-        make_job("running", make_head(["n1", "n2"]), desired="pause"),
+        make_job("forming", make_generation(["n1"], state="forming", acks=["n1"])),
+        make_job("running", make_generation(["n1", "n2"]), restart=1),
+        make_job("running", make_generation(["n1", "n2"]), desired="pause"),
     ],
     ids=["queued", "forming", "restart", "pause"],
 )
@@ -38,7 +38,7 @@ def test_no_step_is_taken_of_a_refused_job(job: JobRecord) -> None:
 
 
 def test_a_refused_job_is_stopped_when_an_operator_signed_that() -> None:
-    job = make_job("running", make_head(["n1"]), desired="stop")
+    job = make_job("running", make_generation(["n1"]), desired="stop")
     assert isinstance(decide(refusing(job, True), job, WALL).step, End)
     assert decide(refusing(job, False), job, WALL).step is None
     over = make_job("stopped", delete=True)
@@ -72,8 +72,8 @@ G1 = Token(number=1, id="g1")
     ("job", "statuses", "action"),
     [
         (make_job(), (), Prepare),
-        (make_job("forming", make_head(["n1"], state="forming")), (pod(),), Promise),
-        (make_job("running", make_head(["n1"])), (pod(highest=G1),), Start),
+        (make_job("forming", make_generation(["n1"], state="forming")), (pod(),), Promise),
+        (make_job("running", make_generation(["n1"])), (pod(highest=G1),), Start),
     ],
     ids=["prepare", "promise", "start"],
 )
@@ -85,11 +85,11 @@ def test_nothing_of_it_is_started(job: JobRecord, statuses: tuple[PodStatus, ...
 def test_what_runs_may_be_stopped_and_cleared_away() -> None:
     assert actions(make_job("stopped"), pod(), refused=True) == [Retire]
     running = pod(phase="running", highest=G1, generation=G1)
-    assert actions(make_job("running", make_head(["n2"], number=2)), running, refused=True) == [Stop]
+    assert actions(make_job("running", make_generation(["n2"], number=2)), running, refused=True) == [Stop]
 
 
 def test_nothing_is_promised_while_what_is_older_is_stopped() -> None:
-    again = make_job("forming", make_head(["n1"], state="forming", number=2, holders=["n1"]))
+    again = make_job("forming", make_generation(["n1"], state="forming", number=2, holders=["n1"]))
     running = pod(phase="running", highest=G1, generation=G1)
     assert actions(again, running, refused=False) == [Stop, Promise]
     assert actions(again, running, refused=True) == [Stop]

@@ -18,7 +18,7 @@ from tests.unit.plan.build import (
     WALL,
     WARMING,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -33,8 +33,8 @@ SLOW: Nodes = ["n1", "n2", "n3", make_node("n4", ready={UID: PREPARING})]
 
 def job(scale: Scale, nodes: Sequence[str] = ("n1", "n2"), *, formed: int = NOW, low: int = 1) -> JobRecord:
     """A job that trains on these nodes; its target is what the scale wants."""
-    head = make_head(nodes, state="active", acks=nodes, since=formed)
-    return make_job("running", head, spec=make_spec(size=(low, 6)), target=scale.want, scale=scale, rev=2)
+    generation = make_generation(nodes, state="active", acks=nodes, since=formed)
+    return make_job("running", generation, spec=make_spec(size=(low, 6)), target=scale.want, scale=scale, rev=2)
 
 
 def take(nodes: Nodes, one: JobRecord, *, served: int = NOW, lapsed: Sequence[str] = ()) -> Decision:
@@ -113,13 +113,13 @@ def test_at_its_deadline_it_is_rolled_back_with_the_reason() -> None:
 
 def test_rolled_back_it_trains_on_undisturbed() -> None:
     over = OUT.model_copy(update={"state": "rolled_back"})
-    back = make_job("running", job(OUT).head, spec=make_spec(size=(1, 6)), target=2, scale=over, rev=3)
+    back = make_job("running", job(OUT).generation, spec=make_spec(size=(1, 6)), target=2, scale=over, rev=3)
     assert take(["n1", "n2", "n3", "n4"], back, served=LATER + 10 * COOL) == Decision(None)
 
 
 def test_a_gang_that_forms_as_wanted_is_not_rolled_back() -> None:
-    head = make_head(["n1", "n2", "n3", "n4"], state="forming", number=2, acks=["n1"], deadline=LATER + 9)
-    forms = make_job("forming", head, spec=make_spec(size=(1, 6)), active=1, target=4, scale=OUT, rev=2)
+    generation = make_generation(["n1", "n2", "n3", "n4"], state="forming", number=2, acks=["n1"], deadline=LATER + 9)
+    forms = make_job("forming", generation, spec=make_spec(size=(1, 6)), active=1, target=4, scale=OUT, rev=2)
     nodes: Nodes = ["n1", "n2", "n3", "n4"]
     assert "waits for" in waits(take(nodes, forms, served=LATER + 1))
     without = proposed(take(nodes, forms, served=LATER + 1, lapsed=["n4"]))
@@ -127,8 +127,8 @@ def test_a_gang_that_forms_as_wanted_is_not_rolled_back() -> None:
 
 
 def test_a_gang_that_forms_smaller_is_rolled_back_as_it_forms() -> None:
-    head = make_head(["n1", "n2"], state="forming", number=2, acks=["n1"])
-    forms = make_job("forming", head, spec=make_spec(size=(1, 6)), active=1, target=4, scale=OUT, rev=2)
+    generation = make_generation(["n1", "n2"], state="forming", number=2, acks=["n1"])
+    forms = make_job("forming", generation, spec=make_spec(size=(1, 6)), active=1, target=4, scale=OUT, rev=2)
     assert settled(take(SLOW, forms, served=LATER))[0] == 2
 
 
@@ -146,7 +146,7 @@ def test_a_job_that_does_not_run_is_rolled_back_too() -> None:
 
 
 def test_a_stop_goes_first() -> None:
-    stopping = make_job("running", job(OUT).head, desired="stop", target=4, scale=OUT)
+    stopping = make_job("running", job(OUT).generation, desired="stop", target=4, scale=OUT)
     assert not isinstance(take(["n1", "n2"], stopping, served=LATER).step, Settle)
 
 
@@ -170,8 +170,10 @@ def test_a_lower_target_above_what_runs_is_met_and_says_so() -> None:
 
 
 def test_it_keeps_its_grace_when_it_has_to_form_again() -> None:
-    head = make_head(["n1", "n2"], state="forming", number=2, cause="scale", planned=True, grace=7.0, holders=["n3"])
-    forms = make_job("forming", head, active=1, target=2)
+    generation = make_generation(
+        ["n1", "n2"], state="forming", number=2, cause="scale", planned=True, grace=7.0, holders=["n3"]
+    )
+    forms = make_job("forming", generation, active=1, target=2)
     assert proposed(take(["n1", "n2", "n3"], forms, lapsed=["n2"])).grace == 7.0
 
 

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from nodeagent.model.world import Member
 from nodeagent.plan.job.proposal import make_world, order_nodes
 from nodeagent.plan.nodes.candidates import Candidate
-from tests.unit.plan.build import REPEATABLE, life, make_head, make_node, make_spec
+from tests.unit.plan.build import REPEATABLE, life, make_generation, make_node, make_spec
 
 
 def world(last: list[str] | None, chosen: list[str], workers: int = 1) -> dict[str, Member]:
     devices = tuple(f"cpu{i}" for i in range(workers))
     candidates = [Candidate(n, life(n), "fit", devices=devices) for n in chosen]
     facts = {n: make_node(n).facts for n in chosen}
-    head = make_head(last) if last is not None else None
-    return make_world(head, candidates, make_spec(workers=workers).role, facts, {})
+    generation = make_generation(last) if last is not None else None
+    return make_world(generation, candidates, make_spec(workers=workers).role, facts, {})
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def world(last: list[str] | None, chosen: list[str], workers: int = 1) -> dict[s
     ],
 )
 def test_order(last: list[str], chosen: list[str], expected: list[str]) -> None:
-    assert order_nodes(make_head(last), chosen) == expected
+    assert order_nodes(make_generation(last), chosen) == expected
 
 
 NODES = [f"n{i}" for i in range(8)]

@@ -24,7 +24,7 @@ from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.steps import Propose
-from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 from tests.unit.plan.job.test_gang_properties import clusters
 
 HOUR = 3600.0
@@ -85,7 +85,7 @@ def test_what_is_reported_of_it() -> None:
 
 
 def test_who_has_a_job_with_a_longer_grace_leaves_earlier() -> None:
-    job = make_job("running", make_head(["n1"]), spec=make_spec().model_copy(update={"grace": 300.0}))
+    job = make_job("running", make_generation(["n1"]), spec=make_spec().model_copy(update={"grace": 300.0}))
     cluster, one = make_cluster(["n1", "n2"], job), window(600, "n[1-2]")
     found = look(later(cluster, 600 - MARGIN - 300), one).nodes
     assert {node: reserved.leaves for node, reserved in found.items()} == {"n1": True, "n2": False}
@@ -165,10 +165,10 @@ def test_how_long_a_job_needs_a_node(spec: JobSpec, seconds: float) -> None:
 def test_who_has_left_does_not_come_back_before_the_window() -> None:
     """Whose grace is long leaves early: what is left then is time for others."""
     spec = make_spec(size=(1, 2)).model_copy(update={"grace": 3600.0})
-    one, gone = window(HOUR + MARGIN), make_job("running", make_head(["n2"]), spec=spec)
+    one, gone = window(HOUR + MARGIN), make_job("running", make_generation(["n2"]), spec=spec)
     cluster = with_windows(make_cluster(["n1", "n2"], gone), one)
     assert chosen(cluster, gone) == ["n2"]
-    ended = make_job("holding", make_head(["n1"], state="ended"), spec=spec)
+    ended = make_job("holding", make_generation(["n1"], state="ended"), spec=spec)
     assert chosen(with_windows(make_cluster(["n1", "n2"], ended), one), ended) == ["n2"]
 
 
@@ -176,10 +176,10 @@ def test_who_has_left_does_not_come_back_before_the_window() -> None:
 def test_a_gang_that_forms_anew_keeps_its_nodes_until_it_has_to_leave_them(holders: tuple[str, ...]) -> None:
     """``holders``: where its workers are still to end."""
     spec, one = make_spec(size=(2, 2)), window(HOUR)
-    runs = make_job("running", make_head(["n1", "n2"]), spec=spec)
+    runs = make_job("running", make_generation(["n1", "n2"]), spec=spec)
     cluster = with_windows(make_cluster(["n1", "n2", "n3"], runs), one)
     assert chosen(cluster, runs) == ["n1", "n2"]
-    ended = make_job("holding", make_head(["n1", "n2"], state="ended", holders=holders), spec=spec)
+    ended = make_job("holding", make_generation(["n1", "n2"], state="ended", holders=holders), spec=spec)
     again = replace(cluster, jobs={ended.uid: ended})
     assert chosen(again, ended) == ["n2", "n3"]
 
@@ -254,7 +254,7 @@ def test_the_room_that_is_counted_is_what_placement_would_find(
 
 
 def running(size: tuple[int, int] = (1, 2)) -> tuple[Cluster, JobRecord]:
-    job = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=size))
+    job = make_job("running", make_generation(["n1", "n2"]), spec=make_spec(size=size))
     return make_cluster(["n1", "n2", "n3"], job), job
 
 

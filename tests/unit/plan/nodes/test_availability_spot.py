@@ -23,7 +23,7 @@ from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.steps import End, Propose
-from tests.unit.plan.build import REPEATABLE, WALL, life, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import REPEATABLE, WALL, life, make_cluster, make_generation, make_job, make_node, make_spec
 from tests.unit.plan.job.test_gang_properties import clusters
 from tests.unit.plan.nodes.test_availability import shifted
 
@@ -51,7 +51,7 @@ def test_others_are_taken_first_but_a_member_stays(topology: tuple[str, ...]) ->
     nodes = [make_node(f"n{i}", spot=i == 1, topology=topology) for i in (1, 2, 3)]
     job = make_job(spec=make_spec(size=(1, 2)))
     assert sorted(chosen(make_cluster(nodes, job), job)) == ["n2", "n3"]
-    runs = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(1, 2)))
+    runs = make_job("running", make_generation(["n1", "n2"]), spec=make_spec(size=(1, 2)))
     assert sorted(chosen(make_cluster(nodes, runs), runs)) == ["n1", "n2"]
 
 
@@ -68,7 +68,7 @@ def test_they_are_not_given_back_to_who_would_not_use_them() -> None:
     auto = make_spec(size=(1, 2), name="b")
     role = auto.role.model_copy(update={"nodes": auto.role.nodes.model_copy(update={"auto": True, "target": 1})})
     auto = auto.model_copy(update={"roles": (role,)})
-    runs = make_job("running", make_head(["n1", "n2"]), uid="u-b", spec=auto, target=1)
+    runs = make_job("running", make_generation(["n1", "n2"]), uid="u-b", spec=auto, target=1)
     waits = make_job(spec=make_spec(size=(1, 1), workers=4), order=1)
     for spot, gives in ((True, {}), (False, {"u-b": {"n2": "u-a"}})):
         cluster = make_cluster([make_node("n1"), make_node("n2", spot=spot)], runs, waits)
@@ -99,7 +99,10 @@ def test_the_room_that_is_counted_is_what_placement_would_find(
 @pytest.mark.parametrize(("spot", "kept"), [(False, [["n1", "n2"]]), (True, [])])
 def test_none_is_kept_for_a_gang_that_would_not_use_it(spot: bool, kept: list[list[str]]) -> None:
     """Else others would be kept off for nothing."""
-    first, busy = make_job(spec=make_spec(size=(2, 2))), make_job("running", make_head(["n2"]), uid="u-b", order=1)
+    first, busy = (
+        make_job(spec=make_spec(size=(2, 2))),
+        make_job("running", make_generation(["n2"]), uid="u-b", order=1),
+    )
     cluster = make_cluster([make_node("n1", slots=1, spot=spot), make_node("n2", slots=1)], first, busy)
     assert [sorted(one.nodes) for one in reserved(cluster).found] == kept
 
@@ -113,7 +116,7 @@ def leaving(seconds: float) -> Notice:
 
 @pytest.mark.parametrize(("seconds", "grace"), [(120.0, None), (20.0, 20.0 - SPARE), (1.0, 0.0)])
 def test_a_gang_leaves_by_a_planned_stop_that_ends_in_time(seconds: float, grace: float | None) -> None:
-    job = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(1, 2)))
+    job = make_job("running", make_generation(["n1", "n2"]), spec=make_spec(size=(1, 2)))
     cluster = make_cluster([make_node("n1", notice=leaving(seconds)), "n2"], job)
     step = decide(cluster, job, WALL).step
     assert isinstance(step, Propose)
@@ -125,7 +128,7 @@ def test_a_gang_leaves_by_a_planned_stop_that_ends_in_time(seconds: float, grace
 
 @pytest.mark.parametrize(("seconds", "grace"), [(120.0, None), (20.0, 20.0 - SPARE)])
 def test_a_gang_that_has_to_hold_leaves_in_time_too(seconds: float, grace: float | None) -> None:
-    job = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(2, 2)))
+    job = make_job("running", make_generation(["n1", "n2"]), spec=make_spec(size=(2, 2)))
     step = decide(make_cluster([make_node("n1", notice=leaving(seconds)), "n2"], job), job, WALL).step
     assert isinstance(step, End)
     assert (step.phase, step.planned, step.grace) == ("holding", True, grace)
@@ -139,6 +142,6 @@ def test_it_takes_no_work_and_says_why() -> None:
 
 
 def test_nobody_waits_for_it_as_a_failsafe_member() -> None:
-    job = make_job("running", make_head(["n2"]), failsafe_members=["n1"])
+    job = make_job("running", make_generation(["n2"]), failsafe_members=["n1"])
     assert needed_by(make_cluster(["n1", "n2"], job), "n1", life("n1")) == "it is a failsafe member of job a"
     assert needed_by(make_cluster([make_node("n1", notice=leaving(60)), "n2"], job), "n1", life("n1")) == ""

@@ -17,7 +17,7 @@ from tests.unit.plan.build import (
     UID,
     UNFIT,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -83,9 +83,9 @@ def test_a_lapsed_node_is_out() -> None:
 
 
 def test_devices_of_members_and_holders_are_used_until_they_are_gone() -> None:
-    member = make_job("running", make_head(["n1"], workers=2), uid="u-m")
-    holder = make_job("holding", make_head(["n2"], state="ended", holders=["n2"]), uid="u-h")
-    ended = make_job("failed", make_head(["n3"], state="ended"), uid="u-e")
+    member = make_job("running", make_generation(["n1"], workers=2), uid="u-m")
+    holder = make_job("holding", make_generation(["n2"], state="ended", holders=["n2"]), uid="u-h")
+    ended = make_job("failed", make_generation(["n3"], state="ended"), uid="u-e")
     cluster = make_cluster(["n1", "n2", "n3"], member, holder, ended)
     assert used_devices(booked(cluster), "n1", "u-x") == {"cpu0", "cpu1"}
     assert used_devices(booked(cluster), "n1", "u-m") == frozenset()
@@ -96,17 +96,19 @@ def test_devices_of_members_and_holders_are_used_until_they_are_gone() -> None:
 
 
 def test_a_member_is_offered_its_own_devices_again() -> None:
-    other = make_job("running", make_head(["n1"], workers=1), uid="u-o", spec=make_spec(name="o"))
-    head = make_head(["n1"])
-    head = head.model_copy(update={"members": {"n1": head.members["n1"].model_copy(update={"devices": ("cpu3",)})}})
-    job = make_job("running", head)
+    other = make_job("running", make_generation(["n1"], workers=1), uid="u-o", spec=make_spec(name="o"))
+    generation = make_generation(["n1"])
+    generation = generation.model_copy(
+        update={"members": {"n1": generation.members["n1"].model_copy(update={"devices": ("cpu3",)})}}
+    )
+    job = make_job("running", generation)
     cluster = make_cluster(["n1"], job, other)
     assert candidate(cluster, job, cluster.nodes["n1"]).devices == ("cpu3",)
 
 
 def test_gone_and_holding_nodes() -> None:
-    head = make_head(["n10", "n2"], state="forming", holders=["n2", "n3", "n4"])
-    job = make_job("forming", head)
+    generation = make_generation(["n10", "n2"], state="forming", holders=["n2", "n3", "n4"])
+    job = make_job("forming", generation)
     cluster = make_cluster(["n2", make_node("n3", of_life="new"), "n4"], job, lapsed=["n4"])
     assert gone_nodes(cluster, job) == ("n3", "n4", "n10")
     assert holding_nodes(cluster, job) == ("n2",)

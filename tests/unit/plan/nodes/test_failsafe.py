@@ -6,12 +6,12 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
-from nodeagent.model.world import Head
+from nodeagent.model.world import Generation
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.failsafe import better, choose, chooser, must_let_go, silence
 from nodeagent.plan.steps import Activate, Propose
-from tests.unit.plan.build import SUCCEEDED, WALL, life, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import SUCCEEDED, WALL, life, make_cluster, make_generation, make_job, make_node
 
 
 def peers(*names: str) -> list[NodeRecord]:
@@ -28,14 +28,14 @@ def lives(*names: str) -> dict[str, str]:
 def test_members_are_asked_by_rank_and_no_more_than_needed() -> None:
     names = [f"n{i}" for i in range(9, 0, -1)]
     cluster = make_cluster(peers(*names))
-    assert choose(cluster, make_head(names).members.values()) == lives(*names[::2])
+    assert choose(cluster, make_generation(names).members.values()) == lives(*names[::2])
 
 
 def test_they_are_spread_over_ranks_since_neighbours_share_a_rack() -> None:
     """Found by strangers: the first five were all in one, and with its power went all failsafe members."""
     names = [f"n{i}" for i in range(1, 65)]
     cluster = make_cluster(peers(*names))
-    assert choose(cluster, make_head(names).members.values()) == lives("n1", "n16", "n32", "n48", "n64")
+    assert choose(cluster, make_generation(names).members.values()) == lives("n1", "n16", "n32", "n48", "n64")
 
 
 def test_they_are_spread_over_the_racks_that_nodes_name() -> None:
@@ -45,34 +45,34 @@ def test_they_are_spread_over_the_racks_that_nodes_name() -> None:
         node.model_copy(update={"facts": node.facts.model_copy(update={"labels": {"rack": racks[node.id]}})})
         for node in peers(*names)
     ]
-    assert choose(make_cluster(nodes), make_head(names).members.values()) == lives("n1", "n2", "n9", "n10", "n12")
+    assert choose(make_cluster(nodes), make_generation(names).members.values()) == lives("n1", "n2", "n9", "n10", "n12")
 
 
 def test_where_members_are_few_others_are_asked_as_well() -> None:
     """In the order that people count in: n10 is no neighbour of n1."""
     cluster = make_cluster(peers("n1", "n10", "n2", "n3"))
-    assert choose(cluster, make_head(["n3"]).members.values()) == lives("n3", "n1", "n2")
-    assert choose(cluster, make_head(["n3", "n2", "n1"]).members.values()) == lives("n1", "n2", "n3")
+    assert choose(cluster, make_generation(["n3"]).members.values()) == lives("n3", "n1", "n2")
+    assert choose(cluster, make_generation(["n3", "n2", "n1"]).members.values()) == lives("n1", "n2", "n3")
 
 
 def test_others_that_cannot_be_asked_are_passed_over() -> None:
     nodes = [*peers("n1", "n3", "n4", "n5"), make_node("n2"), make_node("n6", peer=True, lost=True)]
     cluster = make_cluster(nodes, lapsed=["n3"])
-    assert choose(cluster, make_head(["n1"]).members.values()) == lives("n1", "n4", "n5")
+    assert choose(cluster, make_generation(["n1"]).members.values()) == lives("n1", "n4", "n5")
 
 
 def test_a_gang_with_a_member_that_cannot_be_asked_has_no_failsafe_members() -> None:
     """It would be bridged with the others' yes, while that member knows better and nobody hears it."""
-    head = make_head(["n1", "n2"])
-    assert choose(make_cluster([*peers("n1", "n3"), make_node("n2")]), head.members.values()) == {}
-    assert choose(make_cluster(peers("n1", "n2", "n3"), lapsed=["n2"]), head.members.values()) == {}
+    generation = make_generation(["n1", "n2"])
+    assert choose(make_cluster([*peers("n1", "n3"), make_node("n2")]), generation.members.values()) == {}
+    assert choose(make_cluster(peers("n1", "n2", "n3"), lapsed=["n2"]), generation.members.values()) == {}
 
 
 # --- replacing
 
 
 def running(*members: str, failsafe_members: tuple[str, ...]) -> JobRecord:
-    return make_job("running", make_head(members), failsafe_members=failsafe_members)
+    return make_job("running", make_generation(members), failsafe_members=failsafe_members)
 
 
 def test_failsafe_members_that_are_all_there_stay() -> None:
@@ -113,8 +113,8 @@ def test_failsafe_members_are_kept_rather_than_given_up_for_none() -> None:
 
 @pytest.mark.parametrize("state", ["forming", "ended"])
 def test_only_an_active_generation_gets_other_failsafe_members(state: str) -> None:
-    head = make_head(["n1"], state="forming" if state == "forming" else "ended", number=2)
-    job = make_job("forming" if state == "forming" else "holding", head, active=1, failsafe_members=["n1"])
+    generation = make_generation(["n1"], state="forming" if state == "forming" else "ended", number=2)
+    job = make_job("forming" if state == "forming" else "holding", generation, active=1, failsafe_members=["n1"])
     assert better(make_cluster(peers("n1", "n2"), job), job) is None
     queued = make_job()
     assert better(make_cluster(peers("n1", "n2"), queued), queued) is None
@@ -143,8 +143,8 @@ def forming(
     *members: str, failsafe_members: tuple[str, ...], acks: tuple[str, ...] = (), lends: tuple[str, ...] = ()
 ) -> JobRecord:
     released = any(n in failsafe_members for n in acks)
-    head = make_head(members, state="forming", number=2, acks=(*acks, *lends), released=released)
-    return make_job("forming", head, active=1, failsafe_members=failsafe_members)
+    generation = make_generation(members, state="forming", number=2, acks=(*acks, *lends), released=released)
+    return make_job("forming", generation, active=1, failsafe_members=failsafe_members)
 
 
 def all_of(job: JobRecord, lapsed: tuple[str, ...] = ()) -> Cluster:
@@ -177,8 +177,8 @@ def test_one_that_acknowledged_while_it_lent_says_it_again() -> None:
 
 def test_an_ended_job_is_let_go_of_by_one_unless_another_still_stops_workers() -> None:
     def ended(*holders: str) -> JobRecord:
-        head = make_head(["n1", "n2"], state="ended", holders=holders)
-        return make_job("stopped", head, active=1, failsafe_members=["n1", "n2", "n3"])
+        generation = make_generation(["n1", "n2"], state="ended", holders=holders)
+        return make_job("stopped", generation, active=1, failsafe_members=["n1", "n2", "n3"])
 
     quiet = ended()
     assert [n for n in ("n1", "n2", "n3") if must_let_go(all_of(quiet), quiet, n)] == ["n1"]
@@ -204,8 +204,8 @@ def test_a_generation_waits_for_one_failsafe_member_to_let_go() -> None:
 
 
 def test_when_no_failsafe_member_answers_nothing_newer_starts() -> None:
-    head = make_head(["n1", "n2"], number=7)
-    job = make_job("running", head, failsafe_members=["n1", "n2"])
+    generation = make_generation(["n1", "n2"], number=7)
+    job = make_job("running", generation, failsafe_members=["n1", "n2"])
     cluster = all_of(job, lapsed=("n1", "n2"))
     text = silence(cluster, job)
     assert text.startswith(
@@ -217,22 +217,22 @@ def test_when_no_failsafe_member_answers_nothing_newer_starts() -> None:
     one = all_of(job, lapsed=("n1",))
     assert silence(one, job) == ""
     assert isinstance(decide(one, job, WALL).step, Propose)
-    forgotten = make_job("running", head)
+    forgotten = make_job("running", generation)
     assert isinstance(decide(all_of(forgotten, lapsed=("n1", "n2")), forgotten, WALL).step, Propose)
 
 
 def test_a_failsafe_member_that_came_back_with_another_life_counts() -> None:
-    job = make_job("running", make_head(["n1"]), failsafe_members=["n1"])
+    job = make_job("running", make_generation(["n1"]), failsafe_members=["n1"])
     assert silence(make_cluster([make_node("n1", of_life="reborn")], job), job) == ""
 
 
 def test_silence_holds_up_neither_an_operator_nor_a_success() -> None:
-    def silent(head: Head, **more: str) -> str | None:
-        job = make_job("running", head, failsafe_members=["n1"])
+    def silent(generation: Generation, **more: str) -> str | None:
+        job = make_job("running", generation, failsafe_members=["n1"])
         job = job.model_copy(update={"control": job.control.model_copy(update=more)})
         answer = decide(all_of(job, lapsed=("n1",)), job, WALL)
         return getattr(answer.step, "phase", None)
 
-    assert silent(make_head(["n1"]), desired="stop") == "stopped"
-    assert silent(make_head(["n1"]), desired="pause") in ("pausing", "paused")
-    assert silent(make_head(["n1"], reports={"n1": SUCCEEDED})) == "succeeded"
+    assert silent(make_generation(["n1"]), desired="stop") == "stopped"
+    assert silent(make_generation(["n1"]), desired="pause") in ("pausing", "paused")
+    assert silent(make_generation(["n1"], reports={"n1": SUCCEEDED})) == "succeeded"

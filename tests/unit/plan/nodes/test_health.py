@@ -25,7 +25,7 @@ from tests.unit.plan.build import (
     WALL,
     life,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -45,7 +45,7 @@ def healthy(names: Iterable[str], gpus: int = 2) -> list[NodeRecord]:
 
 def running(*names: str, spec: JobSpec = GPU_JOB, each: int = 2) -> JobRecord:
     """A job on the first GPUs of these nodes."""
-    head = make_head(names)
+    generation = make_generation(names)
     members = {
         name: Member(
             node=name, life=life(name), group_rank=i, first_rank=i * each, workers=each,
@@ -53,7 +53,7 @@ def running(*names: str, spec: JobSpec = GPU_JOB, each: int = 2) -> JobRecord:
         )
         for i, name in enumerate(names)
     }  # fmt: skip
-    return make_job("running", head.model_copy(update={"members": members}), spec=spec, target=len(names))
+    return make_job("running", generation.model_copy(update={"members": members}), spec=spec, target=len(names))
 
 
 def take(nodes: Iterable[NodeRecord], job: JobRecord) -> Decision:
@@ -152,8 +152,8 @@ def test_what_runs_keeps_gpus_of_which_nobody_knows_also_when_its_gang_is_formed
     """A driver's update that makes all of them late: the first to be given up must not take the others with it."""
     nodes = [make_node("n1", gpus=2, health=[lost("n1")]), unsure("n2"), unsure("n3")]
     job = running("n1", "n2", "n3")
-    assert job.head is not None
-    before = {name: member.devices for name, member in job.head.members.items()}
+    assert job.generation is not None
+    before = {name: member.devices for name, member in job.generation.members.items()}
     found = proposed(take(nodes, job)).members
     assert {name: member.devices for name, member in found.items()} == {name: before[name] for name in ("n2", "n3")}
     new = make_job("queued", spec=GPU_JOB, target=2)
@@ -204,8 +204,8 @@ def test_one_node_in_ten_may_become_unfit_at_once() -> None:
         sick = [make_node(n, gpus=2, health=[lost(n)]) for n in names[:many]]
         job = running(*names, spec=make_spec(workers="gpu", gpus=1, size=(1, 20)))
         cluster = make_cluster([*sick, *healthy(names[many:])], job)
-        assert job.head is not None
-        go, kept = sick_members(cluster, job.head)
+        assert job.generation is not None
+        go, kept = sick_members(cluster, job.generation)
         assert (len(go), len(kept)) == ((0, many) if opens else (many, 0))
 
 
@@ -227,12 +227,12 @@ def test_the_breaker_counts_nodes_not_verdicts(times: list[list[float]], data: s
     at = data.draw(st.sampled_from(every))
     probe = next(n for n, some in zip(sick, times, strict=True) if at in some)
     only = [v for v in probe.facts.health if v.since == at]
-    head = make_head([probe.id])
+    generation = make_generation([probe.id])
     devices = tuple(v.device for v in only)
-    head = head.model_copy(
-        update={"members": {probe.id: head.members[probe.id].model_copy(update={"devices": devices})}}
+    generation = generation.model_copy(
+        update={"members": {probe.id: generation.members[probe.id].model_copy(update={"devices": devices})}}
     )
-    go, kept = sick_members(make_cluster(sick), head)
+    go, kept = sick_members(make_cluster(sick), generation)
     near = sum(any(abs(other - at) <= WINDOW for other in some) for some in times)
     assert bool(go) == (near <= max(1, len(times) // 10))
     assert all(f"{near} of {len(times)} nodes" in text for text in kept)
@@ -267,9 +267,11 @@ def test_application_errors_on_gpus_of_several_nodes_wear_out_none() -> None:
 
 def forming(*names: str, spec: JobSpec = GPU_JOB, acks: Iterable[str] = ()) -> JobRecord:
     job = running(*names, spec=spec)
-    assert job.head is not None
-    head = make_head(names, state="forming", number=2, acks=acks).model_copy(update={"members": job.head.members})
-    return make_job("forming", head, spec=spec, target=len(names), active=1)
+    assert job.generation is not None
+    generation = make_generation(names, state="forming", number=2, acks=acks).model_copy(
+        update={"members": job.generation.members}
+    )
+    return make_job("forming", generation, spec=spec, target=len(names), active=1)
 
 
 def test_what_falls_sick_while_a_gang_forms_is_left_out_before_anything_starts_there() -> None:
@@ -300,16 +302,16 @@ def test_a_forming_gang_goes_on_while_the_breaker_is_open_and_with_what_is_degra
 def test_a_gpu_that_is_well_again_is_taken_by_the_gang_that_runs_beside_it() -> None:
     spec = make_spec(workers="gpu", gpus=1, size=(1, 8), uneven=True)
     job = running("n1", "n2", spec=spec)
-    assert job.head is not None
-    less = job.head.members["n2"].model_copy(update={"workers": 1, "devices": (gpu("n2", 1),)})
-    head = job.head.model_copy(update={"members": {**job.head.members, "n2": less}})
-    short = job.model_copy(update={"head": head})
+    assert job.generation is not None
+    less = job.generation.members["n2"].model_copy(update={"workers": 1, "devices": (gpu("n2", 1),)})
+    generation = job.generation.model_copy(update={"members": {**job.generation.members, "n2": less}})
+    short = job.model_copy(update={"generation": generation})
     step = proposed(take(healthy(["n1", "n2"]), short))
     assert (step.cause.kind, step.cause.text) == ("join", "GPUs of n2 are back")
     assert step.members["n2"].workers == 2
     assert step.spend is not None
     assert not step.spend.counts
-    fresh = job.model_copy(update={"head": head.model_copy(update={"since": NOW - 1})})
+    fresh = job.model_copy(update={"generation": generation.model_copy(update={"since": NOW - 1})})
     decision = take(healthy(["n1", "n2"]), fresh)
     assert (decision.step, decision.why[0][:29]) == (None, "n2 has more GPUs than are use")
     assert take(healthy(["n1", "n2"]), job).step is None, "it has them all"

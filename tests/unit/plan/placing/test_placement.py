@@ -16,7 +16,7 @@ from tests.unit.plan.build import (
     UID,
     UNFIT,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -67,25 +67,25 @@ def test_without_any_node() -> None:
 
 
 def test_survivors_come_first_by_rank_and_the_highest_ranks_go_first() -> None:
-    job = make_job("running", make_head(["n9", "n5", "n7"]), target=2)
+    job = make_job("running", make_generation(["n9", "n5", "n7"]), target=2)
     cluster = make_cluster(["n1", "n5", "n7", "n9"], job)
     assert names(place(cluster, job)) == ["n9", "n5"]
     assert names(place(make_cluster(["n1", "n5", "n7", "n9"], job, lapsed=["n9"]), job)) == ["n5", "n7"]
 
 
 def test_a_member_keeps_its_place_while_it_gets_ready_again_but_not_when_cordoned() -> None:
-    job = make_job("running", make_head(["n1", "n2"]), target=2)
+    job = make_job("running", make_generation(["n1", "n2"]), target=2)
     nodes: list[NodeRecord | str] = [make_node("n1", ready={UID: PREPARING}), make_node("n2", cordon=True), "n3"]
     assert names(place(make_cluster(nodes, job), job)) == ["n1", "n3"]
 
 
 def test_without_leaves_out_members_and_others() -> None:
-    job = make_job("running", make_head(["n1", "n2"]), target=4)
+    job = make_job("running", make_generation(["n1", "n2"]), target=4)
     assert names(place(make_cluster(["n1", "n2", "n3", "n4"], job), job, without=["n2", "n3"])) == ["n1", "n4"]
 
 
 def test_two_jobs_share_nodes_without_colliding() -> None:
-    first = make_job("running", make_head(["n1", "n2"], workers=3), uid="u-1", spec=make_spec(workers=3))
+    first = make_job("running", make_generation(["n1", "n2"], workers=3), uid="u-1", spec=make_spec(workers=3))
     second = make_job(spec=make_spec(workers=2, name="b"))
     cluster = make_cluster([make_node("n1", slots=4), make_node("n2", slots=5)], first, second)
     placement = place(cluster, second)
@@ -149,6 +149,6 @@ def test_jobs_placed_one_after_another_never_share_a_device(drawn: tuple[list[No
             assert all(d in facts[n].devices() for n, d in mine), "a device that is not there or not healthy"
             assert not any(n.cordon for n in nodes if n.id in members)
             taken |= set(mine)
-            head = make_head([], number=1).model_copy(update={"members": members})
-            job = job.model_copy(update={"phase": "running", "head": head})  # noqa: PLW2901 (the job as placed)
+            generation = make_generation([], number=1).model_copy(update={"members": members})
+            job = job.model_copy(update={"phase": "running", "generation": generation})  # noqa: PLW2901 (the job as placed)
         placed.append(job)

@@ -11,7 +11,7 @@ from nodeagent.model.job import Checkpoint, Desired, JobRecord, Phase
 from nodeagent.model.jobspec import JobSpec, Nodes, Role
 from nodeagent.model.world import Place, PodReport
 from nodeagent.plan.job.gang import decide
-from tests.unit.plan.build import PREPARING, WALL, WARMING, make_cluster, make_exit, make_head, make_job
+from tests.unit.plan.build import PREPARING, WALL, WARMING, make_cluster, make_exit, make_generation, make_job
 from tests.unit.plan.build import make_spec as spec_of
 from tests.unit.plan.test_constrained import chosen, node, preparing, racks, starts_on
 
@@ -34,7 +34,7 @@ def stopped(
 ) -> JobRecord:
     """Its generation 1 ran on these nodes, and has ended."""
     job = make_job(
-        phase, make_head(nodes, state="ended", planned=planned), spec=spec or spec_of(size=(2, 2)), active=1,
+        phase, make_generation(nodes, state="ended", planned=planned), spec=spec or spec_of(size=(2, 2)), active=1,
         desired=desired, last_reports=dict.fromkeys(nodes, reports) if reports is not None else None,
     )  # fmt: skip
     saved = Checkpoint(name=name, step=step, number=1, order=3) if name else None
@@ -49,7 +49,7 @@ def test_it_starts_in_the_smallest_domain_that_is_ready(phase: Phase) -> None:
     step = decide(cluster, job, WALL).step
     assert step is not None
     assert step.cause.text.endswith("its nodes are closer together now")  # type: ignore[union-attr]
-    busy = make_job("running", make_head(["n2"]), uid="u-b", spec=spec_of(name="b"))
+    busy = make_job("running", make_generation(["n2"]), uid="u-b", spec=spec_of(name="b"))
     assert starts_on(make_cluster(SCATTERED, job, busy), job) == ["n4", "n3"], "n3 keeps its rank"
 
 
@@ -78,10 +78,12 @@ def test_it_moves_if_each_worker_left_after_a_step_that_is_saved() -> None:
 
 def test_what_still_stops_or_runs_does_not_move() -> None:
     job = stopped()
-    assert job.head is not None
-    stopping = job.model_copy(update={"head": make_head(["n1", "n3"], state="ended", planned=True, holders=["n1"])})
+    assert job.generation is not None
+    stopping = job.model_copy(
+        update={"generation": make_generation(["n1", "n3"], state="ended", planned=True, holders=["n1"])}
+    )
     assert chosen(make_cluster(SCATTERED, stopping), stopping) == ["n1", "n3"]
-    runs = job.model_copy(update={"phase": "running", "head": make_head(["n1", "n3"])})
+    runs = job.model_copy(update={"phase": "running", "generation": make_generation(["n1", "n3"])})
     assert decide(make_cluster(SCATTERED, runs), runs, WALL).step is None
 
 
@@ -117,18 +119,18 @@ def test_a_gang_of_roles_moves_as_well() -> None:
         return Role(name=name, command=("x",), nodes=Nodes(min=1, max=1, target=1), workers_per_node=1)
 
     job = stopped(spec=spec_of().model_copy(update={"roles": (role("x"), role("y"))}))
-    assert job.head is not None
+    assert job.generation is not None
     members = {
         n: m.model_copy(update={"places": (Place(role=r, index=0, workers=1, devices=("cpu0",)),)})
-        for (n, m), r in zip(job.head.members.items(), "xy", strict=True)
+        for (n, m), r in zip(job.generation.members.items(), "xy", strict=True)
     }
-    job = job.model_copy(update={"head": job.head.model_copy(update={"members": members})})
+    job = job.model_copy(update={"generation": job.generation.model_copy(update={"members": members})})
     assert sorted(chosen(make_cluster(SCATTERED, job), job)) == ["n1", "n2"]
     late = [*racks(a1="n1", b1="n3"), node("n2", "a1", ready=PREPARING), node("n4", "b1", ready=PREPARING)]
     assert sorted(starts_on(make_cluster(late, job), job)) == ["n1", "n3"]
     assert sorted(preparing(make_cluster(late, job), job)) == ["n1", "n2", "n3"]
-    fault = make_head(["n1", "n3"], state="ended").model_copy(update={"members": members})
-    bound = job.model_copy(update={"head": fault})
+    fault = make_generation(["n1", "n3"], state="ended").model_copy(update={"members": members})
+    bound = job.model_copy(update={"generation": fault})
     assert sorted(chosen(make_cluster(SCATTERED, bound), bound)) == ["n1", "n3"]
 
 

@@ -26,7 +26,7 @@ from tests.unit.plan.build import (
     failed,
     make_cluster,
     make_exit,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -172,8 +172,8 @@ def test_a_lost_node_holds_the_gang_whole() -> None:
     job = make_job(spec=roles_spec(*TWO))
     step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
     assert isinstance(step, Propose)
-    head = make_head(["n1", "n2"]).model_copy(update={"members": step.members})
-    running = make_job(spec=job.spec, phase="running", head=head)
+    generation = make_generation(["n1", "n2"]).model_copy(update={"members": step.members})
+    running = make_job(spec=job.spec, phase="running", generation=generation)
     found = decide(make_cluster(["n1", make_node("n2", lost=True)], running), running, WALL).step
     assert isinstance(found, End) and found.phase == "holding"
     spread = decide(make_cluster(["n1", make_node("n2", lost=True), "n3"], running), running, WALL).step
@@ -189,11 +189,11 @@ def scaled(want: int, *nodes: str, before: int = 2, deadline: int = NOW + 1000) 
     would be formed with."""
     first = decide(make_cluster(["n1", "n2"], make_job(spec=roles_spec(*TWO))), make_job(spec=roles_spec(*TWO)), WALL)
     assert isinstance(first.step, Propose)
-    head = make_head(["n1", "n2"]).model_copy(update={"members": first.step.members})
+    generation = make_generation(["n1", "n2"]).model_copy(update={"members": first.step.members})
     scale = Scale(
         request="r", want=want, before=before, role="trainer", deadline=deadline if want > before else 0, grace=7.0
     )
-    job = make_job(spec=roles_spec(*TWO), phase="running", head=head, scale=scale)
+    job = make_job(spec=roles_spec(*TWO), phase="running", generation=generation, scale=scale)
     job = job.model_copy(update={"control": job.control.model_copy(update={"sizes": {"trainer": want}})})
     found = decide(make_cluster(list(nodes), job), job, WALL)
     placed = found.step.members.values() if isinstance(found.step, Propose) else ()
@@ -237,9 +237,9 @@ def test_a_newcomer_gets_ready_for_a_role_that_grows() -> None:
     job = make_job(spec=roles_spec(*TWO))
     step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
     assert isinstance(step, Propose)
-    head = make_head(["n1", "n2"]).model_copy(update={"members": step.members})
+    generation = make_generation(["n1", "n2"]).model_copy(update={"members": step.members})
     scale = Scale(request="r", want=3, before=2, role="trainer", deadline=NOW + 1000)
-    job = make_job(spec=job.spec, phase="running", head=head, scale=scale)
+    job = make_job(spec=job.spec, phase="running", generation=generation, scale=scale)
     job = job.model_copy(update={"control": job.control.model_copy(update={"sizes": {"trainer": 3}})})
     cluster = make_cluster(["n1", "n2", make_node("n3", ready={})], job)
     assert should_prepare(cluster, job, "n3")
@@ -255,10 +255,10 @@ def next_action(reports: dict[str, PodReport], *, ready: tuple[str, ...] = ()) -
     job = make_job(spec=roles_spec(*AFTER))
     step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
     assert isinstance(step, Propose)
-    head = make_head(["n1", "n2"], reports=reports).model_copy(update={"members": step.members})
-    running = make_job(spec=job.spec, phase="running", head=head)
+    generation = make_generation(["n1", "n2"], reports=reports).model_copy(update={"members": step.members})
+    running = make_job(spec=job.spec, phase="running", generation=generation)
     status = PodStatus(
-        uid=UID, phase="running", generation=head.token, highest=head.token, ready=ready,
+        uid=UID, phase="running", generation=generation.token, highest=generation.token, ready=ready,
         waiting=("trainer",),
         workers=(WorkerState(rank=0, local_rank=0, pid=7, state="running"),),
     )  # fmt: skip
@@ -275,12 +275,17 @@ def test_a_restart_alone_is_reported_once() -> None:
     looks: list[tuple[list[int], str]] = [([], ""), ([0], "pserver.0"), ([0], ""), ([0, 1], "trainer.0")]
     for exits, name in looks:
         reports = {} if sent is None else {"n1": sent}
-        head = make_head(["n1", "n2"], reports=reports).model_copy(update={"members": step.members})
-        running = make_job(spec=job.spec, phase="running", head=head)
+        generation = make_generation(["n1", "n2"], reports=reports).model_copy(update={"members": step.members})
+        running = make_job(spec=job.spec, phase="running", generation=generation)
         workers = tuple(WorkerState(rank=r, local_rank=r, pid=7, state="running") for r in (0, 1))
         restarted = tuple(make_exit(rank=rank, signal=9, order=rank) for rank in exits)
         status = PodStatus(
-            uid=UID, phase="running", generation=head.token, highest=head.token, workers=workers, restarted=restarted
+            uid=UID,
+            phase="running",
+            generation=generation.token,
+            highest=generation.token,
+            workers=workers,
+            restarted=restarted,
         )
         cluster = make_cluster(["n1", "n2"], running)
         found = plan_pods(cluster, "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
@@ -318,10 +323,10 @@ def test_a_pod_has_not_succeeded_if_some_of_its_workers_never_started() -> None:
     job = make_job(spec=roles_spec(*AFTER))
     step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
     assert isinstance(step, Propose)
-    head = make_head(["n1", "n2"]).model_copy(update={"members": step.members})
-    running = make_job(spec=job.spec, phase="running", head=head)
+    generation = make_generation(["n1", "n2"]).model_copy(update={"members": step.members})
+    running = make_job(spec=job.spec, phase="running", generation=generation)
     status = PodStatus(
-        uid=UID, phase="exited", generation=head.token, highest=head.token, exits=(make_exit(0, code=0),),
+        uid=UID, phase="exited", generation=generation.token, highest=generation.token, exits=(make_exit(0, code=0),),
         workers=(WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),),
     )  # fmt: skip
     found = plan_pods(make_cluster(["n1", "n2"], running), "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)

@@ -15,7 +15,17 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.placing.places import lay_out
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.steps import Decision, End, Propose
-from tests.unit.plan.build import NOW, PREPARING, REPEATABLE, UID, WALL, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import (
+    NOW,
+    PREPARING,
+    REPEATABLE,
+    UID,
+    WALL,
+    make_cluster,
+    make_generation,
+    make_job,
+    make_node,
+)
 from tests.unit.plan.placing.test_places import names, role, roles_spec, site
 
 SERVERS = role("server", replicas=2)
@@ -109,8 +119,8 @@ def gang(*nodes: str, since: int = NOW - 600_000) -> JobRecord:
     waits = make_job(spec=roles_spec(*BOTH))
     step = decide(make_cluster([*nodes], waits), waits, WALL).step
     assert isinstance(step, Propose)
-    head = make_head([*nodes], since=since).model_copy(update={"members": step.members})
-    return make_job(spec=waits.spec, phase="running", head=head)
+    generation = make_generation([*nodes], since=since).model_copy(update={"members": step.members})
+    return make_job(spec=waits.spec, phase="running", generation=generation)
 
 
 def placed(found: Decision) -> dict[str, list[str]]:
@@ -134,7 +144,7 @@ def test_it_starts_with_fewer_and_waits_for_who_gets_ready() -> None:
 
 def test_it_shrinks_when_a_node_is_lost_and_none_is_free() -> None:
     job = gang("n1", "n2", "n3", "n4")
-    before = {node: [place.name for place in m.places] for node, m in job.head.members.items()}  # type: ignore[union-attr]
+    before = {node: [place.name for place in m.places] for node, m in job.generation.members.items()}  # type: ignore[union-attr]
     lost = next(node for node in before if not any(name.startswith("server") for name in before[node]))
     nodes = [make_node(n, lost=n == lost) for n in before]
     found = placed(decide(make_cluster(nodes, job), job, WALL))

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.constraints import Constraints, Match
 from nodeagent.plan.placing.topology import placed_text, placement_asked
-from tests.unit.plan.build import make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import make_cluster, make_generation, make_job, make_node, make_spec
 
 FAST, SPOT = Match(label="fast"), Match(label="class", values=("spot", "old"))
 
@@ -41,11 +41,11 @@ def test_where_its_nodes_stand(racks: list[str], where: str) -> None:
         make_node(f"n{i}", labels={"zone": r[:1], "rack": r} if r else {}, topology=("zone", "rack"))
         for i, r in enumerate(racks)
     ]
-    job = make_job("running", make_head([n.id for n in nodes]), spec=make_spec(size=(1, 8)))
+    job = make_job("running", make_generation([n.id for n in nodes]), spec=make_spec(size=(1, 8)))
     assert placed_text(make_cluster(nodes, job), job) == where
 
 
 def test_nothing_is_reported_where_nobody_says_where_nodes_stand() -> None:
-    job = make_job("running", make_head(["n1"]))
+    job = make_job("running", make_generation(["n1"]))
     assert placed_text(make_cluster(["n1"], job), job) == ""
     assert placed_text(make_cluster(["n1"]), make_job()) == ""

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.job import Checkpoint, JobRecord, Phase, Scale
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
-from nodeagent.model.world import Head, Place, PodReport, Token, WorkerExit
+from nodeagent.model.world import Generation, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.pods.pod import (
     PodAction,
     Prepare,
@@ -35,7 +35,7 @@ from tests.unit.plan.build import (
     life,
     make_cluster,
     make_exit,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -74,8 +74,10 @@ def forming(
     acks: tuple[str, ...] = (),
     members: tuple[str, ...] = ("n1", "n2"),
 ) -> JobRecord:
-    head = make_head(members, state="forming", number=2, cause="restart", holders=holders, planned=planned, acks=acks)
-    return make_job("forming", head, active=1)
+    generation = make_generation(
+        members, state="forming", number=2, cause="restart", holders=holders, planned=planned, acks=acks
+    )
+    return make_job("forming", generation, active=1)
 
 
 # --- forming
@@ -89,10 +91,12 @@ def test_first_it_stops_what_is_older_with_grace_only_if_planned() -> None:
     planned = act(forming(planned=True), old)
     assert isinstance(planned, Stop)
     assert planned.grace == 30.0
-    for of_head, grace in ((7.0, 7.0), (0.0, 0.0), (None, 30.0)):
-        head = make_head(["n1"], state="forming", number=2, holders=["n1", "n2"], planned=True, grace=of_head)
+    for of_generation, grace in ((7.0, 7.0), (0.0, 0.0), (None, 30.0)):
+        generation = make_generation(
+            ["n1"], state="forming", number=2, holders=["n1", "n2"], planned=True, grace=of_generation
+        )
         for node in ("n1", "n2"):  # one stays, one leaves: a scale-in's own time is for both
-            reported = act(make_job("forming", head, active=1), old, node=node)
+            reported = act(make_job("forming", generation, active=1), old, node=node)
             assert isinstance(reported, Stop)
             assert reported.grace == grace
     stopping = act(forming(), status("stopping", generation=OLD, highest=OLD))
@@ -102,12 +106,12 @@ def test_first_it_stops_what_is_older_with_grace_only_if_planned() -> None:
 def broken(job: JobRecord) -> bool:
     stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
     assert isinstance(stop, Stop)
-    assert stop.grace == (30.0 if job.head is not None and job.head.planned else None)
+    assert stop.grace == (30.0 if job.generation is not None and job.generation.planned else None)
     return stop.broken
 
 
 @pytest.mark.parametrize(
-    ("own", "of_head", "grace", "sooner"),
+    ("own", "of_generation", "grace", "sooner"),
     [
         ((None, None), None, 30.0, {}),
         ((5.0, None), None, 30.0, {"server": 5.0}),
@@ -118,15 +122,17 @@ def broken(job: JobRecord) -> bool:
     ],
 )
 def test_each_role_has_its_own_grace(
-    own: tuple[float | None, float | None], of_head: float | None, grace: float, sooner: dict[str, float]
+    own: tuple[float | None, float | None], of_generation: float | None, grace: float, sooner: dict[str, float]
 ) -> None:
     spec = make_spec()
     named = zip(("server", "trainer"), own, strict=True)
     roles = tuple(spec.role.model_copy(update={"name": name, "grace": seconds}) for name, seconds in named)
-    head = make_head(["n1"], state="ended", number=2, holders=["n1"], planned=True, grace=of_head)
+    generation = make_generation(["n1"], state="ended", number=2, holders=["n1"], planned=True, grace=of_generation)
     places = tuple(Place(role=role.name, index=0, workers=1, devices=("cpu0",)) for role in roles)
-    held = {"n1": head.holders["n1"].model_copy(update={"places": places})}
-    job = make_job("holding", head.model_copy(update={"holders": held}), spec=spec.model_copy(update={"roles": roles}))
+    held = {"n1": generation.holders["n1"].model_copy(update={"places": places})}
+    job = make_job(
+        "holding", generation.model_copy(update={"holders": held}), spec=spec.model_copy(update={"roles": roles})
+    )
     stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
     assert isinstance(stop, Stop)
     assert (stop.grace, stop.sooner) == (grace, sooner)
@@ -143,9 +149,9 @@ def test_who_waits_for_a_rank_that_died_as_it_left_is_not_left_to_its_grace() ->
 
 
 def test_nor_is_who_waits_for_a_node_that_was_lost_as_it_left() -> None:
-    lost = make_head(["n1"], state="forming", number=2, cause="node_lost", holders=["n1"], planned=True)
+    lost = make_generation(["n1"], state="forming", number=2, cause="node_lost", holders=["n1"], planned=True)
     assert broken(make_job("forming", lost, active=1))
-    before = make_head(["n1"], state="ended", cause="node_lost", holders=["n1"], planned=True)
+    before = make_generation(["n1"], state="ended", cause="node_lost", holders=["n1"], planned=True)
     assert not broken(make_job("pausing", before, active=1)), "that was why it had formed"
 
 
@@ -183,16 +189,18 @@ def test_it_takes_a_rendezvous_after_which_there_is_room_for_the_ports_of_all_wo
         name: node.model_copy(update={"facts": node.facts.model_copy(update={"address": at[name]})})
         for name, node in plain.items()
     }
-    head = make_head(names, state="forming", number=2, workers=4)
-    cluster = make_cluster(nodes.values(), make_job("forming", head))
+    generation = make_generation(names, state="forming", number=2, workers=4)
+    cluster = make_cluster(nodes.values(), make_job("forming", generation))
     statuses = {UID: status("ready", generation=OLD, highest=OLD)}
     (promise,) = plan_pods(cluster, "n1", Incarnation(life=life("n1"), start=3), statuses, 2)
     assert isinstance(promise, Promise)
 
-    head = head.model_copy(update={"state": "active", "address": f"{at['n1']}:29400", "store_hosted": hosted})
+    generation = generation.model_copy(
+        update={"state": "active", "address": f"{at['n1']}:29400", "store_hosted": hosted}
+    )
     found = set()
     for name in names:
-        for env in worker_environments(make_job("running", head), head, nodes[name], nodes):
+        for env in worker_environments(make_job("running", generation), generation, nodes[name], nodes):
             given = [*json.loads(env["TF_CONFIG"])["cluster"]["worker"], env["JAX_COORDINATOR_ADDRESS"]]
             found |= {int(address.rpartition(":")[2]) - 29400 for address in given}
     assert 0 <= promise.above - max(found) <= (0 if hosted else 1), "JAX needs one more where torch's store is served"
@@ -260,7 +268,7 @@ def test_a_stuck_pod_lets_the_others_go_on_without_this_node() -> None:
     ack = act(forming(("n1",), members=("n2",)), stuck)
     assert isinstance(ack, SendAck)
     assert ack.ack.stuck
-    ended = make_job("stopped", make_head(["n1"], state="ended", holders=["n1"]), active=1)
+    ended = make_job("stopped", make_generation(["n1"], state="ended", holders=["n1"]), active=1)
     ack = act(ended, stuck)
     assert isinstance(ack, SendAck)
     assert ack.ack.stuck
@@ -270,7 +278,7 @@ def test_a_stuck_pod_lets_the_others_go_on_without_this_node() -> None:
 
 
 def active(reports: dict[str, PodReport] | None = None, members: tuple[str, ...] = ("n1", "n2")) -> JobRecord:
-    return make_job("running", make_head(members, number=2, reports=reports), target=2)
+    return make_job("running", make_generation(members, number=2, reports=reports), target=2)
 
 
 def test_it_starts_when_active_and_promised() -> None:
@@ -358,16 +366,16 @@ def test_snapshots_are_written_out_where_a_node_of_the_gang_is_given_up(
 
 def test_a_node_in_another_life_does_not_stay() -> None:
     job = forming(planned=True)
-    assert job.head is not None
-    reborn = {**job.head.members, "n2": job.head.members["n2"].model_copy(update={"life": "another"})}
-    job = job.model_copy(update={"head": job.head.model_copy(update={"members": reborn})})
+    assert job.generation is not None
+    reborn = {**job.generation.members, "n2": job.generation.members["n2"].model_copy(update={"life": "another"})}
+    job = job.model_copy(update={"generation": job.generation.model_copy(update={"members": reborn})})
     stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
     assert isinstance(stop, Stop)
     assert stop.given_up == GivenUp(stays=True, world=2)
 
 
 def test_when_the_whole_gang_is_stopped_all_of_it_is_written_and_that_is_reported() -> None:
-    job = make_job("pausing", ended_head("n1", "n2"), active=1)
+    job = make_job("pausing", ended_generation("n1", "n2"), active=1)
     stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
     assert isinstance(stop, Stop)
     assert stop.given_up == GivenUp(stays=False, world=0)
@@ -380,30 +388,30 @@ def test_when_the_whole_gang_is_stopped_all_of_it_is_written_and_that_is_reporte
 # --- not needed, not there
 
 
-def ended_head(*holders: str) -> Head:
-    return make_head(["n1", "n2"], state="ended", holders=holders, planned=True)
+def ended_generation(*holders: str) -> Generation:
+    return make_generation(["n1", "n2"], state="ended", holders=holders, planned=True)
 
 
 def test_an_ended_job_stops_acknowledges_and_retires() -> None:
     phase: Phase = "stopped"
     running = status("running", generation=OLD, workers=RUNNING)
-    stop = act(make_job(phase, ended_head("n1"), active=1), running)
+    stop = act(make_job(phase, ended_generation("n1"), active=1), running)
     assert isinstance(stop, Stop)
     assert stop.grace == 30.0
     quiet = status("exited", generation=OLD)
-    ack = act(make_job(phase, ended_head("n1"), active=1), quiet)
+    ack = act(make_job(phase, ended_generation("n1"), active=1), quiet)
     assert isinstance(ack, SendAck)
     assert ack.ack.ended
-    assert act(make_job(phase, ended_head(), active=1), quiet) == Retire(UID, "the job has ended")
-    assert act(make_job(phase, ended_head(), active=1), None) is None
-    late = act(make_job(phase, ended_head(), active=1), running)
+    assert act(make_job(phase, ended_generation(), active=1), quiet) == Retire(UID, "the job has ended")
+    assert act(make_job(phase, ended_generation(), active=1), None) is None
+    late = act(make_job(phase, ended_generation(), active=1), running)
     assert isinstance(late, Stop)
     assert late.grace is None, "it should not run any more"
 
 
 def test_a_paused_job_keeps_its_members_ready() -> None:
     """Its interpreters stay warm, so that it goes on without importing anew."""
-    paused = make_job("paused", ended_head(), active=1, desired="pause")
+    paused = make_job("paused", ended_generation(), active=1, desired="pause")
     assert act(paused, status("exited", generation=OLD)) is None
     assert isinstance(act(paused, None), Prepare), "the shim died meanwhile"
     assert isinstance(act(paused, status("ready"), node="n4", nodes=("n1", "n4")), Retire), "it was no member"
@@ -413,7 +421,7 @@ def test_a_paused_job_keeps_its_members_ready() -> None:
 
 
 def test_only_so_many_paused_jobs_are_kept_ready() -> None:
-    jobs = [make_job("paused", ended_head(), active=1, desired="pause", uid=f"u-{i}") for i in range(3)]
+    jobs = [make_job("paused", ended_generation(), active=1, desired="pause", uid=f"u-{i}") for i in range(3)]
     pods = {f"u-{i}": status("ready") for i in range(3)}
     kept = plan_pods(make_cluster(["n1"], *jobs), "n1", Incarnation(life=life("n1"), start=1), pods, 2)
     assert [(type(a), a.uid) for a in kept] == [(Retire, "u-2")]
@@ -477,7 +485,7 @@ def test_workers_that_were_stopped_under_an_active_generation_are_reported() -> 
 
 def test_only_so_many_standbys_for_running_jobs_of_others() -> None:
     jobs = [
-        make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, spec=make_spec(priority=p))
+        make_job("running", make_generation(["n2"]), uid=f"u-{i}", target=1, spec=make_spec(priority=p))
         for i, p in enumerate((0, 5, 0))
     ]
     cluster = make_cluster(["n1", "n2"], *jobs)
@@ -490,8 +498,8 @@ def test_only_so_many_standbys_for_running_jobs_of_others() -> None:
 
 def test_a_job_that_is_short_of_nodes_gets_a_pod_beyond_the_standbys() -> None:
     """Found by the simulation: two older jobs had their spares here, and the third never grew again."""
-    full = [make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, order=i) for i in range(2)]
-    short = make_job("running", make_head(["n3"]), uid="u-2", target=2, order=2)
+    full = [make_job("running", make_generation(["n2"]), uid=f"u-{i}", target=1, order=i) for i in range(2)]
+    short = make_job("running", make_generation(["n3"]), uid="u-2", target=2, order=2)
     here = make_node("n1", ready={job.uid: READY for job in full})
     cluster = make_cluster([here, make_node("n2", ready={}), make_node("n3", ready={})], *full, short)
     me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
@@ -501,8 +509,8 @@ def test_a_job_that_is_short_of_nodes_gets_a_pod_beyond_the_standbys() -> None:
 @pytest.mark.parametrize(("going", "prepared"), [("drained", True), ("scaled in", True), ("cordoned", False)])
 def test_who_is_about_to_leave_is_replaced_beyond_the_standbys(going: str, prepared: bool) -> None:
     """Found by the simulation: the only node that was free for it kept two standbys, and the drain never ended."""
-    full = [make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, order=i) for i in range(2)]
-    mine = make_job("running", make_head(["n3"]), uid="u-2", target=1, order=2)
+    full = [make_job("running", make_generation(["n2"]), uid=f"u-{i}", target=1, order=i) for i in range(2)]
+    mine = make_job("running", make_generation(["n3"]), uid="u-2", target=1, order=2)
     if going == "scaled in":
         scale = Scale(request="r", want=1, before=2, leaving=("n3",))
         mine = mine.model_copy(update={"control": mine.control.model_copy(update={"scale": scale})})
@@ -524,14 +532,14 @@ def test_what_runs_for_a_job_that_cannot_be_read_goes_on() -> None:
 # --- a worker has failed by itself
 
 
-def running_at(head: Head, *exits: WorkerExit) -> PodStatus:
-    return status("running", generation=head.token, highest=head.token, workers=RUNNING, exits=exits)
+def running_at(generation: Generation, *exits: WorkerExit) -> PodStatus:
+    return status("running", generation=generation.token, highest=generation.token, workers=RUNNING, exits=exits)
 
 
 def test_who_has_a_worker_that_failed_stops_the_others_and_tells_the_store_meanwhile() -> None:
-    head = make_head(["n1", "n2"], number=2)
+    generation = make_generation(["n1", "n2"], number=2)
     crash = make_exit(1, code=7)
-    first, second = acts(make_job("running", head), running_at(head, crash))
+    first, second = acts(make_job("running", generation), running_at(generation, crash))
     assert first == Stop(UID, None, "rank 1 on n1 failed first: exit code 7")
     assert isinstance(second, ReportPod)
     assert second.report == PodReport(state="failed", exits=(crash,))
@@ -540,30 +548,30 @@ def test_who_has_a_worker_that_failed_stops_the_others_and_tells_the_store_meanw
 
 def test_who_hears_of_it_does_not_wait_for_the_next_generation_either() -> None:
     crash = make_exit(1, code=7)
-    head = make_head(["n1", "n2"], number=2, reports={"n2": failed(crash)})
-    job = make_job("running", head)
-    assert acts(job, running_at(head)) == (Stop(UID, None, "rank 1 on n2 failed first: exit code 7"),)
+    generation = make_generation(["n1", "n2"], number=2, reports={"n2": failed(crash)})
+    job = make_job("running", generation)
+    assert acts(job, running_at(generation)) == (Stop(UID, None, "rank 1 on n2 failed first: exit code 7"),)
     killed = make_exit(0, signal=9, stopped=True)
-    over = running_at(head, killed).model_copy(update={"phase": "exited", "workers": ENDED})
+    over = running_at(generation, killed).model_copy(update={"phase": "exited", "workers": ENDED})
     assert act(job, over) is None, "not reported as workers that somebody else stopped"
-    late = running_at(head, make_exit(0, code=3))
+    late = running_at(generation, make_exit(0, code=3))
     assert [type(action) for action in acts(job, late)] == [Stop, ReportPod], "it failed too, which is told"
-    assert act(job, status("ready", highest=head.token)) is None, "not started any more"
+    assert act(job, status("ready", highest=generation.token)) is None, "not started any more"
 
 
 def test_victims_do_not_doom_a_generation() -> None:
     """The one that failed first shall end by itself, or nobody would know of what."""
     victim = make_exit(1, code=1, error="RuntimeError: Connection closed by peer [127.0.0.1]:5")
-    head = make_head(["n1", "n2"], number=2, reports={"n2": failed(victim)})
-    assert act(make_job("running", head), running_at(head)) is None
-    mine = act(make_job("running", make_head(["n1", "n2"], number=2)), running_at(head, victim))
+    generation = make_generation(["n1", "n2"], number=2, reports={"n2": failed(victim)})
+    assert act(make_job("running", generation), running_at(generation)) is None
+    mine = act(make_job("running", make_generation(["n1", "n2"], number=2)), running_at(generation, victim))
     assert isinstance(mine, ReportPod)
 
 
 def test_a_failure_is_reported_once_however_many_are_stopped_after_it() -> None:
     crash, killed = make_exit(1, code=7), make_exit(0, signal=9, stopped=True)
-    head = make_head(["n1", "n2"], number=2, reports={"n1": failed(crash)})
-    job = make_job("running", head)
-    dying = running_at(head, crash, killed)
+    generation = make_generation(["n1", "n2"], number=2, reports={"n1": failed(crash)})
+    job = make_job("running", generation)
+    dying = running_at(generation, crash, killed)
     assert acts(job, dying) == (Stop(UID, None, "rank 1 on n1 failed first: exit code 7"),)
     assert act(job, dying.model_copy(update={"phase": "exited"})) is None

@@ -8,7 +8,7 @@ import pytest
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
-from nodeagent.model.world import Head, Token
+from nodeagent.model.world import Generation, Token
 from nodeagent.plan.pods.pod import (
     RULES,
     Keep,
@@ -22,7 +22,7 @@ from nodeagent.plan.pods.pod import (
     plan_pods,
 )
 from nodeagent.pods.base import PodStatus, Rendezvous
-from tests.unit.plan.build import UID, UNFIT, life, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import UID, UNFIT, life, make_cluster, make_generation, make_job, make_node
 
 OLD, NEW = Token(number=1, id="g1"), Token(number=2, id="g2")
 NAMES = ("n1", "n2", "n3", "n4", "n5")
@@ -64,8 +64,8 @@ def forming(
 ) -> JobRecord:
     released = any(n in failsafe_members for n in acks)
     shown = (*acks, *lends)
-    head = make_head(members, state="forming", number=2, holders=holders, acks=shown, released=released)
-    return make_job("forming", head, active=1, failsafe_members=failsafe_members)
+    generation = make_generation(members, state="forming", number=2, holders=holders, acks=shown, released=released)
+    return make_job("forming", generation, active=1, failsafe_members=failsafe_members)
 
 
 def says_it_lends(action: PodAction | None) -> bool:
@@ -143,8 +143,8 @@ def test_what_still_runs_here_is_stopped_before_anything_is_let_go_of() -> None:
 
 
 def ended(*holders: str) -> JobRecord:
-    head: Head = make_head(["n1", "n2"], state="ended", holders=holders)
-    return make_job("stopped", head, active=1, failsafe_members=["n1", "n2", "n3"])
+    generation: Generation = make_generation(["n1", "n2"], state="ended", holders=holders)
+    return make_job("stopped", generation, active=1, failsafe_members=["n1", "n2", "n3"])
 
 
 def test_an_ended_job_is_let_go_of_by_one() -> None:
@@ -164,7 +164,7 @@ def test_an_ended_job_is_let_go_of_by_one() -> None:
 
 
 def running(*failsafe_members: str) -> JobRecord:
-    return make_job("running", make_head(["n1", "n2"]), failsafe_members=failsafe_members, target=2)
+    return make_job("running", make_generation(["n1", "n2"]), failsafe_members=failsafe_members, target=2)
 
 
 STARTED = status("running", generation=OLD, highest=OLD)
@@ -191,7 +191,7 @@ def test_a_generation_without_failsafe_members_gets_some_from_its_first_member()
 
 
 def test_a_chooser_whose_pod_is_unfit_chooses_all_the_same() -> None:
-    job = make_job("running", make_head(["n4", "n5"]), failsafe_members=["n1", "n2", "n4"], target=2)
+    job = make_job("running", make_generation(["n4", "n5"]), failsafe_members=["n1", "n2", "n4"], target=2)
     assert isinstance(act(job, status("unfit"), "n1", unfit=True, lapsed=("n2",)), Keep)
 
 

@@ -12,7 +12,7 @@ from tests.unit.plan.build import (
     UID,
     UNFIT,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -20,26 +20,26 @@ from tests.unit.plan.build import (
 
 
 def test_members_the_missing_and_one_spare_keep_a_pod() -> None:
-    job = make_job("running", make_head(["n1", "n2"]), target=3)
+    job = make_job("running", make_generation(["n1", "n2"]), target=3)
     cluster = make_cluster(["n1", "n2", "n10", "n4", "n3", make_node("n5", cordon=True)], job)
     assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n1", "n2", "n4", "n3"]
-    full = make_job("running", make_head(["n1", "n2"]), target=2)
+    full = make_job("running", make_generation(["n1", "n2"]), target=2)
     assert [n for n in cluster.nodes if should_prepare(cluster, full, n)] == ["n1", "n2", "n3"]
 
 
 @pytest.mark.parametrize("begun", [READY, PREPARING])
 def test_a_spare_is_kept_when_a_node_of_a_lower_name_comes(begun: Readiness) -> None:
     """Otherwise its fork server is thrown away, and the job has none until the other one is warm."""
-    job = make_job("running", make_head(["n2"]), target=1)
+    job = make_job("running", make_generation(["n2"]), target=1)
     came, spare = make_node("n1", ready={}), make_node("n3", ready={UID: begun})
     cluster = make_cluster([came, "n2", spare], job)
     assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n2", "n3"]
-    wider = make_job("running", make_head(["n2"]), target=2)
+    wider = make_job("running", make_generation(["n2"]), target=2)
     assert [n for n in cluster.nodes if should_prepare(cluster, wider, n)] == ["n1", "n2", "n3"]
 
 
 def test_of_those_who_have_begun_the_ready_one_stays() -> None:
-    job = make_job("running", make_head(["n2"]), target=1)
+    job = make_job("running", make_generation(["n2"]), target=1)
     cluster = make_cluster([make_node("n1", ready={UID: PREPARING}), "n2", "n3"], job)
     assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n2", "n3"]
 
@@ -70,7 +70,7 @@ def test_nobody_prepares_what_shall_not_run() -> None:
 
 def test_a_job_takes_the_spare_that_fewest_others_have() -> None:
     """A node keeps two standbys: were the first one the spare of all jobs, the third would never have any."""
-    job = make_job("running", make_head(["n1"]), target=1)
+    job = make_job("running", make_generation(["n1"]), target=1)
     two, one = {"u-x": READY, "u-y": PREPARING}, {"u-x": READY}
     others = [make_node("n2", ready=two), make_node("n3", ready=one), make_node("n4", ready=one)]
     cluster = make_cluster(["n1", *others], job)
@@ -78,7 +78,7 @@ def test_a_job_takes_the_spare_that_fewest_others_have() -> None:
 
 
 def test_a_spare_that_has_begun_is_kept_though_others_have_it_too() -> None:
-    job = make_job("running", make_head(["n1"]), target=1)
+    job = make_job("running", make_generation(["n1"]), target=1)
     crowded = {"u-x": READY, "u-y": READY, UID: PREPARING}
     cluster = make_cluster(["n1", make_node("n2", ready=crowded), make_node("n3", ready={})], job)
     assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n1", "n2"]
@@ -86,7 +86,7 @@ def test_a_spare_that_has_begun_is_kept_though_others_have_it_too() -> None:
 
 def test_nodes_that_are_needed_are_chosen_by_their_order_and_only_the_spare_by_its_load() -> None:
     """Where the job grows is placement's business: it must not change with who else is ready there."""
-    job = make_job("running", make_head(["n1"]), target=2)
+    job = make_job("running", make_generation(["n1"]), target=2)
     busy = {"u-x": READY}
     nodes: list[NodeRecord | str] = [
         "n1",

@@ -145,7 +145,7 @@ def drawn(
 
 def size(one: JobRecord) -> int:
     """How many nodes it has."""
-    return len(one.head.members) if one.head is not None else 0
+    return len(one.generation.members) if one.generation is not None else 0
 
 
 @REPEATABLE
@@ -184,7 +184,7 @@ def test_each_node_comes_from_the_queue_most_above_its_part(
 ) -> None:
     """For one that waits in a. ``lenders``: queue and size of jobs of which one node is their own."""
     view = drawn(queues, [(which, n, "auto") for which, n in lenders], [(0, needs)], 0, inner=False)
-    rest = [one for one in view.jobs.values() if one.head is not None]
+    rest = [one for one in view.jobs.values() if one.generation is not None]
     tree, due, names = view.queues.by_name, entitlements(view), "abc"[: len(queues)]
     has = {name: sum(size(one) for one in rest if one.spec.queue == name) for name in names}
     lent = {name: has[name] - sum(one.spec.queue == name for one in rest) for name in names}
@@ -202,5 +202,5 @@ def test_each_node_comes_from_the_queue_most_above_its_part(
         has[most], lent[most] = has[most] - 1, lent[most] - 1
     got = Counter[str]()
     for uid, nodes in transfers(view).gives.items():
-        got[queue_of(view.jobs[uid].spec.queue)] += sum(view.jobs[taker].head is None for taker in nodes.values())
+        got[queue_of(view.jobs[uid].spec.queue)] += sum(view.jobs[taker].generation is None for taker in nodes.values())
     assert +got == (expected if sum(expected.values()) == needs else Counter()), "and nothing in vain"

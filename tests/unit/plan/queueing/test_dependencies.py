@@ -17,7 +17,17 @@ from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.queueing import queue
 from nodeagent.plan.queueing.dependencies import blocked, due_for_history, outlived
 from nodeagent.plan.steps import End, Propose, Remove, Settle
-from tests.unit.plan.build import NOW, READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import (
+    NOW,
+    READY,
+    REPEATABLE,
+    WALL,
+    make_cluster,
+    make_generation,
+    make_job,
+    make_node,
+    make_spec,
+)
 
 NODES = ("n1", "n2", "n3")
 
@@ -29,8 +39,10 @@ def a_cluster(*jobs: JobRecord, slots: int = 4, served: int = NOW) -> Cluster:
 
 def prepared(phase: Phase, uid: str = "u-prepare") -> JobRecord:
     """The job that another comes after."""
-    head = None if phase == "queued" else make_head(["n1"], state="active" if phase == "running" else "ended")
-    job = make_job(phase, head, uid=uid, spec=make_spec(size=(1, 1), name="prepare"), order=1)
+    generation = (
+        None if phase == "queued" else make_generation(["n1"], state="active" if phase == "running" else "ended")
+    )
+    job = make_job(phase, generation, uid=uid, spec=make_spec(size=(1, 1), name="prepare"), order=1)
     return job.model_copy(update={"ended": WALL}) if phase in ("succeeded", "failed", "stopped") else job
 
 
@@ -115,7 +127,7 @@ def test_nothing_is_gone_while_a_part_of_the_view_is_still_to_be_read() -> None:
 
 def test_a_record_is_kept_until_those_that_come_after_have_noted_its_end() -> None:
     gone = prepared("failed")
-    gone = gone.model_copy(update={"head": None, "control": gone.control.model_copy(update={"delete": True})})
+    gone = gone.model_copy(update={"generation": None, "control": gone.control.model_copy(update={"delete": True})})
     job = train()
     cluster = a_cluster(gone, job)
     assert decide(cluster, gone, WALL).step is None
@@ -150,8 +162,8 @@ def member(
 ) -> JobRecord:
     array = Array(name=name, id=f"a-{name}", index=i, count=count, first=0, last=count - 1, at_once=at_once)
     spec = make_spec(size=(1, 1), name=f"{name}-{i}", array=array)
-    head = make_head(["n1"], state="active") if phase in USES_TIME else None
-    return make_job(phase, head, spec=spec, uid=f"u-{name}-{i}", order=i, desired=desired)
+    generation = make_generation(["n1"], state="active") if phase in USES_TIME else None
+    return make_job(phase, generation, spec=spec, uid=f"u-{name}-{i}", order=i, desired=desired)
 
 
 def starts(cluster: Cluster) -> list[str]:
@@ -268,8 +280,8 @@ def test_who_comes_after_others_starts_only_when_all_their_ends_are_noted(
     after = tuple(After(uid=f"u-{n}", name=n, need=o[1]) for n, o in zip(names, others, strict=True))
     made = []
     for name, (phase, _, _) in zip(names, others, strict=True):
-        head = make_head(["n1"]) if phase in USES_TIME else None
-        made.append(make_job(phase, head, uid=f"u-{name}", spec=make_spec(size=(9, 9), name=name), desired="run"))
+        generation = make_generation(["n1"]) if phase in USES_TIME else None
+        made.append(make_job(phase, generation, uid=f"u-{name}", spec=make_spec(size=(9, 9), name=name), desired="run"))
     job = make_job(spec=make_spec(size=(1, 1), name="last", after=after), uid="u-last", order=9)
     met = tuple(one.uid for one, other in zip(after, others, strict=True) if other[2])
     job = job.model_copy(update={"control": job.control.model_copy(update={"met": met})})

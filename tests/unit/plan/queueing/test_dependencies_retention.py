@@ -15,7 +15,7 @@ from nodeagent.plan.queueing.dependencies import (
     keeps_history,
     outlived,
 )
-from tests.unit.plan.build import WALL, make_cluster, make_head, make_job, make_spec
+from tests.unit.plan.build import WALL, make_cluster, make_generation, make_job, make_spec
 
 DAY = 86_400.0
 
@@ -42,8 +42,8 @@ def test_only_the_newest_stay_and_the_oldest_go_first_a_few_at_a_time() -> None:
 
 
 def test_what_has_not_ended_or_may_still_run_somewhere_stays() -> None:
-    live = make_job("running", make_head(["n1"]), uid="u-r")
-    stops = ended(2, 8 * DAY, "stopped", head=make_head(["n1"], state="ended", holders=["n1"]))
+    live = make_job("running", make_generation(["n1"]), uid="u-r")
+    stops = ended(2, 8 * DAY, "stopped", generation=make_generation(["n1"], state="ended", holders=["n1"]))
     assert gone(live, stops, keep=0) == []
 
 
@@ -63,9 +63,9 @@ def test_what_has_just_ended_runs_somewhere_or_is_to_be_deleted_does_not_go_ther
     newest = [ended(i, i) for i in range(IN_VIEW)]
     assert shelved(*newest, ended(98, AFTER - 1)) == []
     assert shelved(*newest, ended(98, AFTER + 1)) == ["j98"]
-    stops = ended(98, 9000, "stopped", head=make_head(["n1"], state="ended", holders=["n1"]))
+    stops = ended(98, 9000, "stopped", generation=make_generation(["n1"], state="ended", holders=["n1"]))
     deleted = ended(98, 9000).model_copy(update={"control": Control(rev=1, target=1, delete=True)})
-    live = make_job("running", make_head(["n1"]), uid="u-r")
+    live = make_job("running", make_generation(["n1"]), uid="u-r")
     for job in (stops, deleted, live):
         assert shelved(*newest, job) == []
 

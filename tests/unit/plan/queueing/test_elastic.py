@@ -25,7 +25,7 @@ from tests.unit.plan.build import (
     UNFIT,
     WALL,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -35,7 +35,7 @@ from tests.unit.plan.build import (
 def borrower(name: str, nodes: list[str], target: int = 1, most: int = 8, order: int = 0) -> JobRecord:
     """A job with ``nodes: {min: 1, max: most, target: auto}``, scaled to the target, which runs on these."""
     spec = auto(make_spec(size=(1, most), name=name))
-    return make_job("running", make_head(nodes), spec=spec, uid=f"u-{name}", target=target, order=order)
+    return make_job("running", make_generation(nodes), spec=spec, uid=f"u-{name}", target=target, order=order)
 
 
 def auto(spec: JobSpec) -> JobSpec:
@@ -55,7 +55,7 @@ def cluster(count: int, *jobs: JobRecord, ready: Mapping[str, Readiness] | None 
 
 
 def test_nobody_who_does_not_borrow_sees_any_of_it() -> None:
-    running = make_job("running", make_head(["n1"]), spec=make_spec(size=(1, 4)), target=1)
+    running = make_job("running", make_generation(["n1"]), spec=make_spec(size=(1, 4)), target=1)
     assert transfers(cluster(4, running, waiting("b", 2))) is NO_TRANSFERS
 
 
@@ -99,8 +99,8 @@ def test_what_its_target_says_is_its_own() -> None:
 
 def test_what_leaves_already_is_not_asked_for_again() -> None:
     job = borrower("a", ["n1", "n2", "n3"], target=1)
-    forming = make_head(["n1", "n2"], state="forming", number=2, holders=["n1", "n2", "n3"], planned=True)
-    leaves = job.model_copy(update={"head": forming, "phase": "forming"})
+    forming = make_generation(["n1", "n2"], state="forming", number=2, holders=["n1", "n2", "n3"], planned=True)
+    leaves = job.model_copy(update={"generation": forming, "phase": "forming"})
     assert transfers(cluster(3, leaves, waiting("b", 1))).gives == {}
 
 
@@ -113,7 +113,7 @@ def test_who_has_most_gives_first() -> None:
 
 def test_who_runs_on_fewer_than_its_target_gets_borrowed_ones() -> None:
     job = borrower("a", ["n1", "n2", "n3"])
-    short = make_job("running", make_head(["n4"]), spec=make_spec(size=(1, 2), name="b"), uid="u-b", target=2)
+    short = make_job("running", make_generation(["n4"]), spec=make_spec(size=(1, 2), name="b"), uid="u-b", target=2)
     assert transfers(cluster(4, job, short)).gives == {"u-a": {"n3": "u-b"}}
 
 
@@ -165,14 +165,14 @@ def test_what_must_hold_of_every_view(
     by_uid = {job.uid: job for job in jobs}
     for uid, nodes in found.gives.items():
         job = by_uid[uid]
-        assert job.head is not None
-        assert nodes.keys() <= job.head.members.keys()
-        assert len(job.head.members) - len(nodes) >= job.control.target, "nothing of its own"
+        assert job.generation is not None
+        assert nodes.keys() <= job.generation.members.keys()
+        assert len(job.generation.members) - len(nodes) >= job.control.target, "nothing of its own"
         assert uid not in found.takes or not set(found.takes[uid]) & nodes.keys()
     for uid, more in found.takes.items():
         job = by_uid[uid]
-        assert job.head is not None
-        assert len(job.head.members) + len(more) <= max(job.spec.nodes.max, job.control.target)
+        assert job.generation is not None
+        assert len(job.generation.members) + len(more) <= max(job.spec.nodes.max, job.control.target)
     got = Counter(uid for nodes in found.gives.values() for uid in nodes.values())
     own, free, lent = 0, idle, sum(max(0, has(job) - job.control.target) for job in jobs)
     for job in sorted((j for j in jobs if has(j)), key=line_key):
@@ -202,4 +202,4 @@ def test_what_must_hold_of_every_view(
 
 def has(job: JobRecord) -> int:
     """How many nodes it runs on."""
-    return len(job.head.members) if job.head is not None else 0
+    return len(job.generation.members) if job.generation is not None else 0

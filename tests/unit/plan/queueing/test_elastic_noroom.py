@@ -72,7 +72,7 @@ def test_no_job_of_its_own_queue_is_stopped() -> None:
 
 
 def test_where_nothing_runs_nobody_is_to_make_room() -> None:
-    view = cluster(6, [A, B], ALL.model_copy(update={"phase": "paused", "head": None}), job("b1", 2))
+    view = cluster(6, [A, B], ALL.model_copy(update={"phase": "paused", "generation": None}), job("b1", 2))
     shut = Cordon(reason="disk", by="olga", at=1.0)
     nodes = {n: node.model_copy(update={"cordon": shut}) for n, node in view.nodes.items()}
     assert why(replace(view, nodes=nodes, notes=Notes())) == ""

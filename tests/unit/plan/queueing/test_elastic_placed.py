@@ -18,7 +18,7 @@ from nodeagent.plan.job.proposal import place
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.queueing.elastic import nodes_wanted, transfers
 from nodeagent.plan.steps import Propose
-from tests.unit.plan.build import READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import READY, REPEATABLE, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 
 H100 = Constraints(require=(Match(label="gpu", values=("h100",)),))
 
@@ -40,7 +40,7 @@ def borrower(
     spec = make_spec(name=name, size=(segments or 1, most), placement=asked, within=within, segments=segments)
     nodes = spec.nodes.model_copy(update={"target": spec.nodes.min, "auto": True})
     spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
-    return make_job("running", make_head(on.split()), spec=spec, uid=f"u-{name}", target=target, order=order)
+    return make_job("running", make_generation(on.split()), spec=spec, uid=f"u-{name}", target=target, order=order)
 
 
 def job(
@@ -56,8 +56,8 @@ def job(
     """It waits for so many nodes, or runs on these."""
     nodes = on.split()
     spec = make_spec(name=name, size=(least, max(least, len(nodes))), placement=asked, within=within, segments=segments)
-    head = make_head(nodes) if nodes else None
-    return make_job("running" if nodes else "queued", head, spec=spec, uid=f"u-{name}", order=order)
+    generation = make_generation(nodes) if nodes else None
+    return make_job("running" if nodes else "queued", generation, spec=spec, uid=f"u-{name}", order=order)
 
 
 def cluster(where: dict[str, str], *jobs: JobRecord, h100: Iterable[str] = (), queues: Iterable[Queue] = ()) -> Cluster:
@@ -220,22 +220,22 @@ def test_nobody_gets_a_node_that_will_not_do_and_nothing_is_given_in_vain(
     found, by_uid = transfers(view), view.jobs
     for uid, nodes in found.takes.items():
         one = by_uid[uid]
-        assert one.head is not None
+        assert one.generation is not None
         assert set(nodes) <= set(free)
         assert one.spec.role.placement is None or h100.issuperset(nodes)
-        assert not one.spec.within or len({rack_of[n] for n in (*one.head.members, *nodes)}) == 1
+        assert not one.spec.within or len({rack_of[n] for n in (*one.generation.members, *nodes)}) == 1
     for uid in {to for nodes in found.gives.values() for to in nodes.values()}:
         one = by_uid[uid]
         got = {n for nodes in found.gives.values() for n, to in nodes.items() if to == uid}
         assert one.spec.role.placement is None or got <= h100
-        if one.head is None and not found.stops:
+        if one.generation is None and not found.stops:
             able = [n for n in {*got, *free} if one.spec.role.placement is None or n in h100]
             count = Counter(rack_of[n] for n in able)
             if one.spec.segments:
                 count = Counter({rack: has - has % one.spec.segments for rack, has in count.items()})
             assert (max(count.values()) if one.spec.within else count.total()) >= one.spec.nodes.min, "in vain"
     for one in by_uid.values():
-        if one.head is not None and one.uid in found.gives:
+        if one.generation is not None and one.uid in found.gives:
             names = {c.node for c in place(view, one).chosen}
             assert not names & found.gives[one.uid].keys()
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())

@@ -33,7 +33,7 @@ from tests.unit.plan.build import (
     UNFIT,
     WALL,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     make_spec,
@@ -52,7 +52,7 @@ def crowd(count: int, size: int, nodes: int, *, taken: int, priority: int = 0, f
     records = [make_node(f"n{i}", slots=1, ready={}) for i in range(1, nodes + 1)]
     big = make_job(
         "running",
-        make_head([f"n{i}" for i in range(1, taken + 1)]),
+        make_generation([f"n{i}" for i in range(1, taken + 1)]),
         uid="u-big",
         spec=make_spec(size=(1, max(1, taken)), name="big"),
     )
@@ -102,7 +102,7 @@ def test_a_job_goes_first_as_if_each_were_placed_by_itself(cluster: Cluster) -> 
 def test_kinds_of_nodes_are_judged_as_nodes_are(gpus: int | None, workers: int | str, uneven: bool) -> None:
     nodes = [make_node(f"n{i}{s}", slots=s, gpus=i, sick=range(i // 2), ready={}) for i in range(5) for s in range(4)]
     job = make_job(spec=make_spec(workers=workers, gpus=gpus, uneven=uneven))
-    taken = make_job("running", make_head(["n12", "n23"], workers=2), uid="u-b", spec=make_spec(name="b"))
+    taken = make_job("running", make_generation(["n12", "n23"], workers=2), uid="u-b", spec=make_spec(name="b"))
     cluster = make_cluster(nodes, job, taken)
     assert room_for(cluster, job).pending == sum(c.standing == "pending" for c in candidates(cluster, job))
 
@@ -142,7 +142,7 @@ def test_who_waits_is_at_rest_until_its_time() -> None:
     cluster = crowd(3, 20, 24, taken=20)
     for job in waiting(cluster):
         assert (found := decide(cluster, job, WALL)).steady and not found.at
-    backoff = make_job("holding", make_head(["n1"], state="ended"), active=1, not_before=NOW + 500)
+    backoff = make_job("holding", make_generation(["n1"], state="ended"), active=1, not_before=NOW + 500)
     held = make_job("holding", active=1, since=NOW, spec=make_spec(size=(2, 2), hold_timeout=9.0))
     fresh = make_job(spec=make_spec(size=(1, 2)), since=NOW)
     for job, at in ((backoff, NOW + 500), (held, NOW + 9000), (fresh, NOW + 60_000)):
@@ -241,7 +241,7 @@ def test_it_says_which_jobs_hold_what_it_needs() -> None:
 
 def test_many_holders_are_counted() -> None:
     others = [
-        make_job("running", make_head([f"n{i}"]), uid=f"u-{i}", spec=make_spec(name=f"j{i}"), order=i)
+        make_job("running", make_generation([f"n{i}"]), uid=f"u-{i}", spec=make_spec(name=f"j{i}"), order=i)
         for i in range(1, 7)
     ]
     job = make_job(spec=make_spec(size=(2, 2)), order=9)

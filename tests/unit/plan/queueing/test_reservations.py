@@ -31,7 +31,7 @@ from tests.unit.plan.build import (
     REPEATABLE,
     WALL,
     make_cluster,
-    make_head,
+    make_generation,
     make_job,
     make_node,
     spend,
@@ -51,7 +51,7 @@ def runs(name: str, on: list[str], minutes: float | None = None, order: int = 0,
     """It runs since ``NOW``; ``minutes``: its time limit."""
     limit = None if minutes is None else 60 * minutes
     spec = spec_of(size=(1 if size else len(on), size or len(on)), name=name, time_limit=limit)
-    job = make_job("running", make_head(on), uid=f"u-{name}", spec=spec, order=order, since=NOW)
+    job = make_job("running", make_generation(on), uid=f"u-{name}", spec=spec, order=order, since=NOW)
     return job.model_copy(update={"first_active": NOW})
 
 
@@ -221,13 +221,17 @@ def test_what_the_large_one_does_not_need_is_open() -> None:
 
 def test_what_becomes_free_is_kept_while_nodes_get_ready_for_it() -> None:
     """Else another whose pods are ready would take it."""
-    left = make_job("succeeded", make_head(["n9"], state="ended"), uid="u-l", spec=spec_of(size=(1, 1), name="left"))
+    left = make_job(
+        "succeeded", make_generation(["n9"], state="ended"), uid="u-l", spec=spec_of(size=(1, 1), name="left")
+    )
     first, small = waits("first", 2, 1), waits("small", 1, 2)
     cluster = of_team(cluster_of(8, runs("a", ["n2", "n3"]), left, first, small))
     slow = {n: one.model_copy(update={"readiness": {"u-small": READY}}) for n, one in cluster.nodes.items()}
-    head = cluster.jobs["u-l"].head
-    assert head is not None
-    recent = cluster.jobs["u-l"].model_copy(update={"head": head.model_copy(update={"since": NOW - 40_000})})
+    generation = cluster.jobs["u-l"].generation
+    assert generation is not None
+    recent = cluster.jobs["u-l"].model_copy(
+        update={"generation": generation.model_copy(update={"since": NOW - 40_000})}
+    )
     cluster = replace(cluster, nodes=slow, jobs={**cluster.jobs, "u-l": recent}, notes=Notes())
     assert decided(cluster, "small") == (None, "queue team keeps 2 nodes for job first, which gets ready")
     lapsed = at(cluster, NOW - 40_000 + GRACE * 1000 + int(GIVE_WAY * 1000))
@@ -256,8 +260,8 @@ def test_one_that_runs_replaces_what_it_loses_whatever_is_kept() -> None:
 
 def test_one_that_runs_does_not_take_what_others_gave_up_for_one_that_waits() -> None:
     """Even if it is the older one."""
-    head = make_head(["n2"], state="ended").model_copy(update={"since": NOW - 1000})
-    gave = make_job("holding", head, uid="u-g", spec=spec_of(size=(1, 1), name="g"), order=5)
+    generation = make_generation(["n2"], state="ended").model_copy(update={"since": NOW - 1000})
+    gave = make_job("holding", generation, uid="u-g", spec=spec_of(size=(1, 1), name="g"), order=5)
     entry = spend("share", counts=False).model_copy(update={"room_for": ("u-b",)})
     gave = gave.model_copy(update={"budget": {"1": entry}})
     older, waiting = runs("a", ["n1"], order=0, size=2), waits("b", 1, 9)
@@ -305,8 +309,10 @@ def test_nodes_that_a_maintenance_window_closes_to_it_are_open_to_others() -> No
 def freed(ago: int) -> Cluster:
     """A job has left the node that the gang lacked; on that one it has yet to get ready."""
     gone = runs("a", ["n1"]).model_copy(update={"phase": "succeeded", "since": NOW - ago})
-    assert gone.head is not None
-    gone = gone.model_copy(update={"head": gone.head.model_copy(update={"state": "ended", "since": NOW - ago})})
+    assert gone.generation is not None
+    gone = gone.model_copy(
+        update={"generation": gone.generation.model_copy(update={"state": "ended", "since": NOW - ago})}
+    )
     cluster = cluster_of(3, gone, waits("big", 3, 1), waits("small", 1, 2))
     node = make_node("n1", slots=1, ready={"u-big": PREPARING, "u-small": READY})
     return replace(cluster, nodes={**cluster.nodes, "n1": node})
@@ -370,7 +376,7 @@ def test_a_lost_node_is_replaced_there_all_the_same() -> None:
 def test_a_gang_that_failed_starts_again_where_it_was_for_a_minute() -> None:
     def failed(kind: CauseKind, ago: int) -> Cluster:
         late = make_job(
-            "holding", make_head(["n1", "n2"], state="ended", since=NOW - ago), uid="u-late", order=5, active=1,
+            "holding", make_generation(["n1", "n2"], state="ended", since=NOW - ago), uid="u-late", order=5, active=1,
             spec=spec_of(size=(2, 2), name="late"), budget={"1": spend(kind)}, since=NOW - ago,
         )  # fmt: skip
         return cluster_of(4, runs("svc", ["n3"]), waits("big", 4, 1), late)
@@ -560,8 +566,13 @@ def started(cluster: Cluster) -> Cluster:
         step = decide(cluster, job, WALL).step
         if isinstance(step, Propose):
             assert len(step.members) == job.spec.nodes.min, "a gang starts whole"
-            head = make_head(list(step.members), deadline=cluster.served)
-            now = {"phase": "running", "head": head, "since": cluster.served, "first_active": cluster.served}
+            generation = make_generation(list(step.members), deadline=cluster.served)
+            now = {
+                "phase": "running",
+                "generation": generation,
+                "since": cluster.served,
+                "first_active": cluster.served,
+            }
             cluster = replace(cluster, jobs={**cluster.jobs, uid: job.model_copy(update=now)})
     return cluster
 

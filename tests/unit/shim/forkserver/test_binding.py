@@ -11,7 +11,7 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.steps import Propose
 from nodeagent.pods.environment import worker_environments
 from nodeagent.shim.forkserver.binding import bind, cards_near, cpus_near, gpu_of, numbers
-from tests.unit.plan.build import WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import WALL, make_cluster, make_generation, make_job, make_node, make_spec
 
 CORES = 16
 """Two sockets of two NUMA nodes each, of two physical cores each, of two threads each: 0-7 and their siblings 8-15."""
@@ -146,18 +146,18 @@ def test_a_worker_gets_the_cores_and_network_cards_near_the_gpus_that_the_plan_h
     node = node.model_copy(update={"facts": node.facts.model_copy(update={"gpus": placed})})
     role = make_spec(workers=2, gpus=1, size=(1, 1)).role.model_copy(update={"numa_binding": "node"})
     job = make_job(spec=make_spec().model_copy(update={"roles": (role,)}))
-    other = make_job("running", make_head(["n1"]), uid="u-b", spec=make_spec(name="b"))
-    assert other.head is not None
-    theirs = other.head.members["n1"].model_copy(update={"devices": ("GPU-n1-0",)})
-    other = other.model_copy(update={"head": other.head.model_copy(update={"members": {"n1": theirs}})})
+    other = make_job("running", make_generation(["n1"]), uid="u-b", spec=make_spec(name="b"))
+    assert other.generation is not None
+    theirs = other.generation.members["n1"].model_copy(update={"devices": ("GPU-n1-0",)})
+    other = other.model_copy(update={"generation": other.generation.model_copy(update={"members": {"n1": theirs}})})
     step = decide(make_cluster([node], job, other), job, WALL).step
     assert isinstance(step, Propose)
-    head = make_head(["n1"]).model_copy(update={"members": step.members, "address": "10.0.0.1:29400"})
-    head = head.model_copy(update={"ports": {"n1": (1, 2)}, "hosts": {"n1": "10.0.0.1"}})
+    generation = make_generation(["n1"]).model_copy(update={"members": step.members, "address": "10.0.0.1:29400"})
+    generation = generation.model_copy(update={"ports": {"n1": (1, 2)}, "hosts": {"n1": "10.0.0.1"}})
     done: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(CORES)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: done.append(cpus))
-    for env in worker_environments(job, head, node, {"n1": node}):
+    for env in worker_environments(job, generation, node, {"n1": node}):
         assert env["CUDA_VISIBLE_DEVICES"] == "GPU-n1-2,GPU-n1-3"
         bind(env, str(machine))
         assert env["NCCL_IB_HCA"] == "=mlx5_1"
