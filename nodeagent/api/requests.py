@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -30,8 +30,12 @@ MAX_BODY = 1024 * 1024
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
-async def read(request: web.Request) -> dict[str, Any]:
-    """The JSON object in the body."""
+async def read(request: web.Request, *names: str) -> dict[str, Any]:
+    """The JSON object in the body. Beside ``request_id`` it may have these fields: a misspelt one would be as if it had
+    not been given.
+
+    Raises ``ApiError`` (``usage``).
+    """
     try:
         raw = (await request.read()).decode()
         value = json.loads(raw or "{}")
@@ -47,7 +51,21 @@ async def read(request: web.Request) -> dict[str, Any]:
         raise ApiError("usage", f"the body is not JSON: {error}", "send one JSON object, in UTF-8") from None
     if not isinstance(value, dict):
         raise ApiError("usage", "the body is not a JSON object", "send one JSON object")
+    has_only(value, (*names, "request_id"), "the body")
     return value
+
+
+def has_only(value: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    """Raises ``ApiError`` (``usage``) for a field that is not known."""
+    for name in value:
+        if name not in known:
+            raise ApiError("usage", f"{what} has the unknown field {name[:64]!r}", _right(name, known))
+
+
+def _right(name: str, known: Sequence[str]) -> str:
+    """The next step of somebody who gave this name."""
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else f"it has: {', '.join(known) or 'none'}"
 
 
 def request_id(body: dict[str, Any]) -> str:
@@ -94,8 +112,7 @@ async def query_middleware(request: web.Request, handler: Handler) -> web.Stream
         known = (*getattr(matched.handler, _PARAMETERS, ()), OWN_ONLY)
         for name in request.query:
             if name not in known:
-                near, has = nearest(name, known), ", ".join(known[:-1]) or "none"
-                step = f"did you mean {near}?" if near else f"it has: {has}"
+                step = _right(name, known[:-1])
                 raise ApiError("usage", f"{request.path} has no query parameter {name!r}", step)
     return await handler(request)
 

@@ -1,7 +1,10 @@
-"""A query parameter that a path does not have is refused: a misspelt one would be as if it had not been given."""
+"""What a path does not have is refused, in the query and in the body: a misspelt name would be as if it had not been
+given."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +13,18 @@ import pytest
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from tests.unit.api.fakes import FakeView
+from tests.unit.plan.build import make_spec
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of the API of one node."""
+    view = FakeView(folder, ("n1",))
+    await view.join()
+    async with ApiServer(view, Metrics()) as server:
+        connector = aiohttp.UnixConnector(path=str(server.socket_path))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield session
 
 
 @pytest.mark.parametrize(
@@ -27,10 +42,51 @@ from tests.unit.api.fakes import FakeView
     ],
 )
 async def test_unknown_query_parameters(tmp_path: Path, path: str, step: str) -> None:
-    view = FakeView(tmp_path, ("n1",))
-    await view.join()
-    async with ApiServer(view, Metrics()) as server:
-        connector = aiohttp.UnixConnector(path=str(server.socket_path))
-        async with aiohttp.ClientSession(connector=connector) as session, session.get(f"http://agent{path}") as answer:
-            error = (await answer.json()).get("error", {})
+    async with served(tmp_path) as session, session.get(f"http://agent{path}") as answer:
+        error = (await answer.json()).get("error", {})
     assert (answer.status, error.get("next", "")) == ((400 if step else 200), step), error
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "field", "step"),
+    [
+        ("POST", "/v1/jobs", "dryrun", "did you mean dry_run?"),
+        ("POST", "/v1/jobs/a/scale", "timout", "did you mean timeout?"),
+        ("POST", "/v1/jobs/a/scaleout", "target", "it has: count, timeout, request_id"),
+        ("POST", "/v1/jobs/a/scalein", "node", "did you mean nodes?"),
+        ("POST", "/v1/jobs/a/stop", "grace", "it has: request_id"),
+        ("DELETE", "/v1/jobs/a", "now", "it has: request_id"),
+        ("POST", "/v1/jobs/a/restart", "r" * 100, "it has: request_id"),
+        ("POST", "/v1/arrays/a/stop", "grace", "it has: request_id"),
+        ("POST", "/v1/nodes/n1/drain", "reasn", "did you mean reason?"),
+        ("POST", "/v1/nodes/n1/cordon", "drain", "it has: reason, request_id"),
+        ("POST", "/v1/nodes/n1/uncordon", "reason", "it has: request_id"),
+        ("POST", "/v1/nodes/n1/forget", "force", "it has: request_id"),
+        ("POST", "/v1/nodes/n1/health/ack", "gpus", "did you mean gpu?"),
+        ("POST", "/v1/nodes/n1/health/inject", "rule", "it has: xid, gpu, request_id"),
+        ("POST", "/v1/nodes/n1/diag", "force", "it has: gpu, busy, request_id"),
+        ("POST", "/v1/queues/q/create", "weight", "it has: settings, dry_run, request_id"),
+        ("POST", "/v1/queues/q/set", "setting", "did you mean settings?"),
+        ("POST", "/v1/queues/q/close", "why", "it has: dry_run, request_id"),
+        ("DELETE", "/v1/queues/q", "force", "it has: dry_run, request_id"),
+        ("PUT", "/v1/queues", "queue", "did you mean queues?"),
+        ("POST", "/v1/windows", "start", "did you mean starts?"),
+        ("DELETE", "/v1/windows/w1", "force", "it has: request_id"),
+    ],
+)
+async def test_unknown_fields_of_a_body(tmp_path: Path, method: str, path: str, field: str, step: str) -> None:
+    async with served(tmp_path) as session:
+        asked = {"request_id": "r1", field: 1}
+        async with session.request(method, f"http://agent{path}", json=asked) as answer:
+            error = (await answer.json())["error"]
+    problem = f"the body has the unknown field {field[:64]!r}"
+    assert (answer.status, error["message"], error["next"]) == (400, problem, step)
+
+
+async def test_unknown_fields_of_a_job_in_a_batch(tmp_path: Path) -> None:
+    spec = make_spec().model_dump(mode="json", exclude={"submitter"})
+    jobs = [{"spec": spec, "aftr": {"b": "ok"}}]
+    body = {"request_id": "r1", "submitter": {"uid": 0, "gid": 0, "name": "root"}, "jobs": jobs}
+    async with served(tmp_path) as session, session.post("http://agent/v1/jobs", json=body) as answer:
+        error = (await answer.json())["error"]
+    assert (error["message"], error["next"]) == ("a job has the unknown field 'aftr'", "did you mean after?")

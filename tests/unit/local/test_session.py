@@ -237,7 +237,8 @@ def test_what_a_killed_supervisor_left_is_cleared_away_by_the_next_look(cluster:
     os.kill(status["pid"], signal.SIGKILL)
     until(lambda: not any(map(running, children)), "its children died with it")
     # Its children are killed when the thread that started them ends; its lock is free when its last thread has ended.
-    until(lambda: sockets() == [], "the look after its end clears away what it left")
+    until(lambda: not registry.alive(cluster), "its lock is free")
+    assert sockets() == [], "the look after its end clears away what it left"
     assert not any(map(running, orphans))
     assert not cluster.run.exists()
     shutil.rmtree(cluster.data)  # kept: its logs may say why
