@@ -67,9 +67,9 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.debug("prepare", why=why)
                     self._host.prepare(uid, job.spec)
-            case pod.Stop(uid, grace, why, given_up, broken, sooner):
+            case pod.Stop(uid, grace, why, given_up, broken, sooner, later):
                 log.debug("stop", why=why, grace=grace)
-                self._host.stop(uid, grace, given_up, broken, sooner)
+                self._host.stop(uid, grace, given_up, broken, sooner, later)
             case pod.Promise(uid, token, rendezvous, why, ports, above):
                 log.debug("promise", generation=token.number, why=why)
                 self._host.promise(uid, token, rendezvous, ports, above)

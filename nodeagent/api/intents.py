@@ -245,11 +245,12 @@ def _goal_of_role(asked: Asked, job: JobRecord) -> int:
     sizes = {role.name: role.places for role in job.sized.roles}
     have = ", ".join(f"{name} {places}" for name, places in sizes.items())
     if not asked.role:
-        last = job.spec.roles[-1].name
+        ranges = [role.name for role in job.spec.roles if role.size.min < role.size.max]
+        likely = [*ranges, job.spec.completes or job.spec.roles[-1].name][0]
         raise ApiError(
             "state",
             f"job {job.name!r} has several roles ({have}), which are scaled one by one",
-            f"say which: nodeagentctl scale {job.name} {last}={max(asked.target, 1)}; nothing was changed",
+            f"say which: nodeagentctl scale {job.name} {likely}={max(asked.target, 1)}; nothing was changed",
         )
     role = next(role for role in job.spec.roles if role.name == asked.role)
     low, high = 1, MOST_NODES - (sum(sizes.values()) - sizes[asked.role])

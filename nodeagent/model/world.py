@@ -75,6 +75,8 @@ class Member(Record):
     places: tuple[Place, ...] = ()
     """In a job of several roles: the places that its workers and devices belong to, in their order. Only the workers'
     environment has ranks within roles."""
+    down: tuple[str, ...] = ()
+    """Of a holder: roles of which no worker runs there any more, while others still stop (``Ack.down``)."""
 
     @property
     def ports(self) -> int:
@@ -129,6 +131,9 @@ class Ack(Record):
     signature: str = ""
     """The cluster key's signature of life and addresses for this node and generation: workers are sent only to an
     address that an agent named (``trust/seal.py``)."""
+    down: tuple[str, ...] = ()
+    """Nothing is acknowledged yet, but that no worker of these roles runs here any more: they came after workers on
+    other nodes, which may stop now."""
     stopped: float = 0.0
     """Seconds from when this node received the generation until nothing older ran here. For people."""
     ready: float = 0.0

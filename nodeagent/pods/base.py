@@ -182,11 +182,13 @@ class PodHost(Protocol):
         given_up: GivenUp | None = None,
         broken: bool = False,
         sooner: Mapping[str, float] = NOBODY,
+        later: tuple[str, ...] = (),
     ) -> None:
         """Stop whatever runs: SIGTERM, then SIGKILL after ``grace`` seconds; None is SIGKILL now. A shorter grace
         overrides a longer one. ``given_up``: the snapshots in memory are written out, within the grace. ``broken``: a
         rank is missing that was to leave with the others, so those that wait for it are killed. ``sooner``: roles whose
-        workers are killed after fewer seconds."""
+        workers are killed after fewer seconds. Workers that come after others get their SIGTERM first (``shim/turns``);
+        ``later``: roles that wait for workers on other nodes, too, until another stop does not name them."""
         ...
 
     def look(self, uid: str, limit: float | None = None) -> None:

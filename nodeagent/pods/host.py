@@ -221,10 +221,11 @@ class ShimHost:
         given_up: GivenUp | None = None,
         broken: bool = False,
         sooner: Mapping[str, float] = NOBODY,
+        later: tuple[str, ...] = (),
     ) -> None:
         plain = given_up.model_dump() if given_up is not None else None
         if uid in self._pods:
-            self._pods[uid].stop(grace=grace, given_up=plain, broken=broken, sooner=dict(sooner))
+            self._pods[uid].stop(grace=grace, given_up=plain, broken=broken, sooner=dict(sooner), later=later)
 
     def look(self, uid: str, limit: float | None = None) -> None:
         self._command(uid, "look", **({} if limit is None else {"limit": limit}))

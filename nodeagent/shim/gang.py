@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from nodeagent.shim.processes import kill_session, own_limits, reap, start_progr
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
 from nodeagent.shim.restarts import PlaceRestarts, RoleRounds, is_reaped, role_of
 from nodeagent.shim.snapshots import WriteOut
+from nodeagent.shim.turns import HALF, Turns
 
 CLEAN = (0, 101)
 """Exit codes of those that had no more to do, or have left."""
@@ -57,6 +58,8 @@ class Worker:
     stopped: bool = False
     fenced: bool = False
     order: int = 0
+    until: float | None = None
+    """When (monotonic) its grace ends, once it was asked to stop."""
     leave: Callable[[float], None] | None = None
     """Asks it to leave by itself within so many seconds, which it wants to be instead of a SIGTERM."""
     farewell: Farewell = field(default_factory=Farewell)
@@ -146,9 +149,11 @@ class LocalGang:
         self._kill: Delay | None = None
         self._early: Delay | None = None
         self._late: Delay | None = None
+        self._everybody: Delay | None = None
+        self._turns = Turns(parts.pod["roles"])
         self._shorter: Mapping[str, float] = NOBODY
-        self._sooner: list[Delay] = []
-        """Of roles that have less than ``_grace``."""
+        self._sooner: dict[str, tuple[Delay, Delay]] = {}
+        """Of roles that have less than ``_grace``, and were asked to stop."""
         self._stuck_check: Delay | None = None
         self._given_up: Mapping[str, Any] | None = None
         self._write_out: WriteOut | None = None
@@ -241,6 +246,7 @@ class LocalGang:
         given_up: Mapping[str, Any] | None = None,
         broken: bool = False,
         sooner: Mapping[str, float] = NOBODY,
+        later: Collection[str] = (),
     ) -> None:
         """See base.PodHost.stop."""
         if self.settled:
@@ -260,26 +266,60 @@ class LocalGang:
         if grace is None:
             self._kill_all()
         else:
-            if self._kill_at is None:
-                for w in self.living():
-                    if w.leave is not None:
-                        w.leave(min(grace, sooner.get(role_of(w.place), grace)))
-                    else:
-                        self._terminate(w, alone=saves_itself(self.process(w)))
-            at = time.monotonic() + grace
-            if self._kill_at is None or at < self._kill_at:
-                self._kill_at, self._grace = at, grace
-                for delay in (*filter(None, (self._kill, self._early, self._late)), *self._sooner):
-                    delay.cancel()
-                self._kill = self.parts.loop.after(grace, self._grace_over)
-                self._early = self.parts.loop.after(grace * EARLY, self._write_early)
-                self._late = self.parts.loop.after(grace * LATE, self._signal_groups)
-                self._shorter = sooner
-                self._sooner = [delay for role in sooner for delay in self._after_own_grace(role, sooner[role])]
+            self._turns.elsewhere = frozenset(later)
+            if self._kill_at is None or time.monotonic() + grace < self._kill_at:
+                self._begin_grace(grace, sooner)
+            self._ask()
             if broken:
                 self.abandon()
         self.parts.changed()
         self.settle()
+
+    def _begin_grace(self, grace: float, sooner: Mapping[str, float]) -> None:
+        """From now on; those that were asked to stop before have this one, too."""
+        self._cancel_delays()
+        self._kill_at, self._grace, self._shorter, self._sooner = time.monotonic() + grace, grace, sooner, {}
+        after = self.parts.loop.after
+        self._everybody = after(grace * HALF, self._ask_everybody)
+        self._early = after(grace * EARLY, self._write_early)
+        self._late = after(grace * LATE, self._signal_groups)
+        self._kill = after(grace, self._grace_over)
+        for w in self.living():
+            if w.until is not None:
+                self._time(w)
+
+    def _cancel_delays(self) -> None:
+        delays = (self._everybody, self._early, self._late, self._kill)
+        for delay in (*filter(None, delays), *(one for pair in self._sooner.values() for one in pair)):
+            delay.cancel()
+
+    def _ask_everybody(self) -> None:
+        self._turns.over = True
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask those to stop whose turn has come."""
+        waits = [w for w in self.living() if w.until is None]
+        if not waits:
+            return
+        roles = {role_of(w.place) for w in self.living()}
+        for w in waits:
+            if self._turns.has_come(role_of(w.place), roles):
+                left = self._time(w)
+                if w.leave is not None:
+                    w.leave(left)
+                else:
+                    self._terminate(w, alone=saves_itself(self.process(w)))
+
+    def _time(self, w: Worker) -> float:
+        """Begin the grace of a worker that is asked to stop; returns its seconds."""
+        assert self._kill_at is not None
+        role, left = role_of(w.place), max(0.0, self._kill_at - time.monotonic())
+        own = min(left, self._shorter.get(role, left))
+        w.until = time.monotonic() + own
+        if role in self._shorter and role not in self._sooner:
+            self._sooner[role] = self._after_own_grace(role, self._shorter[role])
+        return own
 
     def abandon(self) -> None:
         """One of the gang's ranks, here or elsewhere, is missing: end those that wait for it."""
@@ -307,10 +347,8 @@ class LocalGang:
 
     def grace_left(self, w: Worker) -> float | None:
         """Seconds until this worker is killed, once a planned stop has begun."""
-        if self._kill_at is None:
-            return None
-        less = self._grace - self._shorter.get(role_of(w.place), self._grace)
-        return max(0.0, self._kill_at - less - time.monotonic())
+        ends = self._kill_at if w.until is None else w.until
+        return None if self._kill_at is None or ends is None else max(0.0, ends - time.monotonic())
 
     def on_fence(self) -> None:
         """The guard has killed: the workers' ends follow."""
@@ -324,6 +362,8 @@ class LocalGang:
         """See whether everything is over; called after each death."""
         if self.settled or self._forking or self._hook is not None or (not self.workers and not self.refused):
             return
+        if self._kill_at is not None and not self.doomed:
+            self._ask()
         if any(w.record is None for w in self.workers):
             return
         if self.parts.children.kill_orphans():
@@ -336,8 +376,9 @@ class LocalGang:
             if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
                 self.parts.changed()
                 return
-        for delay in (*filter(None, (self._kill, self._early, self._late, self._stuck_check)), *self._sooner):
-            delay.cancel()
+        self._cancel_delays()
+        if self._stuck_check is not None:
+            self._stuck_check.cancel()
         for w in self.workers:
             for capture in w.captures:
                 capture.close()

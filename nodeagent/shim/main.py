@@ -279,7 +279,7 @@ class Shim:
             self.hang.stop_reading()
         if self.gang is not None:
             given_up, broken = command.get("given_up"), command.get("broken", False)
-            self.gang.stop(command["grace"], given_up, broken, command.get("sooner", {}))
+            self.gang.stop(command["grace"], given_up, broken, command.get("sooner", {}), command.get("later", ()))
 
     def _do_committed(self, command: Command) -> None:
         self.commits.answered(command["request"], command["refused"])

@@ -43,9 +43,10 @@ SCHEDULER = "scheduler"
 """The role that the key of this name adds (``pods/environment.py`` knows what its worker sees)."""
 
 
-def scheduler_of(workers: Role) -> Role:
-    """MindSpore's scheduler for these workers: their command, on no device, once."""
-    return Role(
+def with_scheduler(roles: Sequence[Role], workers: Role) -> tuple[Role, ...]:
+    """These roles, and MindSpore's scheduler for some workers: their command, on no device, once. The workers start
+    after it, and stop before it: without it they would look for it for half a minute as they leave."""
+    scheduler = Role(
         name=SCHEDULER,
         command=workers.command,
         nodes=Nodes(min=1, max=1, target=1),
@@ -55,6 +56,8 @@ def scheduler_of(workers: Role) -> Role:
         gpus_per_worker=0,
         placement=workers.placement,
     )
+    follows = workers.model_copy(update={"after": (*workers.after, SCHEDULER)})
+    return (*(follows if role is workers else role for role in roles), scheduler)
 
 
 def scheduler_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:

@@ -49,7 +49,7 @@ from nodeagent.spec.check import dotted, validate
 from nodeagent.spec.consistency import (
     Mistake,
     scheduler_mistakes,
-    scheduler_of,
+    with_scheduler,
     written_mistakes,
     written_policy_mistakes,
 )
@@ -462,7 +462,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
     completes = written.completes or ""
     if written.scheduler is not None:
         completes = completes or roles[0].name
-        roles = (*roles, scheduler_of(next((one for one in roles if one.name == completes), roles[0])))
+        roles = with_scheduler(roles, next((one for one in roles if one.name == completes), roles[0]))
     return JobSpec(
         name=written.name,
         roles=roles,

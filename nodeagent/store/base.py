@@ -146,7 +146,8 @@ class Store(Protocol):
     ) -> JobRecord:
         """A member or holder has stopped everything older. Refused (``stale``) unless the generation has this token;
         the incarnation must be current. An ack changes nothing if the node is no member, holder or failsafe member, or
-        if it answers the forming of a generation that has ended since. Effect: the node is removed from holders and
+        if it answers the forming of a generation that has ended since. With ``down`` a holder's entry only gets these
+        roles, and the job's nodes are woken. Else, effect: the node is removed from holders and
         ``silent``; its devices are trimmed to the member's (none for a non-member). A member of a forming generation is
         missing no more: its host is kept and its signature is added to the seal; the address of group rank 0 becomes
         the generation's. Only the first ack of a member counts so, and of group rank 0 only one with an address. A

@@ -102,6 +102,27 @@ async def test_an_ack_that_comes_late_says_nothing_of_what_ran_since(bench: Benc
     assert (set(generation(stopped).holders), stopped.failsafe_members) == ({"n2"}, {})
 
 
+async def test_a_holder_may_tell_which_roles_have_ended(bench: Bench) -> None:
+    """It stays a holder, and a member that has yet to acknowledge; nothing else changes."""
+    await bench.up("n1", "n2")
+    ran = await bench.active(await bench.submit(), "n1", "n2", failsafe_members={"n1": "n1-a"})
+    job = await bench.propose(ran, "n1", "n2")
+    before = generation(job)
+    for down in (("trainer",), ("judge", "trainer")):
+        ack = Ack(life="n1-a", address="n1:7", down=down)
+        job = await bench.store.ack(job.uid, before.token, "n1", bench.lives["n1"], ack, PodReport(state="left"))
+        held = {**before.holders, "n1": before.holders["n1"].model_copy(update={"down": down})}
+        assert generation(job) == before.model_copy(update={"holders": held})
+        assert job.last_reports == {}
+    assert await bench.job() == job
+    late = Ack(life="n1-a", ended=True, down=("server",))
+    assert await bench.store.ack(job.uid, before.token, "n1", bench.lives["n1"], late, None) == job
+    job = await bench.ack(job, "n1")
+    assert set(generation(job).holders) == {"n2"}
+    job = await bench.ack(job, "n2")
+    assert (generation(job).state, generation(job).members["n1"].down) == ("active", ())
+
+
 async def test_no_generation_is_active_while_a_holder_is_left(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await bench.active(await bench.submit(), "n1", "n2")

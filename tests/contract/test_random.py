@@ -374,7 +374,8 @@ class Both:
         lends = self.random.random() < 0.3
         ended = job is not None and job.generation is not None and job.generation.state == "ended"
         ended = ended if self.random.random() < 0.9 else not ended
-        value = Ack(life=incarnation.life, ended=ended, address=f"{node}:1", store_hosted=True, lends=lends)
+        down = self.random.choice(((), (), (), ("server",), ("server", "trainer")))
+        value = Ack(life=incarnation.life, ended=ended, address=f"{node}:1", store_hosted=True, lends=lends, down=down)
         last = self.pod_report() if self.random.random() < 0.5 else None
         uid = job.uid if job else "nobody"
         return lambda store: store.ack(uid, token, node, incarnation, value, last)

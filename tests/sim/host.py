@@ -89,8 +89,9 @@ class SimHost:
         given_up: GivenUp | None = None,
         broken: bool = False,
         sooner: Mapping[str, float] = NOBODY,
+        later: tuple[str, ...] = (),
     ) -> None:
-        self._do(lambda: self._machine.stop(uid, grace, given_up, broken))
+        self._do(lambda: self._machine.stop(uid, grace, given_up, broken, later))
 
     def look(self, uid: str, limit: float | None = None) -> None:
         if limit is None:  # simulated workers that others outlive do nothing for ever

@@ -6,11 +6,13 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from nodeagent.lease.grants import NOTHING, Grant
 from nodeagent.model.pod import PodPhase, RankFacts, Stall, WorkerState
 from nodeagent.model.world import Token, WorkerExit
 from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, Rendezvous, StartOrder
+from nodeagent.shim.turns import HALF, Turns
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -92,6 +94,10 @@ class SimPod:
     ports: tuple[int, ...] = ()
     killing: bool = False
     commit_request: CommitRequest | None = None
+    turns: Turns | None = None
+    """Of a planned stop of a job whose roles stop one after another."""
+    asked: set[str] = field(default_factory=set)
+    """Roles that this stop has asked."""
     doomed: bool = False
     """SIGKILL is on its way: a promise need not wait for its end."""
     env: tuple[dict[str, str], ...] = ()
@@ -148,7 +154,8 @@ class SimPod:
     def end(self) -> None:
         """All workers have ended; so has the pod, unless something outside their groups lives."""
         self.phase = "stopping" if self.outside else "exited"
-        self.killing, self.doomed = False, False
+        self.killing, self.doomed, self.turns = False, False, None
+        self.asked.clear()
 
     def status(self) -> PodStatus:
         if self.hung and self._last_status is not None:
@@ -203,6 +210,8 @@ class SimMachine:
         self.never_ready: frozenset[str] = frozenset()
         """Jobs whose pods never get ready here: an import that hangs."""
         self.waits = False
+        self.left_in_order: list[tuple[float, str]] = []
+        """When (the loop's clock, which all share) workers of which role left at a planned stop."""
         """Workers that are to leave wait for others, until their grace is over."""
         self.guard_late = 0.0
         self.changed = asyncio.Event()
@@ -688,7 +697,10 @@ class SimMachine:
         for name in sorted({*pod.places} - waiting - {*pod.ready}) if pod.after else ():
             self.later(self.rng.uniform(0.0, 1.0), lambda name=name: ready(name))  # type: ignore[misc]
 
-    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
+    def stop(
+        self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False,
+        later: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         pod = self._acts(uid)
         if pod is None or not pod.live:
             return
@@ -707,7 +719,41 @@ class SimMachine:
             if self._acts(uid) is pod and pod.generation == token and pod.alive:
                 self._kill([pod])
 
-        self.later(delay, kill)
+        if grace is None or broken or not pod.after:
+            self.later(delay, kill)
+            return
+        if pod.turns is None:
+            pod.turns = Turns({role: {"after": others} for role, others in pod.after.items()})
+            self.later(grace, kill)
+            self.later(grace * HALF, lambda: self._ask_everybody(pod))
+        pod.turns.elsewhere = frozenset(later)
+        self._ask(pod, grace)
+
+    def _ask(self, pod: SimPod, grace: float) -> None:
+        """Workers of roles whose turn has come end by and by; then it may be that of others (``shim/gang.py``)."""
+        roles, token, turns = {pod.role_of(local) for local in pod.alive}, pod.generation, pod.turns
+
+        def left(role: str) -> None:
+            if self._acts(pod.uid) is not pod or pod.generation != token or pod.turns is not turns:
+                return
+            for local in sorted(local for local in pod.alive if pod.role_of(local) == role):
+                self._record(pod, local, None, 15)
+                self.left_in_order.append((asyncio.get_running_loop().time(), role))
+            self.touch()
+            if not pod.alive and token is not None:
+                self.peers(pod.uid, token, self.name)
+            self._ask(pod, grace)
+
+        for role in sorted(roles - pod.asked):
+            if turns is not None and turns.has_come(role, roles):
+                pod.asked.add(role)
+                delay = grace if self.waits else self.rng.uniform(0.0, min(grace, 5.0))
+                self.later(delay, partial(left, role))
+
+    def _ask_everybody(self, pod: SimPod) -> None:
+        if pod.turns is not None and self._acts(pod.uid) is pod:
+            pod.turns.over = True
+            self._ask(pod, 0.0)
 
     def hang(self, uid: str, suspects: bool, stopped: int | None = None) -> None:
         """The pod's workers wait for others; the one of this local rank is stopped."""

@@ -488,6 +488,21 @@ def roles_start_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pod, "_release", at_once)
 
 
+def roles_stop_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Servers do not wait for trainers on other nodes."""
+    patch.setattr(pod, "stops_later", lambda *_: ())
+
+
+def a_part_that_has_ended_is_not_announced(patch: pytest.MonkeyPatch) -> None:
+    """Two nodes with servers and trainers wait for each other until half of the grace is over."""
+    patch.setattr(pod, "newly_down", lambda *_: ())
+
+
+def a_part_counts_as_the_whole(patch: pytest.MonkeyPatch) -> None:
+    """A node whose trainers have ended has let go, though its servers run."""
+    change(patch, ("if #ack.down > 0 then", "if #ack.down > 99 then"))
+
+
 def roles_start_again_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """A role that is started again as a whole starts on each node as soon as its workers there are dead."""
     patch.setattr(rounds, "agreed_round", rounds.asked_round)
@@ -578,6 +593,9 @@ MUTANTS = (
     Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
     Mutant(one_trainer_is_enough, provocations.trainers_end_one_by_one),
     Mutant(roles_start_at_once, provocations.trainers_end_one_by_one),
+    Mutant(roles_stop_at_once, provocations.roles_stop_in_order),
+    Mutant(a_part_that_has_ended_is_not_announced, provocations.roles_stop_in_order),
+    Mutant(a_part_counts_as_the_whole, provocations.roles_stop_in_order),
     Mutant(roles_start_again_one_by_one, provocations.a_role_is_started_again),
     Mutant(failures_ask_one_by_one, provocations.a_role_is_started_again),
     Mutant(roles_shrink_to_nothing, provocations.loses_one_node_and_then_another),

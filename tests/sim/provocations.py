@@ -553,6 +553,25 @@ async def a_role_is_started_again(cluster: SimCluster) -> None:
     assert cluster.job("j").restarts == 0 and [pod.runs["trainer"] for pod in pods] == [1, 1, 1]
 
 
+async def roles_stop_in_order(cluster: SimCluster) -> None:
+    """On nodes that each have a server and a trainer, which comes after all servers."""
+    servers, trainers = role("server", nodes=4), role("trainer", nodes=4, after=("server",))
+    await cluster.submit("j", 1, 1, 1, roles=(servers, trainers), grace=60.0)
+    await cluster.until(lambda: cluster.whole("j"), 90, "whole")
+    for turn in (1, 2, 3):
+        number = cluster.job("j").last_number
+        for node in cluster.nodes.values():
+            node.machine.left_in_order.clear()
+        await cluster.operate("j", restart=turn)
+        await cluster.until(
+            lambda: cluster.job("j").last_number > number and cluster.whole("j"),  # noqa: B023
+            20,
+            "formed anew",
+        )
+        left = sorted((at, name) for node in cluster.nodes.values() for at, name in node.machine.left_in_order)
+        assert [name for _, name in left] == ["trainer"] * 4 + ["server"] * 4, cluster.describe()
+
+
 async def the_next_fault_comes_before_the_verdict(cluster: SimCluster) -> None:
     """A member is fenced, and says so last, so that the budget pays for a victim. In the moment in which the gang runs
     again the shim of another dies, and who would put that right is stuck: once the next generation is formed, nobody

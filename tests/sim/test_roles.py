@@ -16,7 +16,7 @@ from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.world import Member
 from nodeagent.plan.failure.faults import all_succeeded, restarts_spent
 from tests.groups import seeds
-from tests.sim import roles
+from tests.sim import provocations, roles
 from tests.sim.cluster import SimCluster
 from tests.sim.roles import ROLES, WHOLE, end, role, start_whole
 from tests.sim.schedule import unscale
@@ -62,6 +62,29 @@ def test_the_last_worker_of_the_role_completes_the_job() -> None:
         await c.until(lambda: not c.checker.running("uid-j"), 10, "the other server is stopped")
 
     simulate(3, scenario)
+
+
+def test_roles_stop_in_the_reverse_of_their_order() -> None:
+    simulate(4, provocations.roles_stop_in_order)
+
+
+def test_a_node_that_dies_as_its_trainer_leaves_is_not_waited_for() -> None:
+    """A server stops once the dead node's lease is over: that is long before half of the grace."""
+
+    async def scenario(c: SimCluster) -> None:
+        await start_whole(c, (role("server", replicas=1), role("trainer", nodes=1, after=("server",))), grace=60.0)
+        job = c.job("j")
+        assert job.generation is not None
+        (serves,) = (c.nodes[m.node] for m in job.generation.ordered() if m.ranks_of("server"))
+        (trains,) = (c.nodes[m.node] for m in job.generation.ordered() if m.ranks_of("trainer"))
+        trains.machine.waits = True
+        await c.operate("j", restart=1)
+        await asyncio.sleep(10)
+        assert serves.machine.running("uid-j") == job.generation.token, "it waits for the trainer"
+        await trains.power_cut()
+        await c.until(lambda: serves.machine.running("uid-j") != job.generation.token, 12, "the server has stopped")
+
+    simulate(4, scenario)
 
 
 def test_a_server_that_fails_takes_the_gang_along() -> None:

@@ -21,6 +21,7 @@ from nodeagent.plan.failure.rounds import members_with, next_round, round_wait
 from nodeagent.plan.nodes.candidates import staying, strays
 from nodeagent.plan.nodes.failsafe import better, chooser, must_let_go
 from nodeagent.plan.nodes.health import claimed
+from nodeagent.plan.pods.order import newly_down, stops_later
 from nodeagent.plan.pods.prepare import UNFIT_KEPT, failed_here, should_prepare
 from nodeagent.plan.pods.report import (
     Alone,
@@ -74,6 +75,8 @@ class Stop:
     broken: bool = False
     sooner: Mapping[str, float] = field(default_factory=dict)
     """Roles whose workers have less than ``grace``: role to seconds."""
+    later: tuple[str, ...] = ()
+    """Roles that workers on other nodes still come after: theirs are asked to stop when those have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +440,7 @@ def _end(case: PodCase) -> PodAction | None:
         return None  # the rule ``release`` acknowledges for it, and says there that the pod is stuck
     planned = case.is_holder and generation is not None and generation.planned
     why = "stopping" if case.is_holder else "this node is not in the newest generation"
-    return _stop(job, generation, case.node, planned, why)
+    return _stop(case, job, planned, why)
 
 
 def _form(case: PodCase) -> PodAction | None:
@@ -452,13 +455,8 @@ def _form(case: PodCase) -> PodAction | None:
             else _ack(job, generation, node, generation.holders[node].life, status, "", case.lends)
         )
     if status is not None and not status.quiet:
-        return _stop(
-            job,
-            generation,
-            node,
-            generation.planned,
-            f"generation {generation.number} is forming: {generation.cause.text}",
-        )
+        why = f"generation {generation.number} is forming: {generation.cause.text}"
+        return _stop(case, job, generation.planned, why)
     life = generation.members[node].life if in_generation else generation.holders[node].life
     if not in_generation:
         return _ack(job, generation, node, life, status, "", case.lends)
@@ -507,7 +505,7 @@ def _run(case: PodCase) -> PodAction | None:
         goes_on = None if doomed else _round(case, job, generation, status) or _release(job, generation, status)
         return reported or goes_on or _look(job, generation, node, status)
     if not status.quiet:
-        return _stop(job, generation, node, False, f"generation {generation.number} is active")
+        return _stop(case, job, False, f"generation {generation.number} is active")
     if status.highest != generation.token:
         reason = "this node has no record of having promised this generation"
         return _report(job, generation, sent, PodReport(state="refused", reason=reason))
@@ -642,14 +640,22 @@ def _look(job: JobRecord, generation: Generation, node: str, status: PodStatus) 
     return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
 
 
-def _stop(job: JobRecord, generation: Generation | None, node: str, planned: bool, why: str) -> Stop:
-    if not planned or generation is None:
+def _stop(case: PodCase, job: JobRecord, planned: bool, why: str) -> Stop | SendAck:
+    """Of a planned stop, too: what ended here that workers on other nodes wait for."""
+    generation, node, status = job.generation, case.node, case.status
+    if not planned or generation is None or status is None:
         return Stop(job.uid, None, why)
+    broken = leaves_broken(job, generation)
+    if not broken and (down := newly_down(job, generation, node, status)):
+        ack = Ack(life=case.life, ended=generation.state == "ended", down=down)
+        text = f"no worker of {', '.join(down)} runs on {node} any more; others stop after them"
+        return SendAck(job.uid, generation.token, ack, None, text)
     held = generation.holders.get(node)
     roles = {place.role for place in held.places} if held is not None else ()
     grace, sooner = job.spec.graces(roles, generation.grace)
+    later = () if broken else stops_later(case.cluster, job, generation, node)
     return Stop(
-        job.uid, grace, why, given_up=_given_up(job, generation), broken=leaves_broken(job, generation), sooner=sooner
+        job.uid, grace, why, given_up=_given_up(job, generation), broken=broken, sooner=sooner, later=later
     )  # fmt: skip
 
 

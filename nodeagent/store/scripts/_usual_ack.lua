@@ -37,7 +37,7 @@ do
     local ack = cjson.decode(asked.ack)
     if whole and missing > 1 and job.generation_id == asked.token.id
       and job.generation_number == string.format('%.0f', asked.token.number) and job.generation_state == 'forming'
-      and job.phase ~= 'pausing' and not ack.ended and follows and job[of_missing] == is_ours
+      and job.phase ~= 'pausing' and not ack.ended and #ack.down == 0 and follows and job[of_missing] == is_ours
       and not job[of_failsafe_member] and keeps
       and tonumber(redis.call('ZSCORE', marks, 'rev') or '') == tonumber(job.rev) and redis.call('ZCARD', marks) <= 65536 then
       take_ack(job, { node = id, group_rank = 1 }, ack)

@@ -15,6 +15,16 @@ local ack = cjson.decode(A.ack)
 if ack.ended ~= (job.generation_state == 'ended') then
   return job_reply(job)
 end
+if #ack.down > 0 then -- the node stays a holder; those that these workers came after may stop now
+  local holder = job['holder:' .. A.node]
+  if holder and cjson.decode(holder).life == A.life then
+    local down = '"down":' .. cjson.encode(ack.down)
+    job['holder:' .. A.node] = string.gsub(holder, '"down":%[[^%]]*%]', function() return down end)
+    settle(job, true)
+    wake('job:' .. job.uid, '*', wake_news(job))
+  end
+  return own_reply(job)
+end
 if A.last and job.last_number ~= '0' then
   if A.last.state == 'left' and not string.match(job['last:' .. A.node] or '', '^%d+ left ') then
     event({ kind = 'WorkersLeft', job = job, node = A.node, generation = job.last_number, by = A.node,

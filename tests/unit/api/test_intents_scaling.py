@@ -209,6 +209,18 @@ def test_of_several_roles_one_has_to_be_named(asked: Asked) -> None:
     assert "nodeagentctl scale digits trainer=" in raised.value.next_step
 
 
+def test_the_role_that_is_likely_meant_is_named() -> None:
+    """MindSpore's scheduler is the last role, and nobody means it."""
+    job = job_of_roles()
+    pserver, trainer = job.spec.roles
+    elastic = pserver.model_copy(update={"replicas": Nodes(min=1, max=3, target=2)})
+    for changes, name in (({"completes": "pserver"}, "pserver"), ({"roles": (trainer, elastic, trainer)}, "pserver")):
+        spec = job.spec.model_copy(update=changes)
+        with pytest.raises(ApiError) as raised:
+            intents.scale(ask("scale", target=3), job.model_copy(update={"spec": spec}), SERVED)
+        assert f"say which: nodeagentctl scale digits {name}=3" in raised.value.next_step
+
+
 GROWING = Scale(request="q", want=3, before=2, role="trainer", timeout=10, deadline=SERVED + 10_000)
 
 

@@ -1,0 +1,67 @@
+"""In which order the roles of a gang stop: the reverse of that in which they start.
+
+A trainer may need its parameter servers to save, and MindSpore's workers their scheduler to leave. A shim keeps the
+order among its own workers (``shim/turns.py``); this module keeps it between nodes. Each holder of a generation tells
+the store which roles have ended there, where others wait for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.world import Generation, Member
+from nodeagent.plan.cluster import Cluster
+from nodeagent.pods.base import PodStatus
+
+
+def comes_after(spec: JobSpec) -> dict[str, frozenset[str]]:
+    """Role to all roles that start before it, directly or through others."""
+    direct = {role.name: role.after for role in spec.roles}
+    found = dict[str, frozenset[str]]()
+
+    def reached(name: str) -> frozenset[str]:
+        if name not in found:
+            found[name] = frozenset()  # a circle, which no job file may have, ends here
+            found[name] = frozenset(direct[name]).union(*(reached(other) for other in direct[name]))
+        return found[name]
+
+    for name in direct:
+        reached(name)
+    return found
+
+
+def stops_later(cluster: Cluster, job: JobRecord, generation: Generation, node: str) -> tuple[str, ...]:
+    """Roles that this node's workers of wait to be asked to stop, since workers on other nodes come after them."""
+    if not job.spec.ordered or node not in generation.holders:
+        return ()
+    before = comes_after(job.spec)
+    needed = frozenset[str]().union(*(before[role] for role in _running_elsewhere(cluster, generation, node)))
+    return tuple(sorted(needed & _roles(generation.holders[node])))
+
+
+def newly_down(job: JobRecord, generation: Generation, node: str, status: PodStatus) -> tuple[str, ...]:
+    """Roles that have ended here, of a pod that is not over yet, if workers on other nodes wait for that and the store
+    does not know it."""
+    holder = generation.holders.get(node)
+    if not job.spec.ordered or holder is None or status.phase != "stopping":
+        return ()
+    if status.generation is None or status.generation.number != job.last_number:
+        return ()
+    alive = {worker.rank for worker in status.workers if worker.state != "exited"}
+    down = frozenset(role for role in _roles(holder) if not holder.ranks_of(role) & alive)
+    before = comes_after(job.spec)
+    waited_for = frozenset[str]().union(*(before[role] for role in down.difference(holder.down)))
+    others = frozenset[str]().union(*(_roles(other) for name, other in generation.holders.items() if name != node))
+    return tuple(sorted(down)) if waited_for & others else ()
+
+
+def _running_elsewhere(cluster: Cluster, generation: Generation, node: str) -> Collection[str]:
+    """Roles of which workers may run on other nodes. Those of a node that is silent were stopped by their fence."""
+    others = [one for one in generation.holders.values() if one.node != node and cluster.live(one.node, one.life)]
+    return frozenset[str]().union(*(_roles(one).difference(one.down) for one in others))
+
+
+def _roles(member: Member) -> frozenset[str]:
+    return frozenset(place.role for place in member.places)
