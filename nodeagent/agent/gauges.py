@@ -53,7 +53,10 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
     own = cordon if cordon is not None and cordon.by != WINDOW else None
     kept = "" if own is None else f"; {'drained' if own.drain else 'cordoned'}: {own.reason} (by {own.by})"
     if node.left:
-        return "left", "its agent was stopped in good order" + kept
+        return (
+            "left",
+            "its agent was stopped in good order, or was silent for too long: nodeagentctl events says which" + kept,
+        )
     if node.lost:
         text = "its lease lapsed and its place was given to others, or it was forgotten; it may come back anew"
         return "lost", text + kept

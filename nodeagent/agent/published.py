@@ -84,7 +84,7 @@ def pod_states(
             PodState(
                 uid=uid,
                 job=job.name,
-                role=job.spec.role_names,
+                role=job.role_names_on(node),
                 node=node,
                 phase=status.phase,
                 reason=status.reason or status.refused,

@@ -56,7 +56,7 @@ def _own(view: AgentView, job: JobRecord) -> dict[str, PodState]:
     pod = PodState(
         uid=job.uid,
         job=job.name,
-        role=job.spec.role_names,
+        role=job.role_names_on(view.node),
         node=view.node,
         phase=mine.phase,
         reason=mine.reason,

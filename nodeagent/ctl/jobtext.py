@@ -561,7 +561,8 @@ def _waits_for_roles(job: Json) -> str:
     how = "; ".join(f"{name} is when {end}" for name, end in ends.items())
     rank = next((w["rank"] for w in workers if (w["place"] or "").partition(".")[0] in others), None)
     look = f"nodeagentctl logs {job['name']}" + (f" --rank {rank}" if rank is not None else "")
-    return f"{', '.join(held)} waits until {', '.join(others)} is ready ({how}). Look: {look}"
+    waits, are = "waits" if len(held) == 1 else "wait", "is" if len(others) == 1 else "are"
+    return f"{', '.join(held)} {waits} until {', '.join(others)} {are} ready ({how}). Look: {look}"
 
 
 def _outliving(job: Json) -> list[Json]:
@@ -604,6 +605,8 @@ def _next(job: Json) -> list[str]:
         step = "nothing: the record goes away by itself once nothing runs any more"
     elif phase == "failed" and job["started"] is None:
         step = "correct what Why says, then submit it again; no worker of it ran, so there is no output"
+    elif phase == "failed" and job["reason"].startswith("its time limit"):
+        step = "give it more: a longer time_limit, or a checkpoint to go on from; then submit it again"
     elif phase == "failed":
         step = f"correct what failed (nodeagentctl logs {name} --tail 50), then submit it again"
     elif phase == "stopped":

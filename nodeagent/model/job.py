@@ -292,6 +292,11 @@ class JobRecord(Record):
         limit = self.spec.time_limit
         return None if limit is None else max(0.0, limit - self.time_used(served) / 1000)
 
+    def role_names_on(self, node: str) -> str:
+        """For people: the roles whose places the node holds in the current generation; of any other node all roles."""
+        member = self.generation.members.get(node) if self.generation is not None else None
+        return (member.role_names if member is not None else "") or self.spec.role_names
+
     def concerns(self, node: str) -> bool:
         """Returns whether the node is, was or will be a member, holder or failsafe member, and so may have to act on
         the job."""

@@ -89,6 +89,12 @@ def _runtime(container: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> 
         raise UnfitError(f"container: {error}", 127) from None
 
 
+def see_folders(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``see_folder``; the working_dir has to be there, too."""
+    _check_folder(pod["working_dir"])
+    return see_folder(pod)
+
+
 def see_folder(pod: Mapping[str, Any]) -> dict[str, Any]:
     """``folder``: the id of the job's checkpoint_dir, "" for a job without one. Raises UnfitError."""
     if not pod["checkpoint_dir"]:
@@ -179,13 +185,13 @@ def _check_folder(path: str) -> None:
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:
-        raise UnfitError(f"{path} is missing") from None
+        raise UnfitError(f"working_dir {path} is missing") from None
     except OSError as error:
-        raise UnfitError(f"{path}: {error.strerror} (as user {_me()})", error=error) from None
+        raise UnfitError(f"working_dir {path}: {error.strerror} (as user {_me()})", error=error) from None
     if not stat.S_ISDIR(mode):
-        raise UnfitError(f"{path} is not a folder")
+        raise UnfitError(f"working_dir {path} is not a folder")
     if not os.access(path, os.X_OK):
-        raise UnfitError(f"{path} may not be entered by user {_me()}")
+        raise UnfitError(f"working_dir {path} may not be entered by user {_me()}")
 
 
 def _check_room(state: Path) -> None:

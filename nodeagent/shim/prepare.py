@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import MARK, power_mark
-from nodeagent.shim.checks import check, see_folder, verdict
+from nodeagent.shim.checks import check, see_folders, verdict
 from nodeagent.shim.container import Containers
 from nodeagent.shim.environment import compose
 from nodeagent.shim.forkserver.client import ForkServer
@@ -27,8 +27,9 @@ CHECK_BOUND = 20.0
 CHECK_AGAIN = 5.0
 """An unfit node looks again this often."""
 FOLDER_AGAIN = 30.0
-"""Seconds between two looks at which folder checkpoint_dir is, also while workers run: a mount may be put right, and a
-script may empty the folder, marker and all. Long, since thousands of nodes ask one file server."""
+"""Seconds between two looks at the job's folders, and at which one checkpoint_dir is, also while workers run: a mount
+may go or be put right, and a script may empty the folder, marker and all. Long, since thousands of nodes ask one file
+server."""
 FORK_SERVER_STARTS = 3
 """A fork server that dies this often without a start of workers in between is not started again."""
 
@@ -83,8 +84,8 @@ class Preparation:
 
     @property
     def notes(self) -> str:
-        """What is wrong with the fork server."""
-        return "; ".join(self.fork_server.notes)
+        """What is wrong with the fork server, and with the job's folders since they were checked."""
+        return "; ".join((*filter(None, [self._folder_trouble]), *self.fork_server.notes))
 
     def used(self, workers: int) -> None:
         """So many workers are being started: the fork server's deaths count anew."""
@@ -137,29 +138,29 @@ class Preparation:
         if "reason" in result:
             self._loop.after(CHECK_AGAIN, self.check)
         else:
-            if result["folder"]:
-                self._loop.after(FOLDER_AGAIN, self._look_at_folder)
+            self._loop.after(FOLDER_AGAIN, self._look_at_folders)
             if result["fork_server"]:
                 self._start_fork_server()
         self._changed()
 
-    def _look_at_folder(self) -> None:
-        """A look that fails (a full process table, a slow file server) changes nothing: what was seen last stays."""
+    def _look_at_folders(self) -> None:
+        """A look that fails (a full process table, a slow file server) changes only what is reported: the id that was
+        seen last stays."""
         try:
-            self._ask(see_folder, lambda _: None, self._folder_seen)
+            self._ask(see_folders, lambda _: None, self._folders_seen)
         except OSError as error:
-            self._folder_seen({"reason": f"no process for it: {error.strerror}"})
+            self._folders_seen({"reason": f"no process for a look at its folders: {error.strerror}"})
 
-    def _folder_seen(self, result: dict[str, Any]) -> None:
+    def _folders_seen(self, result: dict[str, Any]) -> None:
         assert self.checked is not None
-        self._loop.after(FOLDER_AGAIN, self._look_at_folder)
+        self._loop.after(FOLDER_AGAIN, self._look_at_folders)
         trouble = result.get("reason", "")
         if trouble and trouble != self._folder_trouble:
-            self._note(f"the look at checkpoint_dir failed: {trouble}")
+            self._note(f"a look at the job's folders failed: {trouble}")
         self._folder_trouble = trouble
         if not trouble:
             self.checked["folder"] = result["folder"]
-            self._changed()
+        self._changed()
 
     def _start_fork_server(self) -> None:
         assert self.checked is not None

@@ -74,7 +74,7 @@ def start_program(
 
     def program() -> None:
         first()
-        os.chdir(cwd)
+        enter(cwd)
         for fd in keep:
             os.set_inheritable(fd, True)
         resource.setrlimit(resource.RLIMIT_NOFILE, USUAL_FILES)
@@ -83,6 +83,15 @@ def start_program(
         os.execvpe(argv[0], list(argv), dict(env))
 
     return start_function(program, out, err, argv[0])
+
+
+def enter(folder: str) -> None:
+    """Make it this process' working folder. Ends the process with code 126 and a sentence if that fails."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        os.write(2, f"nodeagent: cannot enter working_dir {folder}: {error.strerror}\n".encode())
+        os._exit(126)
 
 
 def start_function(body: Callable[[], None], out: int, err: int, what: str, *, preferred: bool = False) -> int:

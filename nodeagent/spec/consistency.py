@@ -236,7 +236,10 @@ def _started_again(path: Path, events: Sequence[Any], do: str, waits: bool, a_ro
         what = f"{do} starts a part of the gang again while the rest goes on, which only a service allows"
         yield Mistake((*path, "do"), what, "write it in the policies of that role beside others, or write RestartJob")
         return
-    if others := [event for event in events if event != "WorkerFailed"]:
+    if ends := [event for event in events if event in (*LASTING, "TaskCompleted")]:
+        what = f"{do} has no meaning for {_names(ends)}"
+        yield Mistake((*path, "do"), what, "write AbortJob, TerminateJob or FailJob")
+    elif others := [event for event in events if event != "WorkerFailed"]:
         yield Mistake((*path, "do"), f"{do} is for WorkerFailed: {_names(others)} takes the gang along", right)
     if waits:
         yield Mistake((*path, "timeout"), f"{do} is not waited with: the role's clients wait for it", "remove it")

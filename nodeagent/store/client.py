@@ -392,7 +392,7 @@ class RedisStore:
 
     async def request(self, request: str) -> Answer | None:
         async with self._calls.link() as link:
-            found = await link.ask("HGET", keys.requests(self._prefix), request)
+            found = await link.evaluate(load("request", bare=True), self._prefix, request)
         if found is None:
             return None
         subject, _, did = str(found).partition(" ")

@@ -165,6 +165,12 @@ async def test_what_a_request_did_is_remembered(bench: Bench) -> None:
     assert await bench.store.request("r3") is None
     await bench.end(scaled, "stopped")
     await refused("ended", bench.store.control("u1", 2, None, "r4", "", "", did))
+    before = await bench.beat("n1")
+    assert before.asked < before.rev, "what came after the last request is saved by and by"
+    await bench.store.request("r9")
+    assert (await bench.beat("n1")).asked == before.asked, "an id that nobody used asks for nothing"
+    await bench.store.request("r1")
+    assert (await bench.beat("n1")).asked >= before.rev, "who asks again waits for all that there is by now"
 
 
 async def test_a_request_is_of_one_change(bench: Bench) -> None:

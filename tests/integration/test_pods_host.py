@@ -182,7 +182,7 @@ async def test_unfit_and_fit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = tmp_path / "job"
     async with open_bench(tmp_path) as bench:
         status = await bench.ready(make_spec((PYTHON, "t.py"), folder))
-        assert (status.phase, status.reason, status.code) == ("unfit", f"{folder} is missing", 0)
+        assert (status.phase, status.reason, status.code) == ("unfit", f"working_dir {folder} is missing", 0)
         folder.mkdir()
         await bench.until(lambda s: s.phase == "ready")
 

@@ -156,12 +156,40 @@ async def test_a_look_at_the_checkpoint_folder_that_fails_disturbs_nothing(tmp_p
         running = await bench.running()
         assert running.folder == before.folder
         log = bench.logs / "pod.log"
-        await wait_for(lambda: log.exists() and "no process for it: no more" in log.read_text())
+        await wait_for(lambda: log.exists() and "no process for a look at its folders: no more" in log.read_text())
         (tmp_path / "file").touch()  # no folder at all
         (tmp_path / "file").rename(ckpt)
         await wait_for(lambda: "cannot be created: File exists" in log.read_text())
-        assert bench.state() == running
+        seen = bench.state()
+        assert f"checkpoint_dir {ckpt} cannot be created" in seen.reason, "people see it while the workers run"
+        assert seen.model_copy(update={"reason": ""}) == running
         ckpt.unlink()
         changed = await bench.until(lambda s: s.folder != before.folder)
         assert (changed.folder, changed.workers) == (folder_id(ckpt), running.workers)
-        assert log.read_text().count("checkpoint_dir failed") == 2, "each trouble is told once"
+        await bench.until(lambda s: not s.reason)
+        assert log.read_text().count("job's folders failed") == 2, "each trouble is told once"
+
+
+@pytest.mark.parametrize("fork_server", [True, False], ids=["fork_server", "plain"])
+async def test_a_working_folder_that_goes_away_is_named(tmp_path: Path, fork_server: bool) -> None:
+    """Not the program, which is there; and no traceback of ours stands for the script's."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "wait.py").write_text("import time; time.sleep(600)")
+    spec = make_spec((sys.executable, "wait.py"), tmp_path / "work", fork_server=fork_server)
+    async with open_bench(tmp_path, shim_with(tmp_path, "prepare.FOLDER_AGAIN = 0.1")) as bench:
+        await bench.ready(spec)
+        await bench.running()
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+        (tmp_path / "work").rename(tmp_path / "gone")
+        gone = f"working_dir {tmp_path / 'work'} is missing"
+        await bench.until(lambda s: s.reason == gone)
+        bench.host.start(UID, bench.order(2))
+        status = await bench.until(lambda s: s.generation == token(2) and s.exits)
+        assert status.exits[0].code == 126
+        assert (
+            status.exits[0].error
+            == f"nodeagent: cannot enter working_dir {tmp_path / 'work'}: No such file or directory"
+        )
+        (tmp_path / "gone").rename(tmp_path / "work")
+        await bench.until(lambda s: not s.reason)

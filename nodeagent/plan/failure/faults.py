@@ -375,15 +375,24 @@ def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> _Pol
 def _alone_fault(case: _Case, generation: Generation) -> Fault | None:
     """Workers that were started again alone end the job where a policy says so of one of them, or they have spent the
     budget together; None: all is well."""
-    for node, report in generation.reports.items():
-        for one in report.alone:
-            cause = Cause(kind="worker_failed", text=f"{one.text} on {node}", node=node, rank=one.rank)
-            answered = _answered(case, cause, one.exit, _role(generation, node, one.rank))
-            over = one is report.alone[-1] and restarts_spent(case.job, case.at) > case.job.spec.restarts.max
-            if over or answered.action in ENDS:
-                outcome = Outcome(code=one.exit, text=cause.text, error=one.error)
-                return _fault(case, cause, outcome, one.exit, answered=answered)
+    over = restarts_spent(case.job, case.at) > case.job.spec.restarts.max
+    found = [(node, one) for node, report in generation.reports.items() for one in report.alone]
+    newest = max(found, key=lambda each: each[1].at, default=None)
+    for node, one in found:
+        cause = Cause(kind="worker_failed", text=f"{one.text} on {node}", node=node, rank=one.rank)
+        answered = _answered(case, cause, one.exit, _role(generation, node, one.rank))
+        if (over and (node, one) == newest) or answered.action in ENDS:
+            outcome = Outcome(code=one.exit, text=cause.text, error=one.error)
+            return _fault(_counted_once(case, generation, node, one), cause, outcome, one.exit, answered=answered)
     return _round_fault(case, generation)
+
+
+def _counted_once(case: _Case, generation: Generation, node: str, last: AloneRestart) -> _Case:
+    """The case without the restart that did not come: the fault that ends the job counts for it."""
+    report = generation.reports[node]
+    rest = report.model_copy(update={"alone": tuple(one for one in report.alone if one is not last)})
+    others = generation.model_copy(update={"reports": {**generation.reports, node: rest}})
+    return replace(case, job=case.job.model_copy(update={"generation": others}))
 
 
 def _round_fault(case: _Case, generation: Generation) -> Fault | None:
@@ -497,6 +506,8 @@ def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
     first = job.restarts == (1 if formed else 0)
     if not first or job.first_active is None or case.at - job.first_active > millis(case.cluster.timing.early):
         return False
+    if any(one.exit > 128 for report in reports.values() for one in report.alone):
+        return False  # a server was killed, say, and others failed without it
     exits = [e for r in reports.values() for e in r.exits if is_failure(e)]
     return all(e.signal in (None, signal.SIGABRT) and e.code not in REFORM_CODES for e in exits)
 

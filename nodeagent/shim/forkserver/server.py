@@ -282,7 +282,11 @@ def become_worker(command: dict[str, Any], fds: list[int]) -> None:
         os.close(fd)
     os.environ.clear()
     os.environ.update(command["env"])
-    os.chdir(command["cwd"])
+    try:
+        os.chdir(command["cwd"])
+    except OSError as error:  # as ``shim/processes.enter`` says it
+        os.write(2, f"nodeagent: cannot enter working_dir {command['cwd']}: {error.strerror}\n".encode())
+        os._exit(126)
     if os.environ.get("NODEAGENT_NUMA_BINDING"):
         binding = types.ModuleType("__nodeagent_binding__")
         load("binding.py", binding)

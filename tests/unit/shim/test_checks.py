@@ -74,7 +74,7 @@ def test_a_fork_server_stands_in_for_the_roles_that_run_its_own_interpreter(tmp_
 @pytest.mark.parametrize(
     ("changes", "code", "text"),
     [
-        ({"working_dir": "/no/such"}, 0, "/no/such is missing"),
+        ({"working_dir": "/no/such"}, 0, "working_dir /no/such is missing"),
         ({"working_dir": "/etc/passwd"}, 0, "/etc/passwd is not a folder"),
         ({"state": "/no/such"}, 0, "/no/such cannot be written to: No such file or directory"),
         ({"command": ["pythn", "x"]}, 127, "command 'pythn' was not found in PATH (/usr/bin:/bin)"),

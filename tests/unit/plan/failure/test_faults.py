@@ -9,7 +9,7 @@ import pytest
 from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord
-from nodeagent.model.world import Cause, PodReport, WorkerExit
+from nodeagent.model.world import AloneRestart, Cause, PodReport, WorkerExit
 from nodeagent.plan.failure.faults import all_succeeded, awaited, find_fault, judged_cause, judged_when, late_fault
 from tests.unit.plan.build import (
     NOW,
@@ -122,6 +122,16 @@ def test_an_early_exit_with_an_error_fails_the_job_at_once(
     if fails:
         assert fault.fail.startswith("failed within 30 s of its first start")
         assert fault.outcome.code == 1
+
+
+@pytest.mark.parametrize(("ended_with", "fails"), [(137, False), (1, True)])
+def test_a_server_that_was_killed_first_is_no_mistake_of_the_script(ended_with: int, fails: bool) -> None:
+    """Its role is started again, and a trainer that cannot do without it fails: the kill is nobody's mistake."""
+    killed = AloneRestart(rank=0, order=0, at=500, exit=ended_with, text="server.0, rank 0, failed", round=1)
+    job = running({"n1": failed(make_exit(code=1)).model_copy(update={"alone": (killed,)})})
+    fault = find_fault(make_cluster(["n1", "n2"], job, served=1000), job, WALL)
+    assert fault is not None
+    assert bool(fault.fail) is fails
 
 
 def test_policies_decide_before_the_rule_of_early_failures() -> None:
