@@ -128,7 +128,7 @@ def test_an_early_exit_with_an_error_fails_the_job_at_once(
 def test_a_server_that_was_killed_first_is_no_mistake_of_the_script(ended_with: int, fails: bool) -> None:
     """Its role is started again, and a trainer that cannot do without it fails: the kill is nobody's mistake."""
     killed = AloneRestart(rank=0, order=0, at=500, exit=ended_with, text="server.0, rank 0, failed", round=1)
-    job = running({"n1": failed(make_exit(code=1)).model_copy(update={"alone": (killed,)})})
+    job = running({"n1": failed(make_exit(code=1)).model_copy(update={"alone": (killed,)})}, restarts=0)
     fault = find_fault(make_cluster(["n1", "n2"], job, served=1000), job, WALL)
     assert fault is not None
     assert bool(fault.fail) is fails
