@@ -561,6 +561,9 @@ def _waits_for_roles(job: Json) -> str:
     how = "; ".join(f"{name} is when {end}" for name, end in ends.items())
     rank = next((w["rank"] for w in workers if (w["place"] or "").partition(".")[0] in others), None)
     look = f"nodeagentctl logs {job['name']}" + (f" --rank {rank}" if rank is not None else "")
+    answers = "; ".join(pod["reason"] for pod in pods if pod["reason"].startswith("ready "))
+    if answers:
+        look = f"{answers}. {look}"
     waits, are = "waits" if len(held) == 1 else "wait", "is" if len(others) == 1 else "are"
     return f"{', '.join(held)} {waits} until {', '.join(others)} {are} ready ({how}). Look: {look}"
 

@@ -28,7 +28,7 @@ from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
-from nodeagent.shim.processes import kill_session, own_limits, reap, start_program
+from nodeagent.shim.processes import UNENTERED, kill_session, own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
 from nodeagent.shim.restarts import PlaceRestarts, RoleRounds, is_reaped, role_of
 from nodeagent.shim.snapshots import WriteOut
@@ -191,6 +191,12 @@ class LocalGang:
             reported = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
             states.append(reported | {"state": state, "exit": code, "step": w.step, "doing": w.doing})
         return states
+
+    @property
+    def unentered(self) -> bool:
+        """A worker could not enter its working folder."""
+        records = [w.record for w in self.workers if w.record is not None]
+        return any(r["code"] == 126 and r["error"].startswith(UNENTERED) for r in records)
 
     def exits(self) -> list[dict[str, Any]]:
         """As model.world.WorkerExit, in the order they ended."""

@@ -69,6 +69,8 @@ class Shim:
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.place_ports = PlacePorts(self.pod["address"], ports)
         self.gang: LocalGang | None = None
+        self._doubted: LocalGang | None = None
+        """The last one whose workers found something wrong with what this node had checked."""
         self.readiness: PlaceReadiness | None = None
         self.hang: HangWatch | None = None
         self.link = WorkerLink(lambda: self.gang)
@@ -112,6 +114,7 @@ class Shim:
 
     def _tick(self) -> None:
         self._obey()
+        self._doubt()
         self.loop.after(TICK, self._tick)
 
     def _obey(self) -> None:
@@ -124,6 +127,15 @@ class Shim:
             self._heeded = grant.stop_before
             if not gang.stopping:
                 self._do_stop({"grace": self.pod["grace"], "sooner": self.pod["sooner"]})
+
+    def _doubt(self) -> None:
+        """Nothing runs here, and something is wrong with the job's folders: have all of it checked again."""
+        gang = self.gang
+        if gang is not None and not gang.settled:
+            return
+        if self.preparation.in_trouble or (gang is not None and gang.unentered and gang is not self._doubted):
+            self._doubted = gang
+            self.preparation.doubt()
 
     def _watch_idle(self) -> None:
         if self.peers.agent is not None or not self._quiet():
@@ -312,6 +324,7 @@ class Shim:
             self._obey()
             self._watch_idle()
             gang = self.gang
+            self._doubt()
             if gang is not None and (gang.stopping or gang.fenced) and self.holder.token == gang.token:
                 self.holder.release()
                 self.changed()
@@ -354,9 +367,10 @@ class Shim:
         """As base.PodStatus."""
         gang, fork_server = self.gang, self.preparation.fork_server
         phase, reason, code, passing = self.preparation.phase()
-        if gang is not None:
+        if gang is not None and (self.preparation.fit or gang.phase != "exited"):
             phase, code, passing = gang.phase, 0, False
-            reason = gang.refused or self.preparation.notes
+            unready = self.readiness.notes if self.readiness is not None else ""
+            reason = gang.refused or "; ".join(filter(None, (unready, self.preparation.notes)))
             if phase == "stuck":
                 reason = f"processes {', '.join(map(str, gang.stuck))} do not end, even with SIGKILL"
         return {

@@ -53,6 +53,9 @@ class Preparation:
         self._changed, self._note = changed, note
         self._starts = 0
         self._folder_trouble = ""
+        self.in_trouble = False
+        """A look at the job's folders found what does not pass by itself."""
+        self._looks_again = False
         self._noted: set[str] = set()
         self.fork_server = ForkServer(loop, self._fork_server_changed)
         self.fork_server.pool.size = pod["preforked"]
@@ -96,6 +99,17 @@ class Preparation:
         """Look at the job's folders in a child; then start the fork server."""
         self._ask(check, self._checks_late, self._checked)
 
+    def doubt(self) -> None:
+        """Workers found that something is wrong: nothing starts here until the checks have been passed again."""
+        self.in_trouble = False
+        if not self.fit:
+            return
+        self.checked, self._folder_trouble = None, ""
+        try:
+            self.check()
+        except OSError as error:
+            self._checked({"reason": f"no process for the checks: {error.strerror}", "code": 0, "passing": True})
+
     def _ask(
         self, look: Look, late: Callable[[dict[str, Any]], None], answered: Callable[[dict[str, Any]], None]
     ) -> None:
@@ -138,8 +152,10 @@ class Preparation:
         if "reason" in result:
             self._loop.after(CHECK_AGAIN, self.check)
         else:
-            self._loop.after(FOLDER_AGAIN, self._look_at_folders)
-            if result["fork_server"]:
+            if not self._looks_again:
+                self._looks_again = True
+                self._loop.after(FOLDER_AGAIN, self._look_at_folders)
+            if result["fork_server"] and self.fork_server.pid is None:
                 self._start_fork_server()
         self._changed()
 
@@ -152,13 +168,12 @@ class Preparation:
             self._folders_seen({"reason": f"no process for a look at its folders: {error.strerror}"})
 
     def _folders_seen(self, result: dict[str, Any]) -> None:
-        assert self.checked is not None
         self._loop.after(FOLDER_AGAIN, self._look_at_folders)
         trouble = result.get("reason", "")
         if trouble and trouble != self._folder_trouble:
             self._note(f"a look at the job's folders failed: {trouble}")
-        self._folder_trouble = trouble
-        if not trouble:
+        self._folder_trouble, self.in_trouble = trouble, bool(trouble) and not result.get("passing", True)
+        if not trouble and self.checked is not None and self.fit:
             self.checked["folder"] = result["folder"]
         self._changed()
 

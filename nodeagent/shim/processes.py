@@ -85,12 +85,16 @@ def start_program(
     return start_function(program, out, err, argv[0])
 
 
+UNENTERED = "nodeagent: cannot enter working_dir "
+"""How the text begins that a worker leaves in whose folder nobody can work; ``forkserver/server.py`` writes it, too."""
+
+
 def enter(folder: str) -> None:
     """Make it this process' working folder. Ends the process with code 126 and a sentence if that fails."""
     try:
         os.chdir(folder)
     except OSError as error:
-        os.write(2, f"nodeagent: cannot enter working_dir {folder}: {error.strerror}\n".encode())
+        os.write(2, f"{UNENTERED}{folder}: {error.strerror}\n".encode())
         os._exit(126)
 
 

@@ -17,19 +17,28 @@ EACH = 0.25
 """Seconds between two looks at a port."""
 COMMAND_EACH, COMMAND_BOUND = 1.0, 10.0
 """Seconds between two runs of a command, and that each may take."""
+MOST_SAID = 200
+"""Characters of a command's answer that people are shown."""
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENS = "0A"
 
 
 class PlaceReadiness:
-    """``changed`` is called when a place has become ready."""
+    """``changed`` is called when a place has become ready, or another reason why it is not is known."""
 
     def __init__(self, parts: Parts, gang: LocalGang, changed: Callable[[], None]) -> None:
         self._parts, self._gang, self._changed = parts, gang, changed
         self._asking: dict[str, Hook] = {}
         self._reported: set[str] = set()
+        self._problems: dict[str, str] = {}
+        """Place to what its command last said."""
         self._closed = self._looks = False
         self.ready: list[str] = []
+
+    @property
+    def notes(self) -> str:
+        """Why places are not ready yet, as far as their commands say it."""
+        return "; ".join(self._problems.values())
 
     def watch(self) -> None:
         """Look until all places are ready, or the generation stops."""
@@ -48,6 +57,7 @@ class PlaceReadiness:
         """A worker of this place is started again: nothing that was seen of it counts any more."""
         if name in self.ready:
             self.ready.remove(name)
+        self._problems.pop(name, None)
         if (hook := self._asking.pop(name, None)) is not None:
             hook.kill("asked a worker that has ended")
         self._look_later()
@@ -60,6 +70,7 @@ class PlaceReadiness:
     def close(self) -> None:
         """Its generation stops: nothing is asked any more."""
         self._closed = True
+        self._problems.clear()
         for hook in self._asking.values():
             hook.kill("was stopped")
 
@@ -87,6 +98,7 @@ class PlaceReadiness:
         def done(problem: str) -> None:
             if self._asking.get(name) is not hook:
                 return
+            before = self._problems.pop(name, "")
             if not problem:
                 self.ready.append(name)
                 del self._asking[name]
@@ -98,6 +110,9 @@ class PlaceReadiness:
                     self._reported.add(name)
                     note(parts.file(parts.logs / "pod.log"), f"{problem}; it is asked again")
                 parts.loop.after(COMMAND_EACH, lambda: self._asking.pop(name, None))
+                self._problems[name] = " ".join(problem.split())[:MOST_SAID]
+                if self._problems[name] != before:
+                    self._changed()
 
         try:
             program = Program(command, env, pod["working_dir"], limits=own_limits(pod["limits"]))

@@ -176,7 +176,7 @@ async def test_a_working_folder_that_goes_away_is_named(tmp_path: Path, fork_ser
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "wait.py").write_text("import time; time.sleep(600)")
     spec = make_spec((sys.executable, "wait.py"), tmp_path / "work", fork_server=fork_server)
-    async with open_bench(tmp_path, shim_with(tmp_path, "prepare.FOLDER_AGAIN = 0.1")) as bench:
+    async with open_bench(tmp_path, shim_with(tmp_path, "prepare.FOLDER_AGAIN = prepare.CHECK_AGAIN = 0.1")) as bench:
         await bench.ready(spec)
         await bench.running()
         bench.host.stop(UID, None)
@@ -186,10 +186,29 @@ async def test_a_working_folder_that_goes_away_is_named(tmp_path: Path, fork_ser
         await bench.until(lambda s: s.reason == gone)
         bench.host.start(UID, bench.order(2))
         status = await bench.until(lambda s: s.generation == token(2) and s.exits)
-        assert status.exits[0].code == 126
-        assert (
-            status.exits[0].error
-            == f"nodeagent: cannot enter working_dir {tmp_path / 'work'}: No such file or directory"
-        )
+        text = f"nodeagent: cannot enter working_dir {tmp_path / 'work'}: No such file or directory"
+        assert (status.exits[0].code, status.exits[0].error) == (126, text)
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert (status.reason, status.exits[0].code) == (gone, 126), "nothing starts here, and no budget is spent"
         (tmp_path / "gone").rename(tmp_path / "work")
-        await bench.until(lambda s: not s.reason)
+        await bench.until(lambda s: s.phase == "exited" and not s.reason)
+        await bench.running(3)
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_a_pod_whose_folders_go_away_while_nothing_runs_is_not_ready(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    spec = make_spec(("sleep", "600"), tmp_path, checkpoint_dir="ckpt")
+    change = "prepare.FOLDER_AGAIN = prepare.CHECK_AGAIN = 0.1"
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        before = await bench.ready(spec)
+        (tmp_path / "ckpt").rename(tmp_path / "old")
+        (tmp_path / "ckpt").touch()  # no folder
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert status.reason.startswith(f"checkpoint_dir {tmp_path / 'ckpt'} cannot be created: File exists")
+        (tmp_path / "ckpt").unlink()
+        (tmp_path / "old").rename(tmp_path / "ckpt")
+        again = await bench.until(lambda s: s.phase == "ready")
+        assert again.folder == before.folder
+        await bench.running()

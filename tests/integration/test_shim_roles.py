@@ -101,13 +101,15 @@ async def test_what_waits_never_starts_after_a_stop(tmp_path: Path) -> None:
 
 async def test_a_command_says_when_a_place_is_ready(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        await begin(bench, spec(tmp_path, Ready(command=("test", "-e", "listen"))))
-        log = bench.logs / "pod.log"
-        await wait_for(lambda: log.exists() and "ready server.0 failed" in log.read_text())
-        status = bench.host.status()[UID]
+        command = ("sh", "-c", "test -e listen || { echo no database yet >&2; exit 3; }")
+        await begin(bench, spec(tmp_path, Ready(command=command)))
+        log, answer = bench.logs / "pod.log", "ready server.0 failed with exit code 3: no database yet"
+        await wait_for(lambda: log.exists() and answer in log.read_text())
+        status = await bench.until(lambda s: s.reason == answer)
         assert status.ready == ()
         (tmp_path / "listen").touch()
-        await bench.until(lambda s: s.ready == ("server.0",))
+        status = await bench.until(lambda s: s.ready == ("server.0",))
+        assert status.reason == ""
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.phase == "exited")
 
