@@ -138,7 +138,8 @@ MIN_PREFIX = 4
 
 
 def find_job(cluster: Cluster, ref: str) -> JobRecord:
-    """The job with this name (the live one, else the last to end), this uid, or this unique beginning of a uid.
+    """The job with this name (the live one, else the last to end), this uid, or this unique beginning of a uid. A name
+    that an array with live jobs has is no ended job's.
 
     Raises ``ApiError`` (``not_found``; ``usage`` if several uids begin with the text).
     """
@@ -146,7 +147,14 @@ def find_job(cluster: Cluster, ref: str) -> JobRecord:
         return cluster.jobs[ref]
     named = [j for j in cluster.jobs.values() if j.name == ref]
     if named:
-        return max(named, key=lambda j: (j.phase not in TERMINAL, j.submitted))
+        found = max(named, key=lambda j: (j.phase not in TERMINAL, j.submitted))
+        if found.phase not in TERMINAL or not _is_live_array(cluster, ref):
+            return found
+        raise ApiError(
+            "not_found",
+            f"{ref!r} is an array with live jobs, and the name of an ended job",
+            f"the ended job is found by its uid: {found.uid}",
+        )
     if len(ref) >= MIN_PREFIX:
         begins = [j for uid, j in cluster.jobs.items() if uid.startswith(ref)]
         if len(begins) == 1:
@@ -154,6 +162,11 @@ def find_job(cluster: Cluster, ref: str) -> JobRecord:
         if begins:
             raise _several(ref, begins)
     raise unknown("job", ref, (j.name for j in cluster.jobs.values()))
+
+
+def _is_live_array(cluster: Cluster, name: str) -> bool:
+    arrays = ((job.phase, job.spec.array) for job in cluster.jobs.values())
+    return any(array is not None and array.name == name and phase not in TERMINAL for phase, array in arrays)
 
 
 async def find_any_job(view: AgentView, ref: str) -> JobRecord:
@@ -167,6 +180,8 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
         found = find_job(view.cluster(), ref)
     except ApiError as error:
         if error.code != "not_found":
+            raise
+        if _is_live_array(view.cluster(), ref):
             raise
         none = error
     if found is not None and ref in (found.uid, found.name):

@@ -11,9 +11,12 @@ import aiohttp
 import pytest
 
 from nodeagent.agent.metrics import Metrics
+from nodeagent.api.errors import ApiError
+from nodeagent.api.requests import find_job
 from nodeagent.api.server import ApiServer
+from nodeagent.model.jobspec import Array
 from tests.unit.api.fakes import FakeView
-from tests.unit.plan.build import make_spec
+from tests.unit.plan.build import make_cluster, make_job, make_spec
 
 
 @asynccontextmanager
@@ -90,3 +93,16 @@ async def test_unknown_fields_of_a_job_in_a_batch(tmp_path: Path) -> None:
     async with served(tmp_path) as session, session.post("http://agent/v1/jobs", json=body) as answer:
         error = (await answer.json())["error"]
     assert (error["message"], error["next"]) == ("a job has the unknown field 'aftr'", "did you mean after?")
+
+
+def test_a_live_array_goes_before_an_ended_job_of_its_name() -> None:
+    array = Array(id="a1", name="sweep", index=0, first=0, last=3, count=4, at_once=0)
+    member = make_job("running", uid="u-0", spec=make_spec(name="sweep.0").model_copy(update={"array": array}))
+    ended = make_job("failed", uid="u-old", spec=make_spec(name="sweep"))
+    with pytest.raises(ApiError, match="'sweep' is an array with live jobs, and the name of an ended job") as raised:
+        find_job(make_cluster(["n1"], member, ended), "sweep")
+    assert (raised.value.code, raised.value.next_step) == ("not_found", "the ended job is found by its uid: u-old")
+    over = member.model_copy(update={"phase": "succeeded"})
+    assert find_job(make_cluster(["n1"], over, ended), "sweep") == ended
+    live = ended.model_copy(update={"phase": "queued"})
+    assert find_job(make_cluster(["n1"], member, live), "sweep") == live
