@@ -15,9 +15,11 @@ from collections.abc import Iterable, Sequence
 from nodeagent.agent.view import AgentView
 from nodeagent.api.serializers import Json, budget_entry_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
+from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.failure.faults import alone_restarts
 from nodeagent.plan.failure.timeouts import dues
+from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.plan.nodes.candidates import ruled_out
 from nodeagent.plan.nodes.devices import booked
@@ -153,8 +155,9 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     of several roles, whose places may share nodes), that could run it now, that could run it once they are ready, and
     that are live. ``enough``, ``enough_soon``: these are enough now, or once they are ready. ``cordoned``: the first
     few suitable nodes that are cordoned; ``unmet``: why no known nodes are suitable; ``held``: other jobs hold nodes;
-    ``barred``: nodes have room, but its queue may not use more; ``blocked``: it waits for other jobs; ``begins``: its
-    start time has not come; ``kept_for``: the job ahead for which suitable nodes are kept, else empty."""
+    ``barred``: nodes have room, but its queue may not use more; ``capped``: which queue may never use so much, if one;
+    ``blocked``: it waits for other jobs; ``begins``: its start time has not come; ``kept_for``: the job ahead for which
+    suitable nodes are kept, else empty."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
@@ -171,6 +174,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "pending": room.pending,
         "live": room.live,
         "barred": room.barred is not None,
+        "capped": "" if room.barred is None else _capped(cluster, job, room.barred),
         "cordoned": will_do[:SHOWN],
         "unmet": never(cluster, job.sized_before),
         "blocked": bool(blocked(cluster, job)),
@@ -178,6 +182,15 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "kept_for": kept.by.name if kept is not None else "",
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }
+
+
+def _capped(cluster: Cluster, job: JobRecord, needs: Resources) -> str:
+    """Which queue may not have as much as the job needs, even with nothing in use; empty if there is none."""
+    for queue in cluster.queues.path(queue_of(job.spec.queue)):
+        for resource, cap in queue.capability.stated.items():
+            if (wants := getattr(needs, resource)) > cap:
+                return f"queue {queue.name} may use {cap} {resource}, and it needs {wants} at least"
+    return ""
 
 
 def alone_json(job: JobRecord) -> list[Json]:

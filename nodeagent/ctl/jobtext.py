@@ -518,6 +518,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return f"nothing: it starts by itself then; or end it: nodeagentctl stop {name}"
     if way["backoff"]:
         return f"nothing: it starts again by itself in {span(way['backoff'])} (it backs off)"
+    if way.get("capped"):
+        return f"have an operator give its queue more, or submit it anew so that it needs less: {way['capped']}"
     if way.get("barred"):
         return "wait for jobs of its queue to end, or have an operator give the queue more: nodeagentctl queue get"
     if way.get("kept_for"):

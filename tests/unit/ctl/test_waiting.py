@@ -70,6 +70,23 @@ def test_next_is_true_of_who_waits_for_its_time_or_for_others() -> None:
     assert text == "nothing: it starts by itself then; or end it: nodeagentctl stop a"
 
 
+@pytest.mark.parametrize(
+    ("cap", "says"),
+    [
+        (1, "so that it needs less: queue research may use 1 slots, and it needs 2 at least"),
+        (2, "wait for jobs of its queue to end"),
+    ],
+)
+def test_a_job_that_its_queue_may_never_run_is_not_advised_to_wait(cap: int, says: str) -> None:
+    """An operator has lowered the queue's capability since it was submitted."""
+    spec = PAIR.model_copy(update={"queue": "research"})
+    job, other = make_job(spec=spec), taken()
+    other = other.model_copy(update={"spec": other.spec.model_copy(update={"queue": "research"})})
+    queue = Queue(name="research", capability=Amount(slots=cap))
+    cluster = replace(make_cluster(["n1", "n2"], job, other), queues=Queues(queues=(queue,)))
+    assert says in step(cluster, job)
+
+
 def test_who_waits_for_a_gang_for_which_nodes_are_kept_and_when_that_starts() -> None:
     a = taken().model_copy(update={"first_active": NOW, "since": NOW})
     a = a.model_copy(update={"spec": a.spec.model_copy(update={"time_limit": 3600.0})})
@@ -142,7 +159,7 @@ def test_its_place_and_priority() -> None:
 def test_a_job_whose_queue_may_use_no_more() -> None:
     job = make_job("queued", spec=PAIR.model_copy(update={"queue": "team"}))
     tree = Queues(rev=1, queues=(Queue(name="team", capability=Amount(nodes=1)),))
-    assert "have an operator give the queue more" in step(replace(make_cluster(["n1", "n2"], job), queues=tree), job)
+    assert "have an operator give its queue more" in step(replace(make_cluster(["n1", "n2"], job), queues=tree), job)
     row = job_json(job, make_cluster(["n1"], job), {}, WALL)
     assert (row["in_queue"], _queue(row)[0].split(maxsplit=1)[1]) == ("team", "team: number 1 of 1, priority 0")
     plain = make_job("running", make_generation(["n1"]))
