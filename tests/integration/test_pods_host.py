@@ -350,7 +350,7 @@ async def test_another_users_folders_are_checked_as_that_user(open_folder: Path)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         status = await bench.ready(make_spec(("sh", "t.sh"), work, user="nobody", environ={"PATH": "/bin"}))
-        assert status.reason == f"{work} may not be entered by user nobody"
+        assert status.reason == f"working_dir {work} may not be entered by user nobody"
         work.chmod(0o755)
         (work / "ckpt").mkdir(mode=0o755)
     async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
