@@ -107,7 +107,9 @@ class QueueRoutes:
             tree = cluster.queues
             if name in tree.by_name:
                 raise ApiError(
-                    "state", f"there is a queue {name!r}", f"change it: nodeagentctl queue set {name}; {_UNCHANGED}"
+                    "state",
+                    f"there is a queue {name!r}",
+                    f"change it: nodeagentctl queue set {name} KEY=VALUE; {_UNCHANGED}",
                 )
             return with_queue(tree, _changed(name, None, settings)), f"queue {name} created"
 

@@ -338,7 +338,8 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     kind: CauseKind = "collective" if who.victim else "worker_failed"
     if asks_to_reform(who.worker):
         kind = "reform"
-    cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
+    text = who.text + _shortly_before(case, reports)
+    cause = Cause(kind=kind, text=text, node=who.node, rank=who.worker.rank)
     roles = (Place.role_of(who.worker.place),) if who.worker.place else ()
     outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
     if kind == "reform":
@@ -354,6 +355,15 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     advice = "fix the script, or what keeps its workers apart," if who.victim else "fix the script"
     text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
     return replace(fault, fail=f"{text}; {advice} and submit it again")
+
+
+def _shortly_before(case: _Case, reports: Mapping[str, PodReport]) -> str:
+    """The newest failure of a service before this fault: its clients may have failed for it. Empty if there was none
+    within the time of an early failure."""
+    found = [(one.at, node, one.text) for node, report in reports.items() for one in report.alone]
+    at, node, text = max(found, default=(0, "", ""))
+    near = found and case.at - at <= millis(case.cluster.timing.early)
+    return f" (shortly before, {text} on {node})" if near else ""
 
 
 def _asked(job: JobRecord, who: Blame, reports: Mapping[str, PodReport]) -> _PolicyAnswer:

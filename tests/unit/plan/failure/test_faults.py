@@ -132,6 +132,9 @@ def test_a_server_that_was_killed_first_is_no_mistake_of_the_script(ended_with: 
     fault = find_fault(make_cluster(["n1", "n2"], job, served=1000), job, WALL)
     assert fault is not None
     assert bool(fault.fail) is fails
+    assert fault.cause.text == "rank 0 on n1 failed first: exit code 1 (shortly before, server.0, rank 0, failed on n1)"
+    later = find_fault(make_cluster(["n1", "n2"], job, served=40_000), job, WALL)
+    assert later is not None and later.cause.text == "rank 0 on n1 failed first: exit code 1"
 
 
 def test_policies_decide_before_the_rule_of_early_failures() -> None:
