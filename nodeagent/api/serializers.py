@@ -237,11 +237,19 @@ def shown_to(row: Json, *, seen: bool) -> Json:
         row["spec"] = spec | {"env": dict.fromkeys(spec["env"]), "submitter": submitter}
     if "reports" in row:
         row["reports"] = {node: {"state": r["state"], "reason": r["reason"]} for node, r in row["reports"].items()}
+    for pods in ("pods", "spares"):
+        if pods in row:
+            row[pods] = [pod | {"reason": _without_output(pod["reason"])} for pod in row[pods]]
     if "generations" in row:
         row["generations"] = [
             g | {"ended_by": g["ended_by"] and g["ended_by"] | {"error": ""}} for g in row["generations"]
         ]
     return row
+
+
+def _without_output(reason: str) -> str:
+    """Why a pod is as it is, without what a command of its job printed (``shim/ready.py``)."""
+    return reason.partition(": ")[0] if reason.startswith("ready ") else reason
 
 
 def _roles(job: JobRecord) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from nodeagent.api.serializers import job_json, pods_json
+from nodeagent.api.serializers import job_json, pods_json, shown_to
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import PodReport
@@ -72,3 +72,13 @@ def test_the_duration_is_the_time_that_it_had_its_nodes() -> None:
     over = paused.model_copy(update={"phase": "stopped", "ended": 901.0})
     assert job_json(over, replace(CLUSTER, served=990_000), {}, 991.0)["duration"] == 10.0
     assert job_json(paused.model_copy(update={"first_active": None}), CLUSTER, {}, 901.0)["duration"] is None
+
+
+def test_what_a_command_of_a_job_printed_is_for_those_who_may_see_the_job() -> None:
+    said = "ready db.0 failed with exit code 3: the password is wrong: s3cret"
+    other = "working_dir /w is missing"
+    row = {"outcome": None, "pods": [{"reason": said}, {"reason": other}, {"reason": ""}], "spares": [{"reason": said}]}
+    hidden = shown_to(row, seen=False)
+    assert [pod["reason"] for pod in hidden["pods"]] == ["ready db.0 failed with exit code 3", other, ""]
+    assert hidden["spares"] == [{"reason": "ready db.0 failed with exit code 3"}]
+    assert shown_to(row, seen=True)["pods"][0]["reason"] == said
