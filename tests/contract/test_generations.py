@@ -252,9 +252,12 @@ async def test_each_restart_of_a_worker_alone_is_an_event_and_no_start_of_the_ge
     assert generation(job).reports["n1"].alone == tuple(restarts)
     reported = [(e.kind, e.text) for e in await bench.store.events("0-0", 100)][-3:]
     assert sorted(reported) == [
-        ("RoleFailed", "rank 2 failed: exit code 7 on n1; all of its role is started again, and the gang goes on"),
+        (
+            "RoleFailed",
+            "rank 2 failed: exit code 7 on n1; all of its role is to be started again while the gang goes on",
+        ),
         *(
-            ("WorkerRestarted", f"rank {r} failed: exit code 7 on n1; it is started again, and the gang goes on")
+            ("WorkerRestarted", f"rank {r} failed: exit code 7 on n1; it is to be started again while the gang goes on")
             for r in range(2)
         ),
     ]

@@ -583,7 +583,7 @@ def _report(
     if report.state == "running" and report.alone[len(sent.alone) if sent is not None else 0 :]:
         newest = report.alone[-1]
         what = "all of its role" if newest.round else "it"
-        why = f"{newest.text}; {what} is started again, and the gang goes on"
+        why = f"{newest.text}; {what} is to be started again while the gang goes on"
     elif report.state == "running" and report.rounds != (sent.rounds if sent is not None else {}):
         why = f"down, to be started again with all of their role: the workers of {', '.join(report.rounds)}"
     if report.stall is not None:

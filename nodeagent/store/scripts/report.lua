@@ -38,7 +38,7 @@ for _, one in ipairs(alone) do
     local whole = (one.round or 0) > 0
     event({ kind = whole and 'RoleFailed' or 'WorkerRestarted', job = job, node = A.node,
       generation = job.generation_number, by = A.node, text = one.text .. ' on ' .. A.node .. '; ' .. (whole and 'all of its role' or 'it')
-        .. ' is started again, and the gang goes on' })
+        .. ' is to be started again while the gang goes on' })
   end
 end
 local role, round = further(body.rounds, rounds)

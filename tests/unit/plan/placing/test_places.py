@@ -296,7 +296,8 @@ def test_a_restart_alone_is_reported_once() -> None:
         sent = found[0].report
         assert [one.rank for one in sent.alone] == exits
         assert (
-            found[0].why == f"{name}, rank {exits[-1]}, failed: SIGKILL (9); it is started again, and the gang goes on"
+            found[0].why
+            == f"{name}, rank {exits[-1]}, failed: SIGKILL (9); it is to be started again while the gang goes on"
         )
 
 
