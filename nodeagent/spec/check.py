@@ -111,9 +111,9 @@ def _words(kind: str, details: ErrorDetails, raw: str | None) -> tuple[str, str]
             hint = "true" if word in _YES else "false" if word in _NO else "true or false"
             return f"{shown} is neither true nor false", f"write {hint}"
         case "literal_error":
-            words = ctx["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-            best = closest(str(value), words)
-            return f"{shown} is not known here", f"did you mean {best}?" if best else f"write {ctx['expected']}"
+            expected = "true" if ctx["expected"] == "True" else ctx["expected"]
+            best = closest(str(value), expected.replace("'", "").replace(" or ", ", ").split(", "))
+            return f"{shown} is not known here", f"did you mean {best}?" if best else f"write {expected}"
         case "greater_than_equal":
             return f"{shown} is too small", f"it must be at least {ctx['ge']}"
         case "greater_than":

@@ -197,7 +197,8 @@ def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequ
     drained = not remarkable(cluster).isdisjoint(generation.members)
     leaving = [m.node for m in generation.ordered() if _draining(cluster, m.node)] if drained else []
     if leaving:
-        text = f"node {', '.join(leaving)} is {_why_drained(cluster, leaving[0])}"
+        who, are = ("nodes", "are") if len(leaving) > 1 else ("node", "is")
+        text = f"{who} {', '.join(leaving)} {are} {_why_drained(cluster, leaving[0])}"
         grace = grace_left(cluster, job, leaving, wall)
         return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), leaving, wall, grace)
     if sick:

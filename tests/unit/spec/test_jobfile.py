@@ -357,6 +357,14 @@ def test_mistakes_of_the_order_of_roles() -> None:
     )
 
 
+def test_a_port_that_is_to_be_ready_is_given_by_nodeagent() -> None:
+    check_marked(
+        "name: a\nroles:\n  s: {command: x, nodes: 1, ready: {port: >>70000}}\n  t: {command: x, nodes: 1}\n",
+        job,
+        "70000 is not known here, write true",
+    )
+
+
 FIVE_MISTAKES = """\
 name: ctr
 completes: >>trainers

@@ -284,6 +284,14 @@ def test_a_drain_of_a_persons_own_is_not_put_down_to_a_window_ahead() -> None:
     assert step.cause.text == "node n1 is being drained"
 
 
+def test_several_nodes_are_drained() -> None:
+    cluster, job = running((1, 2))
+    both = {name: make_node(name, drain=True) for name in ("n1", "n2")}
+    step = decide(replace(cluster, nodes={**cluster.nodes, **both}), job, WALL).step
+    assert isinstance(step, Propose)
+    assert step.cause.text == "nodes n1, n2 are being drained"
+
+
 def test_a_window_that_is_over_for_a_day_is_outdated() -> None:
     one = window(0)
     assert not availability.outdated(one, one.end + 86_399_999)
