@@ -26,8 +26,8 @@ PODS_REFRESH = 5.0
 """Seconds between two publications of unchanged pods, so that their TTL keys live on."""
 
 REFUSED_LIMIT = 3.0
-"""An id that another life holds is given up after this many leases: then the other one is alive, not a dead one's
-rest."""
+"""An id that another life holds is given up after this many leases in which that lease was renewed: then the other one
+is alive, not a dead one's rest. The rest of a lease may be long, where the store's clock went back."""
 
 MOST_NOTES = 16
 """Most notes in one beat."""
@@ -99,6 +99,8 @@ class Membership:
         self._pods_sent: tuple[PodState, ...] | None = None
         self._pods_at = 0.0
         self._refused_since: float | None = None
+        self._held_until = 0.0
+        """When the other life's lease would have ended, as of the first refusal."""
         self._log = structlog.get_logger("lease").bind(node=self.node)
 
     @property
@@ -165,8 +167,9 @@ class Membership:
     def _give_up_when_hopeless(self, refusal: StoreRefusedError) -> None:
         now = self._clock.now()
         if self._refused_since is None:
-            self._refused_since = now
-        if now - self._refused_since > self._timing.lease * REFUSED_LIMIT:
+            self._refused_since, self._held_until = now, now + refusal.left
+        renewed = now + refusal.left > self._held_until + self._timing.lease
+        if renewed and now - self._refused_since > self._timing.lease * REFUSED_LIMIT:
             raise IdTakenError(
                 f"{refusal}; it has kept renewing for {now - self._refused_since:.0f} s: stop that agent, or give this "
                 f"one another node.id"

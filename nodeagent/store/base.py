@@ -95,9 +95,11 @@ class StoreRefusedError(StoreError):
     belongs to another cluster).
     """
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, left: str = "0") -> None:
         super().__init__(text)
         self.code = code
+        self.left = float(left)
+        """Of ``lease_held``: seconds for which the other lease lasts, if nobody renews it."""
 
 
 class Store(Protocol):

@@ -7,6 +7,7 @@ Must never know what a step means. Every failure becomes one of the two store er
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ REPLICAS_SHARE = 0.5
 """Share of a call's bound that may be spent waiting for the replicas to have the step."""
 SHOWN = 80
 """Characters of an unexpected reply that an error shows."""
+_SECONDS = r"\d{1,12}\.\d{3}"
 
 
 class AnyLinks(Protocol):
@@ -128,12 +130,16 @@ class Calls:
 
 
 def _steps_own(reply: Any) -> list[Any]:
-    """Returns the reply if a script of ours can have given it: a list of 1 and the results, or of 0, a code and a
-    sentence. Raises ConnectionError for any other: the server then does not run scripts as Redis does."""
+    """Returns the reply if a script of ours can have given it: a list of 1 and the results, or of 0, a code, a sentence
+    and perhaps a number of seconds. Raises ConnectionError for any other: the server then does not run scripts as Redis
+    does."""
     if not isinstance(reply, list) or not reply or reply[0] not in (0, 1):
         raise _no_step(reply)
-    if reply[0] == 0 and (len(reply) != 3 or not all(isinstance(part, str) for part in reply[1:])):
-        raise _no_step(reply)
+    if reply[0] == 0:
+        words = [part for part in reply[1:] if isinstance(part, str)]
+        seconds = words[2:]
+        if not 2 <= len(words) == len(reply) - 1 <= 3 or not all(re.fullmatch(_SECONDS, one) for one in seconds):
+            raise _no_step(reply)
     return reply
 
 

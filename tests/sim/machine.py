@@ -561,7 +561,7 @@ class SimMachine:
             self._kill([pod])
         if pod.live and pod.started < grant.stop_before and not pod.killing:
             self.stop(uid, GRACE)
-        if not pod.live:
+        if not pod.live and not pod.outside:  # as a gang that has settled: what left the workers' group has ended, too
             pod.obeyed = grant.stop_before
         elif grant.stop_before:
             self.later(TICK, lambda: self._look(uid))

@@ -30,8 +30,8 @@ local function sorted_keys(map)
   return keys
 end
 
-local function refuse(code, text)
-  return { 0, code, text }
+local function refuse(code, text, left)
+  return { 0, code, text, left }
 end
 
 -- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes

@@ -39,7 +39,7 @@ if old and not same and not lapsed(id) and lease_end(id) > served then
   local left = math.max(lease_end(id), shelter()) - served
   return refuse('lease_held', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
     .. ') for another ' .. string.format('%.1f', left / 1000) .. ' s at least; this agent is at ' .. A.address
-    .. ': give it another node id, or stop the other agent')
+    .. ': give it another node id, or stop the other agent', string.format('%.3f', left / 1000))
 end
 if old and not same and (not lapsed(id) or served < recover) then
   return refuse('recovering', 'node id ' .. id .. ' was held by an agent at ' .. old.address

@@ -3,6 +3,7 @@ another life holds is given up."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,27 @@ async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_a
         store.away = False
     with pytest.raises(StoreRefusedError if away else IdTakenError):
         await lease.join()
+
+
+async def test_an_id_is_not_given_up_for_the_long_rest_of_a_dead_one_s_lease(tmp_path: Path) -> None:
+    """The store's clock went back: leases end long after their time, and nobody renews this one."""
+    clock = Clock()
+    server = Server(clock.now)
+    store = HereStore(server)
+    other = make_lease(tmp_path / "a", clock, store, "a")
+    lease = make_lease(tmp_path / "b", clock, store, "b")
+    await other.join()
+    async with store._calls.link() as link:
+        leases = store._calls.prefix + "lease"
+        ends = float(await link.ask("ZSCORE", leases, "n1"))
+        await link.ask("ZADD", leases, str(int(ends) + 40_000), "n1")
+    tries = 0
+    while not lease.joined:
+        with contextlib.suppress(StoreRefusedError):
+            await lease.join()
+        clock.at += TIMING.heartbeat
+        tries += 1
+    assert tries > 40 / TIMING.heartbeat
 
 
 async def test_nothing_is_published_before_the_agent_has_joined(tmp_path: Path) -> None:
