@@ -26,7 +26,8 @@ from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.http.http_server import RendezvousServer
 
 def worker(slot, events):
-    print(f"worker {slot.rank} of {slot.size} on {slot.hostname}", flush=True)
+    line = f"worker {slot.rank} of {slot.size} on {slot.hostname}\\n"
+    print(line, end="", flush=True)  # one write: the workers are threads, and print makes two
     events[0].wait()
     return 0, time.time()
 
@@ -77,3 +78,4 @@ def test_horovods_driver_sees_each_change(calm: Cluster) -> None:
     finally:
         asks.kill()
         asks.wait()
+        print(seen.read_text())
