@@ -181,8 +181,6 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     except ApiError as error:
         if error.code != "not_found":
             raise
-        if _is_live_array(view.cluster(), ref):
-            raise
         none = error
     if found is not None and ref in (found.uid, found.name):
         return found
@@ -190,10 +188,11 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     if view.health().store_away_since is None:
         with contextlib.suppress(StoreUnavailableError):
             past = await view.store.past(ref)
+    array = _is_live_array(view.cluster(), ref)
     for job in past:
-        if ref in (job.uid, job.name):
+        if ref == job.uid or (ref == job.name and not array):
             return job
-    if len(ref) < MIN_PREFIX:
+    if len(ref) < MIN_PREFIX or array:
         past = ()
     begins = [*([found] if found is not None else []), *past]
     if len(begins) > 1:

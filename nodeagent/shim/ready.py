@@ -17,7 +17,7 @@ EACH = 0.25
 """Seconds between two looks at a port."""
 COMMAND_EACH, COMMAND_BOUND = 1.0, 10.0
 """Seconds between two runs of a command, and that each may take."""
-MOST_SAID = 200
+MOST_ANSWER = 200
 """Characters of a command's answer that people are shown."""
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENS = "0A"
@@ -110,7 +110,7 @@ class PlaceReadiness:
                     self._reported.add(name)
                     note(parts.file(parts.logs / "pod.log"), f"{problem}; it is asked again")
                 parts.loop.after(COMMAND_EACH, lambda: self._asking.pop(name, None))
-                self._problems[name] = " ".join(problem.split())[:MOST_SAID]
+                self._problems[name] = " ".join(problem.split())[:MOST_ANSWER]
                 if self._problems[name] != before:
                     self._changed()
 

@@ -67,7 +67,7 @@ async def test_a_hook_is_watched_too(tmp_path: Path) -> None:
         await bench.until(lambda s: s.refused)
 
 
-@pytest.mark.parametrize("workers", [2, 200])
+@pytest.mark.parametrize("workers", [2, pytest.param(200, marks=pytest.mark.slow)])
 async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path, workers: int) -> None:
     """Of 200 workers there is more to be told than its link holds: one was started after another, without end."""
     (tmp_path / "t.py").write_text(SLEEPER)
@@ -80,6 +80,7 @@ async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path, 
             assert old is not None
             os.kill(old, signal.SIGKILL)
             await wait_for(lambda: watchdog(bench) not in (old, None))
+            await wait_for(lambda: len(os.listdir(f"/proc/{watchdog(bench)}/fd")) > workers)  # it holds one for each
             assert bench.state().phase == "running", "its end disturbs nobody"
             os.kill(first.shim_pid, signal.SIGSTOP)
         try:

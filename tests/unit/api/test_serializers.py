@@ -75,10 +75,11 @@ def test_the_duration_is_the_time_that_it_had_its_nodes() -> None:
 
 
 def test_what_a_command_of_a_job_printed_is_for_those_who_may_see_the_job() -> None:
-    said = "ready db.0 failed with exit code 3: the password is wrong: s3cret"
+    answer = "ready db.0 failed with exit code 3: the password is wrong: s3cret"
     other = "working_dir /w is missing"
-    row = {"outcome": None, "pods": [{"reason": said}, {"reason": other}, {"reason": ""}], "spares": [{"reason": said}]}
+    pods = [{"reason": reason} for reason in (answer, other, "")]
+    row = {"outcome": None, "pods": pods, "spares": pods[:1]}
     hidden = shown_to(row, seen=False)
     assert [pod["reason"] for pod in hidden["pods"]] == ["ready db.0 failed with exit code 3", other, ""]
     assert hidden["spares"] == [{"reason": "ready db.0 failed with exit code 3"}]
-    assert shown_to(row, seen=True)["pods"][0]["reason"] == said
+    assert shown_to(row, seen=True)["pods"][0]["reason"] == answer
