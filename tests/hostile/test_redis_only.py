@@ -136,7 +136,7 @@ KEYS = (
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("how", ["deleted", "a text", "a list"])
+@pytest.mark.parametrize("how", ["deleted", "a text", pytest.param("a list", marks=pytest.mark.slow)])
 async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: str, how: str) -> None:
     before = cluster.job()
     assert before is not None

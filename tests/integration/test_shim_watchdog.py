@@ -80,7 +80,7 @@ async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path, 
             assert old is not None
             os.kill(old, signal.SIGKILL)
             await wait_for(lambda: watchdog(bench) not in (old, None))
-            await wait_for(lambda: len(os.listdir(f"/proc/{watchdog(bench)}/fd")) > workers)  # it holds one for each
+            await wait_for(lambda: len([*Path(f"/proc/{watchdog(bench)}/fd").iterdir()]) > workers)  # one of each
             assert bench.state().phase == "running", "its end disturbs nobody"
             os.kill(first.shim_pid, signal.SIGSTOP)
         try:

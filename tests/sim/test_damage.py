@@ -61,7 +61,8 @@ WRITTEN_OVER = [
 @pytest.mark.parametrize(
     ("key", "field", "text"),
     [
-        *((key, field, text) for key, field in WRITTEN_OVER for text in ("", "{")),
+        *((key, field, "") for key, field in WRITTEN_OVER),
+        *(pytest.param(key, field, "{", marks=pytest.mark.slow) for key, field in WRITTEN_OVER),
         ("meta", "cluster_uid", "evil"), ("meta", "credit", "-1"),
     ],
 )  # fmt: skip
@@ -108,7 +109,9 @@ def test_a_nodes_record_that_says_something_else_ends_neither_its_agent_nor_its_
     simulate(4, scenario)
 
 
-@pytest.mark.parametrize(("field", "text"), FALSEHOODS)
+@pytest.mark.parametrize(
+    ("field", "text"), [pytest.param(*one, marks=() if one[0] == "lost" else pytest.mark.slow) for one in FALSEHOODS]
+)
 def test_nor_is_it_believed_while_its_agent_is_dead(field: str, text: str) -> None:
     """The job re-forms meanwhile: never beside workers that the record denies."""
 
