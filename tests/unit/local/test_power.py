@@ -123,6 +123,7 @@ def test_what_does_not_end_is_named(cluster: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(power, "_signal", lambda pids, number: None)  # as a process stuck in the kernel
     with start({power.MARK: power.mark(cluster, "n1")}, "import time; time.sleep(600)") as stuck:
         try:
+            wait_count(cluster, "n1", 1)  # while it becomes its program it has no environment to be read
             with pytest.raises(LocalError, match=str(stuck.pid)):
                 power.cut(cluster, "n1", bound=0.2)
         finally:
