@@ -133,7 +133,7 @@ def of_array(cluster: Cluster, name: str) -> list[JobRecord]:
 
 def no_live_array(cluster: Cluster, name: str) -> None:
     """Raises ``ApiError`` if a live array has this name: commands could not tell it from a job."""
-    if any(job.phase not in TERMINAL for job in of_array(cluster, name)):
+    if requests.is_live_array(cluster, name):
         raise ApiError("state", f"an array named {name!r} has live jobs", "choose another name; nothing was submitted")
 
 

@@ -148,7 +148,7 @@ def find_job(cluster: Cluster, ref: str) -> JobRecord:
     named = [j for j in cluster.jobs.values() if j.name == ref]
     if named:
         found = max(named, key=lambda j: (j.phase not in TERMINAL, j.submitted))
-        if found.phase not in TERMINAL or not _is_live_array(cluster, ref):
+        if found.phase not in TERMINAL or not is_live_array(cluster, ref):
             return found
         raise ApiError(
             "not_found",
@@ -164,7 +164,8 @@ def find_job(cluster: Cluster, ref: str) -> JobRecord:
     raise unknown("job", ref, (j.name for j in cluster.jobs.values()))
 
 
-def _is_live_array(cluster: Cluster, name: str) -> bool:
+def is_live_array(cluster: Cluster, name: str) -> bool:
+    """Whether an array of this name has jobs that have not ended."""
     arrays = ((job.phase, job.spec.array) for job in cluster.jobs.values())
     return any(array is not None and array.name == name and phase not in TERMINAL for phase, array in arrays)
 
@@ -188,7 +189,7 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     if view.health().store_away_since is None:
         with contextlib.suppress(StoreUnavailableError):
             past = await view.store.past(ref)
-    array = _is_live_array(view.cluster(), ref)
+    array = is_live_array(view.cluster(), ref)
     for job in past:
         if ref == job.uid or (ref == job.name and not array):
             return job

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nodeagent.model.roleorder import comes_after
+
 HALF = 0.5
 """Of the grace: then everybody is asked, so that who is last has some of it."""
 
@@ -17,7 +19,7 @@ class Turns:
     """Of one stop. ``roles``: the pod's, by name, each with those that it comes ``after``."""
 
     def __init__(self, roles: Mapping[str, Mapping[str, Any]]) -> None:
-        self._before = {name: _reached(name, roles) for name in roles}
+        self._before = comes_after({name: role["after"] for name, role in roles.items()})
         self.elsewhere: frozenset[str] = frozenset()
         """Roles that workers on other nodes still come after."""
         self.over = False
@@ -27,15 +29,3 @@ class Turns:
         """Whether workers of this role are to be asked, while workers of these roles live here."""
         needed = role in self.elsewhere or any(role in self._before.get(other, ()) for other in living)
         return self.over or not needed
-
-
-def _reached(name: str, roles: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
-    """All roles that have to start before this one, directly or through others."""
-    found: set[str] = set()
-    waiting = [name]
-    while waiting:
-        for other in roles[waiting.pop()]["after"]:
-            if other in roles and other not in found:
-                found.add(other)
-                waiting.append(other)
-    return frozenset(found)

@@ -169,15 +169,18 @@ def test_the_helper_of_worker_scripts_needs_nothing_but_torch() -> None:
 
 
 def test_shim_and_fork_server_need_nothing_but_the_standard_library() -> None:
-    """The shim may use its own parts, what wraps system calls, and the waits of restarts. These, and each file of the
+    """The shim may use its own parts, what wraps system calls, the waits of restarts, and the order of
+    roles. These, and each file of the
     fork server, stand alone: the job's Python need not have nodeagent."""
     server = PACKAGE / "shim" / "forkserver"
     alone = [
         PACKAGE / "osutil" / "linux.py",
         PACKAGE / "model" / "backoff.py",
+        PACKAGE / "model" / "roleorder.py",
         *(server / name for name in ("server.py", "ending.py", "warming.py", "binding.py")),
     ]
-    parts = frozenset({"nodeagent.shim", "nodeagent.lease.grants", "nodeagent.model.backoff", "nodeagent.osutil.linux"})
+    model = {"nodeagent.model.backoff", "nodeagent.model.roleorder"}
+    parts = frozenset({"nodeagent.shim", "nodeagent.lease.grants", "nodeagent.osutil.linux", *model})
 
     def rule(file: Path) -> Iterator[str]:
         for name in imports(tree(file), nested=file in alone):

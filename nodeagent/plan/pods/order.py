@@ -11,32 +11,21 @@ from collections.abc import Collection
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.roleorder import comes_after
 from nodeagent.model.world import Generation, Member
 from nodeagent.plan.cluster import Cluster
 from nodeagent.pods.base import PodStatus
 
 
-def comes_after(spec: JobSpec) -> dict[str, frozenset[str]]:
-    """Role to all roles that start before it, directly or through others."""
-    direct = {role.name: role.after for role in spec.roles}
-    found = dict[str, frozenset[str]]()
-
-    def reached(name: str) -> frozenset[str]:
-        if name not in found:
-            found[name] = frozenset()  # a circle, which no job file may have, ends here
-            found[name] = frozenset(direct[name]).union(*(reached(other) for other in direct[name]))
-        return found[name]
-
-    for name in direct:
-        reached(name)
-    return found
+def _before(spec: JobSpec) -> dict[str, frozenset[str]]:
+    return comes_after({role.name: role.after for role in spec.roles})
 
 
 def stops_later(cluster: Cluster, job: JobRecord, generation: Generation, node: str) -> tuple[str, ...]:
     """Roles that this node's workers of wait to be asked to stop, since workers on other nodes come after them."""
     if not job.spec.ordered or node not in generation.holders:
         return ()
-    before = comes_after(job.spec)
+    before = _before(job.spec)
     needed = frozenset[str]().union(*(before[role] for role in _running_elsewhere(cluster, generation, node)))
     return tuple(sorted(needed & _roles(generation.holders[node])))
 
@@ -51,7 +40,7 @@ def newly_down(job: JobRecord, generation: Generation, node: str, status: PodSta
         return ()
     alive = {worker.rank for worker in status.workers if worker.state != "exited"}
     down = frozenset(role for role in _roles(holder) if not holder.ranks_of(role) & alive)
-    before = comes_after(job.spec)
+    before = _before(job.spec)
     waited_for = frozenset[str]().union(*(before[role] for role in down.difference(holder.down)))
     others = frozenset[str]().union(*(_roles(other) for name, other in generation.holders.items() if name != node))
     return tuple(sorted(down)) if waited_for & others else ()

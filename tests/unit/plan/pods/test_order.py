@@ -9,7 +9,7 @@ from nodeagent.model.jobspec import Role
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Member, Place, Token
-from nodeagent.plan.pods.order import comes_after, newly_down, stops_later
+from nodeagent.plan.pods.order import newly_down, stops_later
 from nodeagent.plan.pods.pod import SendAck, Stop, plan_pods
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import UID, life, make_cluster, make_generation, make_job, make_spec
@@ -58,15 +58,6 @@ def later(job: JobRecord, node: str, lapsed: tuple[str, ...] = ()) -> tuple[str,
 def down(job: JobRecord, now: PodStatus) -> tuple[str, ...]:
     assert job.generation is not None
     return newly_down(job, job.generation, "n1", now)
-
-
-def test_who_comes_after_whom() -> None:
-    spec = SPEC.model_copy(update={"roles": CHAIN})
-    assert comes_after(spec) == {
-        "server": frozenset(),
-        "trainer": frozenset({"server"}),
-        "judge": frozenset({"server", "trainer"}),
-    }
 
 
 @pytest.mark.parametrize(
