@@ -197,6 +197,19 @@ async def test_a_working_folder_that_goes_away_is_named(tmp_path: Path, fork_ser
         await bench.until(lambda s: s.phase == "exited")
 
 
+async def test_a_worker_that_cannot_enter_its_folder_has_it_checked_at_once(tmp_path: Path) -> None:
+    """Long before the next look at the folders."""
+    (tmp_path / "work").mkdir()
+    spec = make_spec(("sleep", "600"), tmp_path / "work")
+    async with open_bench(tmp_path, shim_with(tmp_path, "prepare.FOLDER_AGAIN = 600.0")) as bench:
+        await bench.ready(spec)
+        (tmp_path / "work").rename(tmp_path / "gone")
+        bench.host.start(UID, bench.order(1))
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert status.reason == f"working_dir {tmp_path / 'work'} is missing"
+        assert [end.code for end in status.exits] == [126]
+
+
 async def test_a_pod_whose_folders_go_away_while_nothing_runs_is_not_ready(tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     spec = make_spec(("sleep", "600"), tmp_path, checkpoint_dir="ckpt")
