@@ -50,8 +50,10 @@ from nodeagent.store.wire import Reached
 
 START_LIMIT = 5.0
 """Seconds from the start of the process until it must have its lock."""
-RETRY = 1.0
-"""Seconds until a start that failed is tried again."""
+FIRST_RETRY = 0.02
+LAST_RETRY = 1.0
+"""Seconds until a start that failed is tried again: at first, since workers run on the last grant only; then twice as
+many each time, up to the last."""
 COMES_BACK = 1.0
 """Seconds for systemd to start it again."""
 LOOK = 0.01
@@ -277,21 +279,22 @@ class LocalLeaseProcess:
                 self._child.returncode = 0  # it outlives us: not a child that was forgotten
 
     async def _keep(self) -> None:
-        before = False
+        before, retry = False, FIRST_RETRY
         while True:
             self._changed.clear()
             holder = find_holder(self._folder)
             if holder is None:
                 if not self._wanted():
                     await self._changed.wait()
-                elif not (before and self._unit and await self._is_there(COMES_BACK)):
-                    await self._start()
+                elif not (before and self._unit and await self._is_there(COMES_BACK)) and not await self._start():
+                    await asyncio.sleep(retry)
+                    retry = min(2 * retry, LAST_RETRY)
                 before = False
             elif not holder[1]:
                 await asyncio.sleep(LOOK)  # it has just begun
             else:
                 await self._watch(*holder)
-                before = True
+                before, retry = True, FIRST_RETRY
 
     def _wanted(self) -> bool:
         order = self._order
@@ -302,7 +305,8 @@ class LocalLeaseProcess:
             return True
         return status.of != (order.life, order.start, order.era)
 
-    async def _start(self) -> None:
+    async def _start(self) -> bool:
+        """Whether it had its lock within the limit."""
         command = [sys.executable, "-sSP", "-m", "nodeagent.lease", str(self.config.dirs.run)]
         env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8"} | power_mark()
         try:
@@ -314,11 +318,11 @@ class LocalLeaseProcess:
             self._complain(f"the lease process does not start: {error}")
             if self._unit:  # what is left of an earlier one has its name
                 await self._stop_unit()
-            await asyncio.sleep(RETRY)
-        else:
-            if not await self._is_there(START_LIMIT):
-                self._complain("the lease process does not start: see its log")
-                await asyncio.sleep(RETRY)
+            return False
+        there = await self._is_there(START_LIMIT)
+        if not there:
+            self._complain("the lease process does not start: see its log")
+        return there
 
     def _fork(self, command: list[str], env: dict[str, str]) -> None:
         """A child in a session of its own."""

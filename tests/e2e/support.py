@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nodeagent.ctl.client import Client, job_path, node_path
-from nodeagent.lease.statefiles import find_holder
+from nodeagent.lease.statefiles import find_holder, pulse_file, read_pulse
 from tests.bounds import Bound
 from tests.folders import short
 
@@ -94,6 +94,12 @@ class Cluster:
         holder = find_holder(folder)
         assert holder is not None, f"no lease process runs on {node}"
         return holder[0]
+
+    def renewed(self, node: str) -> float:
+        """When (CLOCK_BOOTTIME) the node's lease process sent its last good renewal; 0: none of this process yet."""
+        (folder,) = self.home.glob(f"local/run/*/{node}/lease")
+        pulse = read_pulse(pulse_file(folder))
+        return pulse.renewed if pulse is not None else 0.0
 
     def nodes(self) -> dict[str, str]:
         """Node to state."""

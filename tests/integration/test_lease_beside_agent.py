@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
@@ -175,6 +176,25 @@ async def test_one_that_dies_is_started_again(world: World) -> None:
     for number in (signal.SIGKILL, signal.SIGTERM):
         os.kill(pid, number)
         pid = await world.another(pid)
+
+
+async def test_workers_keep_their_grant_while_starts_fail(world: World) -> None:
+    """Three processes are killed before they have their lock."""
+    first = await world.up()
+    ours, killed = psutil.Process(), set[int]()
+    others = {child.pid for child in ours.children()}
+    os.kill(first, signal.SIGKILL)
+
+    def kill_next() -> bool:
+        assert world.node.grant(POD).until > boottime(), f"fenced after {len(killed)} starts that failed"
+        for child in ours.children():
+            if child.pid not in others | killed:
+                child.kill()
+                killed.add(child.pid)
+        return len(killed) >= 3
+
+    await world.node.until(kill_next)
+    await world.node.renewed_again()
 
 
 async def test_one_that_hangs_is_killed_and_started_again(world: World) -> None:
