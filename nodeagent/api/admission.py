@@ -16,7 +16,7 @@ from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Hang, JobSpec
-from nodeagent.model.queue import DEFAULT_QUEUE, EVERYBODY, Queue, UserQuota, queue_of
+from nodeagent.model.queue import DEFAULT_QUEUE, EVERYBODY, Queue, UserQuota, amount_text, queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.timeouts import spoken
 from nodeagent.plan.fairshare.queues import above
@@ -143,17 +143,16 @@ def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec, left: str = _NOTHIN
             f"job {spec.name!r} asks for {up_to} {asks} nodes; a job of queue {whose} may have {most:g}",
             f"{'ask for fewer places' if spec.several else f'write nodes: {most:g} or less'}; {left}",
         )
-    for one in cluster.queues.path(queue.name):
-        for resource, cap in one.capability.stated.items():
-            wants = getattr(needs, resource)
-            if wants > cap:
-                whose = "its capability" if one is queue else f"the capability of {one.name!r} above it"
-                raise ApiError(
-                    "state",
-                    f"job {spec.name!r} needs {wants} {resource} at least, and {whose} lets queue {queue.name!r} have "
-                    f"{cap} at most: it could never start",
-                    f"ask for less, or name another queue; {left}",
-                )
+    if found := cluster.queues.too_small(queue.name, needs._asdict()):
+        one, resource, cap = found
+        whose = "its capability" if one is queue else f"the capability of {one.name!r} above it"
+        wants = amount_text(getattr(needs, resource), resource)
+        raise ApiError(
+            "state",
+            f"job {spec.name!r} needs {wants} at least, and {whose} lets queue {queue.name!r} have {cap} at most: it "
+            "could never start",
+            f"ask for less, or name another queue; {left}",
+        )
 
 
 def _time_limit(cluster: Cluster, queue: Queue, spec: JobSpec) -> float | None:

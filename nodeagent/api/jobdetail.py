@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from nodeagent.agent.view import AgentView
 from nodeagent.api.serializers import Json, budget_entry_json
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
-from nodeagent.model.queue import queue_of
+from nodeagent.model.queue import amount_text, queue_of
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.failure.faults import alone_restarts
 from nodeagent.plan.failure.timeouts import dues
@@ -186,11 +186,11 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
 
 def _capped(cluster: Cluster, job: JobRecord, needs: Resources) -> str:
     """Which queue may not have as much as the job needs, even with nothing in use; empty if there is none."""
-    for queue in cluster.queues.path(queue_of(job.spec.queue)):
-        for resource, cap in queue.capability.stated.items():
-            if (wants := getattr(needs, resource)) > cap:
-                return f"queue {queue.name} may use {cap} {resource}, and it needs {wants} at least"
-    return ""
+    found = cluster.queues.too_small(queue_of(job.spec.queue), needs._asdict())
+    if found is None:
+        return ""
+    queue, resource, cap = found
+    return f"queue {queue.name} may use {amount_text(cap, resource)}, and it needs {getattr(needs, resource)} at least"
 
 
 def alone_json(job: JobRecord) -> list[Json]:

@@ -47,6 +47,7 @@ async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) 
         return (), ""
     file = config.dirs.state / FILE
     found, problem = await _ask(environ, DEADLINE if config.health is None else PATIENCE)
+    why = "not found" if found is not None else "the driver has not answered yet"
     if found is None:
         found = _remembered(file, boot)
         problem += f"; {len(found)} are known from before" if found else "; none is offered until it does"
@@ -57,7 +58,7 @@ async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) 
     by_uuid = {g.uuid: g for g in found}
     wanted = config.node.gpus
     missing = [u for u in wanted if u not in by_uuid]
-    gpus = tuple(by_uuid.get(u) or Gpu(uuid=u, index=i, healthy=False, why="not found") for i, u in enumerate(wanted))
+    gpus = tuple(by_uuid.get(u) or Gpu(uuid=u, index=i, healthy=False, why=why) for i, u in enumerate(wanted))
     return gpus, problem or (f"GPUs of the config not found: {', '.join(missing)}" if missing else "")
 
 

@@ -111,7 +111,7 @@ class OwnWork:
 
 class Monitor:
     """``verdicts`` and ``published`` are always there; ``changed`` is called when ``published`` differs, or a GPU is
-    new."""
+    read for the first time."""
 
     def __init__(
         self,
@@ -400,7 +400,7 @@ class Monitor:
             self._stale = self._paused
             every = tuple(_gpu(fields) for fields in line["gpus"])
             self._answered = True
-            mine = self._machine.configured
+            mine, read = self._machine.configured, {gpu.uuid for gpu in self._gpus or ()}
             self._gpus = tuple(self._with_links(gpu) for gpu in every if not mine or gpu.uuid in mine)
             fresh = [gpu.uuid for gpu in self._gpus if gpu.uuid not in self._known]
             slots = {gpu.pci for gpu in self._gpus if gpu.uuid in fresh and gpu.pci}
@@ -408,7 +408,7 @@ class Monitor:
             kept = (uuid for uuid in self._known if uuid not in replaced or uuid in mine)
             self._known = (*kept, *fresh)
             self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
-            if fresh:
+            if any(gpu.uuid not in read for gpu in self._gpus):
                 self._changed()
         for uuid, code, at, count, _ in line.get("events", ()):
             self.take_event(DeviceEvent("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")

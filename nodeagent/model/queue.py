@@ -50,6 +50,11 @@ class Amount(Record):
 RESOURCES = tuple(Amount.model_fields)
 
 
+def amount_text(count: int, resource: str) -> str:
+    """``8 gpus``, ``1 slot``."""
+    return f"{count} {resource.removesuffix('s') if count == 1 else resource}"
+
+
 class JobLimits(Record):
     """The most that one job of a queue, or of a queue below it, may ask for. Of a queue and those above it, the
     strictest limit counts."""
@@ -146,6 +151,15 @@ class Queues(Record):
             yield queue
             seen.add(name)
             name = queue.parent
+
+    def too_small(self, name: str, needs: Mapping[str, int]) -> tuple[Queue, str, int] | None:
+        """The first queue on the path that may never have so much, with the resource and how much of it it may have.
+        ``needs``: by resource."""
+        for queue in self.path(name):
+            for resource, cap in queue.capability.stated.items():
+                if needs[resource] > cap:
+                    return queue, resource, cap
+        return None
 
     def min_runtime(self, name: str) -> float:
         """Seconds that a job of this queue runs at least before it is stopped for another queue."""

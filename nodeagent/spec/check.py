@@ -75,9 +75,11 @@ def _problems(details: ErrorDetails, document: Document, model: type[BaseModel])
         return [document.problem(path, f"the key '{path[-1]}' is missing{where}", example)]
     if kind == "extra_forbidden":
         key = True
-        known = _fields_at(model, path[:-1])
+        known, word = _fields_at(model, path[:-1]), str(path[-1])
         where = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
-        what, right = f"unknown key '{path[-1]}'{where}", did_you_mean(str(path[-1]), known, intro="known here are")
+        elsewhere: Mapping[str, str] = getattr(annotation_at(model, path[:-1]), "elsewhere", {})
+        what, right = f"unknown key '{word}'{where}", elsewhere.get(word)
+        right = right or did_you_mean(word, known, intro="known here are")
     else:
         what, right = _words(kind, details, document.raw.get(path))
         what = f"{dotted(path)}: {what}"
@@ -117,7 +119,7 @@ def _words(kind: str, details: ErrorDetails, raw: str | None) -> tuple[str, str]
         case "greater_than_equal":
             return f"{shown} is too small", f"it must be at least {ctx['ge']}"
         case "greater_than":
-            return f"{shown} is too small", f"it must be above {ctx['gt']}"
+            return f"{shown} is too small", f"it must be above {ctx['gt']:g}"
         case "less_than_equal":
             return f"{shown} is too large", f"it must be at most {ctx['le']}"
         case "string_too_short":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -184,6 +184,12 @@ class PolicyFile(_Written):
 class RoleFile(_RoleKeys):
     """One named part of the job."""
 
+    elsewhere: ClassVar = {
+        "maxRetry": "write restarts: {max: N} for the whole job",
+        "minAvailable": "write nodes: MIN:MAX",
+    }
+    """A key of a Volcano task to what stands for it here."""
+
     command: _Command = Field(examples=["[python, train.py]"])
     """What each worker runs: a list of words, or one line that is split as a shell would (no shell runs it)."""
     nodes: _Nodes | None = Field(default=None, examples=["4", "2:8"])
@@ -275,6 +281,17 @@ def _user(value: object, info: ValidationInfo) -> str:
 
 class JobFile(_RoleKeys):
     """A job for nodeagent."""
+
+    elsewhere: ClassVar = {
+        "maxRetry": "write restarts: {max: N}",
+        "minAvailable": "write nodes: MIN:MAX, here or in a role",
+        "minMember": "write nodes: MIN:MAX, here or in a role",
+        "priorityClassName": "write priority: N",
+        "schedulerName": "remove it",
+        "tasks": "write roles: {NAME: {nodes: N, command: ...}}",
+        "ttlSecondsAfterFinished": "write ttl: 10m",
+    }
+    """A key of a Volcano job or pod group to what stands for it here."""
 
     name: Annotated[str, BeforeValidator(jobvalues.job_name)] = Field(examples=["resnet50"])
     """Unique among live jobs: 1 to 63 of a-z, 0-9, '-' and '.'."""

@@ -183,6 +183,19 @@ def test_a_driver_that_hangs_under_one_node_costs_it_its_work_and_not_its_lease(
     assert probe not in probes(agent)
 
 
+def test_gpus_that_the_config_names_join_when_a_slow_driver_answers(calm: Ward) -> None:
+    """As after a boot: the agent knows none from before, and starts without them."""
+    cluster, agent = calm.cluster, calm.cluster.node("n2")["agent_pid"]
+    (known,) = cluster.home.glob("local/**/n2/state/gpus.json")
+    calm.driver.set("hang nvmlDeviceGetCount_v2")
+    known.unlink()
+    os.kill(agent, signal.SIGKILL)
+    unread = {"the driver has not answered yet"}
+    cluster.until(lambda: {gpu["why"] for gpu in cluster.node("n2")["gpus"]} == unread, BOUND, "it starts without them")
+    calm.driver.set()
+    cluster.until(calm.well, BOUND, "the driver has answered")
+
+
 def test_the_breaker_keeps_what_runs_when_all_nodes_become_unfit_at_once(calm: Ward) -> None:
     cluster = calm.cluster
     before = calm.start("kept")

@@ -160,8 +160,7 @@ async def test_a_look_at_the_checkpoint_folder_that_fails_disturbs_nothing(tmp_p
         (tmp_path / "file").touch()  # no folder at all
         (tmp_path / "file").rename(ckpt)
         await wait_for(lambda: "cannot be created: File exists" in log.read_text())
-        seen = bench.state()
-        assert f"checkpoint_dir {ckpt} cannot be created" in seen.reason, "people see it while the workers run"
+        seen = await bench.until(lambda s: f"checkpoint_dir {ckpt} cannot be created" in s.reason)  # while workers run
         assert seen.model_copy(update={"reason": ""}) == running
         ckpt.unlink()
         changed = await bench.until(lambda s: s.folder != before.folder)

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.model.queue import RESOURCES, Queue, Queues, queue_of
+from nodeagent.model.queue import RESOURCES, Queue, Queues, amount_text, queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.resources import NOTHING, Resources, least, size, used, wanted
 from nodeagent.plan.fairshare.usage import Decayed
@@ -165,7 +165,7 @@ def overbooked(cluster: Cluster, tree: Queues) -> list[str]:
     for resource, has in zip(RESOURCES, size(cluster).total, strict=True):
         promised = sum(tree.guaranteed(name, resource) for name in tree.children.get("", ()))
         if promised > has:
-            found.append(f"queues are guaranteed {promised} {resource}, and the live nodes have {has}")
+            found.append(f"queues are guaranteed {amount_text(promised, resource)}, and the live nodes have {has}")
     return found
 
 
@@ -253,7 +253,8 @@ def full(cluster: Cluster, job: JobRecord, needs: Resources) -> str:
     cap, has = queue.capability.stated[resource], getattr(holdings(cluster).by_queue.get(name, NOTHING), resource)
     kept = cluster.set_aside.get(name, {}).get(resource, 0)
     uses = f"has {has} in use" + (f" and keeps {kept} for jobs before this one" if kept else "")
-    text = f"queue {name} may use {cap} {resource} and {uses}; this needs {getattr(needs, resource) - own} more"
+    more = getattr(needs, resource) - own
+    text = f"queue {name} may use {amount_text(cap, resource)} and {uses}; this needs {more} more"
     others = [uid for uid in holdings(cluster).jobs.get(name, ()) if uid != job.uid]
     held = sorted(((getattr(used(cluster)[uid], resource), cluster.jobs[uid]) for uid in others), key=_most_first)
     shown = [f"job {other.name} holds {amount}" for amount, other in held[:3] if amount]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord
 from nodeagent.model.node import Cordon, NodeRecord
-from nodeagent.model.queue import queue_of
+from nodeagent.model.queue import amount_text, queue_of
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes, in_order, natural
 from nodeagent.plan.fairshare.queues import NO_CEILING, above, barring, ceiling, holdings
@@ -615,7 +615,7 @@ def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
     one, text = held.by, f"{names} {'is' if len(held.nodes) == 1 else 'are'} kept for job {held.by.name}"
     if not held.nodes:
         stated = cluster.queues.by_name[one.queue].capability.stated
-        amounts = ", ".join(f"{getattr(one.needs, resource)} {resource}" for resource in stated)
+        amounts = ", ".join(amount_text(getattr(one.needs, resource), resource) for resource in stated)
         text = f"queue {one.queue} keeps {amounts} for job {one.name}"
     if one.start is None:
         ends = f" when {_ends(one.after)} (no time limit says when)" if one.after else ", and no time limit says when"

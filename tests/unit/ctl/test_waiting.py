@@ -73,7 +73,7 @@ def test_next_is_true_of_who_waits_for_its_time_or_for_others() -> None:
 @pytest.mark.parametrize(
     ("cap", "says"),
     [
-        (1, "so that it needs less: queue research may use 1 slots, and it needs 2 at least"),
+        (1, "so that it needs less: queue research may use 1 slot, and it needs 2 at least"),
         (2, "wait for jobs of its queue to end"),
     ],
 )

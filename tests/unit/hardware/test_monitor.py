@@ -229,6 +229,16 @@ def test_gpus_of_other_nodes_of_the_machine_are_not_its_business(tmp_path: Path)
     assert dict(one.monitor.xids) == {("GPU-b", 79): 1}
 
 
+def test_a_driver_that_answers_late_is_reported_for_gpus_that_the_config_names_too(tmp_path: Path) -> None:
+    """At the start they were taken for missing."""
+    one = Watched(tmp_path, configured=UUIDS)
+    assert one.changes == 0
+    one.read(*UUIDS)
+    assert one.changes == 1
+    one.read(*UUIDS)
+    assert one.changes == 1
+
+
 def test_repetitions_are_not_reported_again(tmp_path: Path) -> None:
     one = Watched(tmp_path)
     one.read(*UUIDS)

@@ -72,7 +72,7 @@ def test_every_mistake_of_a_file_is_named_with_its_place() -> None:
         "q.yaml:3:5: unknown key 'wieght' in queues.a, did you mean 'weight'?",
         "q.yaml:5:3: queues.B: 'B' is not a name, use 1 to 63 of a-z, 0-9, '-' and '.', starting and ending with a "
         "letter or digit, such as 'b'",
-        "q.yaml:6:15: queues.c.weight: 0 is too small, it must be above 0.0",
+        "q.yaml:6:15: queues.c.weight: 0 is too small, it must be above 0",
     ]
 
 
