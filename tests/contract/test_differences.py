@@ -178,7 +178,11 @@ class Reader:
 
 
 @pytest.mark.parametrize(
-    ("server", "size"), [(seed, 5) for seed in range(10)] + [(seed, 80) for seed in range(4)], indirect=["server"]
+    ("server", "size"),
+    [(seed, 5) for seed in range(10)]
+    + [(seed, 80) for seed in range(2)]
+    + [pytest.param(seed, 80, marks=pytest.mark.slow) for seed in range(2, 4)],
+    indirect=["server"],
 )
 async def test_what_was_read_in_differences_is_the_record(server: Server, size: int) -> None:
     gang = [f"n{i}" for i in range(1, size + 1)]

@@ -159,6 +159,7 @@ def test_output_name_and_variables(shell: Cluster) -> None:
     assert shell.job("mine")["phase"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_flood_of_output_is_neither_lost_nor_mixed(shell: Cluster) -> None:
     lines, width = 8000, 1200
     script = (

@@ -72,6 +72,7 @@ def test_the_same_id_from_another_address(calm: Cluster, running: dict[str, Any]
     assert not [p for p in (calm.home / "second").rglob("*") if p.is_socket()]
 
 
+@pytest.mark.slow
 def test_the_same_folders(calm: Cluster, running: dict[str, Any]) -> None:
     config = config_of(calm, "n1")
     done = agent(calm, config)

@@ -131,7 +131,9 @@ async def test_a_killed_member_and_the_next_generation(tmp_path: Path) -> None:
         assert len(addresses) == 2
 
 
-@pytest.mark.parametrize("interface", ["", "lo"], ids=["default", "lo"])
+@pytest.mark.parametrize(
+    "interface", [pytest.param("", marks=pytest.mark.slow, id="default"), pytest.param("lo", id="lo")]
+)
 async def test_warming_up_leaves_nothing_behind(tmp_path: Path, interface: str) -> None:
     """What a script finds in a warmed worker is what it finds in a fresh one; its own group too is made as if first,
     on the interface that its own environment says."""

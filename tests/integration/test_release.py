@@ -16,7 +16,7 @@ import pytest
 from nodeagent import __version__
 from release import bundle, deb, wheels
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 MACHINE = os.uname().machine
@@ -132,7 +132,6 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
     assert "is installed already" in output
 
 
-@pytest.mark.slow
 def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
     if shutil.which("dpkg") is None:
         pytest.skip("no dpkg on this machine")

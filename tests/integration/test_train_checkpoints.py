@@ -136,6 +136,7 @@ def newest_damaged(output: str) -> str:
     return path
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_the_same_state(tmp_path: Path) -> None:
     """The model's parts are spread over two ranks, then all on one."""
     two, _ = train(tmp_path, 2, 2)

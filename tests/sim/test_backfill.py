@@ -68,6 +68,7 @@ def test_a_stream_of_small_jobs_does_not_push_a_large_gang_back(seed: int) -> No
     simulate(NODES, scenario, slots=2, seed=seed)
 
 
+@pytest.mark.slow
 def test_where_no_limit_says_when_it_gets_the_nodes_all_the_same() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("a", 2, 2, 2)

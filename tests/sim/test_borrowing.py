@@ -110,6 +110,7 @@ def test_a_queue_gets_its_part_back_from_one_that_has_all(seed: int) -> None:
     simulate(6, scenario, seed, slots=2)
 
 
+@pytest.mark.slow
 def test_nodes_that_were_made_free_go_to_whom_they_were_made_free_for() -> None:
     """Also where the jobs that made room have their pods ready there still, and the others have waited for long."""
 

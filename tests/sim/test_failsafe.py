@@ -66,7 +66,7 @@ def test_an_hour_without_the_store_disturbs_nobody() -> None:
     simulate(4, scenario)
 
 
-@pytest.mark.parametrize("emptied", [False, True])
+@pytest.mark.parametrize("emptied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_all_agents_killed_and_started_again_without_the_store_disturb_nobody(emptied: bool) -> None:
     """Also where the store has lost everything when it comes back."""
 
@@ -211,6 +211,7 @@ def test_all_members_cut_off_while_a_spare_is_served_never_makes_two_generations
     simulate(5, scenario)
 
 
+@pytest.mark.slow
 def test_members_that_come_back_one_by_one_go_on_though_one_would_be_enough() -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 1, 3)

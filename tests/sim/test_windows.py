@@ -183,7 +183,10 @@ async def restart_the_store(c: SimCluster) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds([1], range(2, 6)))
-@pytest.mark.parametrize("fault", [kill_an_agent, empty_the_store, restart_the_store])
+@pytest.mark.parametrize(
+    "fault",
+    [kill_an_agent, *(pytest.param(fault, marks=pytest.mark.slow) for fault in (empty_the_store, restart_the_store))],
+)
 def test_whatever_happens_meanwhile(fault: Callable[[SimCluster], Awaitable[None]], seed: int) -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 3, 3)
