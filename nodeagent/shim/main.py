@@ -59,7 +59,8 @@ class Shim:
         record = Path(self.pod["grant"])
         self.loop, self.guard, self.children = Loop(), ProcessGuard(record), ShimChildren()
         self._answer = GrantAnswer(record.with_name(record.name + OBEYED))
-        self.writer = LogWriter()
+        self.writer, self._trouble = LogWriter(), ""
+        """What writes logs, and what was wrong with that when it was looked at last."""
         self.guard.watchdog.start(self.loop, self.children)
         self.preparation = Preparation(
             self.loop, self.children, self.pod, folder / "s", self.changed,
@@ -115,6 +116,9 @@ class Shim:
     def _tick(self) -> None:
         self._obey()
         self._doubt()
+        if self.writer.trouble != self._trouble:
+            self._trouble = self.writer.trouble
+            self.changed()
         self.loop.after(TICK, self._tick)
 
     def _obey(self) -> None:
@@ -370,7 +374,7 @@ class Shim:
         if gang is not None and (self.preparation.fit or gang.phase != "exited"):
             phase, code, passing = gang.phase, 0, False
             unready = self.readiness.notes if self.readiness is not None else ""
-            reason = gang.refused or "; ".join(filter(None, (unready, self.preparation.notes)))
+            reason = gang.refused or "; ".join(filter(None, (unready, self.preparation.notes, self._trouble)))
             if phase == "stuck":
                 reason = f"processes {', '.join(map(str, gang.stuck))} do not end, even with SIGKILL"
         return {

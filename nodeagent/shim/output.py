@@ -35,10 +35,14 @@ class RotatingFile:
         self._path, self._max, self._keep = path, max_bytes, keep
         self._fd = -1
         self._size = 0
-        self._failed = False
+        self._reported = False
 
     def write(self, data: bytes) -> None:
         """Never raises for a bad disk: the failure is reported once on standard error."""
+        self._append(data)
+
+    def _append(self, data: bytes) -> str:
+        """What kept it from being written; empty if it was."""
         try:
             if self._fd >= 0 and self._size + len(data) > self._max:
                 self._rotate()
@@ -48,9 +52,12 @@ class RotatingFile:
                 self._size = os.fstat(self._fd).st_size
             self._size += os.write(self._fd, data)
         except OSError as error:
-            if not self._failed:
-                self._failed = True
-                print(f"output is lost: {self._path}: {error.strerror}", file=sys.stderr, flush=True)
+            trouble = f"output is lost: {self._path}: {error.strerror}"
+            if not self._reported:
+                self._reported = True
+                print(trouble, file=sys.stderr, flush=True)
+            return trouble
+        return ""
 
     def close(self) -> None:
         self._close()
@@ -75,6 +82,8 @@ class LogWriter:
     """The thread that writes logs, so that a folder that hangs delays nothing else. What it cannot take is dropped."""
 
     def __init__(self) -> None:
+        self.trouble = ""
+        """Why the last write failed; empty if it did not."""
         self._changed = threading.Condition()
         self._queue: deque[tuple[Handler, int]] = deque()
         self._bytes = 0
@@ -116,7 +125,8 @@ class QueuedFile(RotatingFile):
     def __init__(self, writer: LogWriter, path: Path, max_bytes: int, keep: int) -> None:
         super().__init__(path, max_bytes, keep)
         self._writer, self._folder = writer, path.parent
-        self._dropped = 0
+        self._dropped = self._lost = 0
+        """Lines that there was no room for, and lines that could not be written; reported with the next that is."""
 
     def write(self, data: bytes) -> None:
         """Returns at once; never raises for a bad disk."""
@@ -129,11 +139,13 @@ class QueuedFile(RotatingFile):
     def _write_now(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the open below says what is wrong
             self._folder.mkdir(exist_ok=True)
-        lost, self._dropped = self._dropped, 0
-        if lost:
-            text = f"{lost} lines were dropped: the log folder did not take them in time"
-            super().write(f"{stamp(time.time())} stderr F nodeagent: {text}\n".encode())
-        super().write(data)
+        dropped, self._dropped = self._dropped, 0
+        notes = [f"{dropped} lines were dropped: the log folder did not take them in time"] if dropped else []
+        if self._lost:
+            notes.append(f"{self._lost} lines were lost: the log folder could not be written")
+        before = "".join(f"{stamp(time.time())} stderr F nodeagent: {text}\n" for text in notes)
+        self._writer.trouble = self._append(before.encode() + data)
+        self._lost = self._lost + dropped + data.count(b"\n") if self._writer.trouble else 0
 
 
 class Capture:

@@ -115,6 +115,18 @@ class Cluster:
         pods = [p for p in found["pods"] if node in (None, p["node"]) and p["generation"] == found["generation"]]
         return {w["rank"]: w["pid"] for p in pods for w in p["workers"] if w["state"] == "running"}
 
+    def until_workers(self, job: str, count: int) -> dict[int, int]:
+        """``workers``, once all pods have published theirs."""
+        found: dict[int, int] = {}
+
+        def complete() -> bool:
+            found.clear()
+            found.update(self.workers(job))
+            return len(found) == count
+
+        self.until(complete, 30, f"{job} has {count} workers")
+        return found
+
     def happened(self, kind: str, about: str) -> list[float]:
         """When (Unix seconds, the store's clock) events of this kind happened to this job or node."""
         events = self.json("events", "--limit", "500")["items"]

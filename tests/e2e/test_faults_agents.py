@@ -57,10 +57,11 @@ def test_restarts_are_counted_over_restarts_of_agents(calm: Cluster) -> None:
     starts = dict.fromkeys(before, 0)
     for kills, (first, agents) in enumerate([(0, 0), (1, 1), (0, 2), (1, 2), (0, 1)], 1):
         nodes = [pod["node"] for pod in job["pods"]]
+        victim = calm.until_workers("counted", 2)[kills % 2]
         for node in (nodes[first], nodes[1 - first])[:agents]:
             os.kill(calm.node(node)["agent_pid"], signal.SIGKILL)
             starts[node] += 1
-        os.kill(calm.workers("counted")[kills % 2], signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
         job = calm.until_running("counted", 2, above=kills)
 
         def back(starts: dict[str, int] = starts) -> bool:

@@ -169,6 +169,21 @@ async def test_a_look_at_the_checkpoint_folder_that_fails_disturbs_nothing(tmp_p
         assert log.read_text().count("job's folders failed") == 2, "each trouble is told once"
 
 
+async def test_that_output_is_lost_is_reported_while_it_is(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        spec = make_spec(("sh", "-c", "while sleep 0.1; do echo line; done"), tmp_path)
+        await bench.ready(spec)
+        bench.logs.mkdir(parents=True, exist_ok=True)
+        (bench.logs / "g1").touch()  # no folder
+        await bench.running()
+        lost = f"output is lost: {bench.logs / 'g1' / 'rank0.log'}: Not a directory"
+        await bench.until(lambda s: s.phase == "running" and s.reason == lost)
+        (bench.logs / "g1").unlink()
+        await bench.until(lambda s: s.phase == "running" and not s.reason)
+        first, *more = bench.output(stream="stderr")
+        assert first.endswith("lines were lost: the log folder could not be written") and not more
+
+
 @pytest.mark.parametrize("fork_server", [True, False], ids=["fork_server", "plain"])
 async def test_a_working_folder_that_goes_away_is_named(tmp_path: Path, fork_server: bool) -> None:
     """Not the program, which is there; and no traceback of ours stands for the script's."""

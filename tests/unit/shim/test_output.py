@@ -1,0 +1,68 @@
+"""What becomes of output that cannot be written: the log's folder takes none, or not in time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from nodeagent.shim.output import WAITING_MOST, LogWriter, QueuedFile
+
+
+@pytest.fixture
+def writer() -> LogWriter:
+    return LogWriter()
+
+
+def until_written(writer: LogWriter) -> None:
+    """Until the thread has done all that was put before."""
+    over = threading.Event()
+    writer.put(over.set, 0)
+    assert over.wait(30)
+
+
+def texts(file: Path) -> list[str]:
+    return [line.split(" ", 3)[-1] for line in file.read_text().splitlines()]
+
+
+def test_lines_that_a_folder_does_not_take_are_counted_and_the_next_one_says_so(
+    writer: LogWriter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "g1"
+    folder.touch()
+    file = QueuedFile(writer, folder / "rank0.log", 1000, 1)
+    for text in ("one", "two"):
+        file.write(f"2026-01-01T00:00:00.000000Z stdout F {text}\n".encode())
+    until_written(writer)
+    assert writer.trouble == f"output is lost: {folder / 'rank0.log'}: Not a directory"
+    assert capsys.readouterr().err.count("output is lost") == 1
+    folder.unlink()
+    file.write(b"2026-01-01T00:00:00.000000Z stdout F three\n")
+    until_written(writer)
+    assert not writer.trouble
+    file.write(b"2026-01-01T00:00:00.000000Z stdout F four\n")
+    file.close()
+    lost = "nodeagent: 2 lines were lost: the log folder could not be written"
+    until_written(writer)
+    assert texts(folder / "rank0.log") == [lost, "three", "four"]
+
+
+def test_lines_that_wait_too_long_are_dropped_and_the_next_one_says_so(writer: LogWriter, tmp_path: Path) -> None:
+    hung = threading.Event()
+
+    def hang() -> None:
+        assert hung.wait(30)
+
+    writer.put(hang, 0)
+    file = QueuedFile(writer, tmp_path / "g1" / "rank0.log", 4 * WAITING_MOST, 1)
+    line = b"2026-01-01T00:00:00.000000Z stdout F " + b"x" * (WAITING_MOST // 2 - 100) + b"\n"
+    for _ in range(5):
+        file.write(line)
+    hung.set()
+    file.write(b"2026-01-01T00:00:00.000000Z stdout F end\n")
+    file.close()
+    dropped = "nodeagent: 3 lines were dropped: the log folder did not take them in time"
+    until_written(writer)
+    shown = [text.strip("x") for text in texts(tmp_path / "g1" / "rank0.log")]
+    assert shown == [dropped, "", "", "end"]
