@@ -13,16 +13,17 @@ import hmac
 import http.client
 import json
 import os
+import select
 import socket
 import ssl
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from nodeagent.ctl.terminal import BY_STATUS, CtlError, Exit, NoAgentError
+from nodeagent.ctl.terminal import BY_STATUS, CtlError, Exit, NoAgentError, echo
 from nodeagent.ctl.where import ENV, ENV_CACERT, ENV_FINGERPRINT, Where
 
 Json = dict[str, Any]
@@ -30,6 +31,8 @@ Json = dict[str, Any]
 CONNECT_TIMEOUT = 3.0
 ANSWER_TIMEOUT = 30.0
 """Seconds for one answer, and the longest silence of a stream (agents send a sign of life every 10 s)."""
+SLOW = 3.0
+"""Seconds without an answer after which whoever waits is told."""
 SYSTEM_SOCKET = "/run/nodeagent/api.sock"
 NOT_JOINED = "not_joined"
 """The agent has only just started, or was refused: another agent may be able to answer, or the same one in a moment."""
@@ -38,7 +41,15 @@ HOW_TO_START = (
     f"or say where it is: --agent PATH|https://HOST:PORT or {ENV}"
 )
 
+HOW_TO_WAKE = (
+    "it hangs, or its machine is overloaded; workers go on meanwhile. See its log: journalctl -u nodeagent -n 50; "
+    "start it again: systemctl restart nodeagent; or ask another one: --agent PATH|https://HOST:PORT"
+)
 HOW_TO_REACH = "see that it runs, that its api.listen is on, and that no firewall is between; or ask another agent"
+
+
+class _SilentError(Exception):
+    """An agent took the request and did not answer in time."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -160,6 +171,8 @@ class Client:
         """Seconds to look for an agent that answers before giving up."""
         self.remote = remote
         """The agent to ask over https; then no socket is used."""
+        self._slow = set[str]()
+        """Agents that were reported as slow."""
 
     def twin(self) -> Client:
         """A copy of this client, for another thread."""
@@ -238,14 +251,20 @@ class Client:
 
     def _open(self, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
         give_up = time.monotonic() + self.patience
-        failed = "no agent's socket was found on this machine"
+        away = HOW_TO_START if self.remote is None else HOW_TO_REACH
+        failed, step = "no agent's socket was found on this machine", away
         while True:
             for at in list(self.sockets) if self.remote is None else [self.remote]:
                 try:
-                    response = _send(at, method, path, body)
+                    response = _send(at, method, path, body, self._report_slow)
+                except _SilentError:
+                    failed, step = f"the agent at {_name(at)} did not answer within {ANSWER_TIMEOUT:g} s", HOW_TO_WAKE
+                    continue
                 except (OSError, http.client.HTTPException) as error:
-                    name = at.agent if isinstance(at, Where) else at
-                    failed = f"no answer from the agent at {name}: {str(error) or type(error).__name__}"
+                    failed, step = (
+                        f"no answer from the agent at {_name(at)}: {str(error) or type(error).__name__}",
+                        away,
+                    )
                     continue
                 if isinstance(at, str):
                     self.sockets.remove(at)
@@ -255,10 +274,17 @@ class Client:
                 refusal = _refusal(response)
                 if refusal.kind != NOT_JOINED:
                     raise refusal
-                failed = refusal.message
+                failed, step = refusal.message, away
             if time.monotonic() >= give_up:
-                raise NoAgentError(failed, HOW_TO_START if self.remote is None else HOW_TO_REACH)
+                raise NoAgentError(failed, step)
             time.sleep(0.2)
+
+    def _report_slow(self, name: str) -> None:
+        """Once."""
+        if name not in self._slow:
+            self._slow.add(name)
+            text = f"the agent at {name} has not answered yet; waiting up to {ANSWER_TIMEOUT:g} s"
+            echo(f"nodeagentctl: {text}", err=True)
 
 
 def _is_near(node: Json) -> bool:
@@ -267,7 +293,14 @@ def _is_near(node: Json) -> bool:
     return bool(node["boot_id"] == boot and node["api_socket"])
 
 
-def _send(at: str | Where, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
+def _name(at: str | Where) -> str:
+    return str(at.agent) if isinstance(at, Where) else at
+
+
+def _send(
+    at: str | Where, method: str, path: str, body: Json | None, slow: Callable[[str], None]
+) -> http.client.HTTPResponse:
+    """``slow`` is called with the agent's name when it takes long. Raises ``_SilentError``, OSError, HTTPException."""
     headers = {"Content-Type": "application/json", "Connection": "close"}
     connection: http.client.HTTPConnection
     if isinstance(at, Where):
@@ -281,7 +314,14 @@ def _send(at: str | Where, method: str, path: str, body: Json | None) -> http.cl
     try:
         payload = None if body is None else json.dumps(body)
         connection.request(method, path, payload, headers)
-        return connection.getresponse()
+        poll = select.poll()
+        poll.register(connection.sock, select.POLLIN)
+        if not poll.poll(SLOW * 1000):
+            slow(_name(at))
+        try:
+            return connection.getresponse()
+        except TimeoutError as error:
+            raise _SilentError from error
     except BaseException:
         connection.close()
         raise

@@ -79,6 +79,21 @@ def test_no_socket_to_ask() -> None:
         client.Client([]).get("/v1/nodes")
 
 
+def test_an_agent_that_hangs_is_named_while_one_waits_and_at_the_end(
+    listeners: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not: there is none, start one."""
+    monkeypatch.setattr(client, "SLOW", 0.1)
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.2)
+    hung = listen(listeners, tmp_path / "api.sock")
+    asking = client.Client([hung])
+    for _ in range(2):
+        with pytest.raises(NoAgentError, match=rf"the agent at {hung} did not answer within 0\.2 s") as raised:
+            asking.get("/v1/nodes")
+        assert "systemctl restart nodeagent" in raised.value.next_step and "local up" not in raised.value.next_step
+    assert capsys.readouterr().err.count(f"the agent at {hung} has not answered yet; waiting up to 0.2 s") == 1
+
+
 def test_a_list_in_pages_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose last page is empty, as the history's is."""
     pages = {"": (["a", "b"], "b"), "b": (["c"], "c"), "c": (list[str](), "")}
