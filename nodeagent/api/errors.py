@@ -23,6 +23,7 @@ STATUS = {
     "unknown_caller": 401,
     "permission": 403,
     "not_found": 404,
+    "method": 405,
     "state": 409,
     "stopping": 409,
     "other_node": 409,
@@ -166,6 +167,7 @@ def error_middleware(view: AgentView) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        headers: dict[str, str] = {}
         try:
             return await handler(request)
         except ApiError as error:
@@ -176,8 +178,10 @@ def error_middleware(view: AgentView) -> Middleware:
             refusal = store_away(view, "none" if request.method == "GET" else "unknown")
         except web.HTTPNotFound:
             refusal = ApiError("not_found", f"no such path: {request.path}", "see docs/cli.md for what the API serves")
-        except web.HTTPMethodNotAllowed:
-            refusal = ApiError("usage", f"{request.method} is not for {request.path}", "see docs/cli.md")
-        return web.json_response(refusal.body(), status=refusal.status)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            refusal = ApiError("method", f"{request.method} is not for {request.path}", f"it takes {allowed}")
+            headers["Allow"] = allowed
+        return web.json_response(refusal.body(), status=refusal.status, headers=headers)
 
     return middleware

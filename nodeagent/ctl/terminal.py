@@ -89,6 +89,7 @@ BY_STATUS = {
     401: Exit.REFUSED,
     403: Exit.REFUSED,
     404: Exit.NOT_FOUND,
+    405: Exit.USAGE,
     409: Exit.REFUSED,
     429: Exit.REFUSED,
     503: Exit.UNREACHABLE,

@@ -195,6 +195,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("POST", "/v1/jobs/ended/restart", {}, 6, "has ended"),
     ("POST", "/v1/jobs/ended/stop", {}, 6, "has ended"),
     ("POST", "/v1/jobs/digits/dance", {}, 3, "no such path"),
+    ("PUT", "/v1/jobs/digits/scale", {"target": 2}, 2, "PUT is not for /v1/jobs/digits/scale"),
     ("POST", "/v1/nodes/n9/cordon", {"reason": "x"}, 3, "no node 'n9'"),
     ("POST", "/v1/nodes/n2/cordon", {}, 2, "reason"),
     ("POST", "/v1/nodes/n2/drain", {"reason": "  "}, 2, "reason"),
