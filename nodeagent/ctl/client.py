@@ -31,7 +31,7 @@ Json = dict[str, Any]
 CONNECT_TIMEOUT = 3.0
 ANSWER_TIMEOUT = 30.0
 """Seconds for one answer, and the longest silence of a stream (agents send a sign of life every 10 s)."""
-SLOW = 3.0
+SLOW = 5.0
 """Seconds without an answer after which whoever waits is told."""
 SYSTEM_SOCKET = "/run/nodeagent/api.sock"
 NOT_JOINED = "not_joined"
