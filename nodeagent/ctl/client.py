@@ -261,10 +261,8 @@ class Client:
                     failed, step = f"the agent at {_name(at)} did not answer within {ANSWER_TIMEOUT:g} s", HOW_TO_WAKE
                     continue
                 except (OSError, http.client.HTTPException) as error:
-                    failed, step = (
-                        f"no answer from the agent at {_name(at)}: {str(error) or type(error).__name__}",
-                        away,
-                    )
+                    why = str(error) or type(error).__name__
+                    failed, step = f"no answer from the agent at {_name(at)}: {why}", away
                     continue
                 if isinstance(at, str):
                     self.sockets.remove(at)
@@ -304,8 +302,6 @@ def _send(
     headers = {"Content-Type": "application/json", "Connection": "close"}
     connection: http.client.HTTPConnection
     if isinstance(at, Where):
-        from nodeagent.ctl.client import TlsConnection
-
         connection = TlsConnection(at, ANSWER_TIMEOUT)
         if token := at.token():
             headers["Authorization"] = f"Bearer {token}"

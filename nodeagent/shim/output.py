@@ -83,7 +83,8 @@ class LogWriter:
 
     def __init__(self) -> None:
         self.trouble = ""
-        """Why the last write failed; empty if it did not."""
+        """What keeps a file from being written, of the first by path; empty if nothing does."""
+        self._troubles: dict[Path, str] = {}
         self._changed = threading.Condition()
         self._queue: deque[tuple[Handler, int]] = deque()
         self._bytes = 0
@@ -105,6 +106,13 @@ class LogWriter:
         with self._changed:
             if not self._hung:
                 self._hung = not self._changed.wait_for(lambda: not self._queue and not self._busy, FLUSH_BOUND)
+
+    def report(self, file: Path, trouble: str) -> None:
+        """In the thread: what keeps this file from being written; empty if nothing does, or nobody writes it."""
+        self._troubles.pop(file, None)
+        if trouble:
+            self._troubles[file] = trouble
+        self.trouble = self._troubles[min(self._troubles)] if self._troubles else ""
 
     def _run(self) -> None:
         while True:
@@ -134,7 +142,11 @@ class QueuedFile(RotatingFile):
             self._dropped += data.count(b"\n")
 
     def close(self) -> None:
-        self._writer.put(self._close, 0)
+        self._writer.put(self._close_now, 0)
+
+    def _close_now(self) -> None:
+        self._close()
+        self._writer.report(self._path, "")
 
     def _write_now(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the open below says what is wrong
@@ -144,8 +156,9 @@ class QueuedFile(RotatingFile):
         if self._lost:
             notes.append(f"{self._lost} lines were lost: the log folder could not be written")
         before = "".join(f"{stamp(time.time())} stderr F nodeagent: {text}\n" for text in notes)
-        self._writer.trouble = self._append(before.encode() + data)
-        self._lost = self._lost + dropped + data.count(b"\n") if self._writer.trouble else 0
+        trouble = self._append(before.encode() + data)
+        self._writer.report(self._path, trouble)
+        self._lost = self._lost + dropped + data.count(b"\n") if trouble else 0
 
 
 class Capture:

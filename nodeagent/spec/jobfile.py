@@ -184,7 +184,7 @@ class PolicyFile(_Written):
 class RoleFile(_RoleKeys):
     """One named part of the job."""
 
-    elsewhere: ClassVar = {
+    elsewhere: ClassVar[Mapping[str, str]] = {
         "maxRetry": "write restarts: {max: N} for the whole job",
         "minAvailable": "write nodes: MIN:MAX",
     }
@@ -282,7 +282,7 @@ def _user(value: object, info: ValidationInfo) -> str:
 class JobFile(_RoleKeys):
     """A job for nodeagent."""
 
-    elsewhere: ClassVar = {
+    elsewhere: ClassVar[Mapping[str, str]] = {
         "maxRetry": "write restarts: {max: N}",
         "minAvailable": "write nodes: MIN:MAX, here or in a role",
         "minMember": "write nodes: MIN:MAX, here or in a role",

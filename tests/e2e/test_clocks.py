@@ -96,8 +96,7 @@ def test_a_wall_clock_steps_by_an_hour(calm: Bare, server: Server, clocks: dict[
         calm.until_running(other, 3)
         assert abs(shown(calm, server, whose) - seconds) < MINUTE, "it was the clock that stepped"
         calm.ctl("stop", other)
-    if not calm.logged("store does not answer"):  # as on a machine that is overloaded
-        assert calm.logged("runs on without the store") == 0
+    assert calm.logged("runs on without the store") == 0
     assert (calm.job(whose)["generation"], calm.workers(whose)) == (1, before)
     check_undisturbed(read_steps(calm.work, whose))
     clocks[whose].step(0)

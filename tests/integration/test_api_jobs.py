@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl.client import Client
+from nodeagent.ctl.client import _send as send
 from nodeagent.ctl.terminal import CtlError
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
@@ -219,6 +220,12 @@ def test_refusals_change_nothing(
     agent.do(agent.view.refresh)
     assert {j.uid: j.control for j in agent.view.cluster().jobs.values()} == rev
     assert all(n.cordon is None for n in agent.view.cluster().nodes.values())
+
+
+def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it_takes(client: Client) -> None:
+    response = send(client.sockets[0], "PUT", "/v1/jobs", None, print)
+    response.close()
+    assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD, POST")
 
 
 def test_changes_need_a_request_id(agent: LiveAgent, client: Client) -> None:

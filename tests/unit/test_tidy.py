@@ -169,9 +169,8 @@ def test_the_helper_of_worker_scripts_needs_nothing_but_torch() -> None:
 
 
 def test_shim_and_fork_server_need_nothing_but_the_standard_library() -> None:
-    """The shim may use its own parts, what wraps system calls, the waits of restarts, and the order of
-    roles. These, and each file of the
-    fork server, stand alone: the job's Python need not have nodeagent."""
+    """The shim may use its own parts, what wraps system calls, the waits of restarts, and the order of roles. These,
+    and each file of the fork server, stand alone: the job's Python need not have nodeagent."""
     server = PACKAGE / "shim" / "forkserver"
     alone = [
         PACKAGE / "osutil" / "linux.py",

@@ -48,6 +48,20 @@ def test_lines_that_a_folder_does_not_take_are_counted_and_the_next_one_says_so(
     assert texts(folder / "rank0.log") == [lost, "three", "four"]
 
 
+def test_one_file_that_cannot_be_written_stays_reported_beside_another_until_it_is_closed(
+    writer: LogWriter, tmp_path: Path
+) -> None:
+    bad, good = (QueuedFile(writer, tmp_path / "g1" / name, 1000, 1) for name in ("rank0.log", "rank1.log"))
+    (tmp_path / "g1" / "rank0.log").mkdir(parents=True)
+    for file in (bad, good):
+        file.write(b"2026-01-01T00:00:00.000000Z stdout F x\n")
+    until_written(writer)
+    assert writer.trouble == f"output is lost: {tmp_path / 'g1' / 'rank0.log'}: Is a directory"
+    bad.close()
+    until_written(writer)
+    assert not writer.trouble
+
+
 def test_lines_that_wait_too_long_are_dropped_and_the_next_one_says_so(writer: LogWriter, tmp_path: Path) -> None:
     hung = threading.Event()
 
