@@ -64,6 +64,7 @@ async def test_a_hung_driver_does_not_hold_up_the_start_and_what_this_boot_knows
     found, problem = await start()
     assert time.monotonic() - began < PATIENCE + 3.0, "a busy machine's second is longer"
     assert [g.healthy for g in found] == [False, False]
+    assert {g.why for g in found} == {"the driver has not answered yet"}
     assert problem.startswith(f"GPUs unknown: the driver did not answer within {PATIENCE:g} s; none is offered")
     start.driver()
     await until_answered(start)
