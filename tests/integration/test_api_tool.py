@@ -161,7 +161,6 @@ def test_a_repeated_request_does_nothing_new(agent: LiveAgent) -> None:
 def test_scale_out_that_is_not_met_is_rolled_back(agent: LiveAgent, words: tuple[str, ...]) -> None:
     agent.submit(spec(high=6))
     agent.until(lambda: agent.view.job("digits").phase == "running")
-    agent.view.reasons = ("runs on 2 of 5 nodes: n4 is getting ready",)
     before = agent.view.job("digits").generation
     result = ctl(agent, *words, "--timeout", "300ms")
     assert result.exit_code == 4
@@ -169,13 +168,27 @@ def test_scale_out_that_is_not_met_is_rolled_back(agent: LiveAgent, words: tuple
     assert "went back to 2" in result.stderr
     assert "its target is 2 again" in result.stderr
     assert "still" not in result.stderr
-    assert "digits: running: runs on 2 of 5 nodes: n4 is getting ready" in result.stderr.splitlines()
     job = agent.view.job("digits")
     assert (job.control.target, job.generation) == (2, before), "training goes on undisturbed"
     output = ctl(agent, "describe", "digits").stdout
     assert "Scale:       to 5: scale to 5 timed out after 0.3s" in output
     again = ctl(agent, *words, "--timeout", "300ms", "--no-wait")
     assert (again.exit_code, again.stdout) == (0, "job/digits target 2 -> 5\n"), "a new request is a new change"
+
+
+def test_a_scale_out_shows_what_it_waits_for(still: LiveAgent) -> None:
+    """Its first look may come late, so the agents do nothing before the line stands there."""
+    job = still.submit(spec())
+    still.do(lambda: still.view.form(job, 2))
+    still.do(still.view.refresh)
+    still.view.reasons = ("runs on 2 of 3 nodes: n3 is getting ready",)
+    words = [sys.executable, "-m", "nodeagent.ctl.main", "--agent", still.socket, "scale", "digits", "3"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
+        assert tool.stderr is not None
+        assert tool.stderr.readline() == "digits: running: runs on 2 of 3 nodes: n3 is getting ready\n"
+        still.obeys = True
+        output, more = tool.communicate(timeout=60)
+    assert (tool.returncode, output, more) == (0, "job/digits scaled: trains on 3 nodes\n", "")
 
 
 def test_scale_out_and_in(agent: LiveAgent) -> None:
