@@ -52,8 +52,8 @@ START_LIMIT = 5.0
 """Seconds from the start of the process until it must have its lock."""
 FIRST_RETRY = 0.02
 LAST_RETRY = 1.0
-"""Seconds until a start that failed is tried again: at first, since workers run on the last grant only; then twice as
-many each time, up to the last."""
+"""Seconds until the next start, after one that failed or whose process ended before it had renewed: few at first, since
+workers run on the last grant only; then twice as many each time, up to the last."""
 COMES_BACK = 1.0
 """Seconds for systemd to start it again."""
 LOOK = 0.01
@@ -279,22 +279,34 @@ class LocalLeaseProcess:
                 self._child.returncode = 0  # it outlives us: not a child that was forgotten
 
     async def _keep(self) -> None:
-        before, retry = False, FIRST_RETRY
+        before, retry, renewed = False, FIRST_RETRY, self._renewed()
         while True:
+            failed = False
             self._changed.clear()
             holder = find_holder(self._folder)
             if holder is None:
                 if not self._wanted():
                     await self._changed.wait()
-                elif not (before and self._unit and await self._is_there(COMES_BACK)) and not await self._start():
-                    await asyncio.sleep(retry)
-                    retry = min(2 * retry, LAST_RETRY)
+                elif not (before and self._unit and await self._is_there(COMES_BACK)):
+                    failed = not await self._start()
                 before = False
             elif not holder[1]:
                 await asyncio.sleep(LOOK)  # it has just begun
             else:
+                began, last = boottime(), renewed
                 await self._watch(*holder)
-                before, retry = True, FIRST_RETRY
+                before, renewed = True, self._renewed()
+                # It does not renew while the store is away.
+                failed = renewed in (0.0, last) and boottime() - began < LAST_RETRY
+                retry = retry if failed else FIRST_RETRY
+            if failed:
+                await asyncio.sleep(retry)
+                retry = min(2 * retry, LAST_RETRY)
+
+    def _renewed(self) -> float:
+        """When the last good renewal was sent, as the newest process knows."""
+        pulse = self.pulse()
+        return 0.0 if pulse is None else pulse.renewed
 
     def _wanted(self) -> bool:
         order = self._order

@@ -28,7 +28,7 @@ from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.wire import Reached
 from tests.contract.bench import Bench
 from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, SECRET, Node
-from tests.integration.redis_support import Yard, yard
+from tests.integration.redis_support import Server, Yard, frozen, yard
 
 pytestmark = pytest.mark.redis
 POD = folder_name("u1")
@@ -89,8 +89,8 @@ def environ(pid: int) -> list[bytes]:
 
 
 class World:
-    def __init__(self, node: Node, bench: Bench, era: str, make: Callable[..., Agent]) -> None:
-        self.node, self.bench, self.era, self.make = node, bench, era, make
+    def __init__(self, server: Server, node: Node, bench: Bench, era: str, make: Callable[..., Agent]) -> None:
+        self.server, self.node, self.bench, self.era, self.make = server, node, bench, era, make
         self.agent = make()
 
     def tend(self, start: int = 1) -> None:
@@ -136,7 +136,7 @@ async def world(servers: Yard, tmp_path: Path) -> AsyncIterator[World]:
     bench = Bench(store)
     await bench.join(NODE, LIFE)
     era = (await bench.beat(NODE)).era
-    made = World(node, bench, era, lambda unit="": Agent(tmp_path, config.url, store, password, unit))
+    made = World(server, node, bench, era, lambda unit="": Agent(tmp_path, config.url, store, password, unit))
     yield made
     await made.agent.die()
     if pid := made.pid():
@@ -195,6 +195,23 @@ async def test_workers_keep_their_grant_while_starts_fail(world: World) -> None:
 
     await world.node.until(kill_next)
     await world.node.renewed_again()
+
+
+async def test_one_that_ends_before_it_renews_is_started_ever_more_slowly(world: World) -> None:
+    """The pauses alone leave time for nine, with the first."""
+    await world.up()
+    killed, end = set[int](), boottime() + 3
+
+    def kill_each() -> bool:
+        if pid := world.pid():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        return boottime() > end
+
+    with frozen(world.server):
+        await world.node.until(kill_each)
+    assert 2 < len(killed) < 10
 
 
 async def test_one_that_hangs_is_killed_and_started_again(world: World) -> None:
