@@ -155,6 +155,8 @@ ASK_AGAIN_FOR = 10.0
 """Seconds to send such a change again before a person is asked to: a store that is restarted is back by then."""
 ASK_AGAIN_EVERY = 0.5
 """Seconds between two attempts."""
+ASK_FOR_SAVED = 5.0
+"""Seconds to send a change again that was done, but is not on enough disks yet: on nodes that are busy it soon is."""
 
 
 def new_request_id() -> str:
@@ -201,13 +203,16 @@ class Client:
 
     def change(self, method: str, path: str, request_id: str | None = None, **body: object) -> Json:
         """Sends a change, which is done at most once however often it is sent: again for ``ASK_AGAIN_FOR`` seconds
-        while it is unknown whether it was done. If it still is, the error names the request id for another attempt."""
+        while it is unknown whether it was done. If it still is, the error names the request id for another attempt.
+        Then again for ``ASK_FOR_SAVED`` seconds until it is on enough disks: the answer is the first one, with what
+        the last one says of that."""
         asked = request_id or new_request_id()
         unknown: CtlError | None = None
         give_up = time.monotonic() + ASK_AGAIN_FOR
         while True:
             try:
-                return self._call(method, path, {"request_id": asked, **body})
+                done = self._call(method, path, {"request_id": asked, **body})
+                break
             except CtlError as error:
                 error.next_step = error.next_step.replace(SAME_REQUEST, f"{SAME_REQUEST} (--request-id {asked})")
                 if error.kind == UNKNOWN_OUTCOME:
@@ -218,6 +223,16 @@ class Client:
             if time.monotonic() >= give_up:
                 raise unknown
             time.sleep(ASK_AGAIN_EVERY)
+        give_up = time.monotonic() + ASK_FOR_SAVED
+        while done.get("saved", {}).get("text") and time.monotonic() < give_up:
+            time.sleep(ASK_AGAIN_EVERY)
+            try:
+                again = self._call(method, path, {"request_id": asked, **body})
+            except CtlError:  # the answer stands; what has changed since is not what was asked
+                break
+            done["saved"] = again["saved"]
+        done["request_id"] = asked
+        return done
 
     def _call(self, method: str, path: str, body: Json | None) -> Json:
         response = self._open(method, path, body)

@@ -67,13 +67,13 @@ def job_line(job: Json) -> str:
     return f"{job['name']}: {job['phase']}: {job['reason'] or 'no reason given'}"
 
 
-NEXT = "ask again with the same --request-id: it happens once, and counts as done when it is saved"
-
-
 def demand_saved(what: str, after: dict[str, Any]) -> None:
     """For a command that ends here, done means saved. Raises ``WaitTimedOutError``."""
     if text := _text(after):
-        raise WaitTimedOutError(f"{what}: {text}", NEXT)
+        raise WaitTimedOutError(
+            f"{what}: {text}",
+            f"ask again with --request-id {after['request_id']}: it happens once, and counts as done when it is saved",
+        )
 
 
 def mention_unsaved(what: str, after: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.agent.savedview import Acknowledged
+from nodeagent.ctl import client
 from nodeagent.ctl.client import Client, job_path
 from tests.integration.test_api_tool import JOB_FILE, ctl, started
 from tests.unit.api.fakes import LiveAgent, live_agent
@@ -16,6 +18,13 @@ COMMANDS = (
     ("pause", "digits", "--no-wait"), ("scale", "digits", "3", "--no-wait"), ("delete", "digits", "--no-wait"),
     ("cordon", "n3", "--reason", "fan"), ("uncordon", "n3"), ("drain", "n3", "--reason", "fan", "--no-wait"),
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command gives up at once, unless a test says otherwise."""
+    monkeypatch.setattr(client, "ASK_AGAIN_EVERY", 0.01)
+    monkeypatch.setattr(client, "ASK_FOR_SAVED", 0.0)
 
 
 @pytest.fixture
@@ -35,7 +44,30 @@ def test_a_command_that_ends_with_the_answer_is_done_when_it_is_saved(agent: Liv
     agent.view.disks = ("n1",)
     late = ctl(agent, *words)
     assert (late.exit_code, UNSAVED in late.stderr) == (4, True), late.output
-    assert "--request-id" in late.stderr
+    assert " --request-id " in late.stderr
+
+
+ANSWERS = ("pause asked for", "target 2 -> 3", "delete asked for", "node/n3 cordoned", "node/n3 uncordoned", "drain")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"), [*zip(COMMANDS, ANSWERS, strict=True)], ids=[words[0] for words in COMMANDS]
+)
+def test_a_command_asks_again_until_it_is_saved(
+    agent: LiveAgent, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], answer: str
+) -> None:
+    """Nodes that are busy are late. The answer is the first one's."""
+    asked = list[int]()
+
+    async def late(rev: int, _era: str) -> Acknowledged:
+        asked.append(rev)
+        return Acknowledged(nodes=("n1", "n2")[: len(asked)], wanted=2, waited=0.0)
+
+    monkeypatch.setattr(agent.view, "acknowledged", late)
+    monkeypatch.setattr(client, "ASK_FOR_SAVED", 60.0)
+    done = ctl(agent, *words)
+    assert (done.exit_code, len(asked), done.stderr) == (0, 2, "")
+    assert answer in done.stdout
 
 
 def test_a_submit_that_is_not_saved_is_submitted_all_the_same(agent: LiveAgent) -> None:

@@ -263,6 +263,9 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
         waits = "; ".join(why.get(job.uid, ())) or job.reason
         if refusal := cluster.refused.get(job.uid):
             yield f"job/{job.name}", _error(f"is not run: {refusal.text}", fix)
+        elif job.phase == "holding" and cluster.served < job.not_before:
+            left = (job.not_before - cluster.served) / 1000
+            yield f"job/{job.name}", _warning(f"backs off, and starts again in {left:.0f} s: {waits}", fix)
         elif job.phase == "holding":
             yield f"job/{job.name}", _error(f"holds, nothing of it trains: {waits}", fix)
         elif job.phase == "queued":

@@ -101,6 +101,10 @@ def test_jobs_that_wait_say_for_what() -> None:
     assert reported(holding, why={UID: ("needs 2 nodes, 1 fits",)}) == [
         "error job/a: holds, nothing of it trains: needs 2 nodes, 1 fits | nodeagentctl describe a"
     ]
+    backs_off = make_job(phase="holding", reason="worker 3 failed").model_copy(update={"not_before": 8_000})
+    assert reported(replace(make_cluster(["n1"], backs_off), served=2_000)) == [
+        "warning job/a: backs off, and starts again in 6 s: worker 3 failed | nodeagentctl describe a"
+    ]
     queued = make_cluster(["n1"], make_job(phase="queued", reason="has only just come"))
     assert reported(queued) == ["warning job/a: waits to start: has only just come | nodeagentctl describe a"]
     assert reported(make_cluster(["n1"], make_job(phase="failed"))) == []
