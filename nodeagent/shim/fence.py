@@ -143,19 +143,29 @@ class Watchdog:
         self._killed: set[int] = set()
 
     def start(self, loop: Loop, children: ShimChildren) -> None:
-        """Fork it, and again whenever it ends. Call before any worker starts."""
+        """Fork it, and again whenever it ends. Call before any worker starts. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.closing(theirs):
-            self.pid = start_function(lambda: watch(theirs, self._grant), 2, 2, "the watchdog", preferred=True)
+            try:
+                self.pid = start_function(lambda: watch(theirs, self._grant), 2, 2, "the watchdog", preferred=True)
+            except OSError:
+                ours.close()
+                raise
         ours.setblocking(False)
         self._link = ours
+
+        def start_again() -> None:
+            try:
+                self.start(loop, children)
+            except OSError:  # a full process table, say; the shim's own fence holds meanwhile
+                loop.after(START_AGAIN, start_again)
 
         def ended() -> None:
             children.forget(self.pid)
             reap(self.pid)
             self._collect()
             self._unlink()
-            loop.after(START_AGAIN, lambda: self.start(loop, children))
+            loop.after(START_AGAIN, start_again)
 
         children.expect(self.pid, ended)
         children.changed = self._child

@@ -28,7 +28,7 @@ from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
-from nodeagent.shim.processes import UNENTERED, kill_session, own_limits, reap, start_program
+from nodeagent.shim.processes import UNENTERED, kill_session, own_limits, reap, start_program, watched
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
 from nodeagent.shim.restarts import PlaceRestarts, RoleRounds, is_reaped, role_of
 from nodeagent.shim.snapshots import WriteOut
@@ -521,10 +521,8 @@ class LocalGang:
         self._forking -= 1
         if pid:
             try:
-                w.pidfd = os.pidfd_open(pid)
-            except OSError as problem:  # one that cannot be watched may not run; it waits unreaped, so it is that one
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+                w.pidfd = watched(pid)
+            except OSError as problem:
                 pid, error = 0, f"it cannot be watched: {problem.strerror}"
         if pid:
             w.pid = pid
@@ -719,7 +717,10 @@ class LocalGang:
         log = self.parts.file(self.parts.logs / "pod.log")
         pod = self.parts.pod
         program = Program(argv, self.environments[0], pod["working_dir"], limits=own_limits(pod["limits"]))
-        self._hook = Hook(f"hook {name}", program, pod["hooks"]["timeout"], log, self.parts, done)
+        try:
+            self._hook = Hook(f"hook {name}", program, pod["hooks"]["timeout"], log, self.parts, done)
+        except OSError as error:  # a full process table, say
+            done(f"hook {name}: no process for it: {error.strerror}")
         return True
 
     def _after_post_stop(self, problem: str) -> None:

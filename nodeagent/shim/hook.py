@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.loop import Loop
-from nodeagent.shim.output import Capture, RotatingFile
-from nodeagent.shim.processes import ShimChildren, reap, start_program
+from nodeagent.shim.output import RotatingFile, two_captures
+from nodeagent.shim.processes import ShimChildren, reap, start_program, watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,29 @@ class Hook:
         supervision: Supervision,
         done: Callable[[str], None],
     ) -> None:
-        """``name``: how it is called when something goes wrong. ``timeout``: seconds until it is killed."""
+        """``name``: how it is called when something goes wrong. ``timeout``: seconds until it is killed. Raises OSError
+        if there is no process for it, and then nothing is left of it."""
         loop, guard, children = supervision.loop, supervision.guard, supervision.children
         self._name, self._timeout = name, timeout
         self._guard, self._children, self._done = guard, children, done
         self._why, self._log = "", log
-        self._captures = [Capture(loop, log, stream) for stream in ("stdout", "stderr")]
+        self._captures = two_captures(loop, log)
         out, err = self._captures
-        self._pid = start_program(
-            program.argv, program.env, program.working_dir, out.write_end, err.write_end, program.keep, program.limits
-        )
+        try:
+            self._pid = start_program(
+                program.argv, program.env, program.working_dir, out.write_end, err.write_end, program.keep,
+                program.limits,
+            )  # fmt: skip
+            pidfd = watched(self._pid)
+        except OSError:
+            for capture in self._captures:
+                capture.started()
+                capture.close()
+            raise
         for capture in self._captures:
             capture.started()
         children.expect(self._pid, self._ended)
-        guard.hold(self._pid, os.pidfd_open(self._pid))
+        guard.hold(self._pid, pidfd)
         self._bound = loop.after(timeout, lambda: self.kill(f"was not done after {timeout:g} s"))
 
     def kill(self, why: str) -> None:

@@ -222,8 +222,6 @@ class Shim:
         if token != self.highest:
             self._write_token("highest.json", token, durable=True)
             self.highest = token
-        self._write_token("started.json", token, durable=False)
-        self.started = token
         self._prune(number)
         fit = self.preparation.fit
         environments = [self.preparation.environment(env) for env in command["environments"]] if fit else []
@@ -240,6 +238,10 @@ class Shim:
             path = self.state / "roles.json"
             write_atomic(path, command["roles_file"], durable=False)
             environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
+        self._write_token(
+            "started.json", token, durable=False
+        )  # the last that can fail: until then it is asked for again
+        self.started = token
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.fork_server,
             self.preparation.containers() if fit else None, self.pod, self.state, self.logs, self._gang_changed,

@@ -52,20 +52,27 @@ class RotatingFile:
                 self._size = os.fstat(self._fd).st_size
             self._size += os.write(self._fd, data)
         except OSError as error:
-            trouble = f"output is lost: {self._path}: {error.strerror}"
-            if not self._reported:
-                self._reported = True
-                print(trouble, file=sys.stderr, flush=True)
-            return trouble
+            return self._report(error)
         return ""
 
     def close(self) -> None:
         self._close()
 
+    def _report(self, error: OSError) -> str:
+        trouble = f"output is lost: {self._path}: {error.strerror}"
+        if not self._reported:
+            self._reported = True
+            print(trouble, file=sys.stderr, flush=True)
+        return trouble
+
     def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1  # given up whatever close says: its number may be another file's next
+        try:
+            os.close(fd)
+        except OSError as error:  # a file server that had no room for what it took
+            self._report(error)
 
     def _rotate(self) -> None:
         self._close()
@@ -120,7 +127,10 @@ class LogWriter:
                 self._changed.wait_for(lambda: self._queue)
                 work, size = self._queue.popleft()
                 self._busy = True
-            work()
+            try:
+                work()
+            except OSError as error:
+                print(f"the log folder: {error}", file=sys.stderr, flush=True)
             with self._changed:
                 self._bytes -= size
                 self._busy = self._hung = False

@@ -148,6 +148,8 @@ def peer_of(link: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+ACCEPT_AGAIN = 0.5
+"""Seconds until the next look at connections that could not be taken."""
 PEERS_MAX = 256
 """Connections at a time: workers must not use up the shim's descriptors."""
 
@@ -219,10 +221,22 @@ class ShimPeers:
         bind_private(listener, self._folder / "s")
         listener.listen(16)
         listener.setblocking(False)
-        self._loop.watch(listener.fileno(), lambda: self.connect(listener.accept()[0]))
+        self._await_peers(listener)
         identity = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id()}
         write_atomic(self._folder / "shim.json", json.dumps(identity), durable=False)
         return listener
+
+    def _await_peers(self, listener: socket.socket) -> None:
+        def accept() -> None:
+            try:
+                link, _ = listener.accept()
+            except OSError:  # no descriptor is free, say: it waits in the backlog
+                self._loop.forget(listener.fileno())
+                self._loop.after(ACCEPT_AGAIN, lambda: self._await_peers(listener))
+            else:
+                self.connect(link)
+
+        self._loop.watch(listener.fileno(), accept)
 
     def _closed(self, peer: Peer) -> None:
         self._peers.discard(peer)

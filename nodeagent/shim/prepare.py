@@ -97,7 +97,10 @@ class Preparation:
 
     def check(self) -> None:
         """Look at the job's folders in a child; then start the fork server."""
-        self._ask(check, self._checks_late, self._checked)
+        try:
+            self._ask(check, self._checks_late, self._checked)
+        except OSError as error:
+            self._checked({"reason": f"no process for the checks: {error.strerror}", "code": 0, "passing": True})
 
     def doubt(self) -> None:
         """Workers found that something is wrong: nothing starts here until the checks have been passed again."""
@@ -105,10 +108,7 @@ class Preparation:
         if not self.fit:
             return
         self.checked, self._folder_trouble = None, ""
-        try:
-            self.check()
-        except OSError as error:
-            self._checked({"reason": f"no process for the checks: {error.strerror}", "code": 0, "passing": True})
+        self.check()
 
     def _ask(
         self, look: Look, late: Callable[[dict[str, Any]], None], answered: Callable[[dict[str, Any]], None]
@@ -183,10 +183,14 @@ class Preparation:
         env = self.environment({})
         pod = self._pod
         guessed = [name for name in pod["guessed"] if self._starts == 1 or name == "torch"]  # another one may end it
-        self.fork_server.start(
-            pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"], guessed,
-            self.checked["programs"],
-        )  # fmt: skip
+        try:
+            self.fork_server.start(
+                pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"], guessed,
+                self.checked["programs"],
+            )  # fmt: skip
+        except OSError as error:
+            self.fork_server.give_up(f"no process for it: {error.strerror}")
+            return
         pid = self.fork_server.pid
         assert pid is not None
 

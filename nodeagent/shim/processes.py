@@ -185,6 +185,17 @@ class ShimChildren:
         return kill_below(os.getpid(), self._handlers)
 
 
+def watched(pid: int) -> int:
+    """A pidfd of a child that has just been started. Raises OSError, and then has killed it: what cannot be watched may
+    not run. Nobody has reaped it, so it is that one."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        raise
+
+
 def kill_session(session: int) -> None:
     """SIGKILL what is below the shim in this session, whose leader has ended and is not reaped yet."""
     for pid, _ in below(os.getpid()):

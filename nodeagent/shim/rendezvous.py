@@ -15,6 +15,7 @@ from typing import Any
 
 from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Delay, Loop
+from nodeagent.shim.processes import watched
 
 STORE_BOUND = 5.0
 """Seconds until a store process that does not answer is given up, and the port is only kept free."""
@@ -135,7 +136,11 @@ class Holder:
 
         def forked(pid: int, error: str) -> None:
             if pid:
-                self._adopt_store(pid, fork_server)
+                try:
+                    self._adopt_store(pid, fork_server)
+                except OSError as problem:
+                    fork_server.reap(pid, lambda _status: None)
+                    pid, error = 0, f"the store process cannot be watched: {problem.strerror}"
             if token is not self.token:
                 self._kill_store()
             elif not pid:
@@ -164,8 +169,8 @@ class Holder:
         self._ready(store_hosted=False)
 
     def _adopt_store(self, pid: int, fork_server: ForkServer) -> None:
-        """Have it reaped when it ends."""
-        pidfd = self._store = os.pidfd_open(pid)
+        """Have it reaped when it ends. Raises OSError."""
+        pidfd = self._store = watched(pid)
 
         def ended() -> None:
             self._loop.forget(pidfd)

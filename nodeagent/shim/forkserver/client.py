@@ -75,7 +75,7 @@ class ForkServer:
         programs: Sequence[Sequence[str]],
     ) -> None:
         """Run the interpreter of the job's command on server.py; ``warm`` follows. ``programs``: the commands that it
-        could start, by what is in their folders (``checks.check``)."""
+        could start, by what is in their folders (``checks.check``). Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "shim": os.getpid(), "fd": theirs.fileno(), "preload": list(preload),
@@ -86,11 +86,22 @@ class ForkServer:
         self._programs, self._path = [list(program) for program in programs], env.get("PATH", "")
         env = {"RES_OPTIONS": "timeout:1 attempts:1", **env, **ONE_THREAD}
         with contextlib.closing(theirs):
-            self.pid = start_program(argv, env, cwd, 2, 2, keep=(theirs.fileno(),))
+            try:
+                self.pid = start_program(argv, env, cwd, 2, 2, keep=(theirs.fileno(),))
+            except OSError:
+                ours.close()
+                raise
         ours.setblocking(False)
         self._link = ours
         self._loop.watch(ours.fileno(), self._readable)
-        self._loop.after(WARM_BOUND, lambda: self._give_up(ours))
+        self._loop.after(WARM_BOUND, lambda: self._overdue(ours))
+
+    def give_up(self, why: str) -> None:
+        """It is of no use, and another one would not be."""
+        self.unusable = True
+        self._notes.append(f"{why}; workers start without a fork server")
+        self.kill()
+        self._changed()
 
     def takes(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether it could start this: it is warm, this is a program for the very interpreter that it is (another role
@@ -239,14 +250,11 @@ class ForkServer:
                 self.has_torch = message["torch"]
                 self._notes = [str(note)[:NOTE_CHARS] for note in message["notes"][:NOTES]]
                 if message["unusable"]:
-                    self.unusable = True
-                    self._notes.append(message["unusable"] + "; workers start without a fork server")
-                    self.kill()
-                else:
-                    self.warm = True
+                    self.give_up(message["unusable"])
+                    return
+                self.warm = True
                 self._changed()
-                if self.warm:
-                    self.pool.fill()
+                self.pool.fill()
             case "forked":
                 pid = message["pid"]
                 if type(pid) is not int or pid <= 1:
@@ -257,11 +265,9 @@ class ForkServer:
             case "reaped":
                 self._reaps.pop(message["pid"])(message["status"])
 
-    def _give_up(self, link: socket.socket) -> None:
+    def _overdue(self, link: socket.socket) -> None:
         if self._link is link and not self.warm:
-            self.unusable = True
-            self._notes.append(f"the fork server was not warm after {WARM_BOUND:.0f} s; workers start without one")
-            self.kill()
+            self.give_up(f"it was not warm after {WARM_BOUND:.0f} s")
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from nodeagent.osutil.linux import pidfd_ended
 from nodeagent.shim.loop import Delay, Loop
+from nodeagent.shim.processes import watched
 
 MOST = 16
 """Pre-forked workers at most: each holds some 10 MB of its own."""
@@ -82,7 +83,11 @@ class Pool:
         coming = self._forking or len(self.waiting) < len(self._children)
         if coming or self._refill is not None or not self.filling:
             return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:  # no descriptor is free
+            self._lose(f"no worker could be pre-forked: {error.strerror}")
+            return
         ours.setblocking(False)
         self._forking = True
         with theirs:
@@ -125,7 +130,13 @@ class Pool:
             if asked:
                 self._lose(f"no worker could be pre-forked: {error}")
             return
-        pidfd = os.pidfd_open(pid)
+        try:
+            pidfd = watched(pid)
+        except OSError as problem:
+            link.close()
+            self._reap(pid)
+            self._lose(f"a pre-forked worker cannot be watched: {problem.strerror}")
+            return
         bound = self._loop.after(PARK_BOUND, lambda: self._overdue(child))
         child = Preforked(pid, pidfd, link, bound)
         self._children.append(child)

@@ -126,7 +126,10 @@ class HangWatch:
     def stop_reading(self) -> None:
         """The workers are being stopped: what has been read by now is all there will be."""
         if self._helper:
-            os.killpg(self._helper, signal.SIGKILL)  # until reaped it is ours
+            try:  # until reaped it is ours
+                os.killpg(self._helper, signal.SIGKILL)
+            except ProcessLookupError:  # it has only just been forked, and leads no group yet
+                os.kill(self._helper, signal.SIGKILL)
 
     def close(self) -> None:
         self._gang = None

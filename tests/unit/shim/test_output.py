@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import threading
 from pathlib import Path
 
 import pytest
 
-from nodeagent.shim.output import WAITING_MOST, LogWriter, QueuedFile
+from nodeagent.shim.output import WAITING_MOST, LogWriter, QueuedFile, RotatingFile
 
 
 @pytest.fixture
@@ -80,3 +83,55 @@ def test_lines_that_wait_too_long_are_dropped_and_the_next_one_says_so(writer: L
     until_written(writer)
     shown = [text.strip("x") for text in texts(tmp_path / "g1" / "rank0.log")]
     assert shown == [dropped, "", "", "end"]
+
+
+@pytest.fixture
+def full_server(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Closing a log file gives its number up, and says that there was no room; which numbers."""
+    real, refused = os.close, list[int]()
+
+    def close(fd: int) -> None:
+        name = str(Path(f"/proc/self/fd/{fd}").readlink())
+        real(fd)
+        if ".log" in name:
+            refused.append(fd)
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "close", close)
+    return refused
+
+
+def test_a_file_that_is_refused_when_it_is_closed_is_given_up(
+    full_server: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its number is another file's by the next write."""
+    file = RotatingFile(tmp_path / "rank0.log", 8, 1)
+    for text in (b"first\n", b"second\n"):
+        file.write(text)
+    ends = os.pipe()
+    file.write(b"third\n")
+    assert len(full_server) == 2
+    for end in ends:
+        assert stat.S_ISFIFO(os.fstat(end).st_mode)
+        os.close(end)
+    assert [(tmp_path / name).read_text() for name in ("rank0.log", "rank0.log.1")] == ["third\n", "second\n"]
+    assert "Disk quota exceeded" in capsys.readouterr().err
+
+
+def test_the_thread_goes_on_after_a_file_that_was_refused(
+    writer: LogWriter, full_server: list[int], tmp_path: Path
+) -> None:
+    first, second = (QueuedFile(writer, tmp_path / "g1" / name, 1000, 1) for name in ("rank0.log", "rank1.log"))
+    first.write(b"x\n")
+    first.close()
+    second.write(b"y\n")
+    until_written(writer)
+    assert (len(full_server), (tmp_path / "g1" / "rank1.log").read_text()) == (1, "y\n")
+
+
+def test_the_thread_goes_on_after_work_that_the_disk_refused(
+    writer: LogWriter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer.put((tmp_path / "none" / "file").touch, 0)
+    until_written(writer)
+    assert "the log folder: " in capsys.readouterr().err
