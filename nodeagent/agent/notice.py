@@ -47,8 +47,8 @@ class NoticeWatch:
         self._sources: dict[str, str | None] = {}
         """What a file or a command says now; None: nothing."""
         self._words: str | None = None
-        self._trouble = ""
-        """Why the command says nothing."""
+        self._troubles: dict[str, str] = {}
+        """Why a file or a command says nothing."""
         self._notice: Notice | None = None
         self._log = structlog.get_logger("notice")
 
@@ -66,20 +66,27 @@ class NoticeWatch:
 
     async def _watch_file(self, path: Path) -> None:
         while True:
-            self._found("file", await _words_in(path))
+            try:
+                self._found("file", await aside(lambda: _words_in(path)))
+            except (OSError, UntrustedError) as error:
+                self._unknown("file", str(error))
             await asyncio.sleep(self._config.every)
 
     def _looked(self) -> None:
         (reading,) = self._checks.readings
-        if reading.code is None:  # it hangs, or could not be started: what was known stays
-            if reading.text != self._trouble:
-                self._log.warning("nobody knows whether a notice is there", why=reading.text)
-            self._trouble = reading.text
+        if reading.code is None:  # it hangs, or could not be started
+            self._unknown("command", reading.text)
         else:
-            self._trouble = ""
             self._found("command", reading.text if reading.code == 0 else None)
 
+    def _unknown(self, source: str, why: str) -> None:
+        """What was known stays."""
+        if why != self._troubles.get(source):
+            self._log.warning("nobody knows whether a notice is there", why=why)
+        self._troubles[source] = why
+
     def _found(self, source: str, news: str | None) -> None:
+        self._troubles.pop(source, None)
         self._sources[source] = news
         words = next((words for words in self._sources.values() if words is not None), None)
         if words == self._words:
@@ -108,14 +115,11 @@ def read_notice(words: str, now: float) -> Notice:
     return Notice(until=until, text=f"to be taken away at {when} UTC{named}" + (f" (notice: {text})" if text else ""))
 
 
-async def _words_in(path: Path) -> str | None:
-    """None: there is no such file."""
-
-    def look() -> str:
-        with UntrustedFolder(path.parent) as folder:
-            return folder.read(path.name, MOST).decode(errors="replace")
-
+def _words_in(path: Path) -> str | None:
+    """None: there is no such file. Raises OSError or UntrustedError where nobody can say."""
     try:
-        return await aside(look)
-    except UntrustedError:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    with UntrustedFolder(path.parent) as folder:
+        return folder.read(path.name, MOST).decode(errors="replace")

@@ -14,6 +14,7 @@ from nodeagent.lease.failsafe import RESEND
 from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.order import LeasePort
 from nodeagent.lease.peers import DatagramSeal, is_numeric, open_port, parse, split
+from nodeagent.osutil.threads import in_daemon
 
 
 class PeerQuestions(Protocol):
@@ -31,6 +32,8 @@ class UdpPeers(asyncio.DatagramProtocol):
         self._door, self._seal = door, DatagramSeal(bytes.fromhex(door.secret))
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: dict[str, asyncio.Future[LoanAnswer]] = {}
+        self._look_ups: dict[str, asyncio.Future[str]] = {}
+        """Those under way, by host: one that takes long is asked for once."""
 
     async def listen(self) -> None:
         """From the range's end: its beginning is the lease process's, which others know. Without one that is free any
@@ -51,17 +54,28 @@ class UdpPeers(asyncio.DatagramProtocol):
         self._waiting[nonce] = future
         try:
             async with asyncio.timeout(timeout):
-                there = await _resolved(address)
+                there = await self._resolved(address)
                 while True:
                     if self._transport is not None and not self._transport.is_closing():
                         self._transport.sendto(packet, there)
                     done, _ = await asyncio.wait([future], timeout=RESEND)
                     if done:
                         return future.result()
-        except (TimeoutError, socket.gaierror):
+        except (TimeoutError, OSError, ValueError):  # an address that is none: anybody who writes to the store sets it
             return None
         finally:
             del self._waiting[nonce]
+
+    async def _resolved(self, address: str) -> tuple[str, int]:
+        """Host and port as a socket takes them."""
+        host, port = split(address)
+        if is_numeric(host):
+            return host, port
+        look_up = self._look_ups.get(host)
+        if look_up is None:
+            look_up = self._look_ups[host] = in_daemon(lambda: _address_of(host), "look-up")
+            look_up.add_done_callback(lambda _: self._look_ups.pop(host, None))
+        return await asyncio.shield(look_up), port
 
     # --- asyncio.DatagramProtocol
 
@@ -82,13 +96,9 @@ class UdpPeers(asyncio.DatagramProtocol):
             future.set_result(message)
 
 
-async def _resolved(address: str) -> tuple[str, int]:
-    """Host and port as a socket takes them; a name is looked up beside the loop."""
-    host, port = split(address)
-    if not is_numeric(host):
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        host = str(found[0][4][0])
-    return host, port
+def _address_of(host: str) -> str:
+    """Takes as long as it takes. Raises OSError, or ValueError of what is no name."""
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
 
 
 AGAIN = 60.0
@@ -141,7 +151,7 @@ class Names:
         try:
             async with asyncio.timeout(BOUND):
                 found = await loop.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-        except (TimeoutError, OSError):
+        except (TimeoutError, OSError, ValueError):
             self._due[host] = loop.time() + RETRY
             return
         self._due[host] = loop.time() + AGAIN

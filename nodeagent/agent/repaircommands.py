@@ -25,6 +25,7 @@ import structlog
 from nodeagent.model.health import Action, Attempt, Verdict
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.linux import is_running, kill_group, start_time
+from nodeagent.osutil.untrusted import UntrustedError, aside
 from nodeagent.spec.healthconfig import RepairConfig
 
 DIES = 2.0
@@ -88,15 +89,16 @@ class Commands:
         }  # fmt: skip
         words = {"node": self._node, "rule": attempt.rule}
         argv = filled(self._config.commands()[attempt.kind], [attempt.device], words)
-        return await self._run(attempt.kind, argv, reported, self._config.deadline, started)
+        ended, _ = await self._run(attempt.kind, argv, reported, self._config.deadline, started)
+        return ended
 
     async def verify(self, devices: Sequence[str]) -> Ended:
         reported = {"NODEAGENT_REPAIR": "verify", "NODEAGENT_NODE": self._node, "NODEAGENT_GPU": ",".join(devices)}
         if devices:
             reported["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         argv = filled(self._config.verify or (), devices, {"node": self._node, "rule": ""})
-        ended = await self._run("verify", argv, reported, self._config.verify_deadline, _nobody)
-        failed = failed_checks(self._output("verify")) if ended.code == 1 else ""
+        ended, output = await self._run("verify", argv, reported, self._config.verify_deadline, _nobody)
+        failed = failed_checks(output) if ended.code == 1 else ""
         return Ended(FAILED, failed) if failed else ended
 
     async def outlived(self, attempt: Attempt, seconds: float) -> None:
@@ -113,44 +115,60 @@ class Commands:
 
     async def _run(
         self, kind: str, argv: Sequence[str], reported: Mapping[str, str], deadline: float, started: Started
-    ) -> Ended:
+    ) -> tuple[Ended, str]:
+        """And the end of its output, as far as the folder tells it."""
         try:
-            process = await asyncio.to_thread(self._start, kind, argv, reported)
+            process, output = await asyncio.to_thread(self._start, kind, argv, reported)
         except OSError as error:
-            return Ended(127, f"{argv[0]} cannot be started: {error.strerror}")
+            return Ended(127, f"{error.filename or argv[0]} cannot be started: {error.strerror}"), ""
         await started(process.pid, start_time(process.pid) or 0)
         if await _ends(process, deadline):
             code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-            return Ended(code, f"exit code {code}{_quoted(self._output(kind))}")
+            text = await _end_of(output)
+            return Ended(code, f"exit code {code}{_quoted(text)}"), text
         pidfd = os.pidfd_open(process.pid)
         try:
             kill_group(process.pid, pidfd)
         finally:
             os.close(pidfd)
         gone = await _ends(process, DIES)
-        return Ended(
-            None, f"did not end within {deadline:g} s{'' if gone else ', and cannot be killed'}"
-            f"{_quoted(self._output(kind))}",
-        )  # fmt: skip
+        text = await _end_of(output)
+        why = f"did not end within {deadline:g} s{'' if gone else ', and cannot be killed'}{_quoted(text)}"
+        return Ended(None, why), text
 
-    def _start(self, kind: str, argv: Sequence[str], reported: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, kind: str, argv: Sequence[str], reported: Mapping[str, str]
+    ) -> tuple[subprocess.Popen[bytes], Path]:
+        """The command, and where its output goes. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept = sorted(self._folder.glob("*.log"), key=lambda file: int(file.name.partition("-")[0]))
-        for file in kept[: -(MOST_OUTPUTS - 1)]:
+        found = [(int(named[1]), file) for file in self._folder.iterdir() if (named := _OUTPUT.fullmatch(file.name))]
+        kept = sorted(found)
+        for _, file in kept[: -(MOST_OUTPUTS - 1)]:
             file.unlink(missing_ok=True)
-        number = int(kept[-1].name.partition("-")[0]) + 1 if kept else 1
-        with (self._folder / f"{number}-{kind}.log").open("wb") as output:
+        path = self._folder / f"{kept[-1][0] + 1 if kept else 1}-{kind}.log"
+        with path.open("wb") as output:
             return subprocess.Popen(
                 argv, env={**self._environ, **reported}, cwd="/", stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+            ), path  # fmt: skip
 
-    def _output(self, kind: str) -> str:
-        """The end of the newest output of that kind."""
-        kept = sorted(self._folder.glob(f"*-{kind}.log"), key=lambda file: int(file.name.partition("-")[0]))
-        with kept[-1].open("rb") as output:
-            output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
-            return output.read().decode(errors="replace")
+
+_OUTPUT = re.compile(r"(\d{1,9})-.*\.log", re.ASCII)
+
+
+async def _end_of(output: Path) -> str:
+    """The last bytes of a file; nothing where it cannot be read, or not soon: how the command ended is known anyway."""
+
+    def look() -> str:
+        with output.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            return file.read(TAIL).decode(errors="replace")
+
+    try:
+        return await aside(look)
+    except (OSError, UntrustedError) as error:
+        structlog.get_logger("repair").warning("output of a command cannot be read", why=str(error))
+        return ""
 
 
 def filled(command: Sequence[str], gpus: Sequence[str], words: Mapping[str, str]) -> list[str]:

@@ -41,6 +41,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock, SystemClock
 from nodeagent.osutil.linux import boot_id
+from nodeagent.osutil.threads import DaemonPool
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import AgentConfig, LogConfig, node_id
 from nodeagent.store.client import connect
@@ -60,6 +61,7 @@ LEAVE_MARGIN = 10.0
 async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
     """Until a signal ends it in order; ``again`` reads the config anew. Raises what the parts raise at their start."""
     setup_logging(config.log)
+    asyncio.get_running_loop().set_default_executor(DaemonPool())
     key = ClusterKey.load(config.cluster_key)
     node = node_id(config, socket.gethostname())
     clock, metrics, notifier = SystemClock(), Metrics(), Notifier(os.environ)

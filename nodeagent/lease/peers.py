@@ -146,8 +146,10 @@ def is_numeric(host: str) -> bool:
 
 def split(address: str) -> tuple[str, int]:
     """Host and port as a socket takes them. Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+    host, _, digits = address.rpartition(":")
+    if not (digits.isdecimal() and len(digits) <= 5 and (port := int(digits)) < 1 << 16):
+        raise ValueError(f"{digits[:20]} is no port")
+    return host.strip("[]"), port
 
 
 class PeerPort:

@@ -7,6 +7,7 @@ know what a script means.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -144,7 +145,9 @@ class _Line:
         made = self._socket = socket.socket(family, kind)
         made.setblocking(False)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if made.connect_ex(at):
+        if code := made.connect_ex(at):
+            if code != errno.EINPROGRESS:
+                raise OSError(code, os.strerror(code))
             self._ready(select.POLLOUT)
         if failed := made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(failed, os.strerror(failed))
@@ -202,7 +205,7 @@ class _Line:
 
     def _exactly(self, size: int) -> bytes:
         while len(self._data) < size + 2:
-            if size > self._room:
+            if size + 2 - len(self._data) > self._room:
                 raise TalkError(f"its reply has more than {LONGEST_REPLY} bytes")
             self._more()
         if self._data[size : size + 2] != b"\r\n":

@@ -142,12 +142,15 @@ def bridged_reader(folder: Path) -> ReplacedFile[Bridged]:
 
 # --- what nobody was woken for
 
+LONGEST_REVISION = 16
+"""Digits. Of more Python's ``int`` may make an error, and whoever writes to the store a long one."""
+
 
 def unannounced(clocks: str) -> int:
     """The newest revision in the store that woke nobody, of what a renewal replies ("served unannounced"); 0 where it
     does not say."""
     _, _, newest = clocks.partition(" ")
-    return int(newest) if newest.isdecimal() else 0
+    return int(newest) if newest.isdecimal() and len(newest) <= LONGEST_REVISION else 0
 
 
 def write_unannounced(folder: Path, newest: int) -> None:

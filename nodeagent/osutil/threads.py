@@ -11,9 +11,50 @@ import concurrent.futures
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+MOST = 32
+"""Threads of a pool. As many calls may hang before others wait for them."""
+
+
+class DaemonPool(concurrent.futures.ThreadPoolExecutor):
+    """What a loop runs ``to_thread`` in, with threads that nobody waits for: Python's own would hold up the end of the
+    loop, and then of the process, for as long as a disk hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._work: SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._begun = 0
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        """In a thread that has nothing to do, or in a new one while there are fewer than ``MOST``."""
+        ended = concurrent.futures.Future[T]()
+        self._work.put((ended, partial(fn, *args, **kwargs)))
+        if not self._idle.acquire(blocking=False) and self._begun < MOST:
+            self._begun += 1
+            threading.Thread(target=self._run, name=f"pool-{self._begun}", daemon=True).start()
+        return ended
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing: its threads end with the process."""
+
+    def _run(self) -> None:
+        while True:
+            ended, work = self._work.get()
+            settle: Callable[[], object] = bool
+            if ended.set_running_or_notify_cancel():
+                try:
+                    settle = partial(ended.set_result, work())
+                except Exception as error:  # noqa: BLE001 - raised where the result is waited for
+                    settle = partial(ended.set_exception, error)
+            self._idle.release()  # before the caller goes on, whose next call may be this thread's
+            settle()
 
 
 def in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from nodeagent.agent.notice import UNDATED, NoticeWatch, read_notice
 from nodeagent.model.node import Notice
+from nodeagent.osutil import untrusted
 from nodeagent.spec.agentconfig import NoticeConfig
 
 NOW = 1_900_000_000.0
@@ -116,3 +117,19 @@ async def test_a_command_that_cannot_be_started_is_none() -> None:
 def test_it_comes_from_somewhere(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         NoticeConfig.model_validate(values)
+
+
+async def test_a_file_that_nobody_can_look_at_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "notice"
+    file.write_text(TIME)
+    async with watched(NoticeConfig(file=file, every=0.5)) as found:
+        await found.until(1)
+        with monkeypatch.context() as hung:
+            hung.setattr(untrusted, "ASIDE_MAX", 0)
+            await asyncio.sleep(0.5 + LOOKS)
+        file.write_bytes(b"x" * 5000)
+        await asyncio.sleep(0.5 + LOOKS)
+        assert len(found) == 1
+        file.unlink()
+        await found.until(2)
+    assert [one and one.until for one in found] == [NOW + 100, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -125,14 +126,43 @@ async def test_it_takes_a_port_from_the_end_of_the_range_or_any() -> None:
 
 
 async def test_a_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def look_up(_loop: object, host: str, port: int, **_more: int) -> list[tuple[object, ...]]:
+    def look_up(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
         assert host == "n1.example"
-        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.0.1", port))]
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.0.1", 0))]
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     async with asker() as one:
         with Raw() as end:
             asking = asyncio.ensure_future(one.ask(f"n1.example:{split(end.address)[1]}", QUESTION, BOUND))
             _, nonce, sender = await end.next()
             end.say(sender, nonce, NO)
             assert await asking == NO
+
+
+@pytest.mark.parametrize(
+    "address", ["a..b:1", f"{'x' * 64}.example:1", "127.0.0.1:99999", f"127.0.0.1:{'9' * 5000}", "x"]
+)
+async def test_what_is_no_address_is_no_answer_and_ends_nothing(address: str) -> None:
+    """Whoever writes to the store says where a node is."""
+    async with asker() as one:
+        assert await one.ask(address, QUESTION, SHORT) is None
+        with Raw() as end:
+            asking = asyncio.ensure_future(one.ask(end.address, QUESTION, BOUND))
+            _, nonce, sender = await end.next()
+            end.say(sender, nonce, NO)
+            assert await asking == NO
+
+
+async def test_a_name_that_takes_long_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, over = list[str](), threading.Event()
+
+    def look_up(host: str, *_: object, **__: object) -> list[object]:
+        asked.append(host)
+        over.wait(30)
+        raise socket.gaierror("nobody knows it")
+
+    async with asker() as one:
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        found = await asyncio.gather(*(one.ask("n1.example:5", QUESTION, SHORT) for _ in range(20)))
+        assert (found, asked) == ([None] * 20, ["n1.example"])
+        over.set()

@@ -23,6 +23,8 @@ class Resolver:
 
     async def _look_up(self, host: str, port: None, **_more: int) -> list[tuple[Any, ...]]:
         self.asked.append(host)
+        if ".." in host:
+            raise UnicodeError("label empty or too long")  # as Python does
         if host not in self.known:
             raise socket.gaierror("nobody knows it")
         return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (self.known[host], 0))]
@@ -65,5 +67,22 @@ def test_a_name_is_looked_up_again_now_and_then_and_kept_when_nobody_knows_it(re
         assert (names.numeric("n1.example:5"), len(changed)) == ("[fe80::2]:5", 2)
         running.cancel()
         await asyncio.wait([running])
+
+    play(scenario())
+
+
+def test_what_is_no_name_keeps_no_other_from_being_looked_up(resolver: Resolver) -> None:
+    """Whoever writes to the store says where a node is."""
+    resolver.known["n1.example"] = "10.0.0.1"
+
+    async def scenario() -> None:
+        names = Names(lambda: None)
+        running = asyncio.ensure_future(names.run())
+        assert names.numeric("a..b:5") == ""
+        await asyncio.sleep(0.1)
+        names.numeric("n1.example:5")
+        await asyncio.sleep(0.1)
+        assert names.numeric("n1.example:5") == "10.0.0.1:5"
+        running.cancel()
 
     play(scenario())

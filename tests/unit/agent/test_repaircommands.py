@@ -115,3 +115,12 @@ async def test_a_command_that_an_earlier_start_left_is_waited_for_and_killed_in_
     assert await left.wait() == -9
     await hands.outlived(attempt(), 60.0)
     await hands.outlived(attempt(pid=left.pid, start=begun), 60.0)
+
+
+async def test_whatever_else_lies_in_its_folder_or_is_taken_from_it(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("saved.log", "-reboot.log", "9x-reboot.log", "7-reboot.log"):
+        (tmp_path / "out" / name).touch()
+    hands = commands(tmp_path, reboot=("sh", "-c", f"rm {tmp_path / 'out' / '8-reboot.log'}; exit 4"))
+    ended = await hands.repair(attempt(), Received())
+    assert (ended.code, ended.text) == (4, "exit code 4")

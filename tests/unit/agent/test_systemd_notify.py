@@ -72,3 +72,10 @@ def test_without_systemd_or_with_one_that_went_away_it_is_silent(tmp_path: Path)
         notifier = Notifier(environ)
         notifier.ready()
         notifier.status("x")
+
+
+def test_a_manager_that_does_not_read_holds_nothing_up(manager: socket.socket) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000000"})
+    for _ in range(5000):
+        notifier.alive()
+    assert 0 < len(received(manager)) < 5000

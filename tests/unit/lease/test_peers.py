@@ -113,7 +113,19 @@ def test_many_are_received_a_few_at_a_time(make: Make) -> None:
     assert [nonce for _, nonce, _ in received(other, 5)] == [str(MOST + n) for n in range(5)]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:29400", "nowhere", "", "127.0.0.1:x", "a.name:29400"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:1",
+        "[::1]:29400",
+        "nowhere",
+        "",
+        "127.0.0.1:x",
+        "a.name:29400",
+        "127.0.0.1:65536",
+        "127.0.0.1:" + "9" * 5000,
+    ],
+)
 def test_what_cannot_be_sent_is_lost(make: Make, address: str) -> None:
     one = make()
     for _ in range(3):

@@ -91,6 +91,7 @@ def lie(tmp_path: Path) -> Iterator[Lie]:
         (b"*-1\r\n", None),
         (b"$0\r\n\r\n", ""),
         (b"$4\r\n\r\n\r\n\r\n", "\r\n\r\n"),
+        (b"$700000\r\n" + b"x" * 700_000 + b"\r\n", "x" * 700_000),
         (b"$1\r\n\xff\r\n", "\\xff"),
         (b"*0\r\n", []),
         (b"*3\r\n:1\r\n:12345\r\n$5\r\njob a\r\n", [1, 12345, "job a"]),
@@ -218,3 +219,5 @@ def test_nobody_listens(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(TalkError, match=r"127\.0\.0\.1:\d+ cannot be used: Connection refused"):
             Talk(Server("", "127.0.0.1", taken.getsockname()[1], (), None), BOUND).open()
+    with pytest.raises(TalkError, match=r"255\.255\.255\.255:6379 cannot be used: (Network is unreachable|Permission)"):
+        Talk(Server("", "255.255.255.255", 6379, (), None), BOUND).open()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from nodeagent.osutil.threads import in_daemon
+from nodeagent.osutil.threads import MOST, DaemonPool, in_daemon
 
 
 async def test_the_result_and_the_error_reach_the_one_that_waits() -> None:
@@ -39,3 +41,41 @@ def test_an_end_after_that_of_the_loop_is_no_error(recwarn: pytest.WarningsRecor
     late.join(30)
     assert not late.is_alive()
     assert not recwarn.list
+
+
+async def test_a_pool_uses_a_thread_again_and_brings_errors() -> None:
+    asyncio.get_running_loop().set_default_executor(DaemonPool())
+    names = {await asyncio.to_thread(lambda: threading.current_thread().name) for _ in range(3)}
+    assert names == {"pool-1"}
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(lambda: 1 // 0)
+
+
+async def test_a_pool_has_so_many_threads_and_the_rest_waits_its_turn() -> None:
+    asyncio.get_running_loop().set_default_executor(DaemonPool())
+    goes, begun = threading.Event(), threading.Semaphore(0)
+
+    def work() -> str:
+        begun.release()
+        goes.wait(30)
+        return threading.current_thread().name
+
+    calls = [asyncio.ensure_future(asyncio.to_thread(work)) for _ in range(MOST + 3)]
+    await in_daemon(lambda: [begun.acquire(timeout=30) for _ in range(MOST)], "counts")
+    assert not begun.acquire(blocking=False)
+    goes.set()
+    assert len(set(await asyncio.gather(*calls))) == MOST
+
+
+def test_neither_the_loop_nor_the_process_waits_for_what_hangs_in_a_pool() -> None:
+    script = (
+        "import asyncio, threading\n"
+        "from nodeagent.osutil.threads import DaemonPool\n"
+        "async def main():\n"
+        "    asyncio.get_running_loop().set_default_executor(DaemonPool())\n"
+        "    asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))\n"
+        "    await asyncio.sleep(0)\n"
+        "    await asyncio.to_thread(int)\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)

@@ -15,6 +15,7 @@ from nodeagent.lease.statefiles import (
     promises_reader,
     table_file,
     table_reader,
+    unannounced,
     write_promises,
     write_table,
 )
@@ -85,3 +86,11 @@ def test_promises_outlive_who_made_them_but_no_boot(tmp_path: Path) -> None:
 def test_promises_that_cannot_be_read_are_not_known(tmp_path: Path, text: str) -> None:
     promises_file(tmp_path).write_text(text)
     assert promises_reader(tmp_path, "b").once() is None
+
+
+@pytest.mark.parametrize(
+    ("clocks", "newest"), [("12 34", 34), ("12 0", 0), ("12", 0), ("12 x", 0), ("12 -1", 0), ("12 " + "9" * 5000, 0)]
+)
+def test_the_newest_that_woke_nobody_is_a_number_or_nothing(clocks: str, newest: int) -> None:
+    """Whoever writes to the store may write any text."""
+    assert unannounced(clocks) == newest
