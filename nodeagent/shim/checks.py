@@ -13,6 +13,7 @@ import re
 import resource
 import secrets
 import shutil
+import socket
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,9 +46,10 @@ class UnfitError(Exception):
 
 def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     """What the shim needs to know of the job's folders: ``base`` (the environment before the job's own, with the site's
-    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``fork_server`` (whether
-    the command is one it can stand in for), ``programs`` (the roles' commands that it can, too), ``path0`` (what its
-    ``sys.path`` begins with), and what ``see_folder`` tells. Raises UnfitError for the first thing that is wrong."""
+    modules loaded), ``env_file`` (its content), ``container`` (what ``find_runtime`` found), ``local_address`` (what
+    the node's address means here), ``fork_server`` (whether the command is one it can stand in for), ``programs`` (the
+    roles' commands that it can, too), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder`` tells.
+    Raises UnfitError for the first thing that is wrong."""
     cwd, command = pod["working_dir"], pod["command"]
     _check_room(Path(pod["state"]))
     _check_folder(cwd)
@@ -71,8 +73,18 @@ def check(pod: Mapping[str, Any]) -> dict[str, Any]:
         own = resolve(command[0], cwd, env["PATH"])
         commands = [command, *(role["command"] for role in pod["roles"].values())]
         programs = [one for one in commands if resolve(one[0], cwd, env["PATH"]) == own and python_program(one, cwd)]
-    found = {"base": base, "env_file": from_file, "container": container}
+    found = {"base": base, "env_file": from_file, "container": container, "local_address": _looked_up(pod["address"])}
     return found | {"fork_server": program is not None, "programs": programs, "path0": path0} | folder
+
+
+def _looked_up(host: str) -> str:
+    """A name may take long to look up."""
+    try:
+        return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:
+        unknown = UnfitError(f"the node's address {host} cannot be looked up: {error}")
+        unknown.passing = True
+        raise unknown from None
 
 
 def _load(names: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:

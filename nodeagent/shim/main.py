@@ -32,6 +32,7 @@ from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to
 from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import ShimChildren, open_more_files
+from nodeagent.shim.promise import PromisedToken, Token, read_token
 from nodeagent.shim.ready import PlaceReadiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
@@ -68,7 +69,7 @@ class Shim:
         )  # fmt: skip
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
-        self.place_ports = PlacePorts(self.pod["address"], ports)
+        self.place_ports = PlacePorts(ports)
         self.gang: LocalGang | None = None
         self._doubted: LocalGang | None = None
         """The last one whose workers found something wrong with what this node had checked."""
@@ -79,8 +80,8 @@ class Shim:
         self.snapshots = KeptSnapshots(self.link, self.changed, available_memory)
         self.leaving = LeavingWorkers(self.link, lambda: self.gang)
         self.first_steps = FirstSteps(self.link, self.loop, lambda: self.gang, self.changed)
-        self.highest = self._read_token("highest.json")
-        self.started = self._read_token("started.json")
+        self.promised = PromisedToken(self.loop, self.state / "highest.json")
+        self.started: Token | None = read_token(self.state / "started.json")
         self.retiring = False
         self._heeded = 0.0
         """``stop_before`` of the grant by which the gang was started, or is being stopped."""
@@ -175,13 +176,32 @@ class Shim:
         elif peer is not self.peers.agent:
             peer.send(json.dumps({"v": VERSION, "error": "only the agent may give commands"}))
         else:
-            try:
-                getattr(self, f"_do_{op}", self._unknown)(command)
-            except OSError as error:  # a full disk, say: refused, and what runs goes on
-                self.peers.notify_agent(f"{command['op']} failed: {error}")
-                if op == "promise":  # never, without a record of it: the next shim says why this node cannot
-                    self._do_retire(command)
-            self.changed()
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        try:
+            getattr(self, f"_do_{command['op']}", self._unknown)(command)
+        except OSError as error:  # a full disk, say: refused, and what runs goes on
+            self._refuse(command, str(error))
+        self.changed()
+
+    def _refuse(self, command: Command, why: str) -> None:
+        self.peers.notify_agent(f"{command['op']} failed: {why}")
+        if command["op"] == "promise":  # never, without a record of it: the next shim says why this node cannot
+            self._do_retire(command)
+
+    def _once_promised(self, command: Command) -> None:
+        """Carry it out when its generation is on the disk as promised, unless that is being written for it already."""
+
+        def written(trouble: str) -> None:
+            if trouble:
+                self._refuse(command, trouble)
+                self.changed()
+            else:
+                self._carry_out(command)
+
+        if command["token"] != self.promised.newest:
+            self.promised.write(command["token"], written)
 
     def _unknown(self, command: Command) -> None:
         self.peers.notify_agent(f"unknown command {command['op']}")
@@ -190,38 +210,38 @@ class Shim:
         self.peers.echo(command["number"])
 
     def _do_promise(self, command: Command) -> None:
-        token = command["token"]
+        token, newest = command["token"], self.promised.newest
         if self.gang is not None and not self.gang.doomed:
             self.peers.notify_agent(f"not promised: workers of generation {self.gang.token['number']} still live")
-        elif self.highest is not None and token != self.highest and token["number"] <= self.highest["number"]:
-            self.peers.notify_agent(f"not promised: generation {self.highest['number']} was promised before")
+        elif newest is not None and token != newest and token["number"] <= newest["number"]:
+            self.peers.notify_agent(f"not promised: generation {newest['number']} was promised before")
+        elif token != self.promised.token:
+            self._once_promised(command)
         else:
-            if token != self.highest:
-                self._write_token("highest.json", token, durable=True)
-                self.highest = token
+            local = self.preparation.local_address
             if self.place_ports.token != token or self.place_ports.problem:
-                self.place_ports.hold(token, command["ports"])
+                self.place_ports.hold(token, local, command["ports"])
             if self.holder.token != token or self.holder.failed:
                 self.holder.release()
                 if command["rendezvous"]:
-                    self.holder.hold(token, self.preparation.fork_server, command["above"])
+                    self.holder.hold(token, local, self.preparation.fork_server, command["above"])
 
     def _do_start(self, command: Command) -> None:
-        token = command["token"]
+        token, newest = command["token"], self.promised.newest
         number = token["number"]
-        if (self.highest is not None and number < self.highest["number"]) or (
+        if (newest is not None and number < newest["number"]) or (
             self.started is not None and number <= self.started["number"]
         ):
             return
-        if self.highest is not None and number == self.highest["number"] and token != self.highest:
+        if newest is not None and number == newest["number"] and token != newest:
             self.peers.notify_agent(f"not started: another generation {number} was promised")
             return
         if not self._quiet():
             self.peers.notify_agent("not started: an older generation still lives")
             return
-        if token != self.highest:
-            self._write_token("highest.json", token, durable=True)
-            self.highest = token
+        if token != self.promised.token:
+            self._once_promised(command)
+            return
         self._prune(number)
         fit = self.preparation.fit
         environments = [self.preparation.environment(env) for env in command["environments"]] if fit else []
@@ -238,9 +258,8 @@ class Shim:
             path = self.state / "roles.json"
             write_atomic(path, command["roles_file"], durable=False)
             environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
-        self._write_token(
-            "started.json", token, durable=False
-        )  # the last that can fail: until then it is asked for again
+        # The last that can fail: until then it is asked for again.
+        write_atomic(self.state / "started.json", json.dumps(token), durable=False)
         self.started = token
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.fork_server,
@@ -339,16 +358,6 @@ class Shim:
 
     # -- records
 
-    def _read_token(self, name: str) -> dict[str, Any] | None:
-        try:
-            token: dict[str, Any] = json.loads((self.state / name).read_text())
-        except FileNotFoundError:
-            return None
-        return token
-
-    def _write_token(self, name: str, token: dict[str, Any], durable: bool) -> None:
-        write_atomic(self.state / name, json.dumps(token), durable)
-
     def _prune(self, number: int) -> None:
         """Remove output and records of generations long past."""
         self.writer.put(lambda: self._prune_logs(number), 0)
@@ -391,7 +400,7 @@ class Shim:
             "fork_server_warm": fork_server.warm,
             "preforked": {child.pid: child.private for child in fork_server.pool.waiting},
             "warming": gang is None and fork_server.warm and fork_server.pool.filling,
-            "highest": self.highest,
+            "highest": self.promised.token,
             "generation": gang.token if gang else None,
             "workers": gang.states() if gang else [],
             "exits": gang.exits() if gang else [],

@@ -72,6 +72,11 @@ class Preparation:
         return self.checked["reason"] if self.checked else "this node has not been checked yet"
 
     @property
+    def local_address(self) -> str:
+        """The node's address as the checks looked it up; as it is written where they have not."""
+        return str(self.checked["local_address"] if self.checked is not None and self.fit else self._pod["address"])
+
+    @property
     def folder(self) -> str:
         """The id of the job's checkpoint folder as last seen; "" if it has none or none was seen yet."""
         return self.checked["folder"] if self.checked is not None and self.fit else ""

@@ -25,13 +25,13 @@ def bind_free(host: str, bounds: tuple[int, int], avoid: int = 0, above: int = 0
     """A socket bound to a free port within the bounds, but not to ``avoid``, with so many ports ``above`` it there
     if one is free that has them. Without SO_REUSEADDR first, since only
     that excludes others for certain; ports of which old connections linger are the second choice. Raises OSError if
-    there is none."""
+    there is none. ``host`` is an address: to look up a name would take nobody knows how long."""
     low, high = bounds
     free = [port for port in range(low, high + 1) if port != avoid]
     ports = [port for port in free if port + above <= high]
     first = random.randrange(len(ports)) if ports else 0
     ports = ports[first:] + ports[:first] + [port for port in free if port + above > high]
-    family, _, _, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    family, _, _, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
     for reuse in (False, True):
         for port in ports:
             candidate = socket.socket(family, socket.SOCK_STREAM)
@@ -51,20 +51,21 @@ def bind_free(host: str, bounds: tuple[int, int], avoid: int = 0, above: int = 0
 class PlacePorts:
     """Ports that are kept free for the places of one generation on this node, until their workers start."""
 
-    def __init__(self, host: str, bounds: tuple[int, int]) -> None:
-        self._host, self._bounds = host, bounds
+    def __init__(self, bounds: tuple[int, int]) -> None:
+        self._bounds = bounds
         self._sockets: list[socket.socket] = []
         self.token: dict[str, Any] | None = None
         self.held: list[int] = []
         self.problem = ""
 
-    def hold(self, token: dict[str, Any], count: int) -> None:
-        """So many for this generation instead of those before; none, and ``problem``, if there are too few."""
+    def hold(self, token: dict[str, Any], local: str, count: int) -> None:
+        """So many of this address for this generation instead of those before; none, and ``problem``, if there are too
+        few."""
         self.starting()
         self.token, self.held, self.problem = token, [], ""
         try:
             for _ in range(count):
-                self._sockets.append(bind_free(self._host, self._bounds))
+                self._sockets.append(bind_free(local, self._bounds))
         except OSError as error:
             self.starting()
             self.problem = str(error)
@@ -98,12 +99,13 @@ class Holder:
         """There was no address to have; asking again may find one."""
         return self.held is None and bool(self.problem)
 
-    def hold(self, token: dict[str, Any], fork_server: ForkServer, above: int = 0) -> None:
-        """Take a new address; ``held`` follows. ``above``: as of ``bind_free``."""
+    def hold(self, token: dict[str, Any], local: str, fork_server: ForkServer, above: int = 0) -> None:
+        """Take a new address; ``held`` follows. ``local``: what the host's name means here, looked up beforehand.
+        ``above``: as of ``bind_free``."""
         self.release()
         self.token = token
         try:
-            held = bind_free(self._host, self._ports, self._last, above)
+            held = bind_free(local, self._ports, self._last, above)
         except OSError as error:
             self.problem = str(error)
             self._changed()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from nodeagent.osutil.linux import is_running
-from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
+from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, shim_with, token, wait_for
 
 PYTHON = sys.executable
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -55,3 +55,41 @@ async def test_a_log_folder_that_hangs_delays_logs_only(tmp_path: Path) -> None:
         await wait_for(lambda: not awaited(bench))
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_a_slow_disk_delays_a_promise_and_ends_no_shim(tmp_path: Path) -> None:
+    """Longer than an agent waits for an answer of its shim."""
+    change = "import os\nreal = os.fsync\ndef slow(fd):\n    time.sleep(2.5)\n    real(fd)\nos.fsync = slow"
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        before = await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        bench.host.promise(UID, token(1), True)
+        bench.host.promise(UID, token(1), True)  # agents ask again
+        bench.host.ping()
+        status = await bench.until(lambda s: s.rendezvous)
+        assert (status.highest, status.shim_pid) == (token(1), before.shim_pid)
+        bench.host.start(UID, bench.order(2))  # never promised: it is, and then it starts
+        bench.host.ping()
+        status = await bench.until(lambda s: s.phase == "running")
+        assert (status.highest, status.shim_pid) == (token(2), before.shim_pid)
+
+
+async def test_a_slow_look_up_of_the_nodes_name_delays_the_checks_alone(tmp_path: Path) -> None:
+    change = (
+        "import socket\n"
+        "real = socket.getaddrinfo\n"
+        "def slow(host, *given, **named):\n"
+        "    if host == 'localhost':\n"
+        "        time.sleep(4)\n"
+        "    return real(host, *given, **named)\n"
+        "socket.getaddrinfo = slow"
+    )
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        bench.host = bench.new_host(address="localhost")
+        before = await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        assert before.phase == "ready"
+        bench.host.promise(UID, token(1), True, 3)
+        bench.host.ping()
+        status = await bench.until(lambda s: s.rendezvous)
+        assert status.rendezvous is not None
+        assert (status.rendezvous.address.partition(":")[0], len(status.ports)) == ("localhost", 3)
+        assert status.shim_pid == before.shim_pid

@@ -32,6 +32,7 @@ from nodeagent.shim.checks import (
 def a_pod(folder: Path, **changes: Any) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "working_dir": str(folder),
+        "address": "127.0.0.1",
         "command": [sys.executable, "train.py"],
         "roles": {},
         "environ": {"PATH": "/usr/bin:/bin"},
@@ -54,6 +55,7 @@ def test_fit(tmp_path: Path) -> None:
     marker = tmp_path / "new/ckpt" / MARKER
     here = str(tmp_path.resolve())
     assert found.pop("base")["PATH"] == "/usr/bin:/bin"
+    assert found.pop("local_address") == "127.0.0.1"
     rest = {"fork_server": True, "path0": here, "folder": marker.read_text(), "container": None}
     assert found == rest | {"env_file": {"TOKEN": "x"}, "programs": [a_pod(tmp_path)["command"]]}
     assert check(a_pod(tmp_path))["folder"] == ""
@@ -225,3 +227,12 @@ def test_a_marker_that_the_user_may_not_read(tmp_path: Path) -> None:
     os.close(inside)
     reason = f"checkpoint_dir .: {MARKER} in it cannot be written or read: Permission denied (as user nobody)"
     assert json.loads(shown)["reason"] == reason
+
+
+def test_the_nodes_address_is_looked_up(tmp_path: Path) -> None:
+    assert check(a_pod(tmp_path))["local_address"] == "127.0.0.1"
+    assert check(a_pod(tmp_path, address="localhost"))["local_address"] in ("127.0.0.1", "::1")
+    for nowhere in ("a.name.invalid", "a..b"):
+        with pytest.raises(UnfitError, match=f"the node's address {nowhere} cannot be looked up") as unfit:
+            check(a_pod(tmp_path, address=nowhere))
+        assert unfit.value.passing

@@ -1,0 +1,89 @@
+"""The newest generation that this node has promised to: nothing lower ever starts here, whatever happens to the shim.
+
+It is written in a thread: while a checkpoint goes to the same disk an fsync takes seconds, and an agent kills a shim
+that does not answer for two. Standard library only. Must never call anything promised that is not on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from nodeagent.osutil.linux import write_atomic
+from nodeagent.shim.loop import Loop
+
+Token = dict[str, Any]
+Written = Callable[[str], None]
+"""Gets what went wrong; empty if nothing did."""
+ToDisk = Callable[[Path, str, bool], None]
+"""As ``write_atomic``."""
+
+
+def read_token(path: Path) -> Token | None:
+    """None: it has never been written."""
+    try:
+        token: Token = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return token
+
+
+class PromisedToken:
+    """``token`` is what is on the disk; None: nothing has been promised."""
+
+    def __init__(self, loop: Loop, path: Path, to_disk: ToDisk = write_atomic) -> None:
+        self._path, self._to_disk = path, to_disk
+        self.token = read_token(path)
+        self._under_way: tuple[Token, Written] | None = None
+        self._next: tuple[Token, Written] | None = None
+        self._work = SimpleQueue[Token]()
+        self._ended = deque[str]()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        loop.watch(self._wake, self._written)
+        threading.Thread(target=self._run, name="promise", daemon=True).start()
+
+    @property
+    def newest(self) -> Token | None:
+        """What will be on the disk, unless the disk refuses it."""
+        for waits in (self._next, self._under_way):
+            if waits is not None:
+                return waits[0]
+        return self.token
+
+    def write(self, token: Token, written: Written) -> None:
+        """Have it written, after what is being written now and in the place of what waits for that."""
+        if self._under_way is not None:
+            self._next = (token, written)
+            return
+        self._under_way = (token, written)
+        self._work.put(token)
+
+    def _written(self) -> None:
+        os.eventfd_read(self._wake)
+        assert self._under_way is not None
+        (token, written), self._under_way = self._under_way, None
+        trouble = self._ended.popleft()
+        if not trouble:
+            self.token = token
+        waits, self._next = self._next, None
+        if waits is not None:
+            self.write(*waits)
+        else:
+            written(trouble)
+
+    def _run(self) -> None:
+        while True:
+            token = self._work.get()
+            try:
+                self._to_disk(self._path, json.dumps(token), True)
+            except OSError as error:
+                self._ended.append(str(error))
+            else:
+                self._ended.append("")
+            os.eventfd_write(self._wake, 1)
