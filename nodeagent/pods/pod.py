@@ -360,6 +360,7 @@ class PodHandle:
             return
         if received.status is None:
             logger.warning("shim of %s: %s", self.uid, received.error[:LAST_LINE_MAX])
+            self._asked = None  # it may be the stop that it could not do
             return
         if received.status.uid != self.uid:
             self.give_up("its shim sent the status of another pod")

@@ -150,3 +150,15 @@ async def test_a_stop_reaches_workers_whose_stacks_are_only_just_being_read(tmp_
         await wait_for((tmp_path / "reading").exists)
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_a_stop_that_failed_is_asked_for_again(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, starved(tmp_path, "failing(gang.LocalGang, 'stop', [1])")) as bench:
+        await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        await bench.running()
+
+        def asked_again() -> bool:
+            bench.host.stop(UID, None)  # agents do, with each of their rounds
+            return bench.state().phase == "exited"
+
+        await wait_for(asked_again)
