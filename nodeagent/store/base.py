@@ -295,12 +295,13 @@ class Store(Protocol):
         failsafe members."""
         ...
 
-    async def forget(self, node: str, by: str) -> Forgotten:
+    async def forget(self, node: str, by: str, request: str = "", did: str = "") -> Forgotten:
         """An operator confirms that a lapsed node is permanently down: its life is lost, and it is a failsafe member no
         more. A job that it was a failsafe member of has no failsafe members until its next generation. Event
         NodeForgotten. If the node had left, or was already lost, its record and its cordon are removed, and a node that
-        joins under that name begins anew; event NodeRemoved. Refused: ``not_found``, ``not_live`` if its lease has not
-        lapsed."""
+        joins under that name begins anew; event NodeRemoved. The same ``request`` again changes nothing: it
+        returns the node as it is, or says that that request removed it. Refused: ``not_found``, ``not_live`` if its
+        lease has not lapsed."""
         ...
 
     async def remove(self, uid: str) -> None:

@@ -385,10 +385,12 @@ class RedisStore:
         arguments |= {"expect": codec.encode_texts(expect), "failsafe_members": codec.encode_texts(failsafe_members)}
         return await self._job("keep", arguments)
 
-    async def forget(self, node: str, by: str) -> Forgotten:
-        flat, cordon, removed = await self._calls.step("forget", {"node": node, "by": by}, always)
+    async def forget(self, node: str, by: str, request: str = "", did: str = "") -> Forgotten:
+        arguments: dict[str, object] = {"node": node, "by": by, "request": request, "did": did}
+        flat, cordon, removed, rev = await self._calls.step("forget", arguments, always)
         with strict():
-            return Forgotten(node=codec.decode_node(flat, cordon), removed=bool(removed))
+            found = codec.decode_node(flat, cordon) if flat else None
+            return Forgotten(node=found, removed=bool(removed), rev=int(rev))
 
     async def request(self, request: str) -> Answer | None:
         async with self._calls.link() as link:
