@@ -18,6 +18,7 @@ UNSAVED = "accepted and will be carried out, but only 1 of 2 nodes (n1) had it o
 COMMANDS = (
     ("pause", "digits", "--no-wait"), ("scale", "digits", "3", "--no-wait"), ("delete", "digits", "--no-wait"),
     ("cordon", "n3", "--reason", "fan"), ("uncordon", "n3"), ("drain", "n3", "--reason", "fan", "--no-wait"),
+    ("queue", "create", "q", "weight=2"), ("reserve", "nodes", "n3", "from", "+2h", "for", "1h"),
 )  # fmt: skip
 
 
@@ -62,7 +63,10 @@ def saved_late(agent: LiveAgent, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-ANSWERS = ("pause asked for", "target 2 -> 3", "delete asked for", "node/n3 cordoned", "node/n3 uncordoned", "drain")
+ANSWERS = (
+    "pause asked for", "target 2 -> 3", "delete asked for", "node/n3 cordoned", "node/n3 uncordoned", "drain",
+    "queue/q created", "window/w1 made: n3",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
