@@ -168,6 +168,8 @@ def _known(cluster: Cluster, nodes: tuple[str, ...]) -> None:
 
 def _number(asked: dict[str, Any], key: str) -> float:
     value = asked.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ApiError("usage", f"{key} must be a number of seconds", "send {starts: 1900000000, seconds: 14400}")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # a whole number of hundreds of digits
+            if math.isfinite(seconds := float(value)):
+                return seconds
+    raise ApiError("usage", f"{key} must be a number of seconds", "send {starts: 1900000000, seconds: 14400}")
