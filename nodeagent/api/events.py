@@ -25,7 +25,9 @@ PAGE = 500
 DEFAULT = 100
 """Events shown if neither ``after`` nor ``limit`` is given."""
 
-_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+_ID = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
+_MOST = 2**64 - 1
+"""The largest number in an event's id; and no id is after the one of two of these."""
 
 
 class EventRoutes:
@@ -42,8 +44,8 @@ class EventRoutes:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/events?follow&after&limit&job: JSON lines, oldest first."""
         after, limit = request.query.get("after"), requests.number(request, "limit")
-        if after is not None and not _ID.fullmatch(after):
-            raise ApiError("usage", f"after={after!r} is not an event's id", "take one from the events shown")
+        if after is not None and not _is_id(after):
+            raise ApiError("usage", f"after={after[:64]!r} is not an event's id", "take one from the events shown")
         job = request.query.get("job")
         uid = (await find_any_job(self.view, job)).uid if job else ""
         # With `after`: events after it; else the newest `limit` events. The first page is read before the answer
@@ -88,3 +90,10 @@ class EventRoutes:
                 if not follow:
                     return
             paged = len(page) == PAGE
+
+
+def _is_id(text: str) -> bool:
+    """Whether the store can read it as an id that others come after: what it cannot read counts as its failure."""
+    found = _ID.fullmatch(text)
+    numbers = [int(part) for part in found.groups() if part] if found is not None else [_MOST + 1]
+    return max(numbers) <= _MOST and numbers != [_MOST, _MOST]

@@ -125,6 +125,33 @@ async def test_numbers_that_are_too_large(tmp_path: Path, method: str, path: str
     assert (answer.status, error["code"]) == (400, "usage"), error
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "events?after=99999999999999999999", "events?after=1-99999999999999999999", "events?after=%D9%A3",
+        "events?after=18446744073709551615-18446744073709551615", "events?after=1-", "events?after=1%0A",
+        "history?after=e%20x", "history?after=1e%20x", "history?after=1.2.3%20x", "history?after=%2B%20x",
+        "history?after=%D9%A3%20x", "history?after=1%20x%0A",
+    ],
+)  # fmt: skip
+async def test_places_that_the_store_cannot_read(tmp_path: Path, path: str) -> None:
+    """The store would refuse them, as if it were broken itself."""
+    url = yarl.URL(f"http://agent/v1/{path}", encoded=True)
+    async with served(tmp_path) as session, session.get(url) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (400, "usage"), error
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["events?after=18446744073709551615", "events?after=1-18446744073709551615", "history?after=-1.5e%2B300%20x"],
+)
+async def test_places_that_the_store_can_read(tmp_path: Path, path: str) -> None:
+    url = yarl.URL(f"http://agent/v1/{path}", encoded=True)
+    async with served(tmp_path) as session, session.get(url) as answer:
+        assert answer.status == 200
+
+
 def test_a_live_array_goes_before_an_ended_job_of_its_name() -> None:
     array = Array(id="a1", name="sweep", index=0, first=0, last=3, count=4, at_once=0)
     member = make_job("running", uid="u-0", spec=make_spec(name="sweep.0").model_copy(update={"array": array}))
