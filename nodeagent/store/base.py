@@ -348,9 +348,9 @@ class Store(Protocol):
         and no other."""
         ...
 
-    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
-        """Events after this id, oldest first (``0-0`` from the beginning); with a negative limit the newest -limit
-        of them."""
+    async def events(self, after: str, limit: int, before: str = "") -> tuple[JobEvent, ...]:
+        """Events after this id (``0-0`` from the beginning) and before the other (empty: to the end), oldest first;
+        with a negative limit the newest -limit of them."""
         ...
 
     async def wait(self, after: str, timeout: float) -> str:

@@ -475,11 +475,11 @@ class RedisStore:
         # In a thread: for a thousand nodes this takes longer than the agent's loop may be blocked.
         return await asyncio.to_thread(_pods, wanted, places, bodies)
 
-    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
+    async def events(self, after: str, limit: int, before: str = "") -> tuple[JobEvent, ...]:
         if limit == 0:
             return ()
-        stream, since = keys.events(self._prefix), f"({after}"
-        command = ("XRANGE", stream, since, "+") if limit > 0 else ("XREVRANGE", stream, "+", since)
+        stream, since, until = keys.events(self._prefix), f"({after}", f"({before}" if before else "+"
+        command = ("XRANGE", stream, since, until) if limit > 0 else ("XREVRANGE", stream, until, since)
         async with self._calls.link() as link:
             found = await link.ask(*command, "COUNT", abs(limit))
         decoded = list(_each(codec.decode_event, found))
