@@ -22,10 +22,14 @@ POLL = 0.3
 ALIVE = 10.0
 """Seconds of silence after which an empty line is sent, so that the caller knows that the agent lives."""
 PAGE = 500
+MOST_PAGES = 40
+"""Read back from the end at most: twice what the store keeps."""
 DEFAULT = 100
 """Events shown if neither ``after`` nor ``limit`` is given."""
 
-_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+_ID = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
+_MOST = 2**64 - 1
+"""The largest number in an event's id; and no id is after the one of two of these."""
 
 
 class EventRoutes:
@@ -42,41 +46,54 @@ class EventRoutes:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/events?follow&after&limit&job: JSON lines, oldest first."""
         after, limit = request.query.get("after"), requests.number(request, "limit")
-        if after is not None and not _ID.fullmatch(after):
-            raise ApiError("usage", f"after={after!r} is not an event's id", "take one from the events shown")
+        if after is not None and not _is_id(after):
+            raise ApiError("usage", f"after={after[:64]!r} is not an event's id", "take one from the events shown")
         job = request.query.get("job")
         uid = (await find_any_job(self.view, job)).uid if job else ""
-        # With `after`: events after it; else the newest `limit` events. The first page is read before the answer
-        # starts, so that the HTTP status can report an unreachable store.
-        if after is not None:
-            first = await self.view.store.events(after, PAGE)
+        follow = requests.flag(request, "follow")
+        # The first pages are read before the answer starts, so that the HTTP status can report an unreachable store.
+        if after is None:
+            page, after = await self._newest(uid, DEFAULT if limit is None else limit)
+            lines = self._lines(page, after, uid, None, follow=follow, at_end=True)
         else:
-            first = await self.view.store.events("0-0", -(PAGE if uid else min(limit or DEFAULT, PAGE)))
-        lines = self._lines(first, after or "0-0", limit, uid, requests.flag(request, "follow"))
+            page = await self.view.store.events(after, PAGE)
+            after = page[-1].id if page else after
+            lines = self._lines(page, after, uid, None if follow else limit, follow=follow, at_end=False)
         async with contextlib.aclosing(lines):
             return await send(request, lines)
 
+    async def _newest(self, uid: str, most: int) -> tuple[tuple[JobEvent, ...], str]:
+        """The newest events (of one job, or empty: of all), oldest first, and the place where newer ones follow."""
+        found: list[JobEvent] = []
+        before, newest = "", "0-0"
+        for _ in range(MOST_PAGES):
+            size = PAGE if uid else min(PAGE, max(1, most - len(found)))
+            page = await self.view.store.events("0-0", -size, before)
+            if not page:
+                break
+            newest, before = newest if before else page[-1].id, page[0].id
+            found = [*(e for e in page if _is_about(e, uid)), *found]
+            if len(found) >= most:
+                break
+        return tuple(found[max(0, len(found) - most) :]), newest
+
     async def _lines(
-        self, page: tuple[JobEvent, ...], after: str, limit: int | None, uid: str, follow: bool
+        self, page: tuple[JobEvent, ...], after: str, uid: str, most: int | None, *, follow: bool, at_end: bool
     ) -> AsyncGenerator[dict[str, object], None]:
-        newest_only = after == "0-0"
+        """First this page. ``after``: where newer ones follow; ``at_end``: there were none."""
         sent, quiet_since = 0, time.monotonic()
-        first, paged = True, len(page) == PAGE and not newest_only
         while True:
-            after = page[-1].id if page else after
-            chosen = [e for e in page if not uid or e.uid == uid]
-            if limit is not None and first and newest_only:
-                chosen = chosen[-limit:] if limit else []
-            first = False
-            for event in chosen:
-                if limit is not None and sent >= limit and not follow:
+            for event in page:
+                if not _is_about(event, uid):
+                    continue
+                if most is not None and sent >= most:
                     return
                 sent += 1
                 quiet_since = time.monotonic()
                 yield event.model_dump()
-            if not follow and not paged:
+            if at_end and not follow:
                 return
-            if not paged:
+            if at_end:
                 await asyncio.sleep(POLL)
                 if time.monotonic() - quiet_since > ALIVE:
                     quiet_since = time.monotonic()
@@ -85,6 +102,17 @@ class EventRoutes:
                 page = await self.view.store.events(after, PAGE)
             except StoreUnavailableError:
                 page = ()
-                if not follow:
-                    return
-            paged = len(page) == PAGE
+            after = page[-1].id if page else after
+            # an event that cannot be read is left out of its page: only an empty one proves that the log ends there
+            at_end = len(page) < PAGE if follow else not page
+
+
+def _is_about(event: JobEvent, uid: str) -> bool:
+    return not uid or event.uid == uid
+
+
+def _is_id(text: str) -> bool:
+    """Whether the store can read it as an id that others come after: what it cannot read counts as its failure."""
+    found = _ID.fullmatch(text)
+    numbers = [int(part) for part in found.groups() if part] if found is not None else [_MOST + 1]
+    return max(numbers) <= _MOST and numbers != [_MOST, _MOST]

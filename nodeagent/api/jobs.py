@@ -46,7 +46,8 @@ from nodeagent.store.messages import QuotaClaims
 
 PAGE = 100
 """Jobs of the history in one answer at most."""
-_PLACE = re.compile(r"[0-9.e+-]{1,40} [0-9A-Za-z._-]{1,64}")
+_PLACE = re.compile(r"(?=\S{1,40} )-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)? [0-9A-Za-z._-]{1,64}")
+"""A number as the store writes it, and a uid. What the store cannot read counts as its failure."""
 
 
 class JobRoutes:
@@ -109,7 +110,9 @@ class JobRoutes:
         cluster, limit = self.view.cluster(), min(requests.number(request, "limit") or PAGE, PAGE)
         after = request.query.get("after", "")
         if after and not _PLACE.fullmatch(after):
-            raise ApiError("usage", f"after={after!r} is no place in the history", "take the next of the page before")
+            raise ApiError(
+                "usage", f"after={after[:64]!r} is no place in the history", "take the next of the page before"
+            )
         found = await self.view.store.history(after, limit)
         await self._names.learn(job.owner for _, job in found)
         rows = [shown_to(self._row(job, cluster, {}, True), seen=auth.may_see(who, job)) for _, job in found]

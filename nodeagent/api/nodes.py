@@ -17,7 +17,7 @@ from nodeagent.api.once import earlier, once
 from nodeagent.api.published import cuts_of
 from nodeagent.api.requests import find_node, saved
 from nodeagent.api.serializers import items, node_json, work_on
-from nodeagent.model.node import Cordon, NodeRecord
+from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from nodeagent.store.base import StoreUnavailableError
@@ -97,13 +97,17 @@ class NodeRoutes:
         return await self._write(request, await requests.read(request), None)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """POST .../forget: the caller confirms that the node, whose lease has lapsed, is permanently down. If the node
-        left, or is already lost, its record is removed: ``removed``."""
-        await requests.read(request)
-        node, who = await self._may(request)
+        """POST .../forget {request_id}: the caller confirms that the node, whose lease has lapsed, is permanently down.
+        If the node left, or is already lost, its record is removed: ``removed``."""
+        asked, name = await requests.read(request), request.match_info["node"]
+        one = once(requests.request_id(asked), "forget", name)
+        who = await self._who(request, name)
+        if await earlier(self.view.store, one) is None:
+            find_node(self.view.cluster(), name)
         era = self.view.era
-        forgotten = await self.view.store.forget(node.id, who.name)
-        return await self._written(forgotten.node, era, removed=forgotten.removed)
+        forgotten = await self.view.store.forget(name, who.name, one.request, one.did())
+        node = forgotten.node or _only_named(name)
+        return await self._written(node.model_copy(update={"rev": forgotten.rev}), era, removed=forgotten.removed)
 
     async def _set(self, request: web.Request, drain: bool) -> web.Response:
         asked = await requests.read(request, "reason")
@@ -125,9 +129,13 @@ class NodeRoutes:
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller]:
         """The node in the path, and the caller, who may change it."""
         node = find_node(self.view.cluster(), request.match_info["node"])
+        return node, await self._who(request, node.id)
+
+    async def _who(self, request: web.Request, node: str) -> auth.Caller:
+        """The caller, who may change this node."""
         who = await auth.caller(request, self.view.config.jobs)
-        auth.may_change_nodes(who, node.id)
-        return node, who
+        auth.may_change_nodes(who, node)
+        return who
 
     async def _written(self, record: NodeRecord, era: str, **more: bool) -> web.Response:
         # the change is written; the snapshot follows with the next beat
@@ -135,3 +143,11 @@ class NodeRoutes:
             await self.view.refresh()
         kept = await saved(self.view, record.rev, era)
         return web.json_response(node_json(record, self.view.cluster(), time.time()) | kept | more)
+
+
+def _only_named(node: str) -> NodeRecord:
+    """Stands for a record that the same request removed before: only its name is known."""
+    facts = NodeFacts(
+        address="", hostname="", boot_id="", agent_pid=0, agent_version="", started=time.time(), cpu_slots=0
+    )
+    return NodeRecord(id=node, incarnation=Incarnation(life="", start=1), lost=True, joined=0, facts=facts)

@@ -17,7 +17,7 @@ from nodeagent.api.admission import live_jobs
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import earlier, once
-from nodeagent.api.requests import saved, write_again
+from nodeagent.api.requests import NEVER, saved, write_again
 from nodeagent.api.serializers import Json, items
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
@@ -183,7 +183,10 @@ class QueueRoutes:
         auth.may_change_queues(who)
         one, dry_run = once(requests.request_id(asked), "queue", *figures), asked.get("dry_run") is True
         if await earlier(self.view.store, one) is not None:
-            return web.json_response({"changed": False, "changes": [], "dry_run": dry_run, "warning": ""})
+            era = self.view.era
+            kept = await self.view.store.queues(NEVER, self.view.cluster().queues, one.request, "", one.did())
+            found = {"changed": False, "changes": [], "dry_run": dry_run, "warning": ""}
+            return web.json_response(found | await saved(self.view, kept.rev, era))
 
         async def attempt() -> tuple[Json, int | None, str]:
             cluster, era = self.view.cluster(), self.view.era

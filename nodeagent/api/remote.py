@@ -15,6 +15,7 @@ import pwd
 import re
 import ssl
 import stat
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -76,22 +77,26 @@ class TokenBook:
         self._path, self._complain = path, complain
         self._known: Known = {}
         self._version: tuple[int, ...] = ()
+        self._reading = threading.Lock()
+        """Requests are looked up in threads: none may see the new version with the old table."""
 
     def find(self, token: str) -> tuple[str, TokenEntry] | None:
         """The name and the rights of this token."""
         if self._path is None:
             return None
-        version: tuple[int, ...] = (0,)
-        with contextlib.suppress(OSError):  # reading the file reports the error
-            now = self._path.stat()
-            version = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode, now.st_uid)
-        if version != self._version:
-            self._version, self._known = version, {}
-            try:
-                self._known = read_tokens(self._path)
-            except SpecError as wrong:
-                self._complain(str(wrong))
-        return self._known.get(hashlib.sha256(token.encode()).hexdigest())
+        with self._reading:
+            version: tuple[int, ...] = (0,)
+            with contextlib.suppress(OSError):  # reading the file reports the error
+                now = self._path.stat()
+                version = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode, now.st_uid)
+            if version != self._version:
+                self._version, self._known = version, {}
+                try:
+                    self._known = read_tokens(self._path)
+                except SpecError as wrong:
+                    self._complain(str(wrong))
+            known = self._known
+        return known.get(hashlib.sha256(token.encode()).hexdigest())
 
 
 CHALLENGE = "/v1/challenge"
@@ -119,6 +124,8 @@ class Doorkeeper:
         """The sender. Raises ``ApiError``: ``unknown_caller``, or ``permission`` for a known caller without the
         right."""
         given = request.headers.get("Authorization", "")
+        if not given.isascii():  # bytes that are no text cannot be hashed, or compared
+            raise ApiError("unknown_caller", "this credential is not known here: it is not plain ASCII", _HOW)
         if given.startswith(f"{SCHEME} "):
             return self._by_ticket(request, given)
         if given.startswith("Bearer "):

@@ -27,6 +27,10 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 MAX_BODY = 1024 * 1024
 """Bytes of the largest request body."""
 
+MOST_DIGITS = 15
+"""Of a whole number in the query."""
+
+_NUMBER = re.compile(rf"[0-9]{{1,{MOST_DIGITS}}}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -128,8 +132,9 @@ def number(request: web.Request, key: str) -> int | None:
     value = request.query.get(key)
     if value is None:
         return None
-    if not value.isdecimal():
-        raise ApiError("usage", f"{key}={value!r} is not a whole number", f"write {key}=N with N from 0 on")
+    if not _NUMBER.fullmatch(value):
+        problem = f"{key}={value[:64]!r} is not a whole number of at most {MOST_DIGITS} digits"
+        raise ApiError("usage", problem, f"write {key}=N with N from 0 on")
     return int(value)
 
 
@@ -236,6 +241,10 @@ async def send(request: web.Request, lines: AsyncIterator[dict[str, object]]) ->
         return response
     return response
 
+
+NEVER = -1
+"""The revision to expect of a record that is only to be read, by the request that wrote it: no record has it, so
+nothing is written if that request is not known any more."""
 
 Done = TypeVar("Done")
 

@@ -223,7 +223,7 @@ def job_json(
 
 def shown_to(row: Json, *, seen: bool) -> Json:
     """A job in the form that the caller may see. Unless the caller may see everything (``seen``), the values of its
-    environment and all output of its workers are left out."""
+    environment, a role's own included, and all output of its workers are left out."""
     row = row | {"private": not seen}
     if seen:
         return row
@@ -234,7 +234,8 @@ def shown_to(row: Json, *, seen: bool) -> Json:
     if "spec" in row:
         spec = row["spec"]
         submitter = spec["submitter"] | {"environ": dict.fromkeys(spec["submitter"]["environ"])}
-        row["spec"] = spec | {"env": dict.fromkeys(spec["env"]), "submitter": submitter}
+        roles = [role | {"env": dict.fromkeys(role["env"])} for role in spec["roles"]]
+        row["spec"] = spec | {"env": dict.fromkeys(spec["env"]), "roles": roles, "submitter": submitter}
     if "reports" in row:
         row["reports"] = {node: {"state": r["state"], "reason": r["reason"]} for node, r in row["reports"].items()}
     for pods in ("pods", "spares"):

@@ -17,7 +17,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import Once, earlier, once
-from nodeagent.api.requests import saved, write_again
+from nodeagent.api.requests import NEVER, saved, write_again
 from nodeagent.api.serializers import Json, items
 from nodeagent.model.constraints import is_pattern, names
 from nodeagent.model.timing import millis
@@ -110,7 +110,10 @@ class WindowRoutes:
         if (made := await earlier(self.view.store, asked)) is not None:
             cluster = self.view.cluster()
             there = [window_json(cluster, window) for window in _kept(cluster) if window.id == made.did]
-            return web.json_response({"changed": False, "window": there[0] if there else None})
+            era = self.view.era
+            record = await self.view.store.windows(NEVER, cluster.windows, asked.request, "", asked.did())
+            found = {"changed": False, "window": there[0] if there else None}
+            return web.json_response(found | await saved(self.view, record.rev, era))
 
         async def attempt() -> tuple[Window, int, str]:
             cluster, era = self.view.cluster(), self.view.era
@@ -165,6 +168,8 @@ def _known(cluster: Cluster, nodes: tuple[str, ...]) -> None:
 
 def _number(asked: dict[str, Any], key: str) -> float:
     value = asked.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ApiError("usage", f"{key} must be a number of seconds", "send {starts: 1900000000, seconds: 14400}")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # a whole number of hundreds of digits
+            if math.isfinite(seconds := float(value)):
+                return seconds
+    raise ApiError("usage", f"{key} must be a number of seconds", "send {starts: 1900000000, seconds: 14400}")

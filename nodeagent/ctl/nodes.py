@@ -145,9 +145,10 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
 @click.command(short_help="Confirm that a node is permanently down; remove its record.")
 @node_argument()
 @click.option("-o", "--output", "fmt", type=click.Choice(FORMATS), help="Show the node, in this format.")
+@request_id_option
 @agent_option
 @click.pass_context
-def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
+def forget(ctx: click.Context, node: str, fmt: str | None, request_id: str | None) -> None:
     """Confirm that NODE, which is silent, is permanently down: its machine is off, or was restarted. Jobs that wait
     for it, because it may keep them running without the store, then continue without it. If NODE has left, or is lost
     already, its record and its cordon are removed: `nodes` no longer lists it.
@@ -156,7 +157,7 @@ def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
     would replace them. Make sure that the machine is off first. A node that holds its lease is refused (exit code 6).
     If the node comes back, it joins with a new life.
     """
-    after = connect(ctx).change("POST", node_path(node) + "/forget")
+    after = connect(ctx).change("POST", node_path(node) + "/forget", request_id)
     if fmt is None:
         echo(f"node/{after['name']} {'removed' if after['removed'] else 'forgotten'}")
     else:

@@ -136,13 +136,14 @@ class Session:
     def _watch(self, uid: str) -> None:
         """Runs in a thread of its own: reports changes of state, and sends a requested stop."""
         client = self._client.twin()
-        shown, stopped = "", False
+        shown, announced, stopped = "", False, False
         while not self._over.wait(POLL):
             try:
                 if self._asked_to_end and not stopped:
-                    self._printer.announce("stopping the job gracefully (again: do not wait for it)")
-                    self._stop(client, uid)
-                    stopped = True
+                    if not announced:
+                        self._printer.announce("stopping the job gracefully (again: do not wait for it)")
+                    announced = True
+                    stopped = self._stop(client, uid)
                 job = client.get(job_path(uid))
                 if self._asked_to_end and self._stopped_at is None and job["phase"] in ENDED:
                     self._stopped_at = time.monotonic()
@@ -157,12 +158,15 @@ class Session:
                 self._printer.announce(line)
 
     @staticmethod
-    def _stop(client: Client, uid: str) -> None:
+    def _stop(client: Client, uid: str) -> bool:
+        """Returns whether the job is being stopped, or has ended in the meantime."""
         try:
             client.change("POST", f"{job_path(uid)}/stop")
         except CtlError as error:
-            if error.code != Exit.REFUSED:  # the job has ended in the meantime
+            if error.kind != "state":
                 raise
+            return client.get(job_path(uid))["phase"] in ENDED
+        return True
 
     def _result(self, job: Json) -> int:
         outcome = job["outcome"]

@@ -39,6 +39,12 @@ class LocalRefusedError(LocalError):
     code = 6
 
 
+class SeveralError(LocalError):
+    """Several clusters run, and none is named."""
+
+    code = 2
+
+
 class NotFoundError(LocalError):
     """There is no such cluster or node."""
 

@@ -27,6 +27,7 @@ from nodeagent.local.layout import (
     LocalRefusedError,
     LocalTimedOutError,
     NotFoundError,
+    SeveralError,
     folder_mode,
 )
 
@@ -92,13 +93,23 @@ def clusters(folders: LocalFolders) -> list[LocalCluster]:
 
 
 def cluster(folders: LocalFolders, name: str | None = None) -> LocalCluster:
-    """The running cluster with this name; without a name, the first. Raises NotFoundError."""
+    """The running cluster with this name; without a name, the only one, if it stays until ``down``. Raises
+    NotFoundError, SeveralError."""
     running = clusters(folders)
+    names = ", ".join(one.name for one in running)
     for found in running:
-        if name in (None, found.name):
+        if found.name == name:
             return found
     if name and running:
-        raise NotFoundError(f"no local cluster {name!r} is running; there is {', '.join(c.name for c in running)}")
+        raise NotFoundError(f"no local cluster {name!r} is running; there is {names}")
+    if len(running) > 1:
+        raise SeveralError(f"{len(running)} local clusters run here ({names}); say which one is meant: --name NAME")
+    if running and running[0].temporary:
+        raise NotFoundError(
+            f"there is only {names}, of a `run --local`, which ends with that command; if it is meant: --name {names}"
+        )
+    if running:
+        return running[0]
     raise NotFoundError("no local cluster is running; start one: nodeagentctl local up --nodes 3")
 
 

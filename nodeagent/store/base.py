@@ -295,12 +295,13 @@ class Store(Protocol):
         failsafe members."""
         ...
 
-    async def forget(self, node: str, by: str) -> Forgotten:
+    async def forget(self, node: str, by: str, request: str = "", did: str = "") -> Forgotten:
         """An operator confirms that a lapsed node is permanently down: its life is lost, and it is a failsafe member no
         more. A job that it was a failsafe member of has no failsafe members until its next generation. Event
         NodeForgotten. If the node had left, or was already lost, its record and its cordon are removed, and a node that
-        joins under that name begins anew; event NodeRemoved. Refused: ``not_found``, ``not_live`` if its lease has not
-        lapsed."""
+        joins under that name begins anew; event NodeRemoved. The same ``request`` again changes nothing: it
+        returns the node as it is, or says that that request removed it. Refused: ``not_found``, ``not_live`` if its
+        lease has not lapsed."""
         ...
 
     async def remove(self, uid: str) -> None:
@@ -347,9 +348,9 @@ class Store(Protocol):
         and no other."""
         ...
 
-    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
-        """Events after this id, oldest first (``0-0`` from the beginning); with a negative limit the newest -limit
-        of them."""
+    async def events(self, after: str, limit: int, before: str = "") -> tuple[JobEvent, ...]:
+        """Events after this id (``0-0`` from the beginning) and before the other (empty: to the end), oldest first;
+        with a negative limit the newest -limit of them."""
         ...
 
     async def wait(self, after: str, timeout: float) -> str:

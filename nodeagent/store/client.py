@@ -385,10 +385,12 @@ class RedisStore:
         arguments |= {"expect": codec.encode_texts(expect), "failsafe_members": codec.encode_texts(failsafe_members)}
         return await self._job("keep", arguments)
 
-    async def forget(self, node: str, by: str) -> Forgotten:
-        flat, cordon, removed = await self._calls.step("forget", {"node": node, "by": by}, always)
+    async def forget(self, node: str, by: str, request: str = "", did: str = "") -> Forgotten:
+        arguments: dict[str, object] = {"node": node, "by": by, "request": request, "did": did}
+        flat, cordon, removed, rev = await self._calls.step("forget", arguments, always)
         with strict():
-            return Forgotten(node=codec.decode_node(flat, cordon), removed=bool(removed))
+            found = codec.decode_node(flat, cordon) if flat else None
+            return Forgotten(node=found, removed=bool(removed), rev=int(rev))
 
     async def request(self, request: str) -> Answer | None:
         async with self._calls.link() as link:
@@ -473,11 +475,11 @@ class RedisStore:
         # In a thread: for a thousand nodes this takes longer than the agent's loop may be blocked.
         return await asyncio.to_thread(_pods, wanted, places, bodies)
 
-    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
+    async def events(self, after: str, limit: int, before: str = "") -> tuple[JobEvent, ...]:
         if limit == 0:
             return ()
-        stream, since = keys.events(self._prefix), f"({after}"
-        command = ("XRANGE", stream, since, "+") if limit > 0 else ("XREVRANGE", stream, "+", since)
+        stream, since, until = keys.events(self._prefix), f"({after}", f"({before}" if before else "+"
+        command = ("XRANGE", stream, since, until) if limit > 0 else ("XREVRANGE", stream, until, since)
         async with self._calls.link() as link:
             found = await link.ask(*command, "COUNT", abs(limit))
         decoded = list(_each(codec.decode_event, found))

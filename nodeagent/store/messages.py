@@ -25,11 +25,14 @@ PAGE_BYTES = 1024 * 1024
 
 
 class Forgotten(Record):
-    """A node that an operator confirmed to be down, after ``forget``; the revision is that of the change."""
+    """A node that an operator confirmed to be down, after ``forget``."""
 
-    node: NodeRecord
+    node: NodeRecord | None
+    """None: the same request removed it before."""
     removed: bool
     """Its record and its cordon are removed."""
+    rev: int
+    """Of the change; or, if the same request was carried out before, one that is no older."""
 
 
 class NewJob(Record):

@@ -11,12 +11,14 @@ snapshot in which a byte changed.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
 import time
 import zlib
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +27,7 @@ import torch.distributed as dist
 
 from nodeagent.train.context import Context, context
 from nodeagent.train.flat import Flat, State, TensorPlace, copy_into, cut, put_back, put_together, take_apart, total
-from nodeagent.train.folder import damage, entry_of, part_name, read_manifest
+from nodeagent.train.folder import CheckpointEntry, candidates, damage, entry_of, part_name, read_manifest
 from nodeagent.train.link import Link, LinkError
 from nodeagent.train.memory import HEADER, Choice, Header, SharedBuffer, SnapshotOffer, choose, header_of, size_of
 
@@ -294,8 +296,9 @@ def snapshot(state: State, step: int, *, replicated: bool = False) -> bool:
 
 def restore(state: State) -> int | None:
     """Load the newest snapshot that every rank can get into ``state``, in place; returns its step. It comes from
-    memory, or from the disk if it was written there when the job's nodes were given up. None: there is none, and
-    nothing was changed. Every rank calls it once, after ``init_process_group``."""
+    memory, or from the disk if it was written there when the job's nodes were given up; damaged ones are named and
+    passed over. None: there is none, and nothing was changed. Every rank calls it once, after
+    ``init_process_group``."""
     place = context()
     entry = entry_of(place.checkpoint)
     if entry is None or not entry.snapshot or place.checkpoint_dir is None:
@@ -303,7 +306,20 @@ def restore(state: State) -> int | None:
     step = own_snapshots().load(state, (entry.generation, entry.step))
     if step is not None:
         return step
-    problem = load_written(state, place.checkpoint_dir / entry.name, place.rank, place.world_size)
-    if problem and place.rank == 0:
-        announce(f"the snapshot of step {entry.step} is passed over: {problem}")
-    return None if problem else entry.step
+    for one in _written(place.checkpoint_dir, entry, place):
+        problem = load_written(state, place.checkpoint_dir / one.name, place.rank, place.world_size)
+        if not problem:
+            return one.step
+        if place.rank == 0:
+            announce(f"the snapshot of step {one.step} is passed over: {problem}")
+    return None
+
+
+def _written(folder: Path, newest: CheckpointEntry, place: Context) -> list[CheckpointEntry]:
+    """A collective: the written snapshots that may be loaded, the newest first, as rank 0 sees them. Those older than a
+    checkpoint of the script's own do not count: it is better, and the script's to load."""
+    mine = [newest]
+    if place.rank == 0:
+        with contextlib.suppress(OSError):  # reading the newest reports the error, on all ranks
+            mine = candidates(folder, newest.name)
+    return [*takewhile(lambda entry: entry.snapshot, gather(mine, place.world_size)[0])]

@@ -82,8 +82,8 @@ class Gate:
         """The ticket in this header value, valid for this subject. Raises ``TicketError``."""
         body, _, signature = written.removeprefix(f"{SCHEME} ").partition(".")
         try:
-            if len(written) > LONGEST:
-                raise ValueError("too long")
+            if len(written) > LONGEST or not written.isascii():
+                raise ValueError("too long, or no text of ours")
             data = base64.b64decode(body, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise TicketError("it cannot be read") from None

@@ -7,6 +7,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon, Incarnation
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Ack, Token
+from nodeagent.store.messages import Forgotten
 from tests.contract.bench import FAST, Bench, generation, refused
 
 LIMIT = millis(FAST.failsafe_limit)
@@ -273,12 +274,9 @@ async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
     for node in ("n2", "n3"):
         await bench.lapse(node, "n1")
     forgotten = await bench.store.forget("n2", "ann")
-    assert (forgotten.node.id, forgotten.node.lost, forgotten.node.left, forgotten.removed) == (
-        "n2",
-        True,
-        False,
-        False,
-    )
+    gone = forgotten.node
+    assert gone is not None
+    assert (gone.id, gone.lost, gone.left, forgotten.removed) == ("n2", True, False, False)
     job = await bench.job(watcher="n1")
     assert job.failsafe_members == {}
     event = (await bench.store.events("0-0", -1))[0]
@@ -310,15 +308,18 @@ async def test_forgetting_again_or_what_has_left_removes_the_record(bench: Bench
     for node in ("n2", "n3"):
         await bench.store.cordon(node, drain, "")
     await bench.lapse("n2", "n1")
-    assert (await bench.store.forget("n2", "ann")).node.cordon == drain, "its machine may come back"
+    first = (await bench.store.forget("n2", "ann")).node
+    assert first is not None
+    assert first.cordon == drain, "its machine may come back"
     await bench.store.leave("n3", bench.lives["n3"])
     rev = (await bench.beat("n1")).rev
     for node in ("n2", "n3"):
         forgotten = await bench.store.forget(node, "bob")
+        assert forgotten.node is not None
         assert (forgotten.removed, forgotten.node.id, forgotten.node.cordon) == (True, node, None)
         assert "no node" in await refused("not_found", bench.store.forget(node, "bob"))
     reply = await bench.beat("n1", rev=rev)
-    assert (reply.gone, reply.rev, reply.nodes) == (("node:n2", "node:n3"), forgotten.node.rev, ())
+    assert (reply.gone, reply.rev, reply.nodes) == (("node:n2", "node:n3"), forgotten.rev, ())
     assert reply.lapsed == ()
     event = (await bench.store.events("0-0", -1))[0]
     assert (event.kind, event.node, event.by) == ("NodeRemoved", "n3", "bob")
@@ -326,6 +327,27 @@ async def test_forgetting_again_or_what_has_left_removes_the_record(bench: Bench
     await bench.up("n3")
     (back,) = (node for node in (await bench.beat("n1", rev=reply.rev)).nodes if node.id == "n3")
     assert (back.cordon, back.left, back.lost) == (None, False, False)
+
+
+async def test_the_same_request_forgets_once(bench: Bench) -> None:
+    """The answer to it may be lost: sent again, it must not remove what it marked lost."""
+    await bench.up("n1", "n2")
+    await bench.store.cordon("n2", Cordon(reason="fan", by="ann", at=1.0), "")
+    await bench.lapse("n2", "n1")
+    lost = await bench.store.forget("n2", "ann", "f1", "forget:n2")
+    assert await bench.store.forget("n2", "ann", "f1", "forget:n2") == lost
+    assert (lost.removed, lost.node is not None and lost.node.lost) == (False, True)
+    assert "another change" in await refused("stale", bench.store.forget("n2", "ann", "f1", "forget:n1"))
+
+    removed = await bench.store.forget("n2", "ann", "f2", "forget:n2")
+    again = await bench.store.forget("n2", "ann", "f2", "forget:n2")
+    assert (removed.removed, again) == (True, Forgotten(node=None, removed=True, rev=removed.rev))
+    await bench.up("n2")
+    for request in ("f1", "f2"):
+        await bench.store.forget("n2", "ann", request, "forget:n2")
+    assert "n2" in {node.id for node in (await bench.beat("n1")).nodes}, "its new life is not meant"
+    kinds = await bench.kinds()
+    assert (kinds.count("NodeForgotten"), kinds.count("NodeRemoved")) == (1, 1)
 
 
 async def test_a_removed_record_holds_up_no_job(bench: Bench) -> None:

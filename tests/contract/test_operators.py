@@ -303,6 +303,8 @@ async def test_events_come_in_order_from_where_one_asks(bench: Bench) -> None:
     assert await bench.store.events(every[-1].id, 10) == ()
     assert await bench.store.events(every[-2].id, -10) == every[-1:]
     assert await bench.store.events("0-0", 0) == ()
+    assert await bench.store.events("0-0", -2, every[3].id) == every[1:3]
+    assert await bench.store.events(every[0].id, 10, every[3].id) == every[1:3]
     assert (await bench.beat("n1")).event == every[-1].id
     assert await bench.store.wait("0-0", BOUND) == every[-1].id
 

@@ -398,8 +398,8 @@ class Both:
         return lambda store: store.keep(uid, token, node, incarnation, expect, failsafe_members)
 
     def forget(self) -> Step:
-        node = self.node()
-        return lambda store: store.forget(node, "ann")
+        node, request = self.node(), self.fresh("f")
+        return lambda store: store.forget(node, "ann", request, f"forget:{node}")
 
     def activate(self) -> Step:
         job = self.job()

@@ -110,7 +110,7 @@ async def _faulted(bench: RedisBench) -> None:
     await store.cordon("n3", Cordon(reason="fan", by="ann", at=1.5), "c2")
     await store.queues(0, Queues(by="ann", queues=(Queue(name="a"),)), "q1", "queue a created")
     await bench.leave("n3", "it ends")
-    await store.forget("n3", "ann")
+    await store.forget("n3", "ann", "f1")
 
 
 async def _emptied(bench: RedisBench) -> None:

@@ -76,6 +76,16 @@ def test_nobody_else_gets_anything(door: Door, path: str, header: str) -> None:
     assert "nodeagent_jobs" not in answer and "n1" not in answer
 
 
+@pytest.mark.parametrize(
+    "given", [b"Bearer \xff", b"Nodeagent-Ticket YQ==.\xff", b"Nodeagent-Ticket \xff.a", b"Basic \xff"]
+)
+def test_credentials_that_are_no_text_are_unknown(door: Door, given: bytes) -> None:
+    lines = [b"GET /v1/jobs HTTP/1.1", b"Host: " + ADDRESS.encode(), b"Connection: close", b"Authorization: " + given]
+    with door.speak(b"\r\n".join([*lines, b"", b""])) as secure:
+        answer = b"".join(iter(lambda: secure.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+
+
 def test_refusals_speak(agent: LiveAgent, door: Door, tmp_path: Path) -> None:
     missing = ctl(door, tmp_path, "get", who="")
     assert missing.exit_code == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ UNSAVED = "accepted and will be carried out, but only 1 of 2 nodes (n1) had it o
 COMMANDS = (
     ("pause", "digits", "--no-wait"), ("scale", "digits", "3", "--no-wait"), ("delete", "digits", "--no-wait"),
     ("cordon", "n3", "--reason", "fan"), ("uncordon", "n3"), ("drain", "n3", "--reason", "fan", "--no-wait"),
+    ("queue", "create", "q", "weight=2"), ("reserve", "nodes", "n3", "from", "+2h", "for", "1h"),
 )  # fmt: skip
 
 
@@ -47,7 +49,24 @@ def test_a_command_that_ends_with_the_answer_is_done_when_it_is_saved(agent: Liv
     assert " --request-id " in late.stderr
 
 
-ANSWERS = ("pause asked for", "target 2 -> 3", "delete asked for", "node/n3 cordoned", "node/n3 uncordoned", "drain")
+def saved_late(agent: LiveAgent, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on a change is saved when it is asked for a second time, and the command asks again. The revisions that
+    were waited for come into the list."""
+    asked = list[int]()
+
+    async def late(rev: int, _era: str) -> Acknowledged:
+        asked.append(rev)
+        return Acknowledged(nodes=("n1", "n2")[: len(asked)], wanted=2, waited=0.0)
+
+    monkeypatch.setattr(agent.view, "acknowledged", late)
+    monkeypatch.setattr(client, "ASK_FOR_SAVED", 60.0)
+    return asked
+
+
+ANSWERS = (
+    "pause asked for", "target 2 -> 3", "delete asked for", "node/n3 cordoned", "node/n3 uncordoned", "drain",
+    "queue/q created", "window/w1 made: n3",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -57,17 +76,41 @@ def test_a_command_asks_again_until_it_is_saved(
     agent: LiveAgent, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], answer: str
 ) -> None:
     """Nodes that are busy are late. The answer is the first one's."""
-    asked = list[int]()
-
-    async def late(rev: int, _era: str) -> Acknowledged:
-        asked.append(rev)
-        return Acknowledged(nodes=("n1", "n2")[: len(asked)], wanted=2, waited=0.0)
-
-    monkeypatch.setattr(agent.view, "acknowledged", late)
-    monkeypatch.setattr(client, "ASK_FOR_SAVED", 60.0)
+    asked = saved_late(agent, monkeypatch)
     done = ctl(agent, *words)
     assert (done.exit_code, len(asked), done.stderr) == (0, 2, "")
     assert answer in done.stdout
+
+
+def test_a_node_that_is_forgotten_again_until_it_is_saved_is_not_removed(
+    agent: LiveAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who forgets a node a second time removes it, and its cordon: the same request is not a second time."""
+    ctl(agent, "cordon", "n3", "--reason", "fan")
+    agent.view.silent.add("n3")
+    agent.until(lambda: "n3" in agent.view.cluster().lapsed)
+    late = saved_late(agent, monkeypatch)
+    done = ctl(agent, "forget", "n3")
+    assert (done.exit_code, len(late), done.stderr, done.stdout) == (0, 2, "", "node/n3 forgotten\n")
+    node = Client([agent.socket]).get("/v1/nodes/n3")
+    assert (node["state"], node["draining"]) == ("lost", False)
+    kinds = [event["kind"] for event in Client([agent.socket]).stream("/v1/events")]
+    assert (kinds.count("NodeForgotten"), kinds.count("NodeRemoved")) == (1, 0)
+
+
+def test_a_removed_node_is_no_reason_to_refuse_the_same_request(agent: LiveAgent) -> None:
+    agent.view.silent.add("n3")
+    agent.until(lambda: "n3" in agent.view.cluster().lapsed)
+    assert ctl(agent, "forget", "n3").exit_code == 0
+    agent.view.disks, again = ("n1",), ("forget", "n3", "--request-id", "mine-1")
+    unsaved = ctl(agent, *again)
+    assert (unsaved.exit_code, UNSAVED in unsaved.stderr, unsaved.stdout) == (4, True, "node/n3 removed\n")
+    agent.view.disks = ("n1", "n2")
+    saved = ctl(agent, *again, "-o", "json")
+    assert (saved.exit_code, json.loads(saved.stdout)["removed"]) == (0, True), saved.stderr
+    assert ctl(agent, *again).stdout == "node/n3 removed\n"
+    other = ctl(agent, "cordon", "n2", "--reason", "fan", "--request-id", "mine-1")
+    assert (other.exit_code, "was used for another change before" in other.stderr) == (6, True)
 
 
 def test_a_submit_that_is_not_saved_is_submitted_all_the_same(agent: LiveAgent) -> None:

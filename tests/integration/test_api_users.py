@@ -63,7 +63,8 @@ SECRET = "hf_s3cret"
 
 def failed_with_a_secret(agent: LiveAgent) -> None:
     """A job of another user, with a secret in its environment and one in what its worker wrote last."""
-    agent.submit(spec(env={"HF_TOKEN": SECRET}))
+    role = spec().role.model_copy(update={"env": {"ROLE_TOKEN": SECRET}})
+    agent.submit(spec(env={"HF_TOKEN": SECRET}).model_copy(update={"roles": (role,)}))
     agent.until(lambda: agent.view.job("digits").phase == "running")
     ended = BudgetEntry(
         at=1, wall=1.0, kind="worker_failed", counts=True, node="n2", rank=3, exit=1, error=SECRET, text="x"
@@ -87,12 +88,14 @@ def test_what_a_job_was_given_and_wrote_is_for_its_owner_and_operators(agent: Li
     status, job = ask(agent, "GET", "/v1/jobs/digits")
     assert (status, job["phase"], job["private"]) == (200, "failed", True)
     assert (list(job["spec"]["env"]), job["outcome"]["text"]) == (["HF_TOKEN"], "rank 3 failed")
+    assert [role["env"] for role in job["spec"]["roles"]] == [{"ROLE_TOKEN": None}]
     status, jobs = ask(agent, "GET", "/v1/jobs")
     for shown in (job, jobs, ask(agent, "GET", "/v1/status")[1]):
         assert SECRET not in json.dumps(shown)
     mine = Client([agent.socket]).get("/v1/jobs/digits")
     assert (mine["private"], mine["spec"]["env"], mine["outcome"]["error"]) == (False, {"HF_TOKEN": SECRET}, SECRET)
-    assert json.dumps(mine).count(SECRET) >= 4, "the stranger's view left out all of them"
+    assert mine["spec"]["roles"][0]["env"] == {"ROLE_TOKEN": SECRET}
+    assert json.dumps(mine).count(SECRET) >= 5, "the stranger's view left out all of them"
 
 
 def test_logs_are_for_the_owner_and_operators(agent: LiveAgent) -> None:

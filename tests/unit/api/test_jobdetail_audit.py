@@ -16,8 +16,8 @@ class Counted(FlakyStore):
 
     given = 0
 
-    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
-        found = await super().events(after, limit)
+    async def events(self, after: str, limit: int, before: str = "") -> tuple[JobEvent, ...]:
+        found = await super().events(after, limit, before)
         self.given += len(found)
         return found
 

@@ -222,9 +222,9 @@ class CountingStore(FlakyStore):
 
     read = 0
 
-    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
+    async def events(self, after: str, limit: int, before: str = "") -> tuple[JobEvent, ...]:
         self.read += 1
-        return await super().events(after, limit)
+        return await super().events(after, limit, before)
 
 
 async def test_the_audit_log_is_read_when_something_has_changed(tmp_path: Path) -> None:

@@ -3,27 +3,32 @@ given."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
+import yarl
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.errors import ApiError
 from nodeagent.api.requests import find_job
 from nodeagent.api.server import ApiServer
 from nodeagent.model.jobspec import Array
-from tests.unit.api.fakes import FakeView
+from tests.unit.api.fakes import FakeView, spec
 from tests.unit.plan.build import make_cluster, make_job, make_spec
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
+async def served(folder: Path, *jobs: str) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of the API of one node."""
     view = FakeView(folder, ("n1",))
     await view.join()
+    for name in jobs:
+        await view.store.submit(f"u-{name}", spec(name), os.getuid(), 1.0, "alice", f"r-{name}")
+    await view.refresh()
     async with ApiServer(view, Metrics()) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -93,6 +98,58 @@ async def test_unknown_fields_of_a_job_in_a_batch(tmp_path: Path) -> None:
     async with served(tmp_path) as session, session.post("http://agent/v1/jobs", json=body) as answer:
         error = (await answer.json())["error"]
     assert (error["message"], error["next"]) == ("a job has the unknown field 'aftr'", "did you mean after?")
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", f"/v1/nodes?limit={DIGITS}", ""),
+        ("GET", "/v1/nodes?limit=%D9%A3", ""),
+        ("GET", "/v1/jobs/mine/logs?tail=100000000000000000000", ""),
+        ("GET", f"/v1/jobs/mine/logs?generation={DIGITS}", ""),
+        ("GET", f"/v1/events?limit={DIGITS}", ""),
+        ("POST", "/v1/windows", f'{{"request_id": "r", "nodes": ["n1"], "seconds": 60, "starts": 1{"0" * 400}}}'),
+        ("POST", "/v1/windows", f'{{"request_id": "r", "nodes": ["n1"], "starts": 1, "seconds": 1{"0" * 400}}}'),
+        ("POST", "/v1/jobs/mine/scale", f'{{"request_id": "r", "target": 1, "timeout": 1{"0" * 400}}}'),
+        ("POST", "/v1/nodes/n1/cordon", f'{{"request_id": "r", "reason": {DIGITS}}}'),
+    ],
+)
+async def test_numbers_that_are_too_large(tmp_path: Path, method: str, path: str, body: str) -> None:
+    """They are mistakes of whoever asks, not of the agent."""
+    url = yarl.URL(f"http://agent{path}", encoded=True)
+    async with served(tmp_path, "mine") as session, session.request(method, url, data=body) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (400, "usage"), error
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "events?after=99999999999999999999", "events?after=1-99999999999999999999", "events?after=%D9%A3",
+        "events?after=18446744073709551615-18446744073709551615", "events?after=1-", "events?after=1%0A",
+        "history?after=e%20x", "history?after=1e%20x", "history?after=1.2.3%20x", "history?after=%2B%20x",
+        "history?after=%D9%A3%20x", "history?after=1%20x%0A",
+    ],
+)  # fmt: skip
+async def test_places_that_the_store_cannot_read(tmp_path: Path, path: str) -> None:
+    """The store would refuse them, as if it were broken itself."""
+    url = yarl.URL(f"http://agent/v1/{path}", encoded=True)
+    async with served(tmp_path) as session, session.get(url) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (400, "usage"), error
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["events?after=18446744073709551615", "events?after=1-18446744073709551615", "history?after=-1.5e%2B300%20x"],
+)
+async def test_places_that_the_store_can_read(tmp_path: Path, path: str) -> None:
+    url = yarl.URL(f"http://agent/v1/{path}", encoded=True)
+    async with served(tmp_path) as session, session.get(url) as answer:
+        assert answer.status == 200
 
 
 def test_a_live_array_goes_before_an_ended_job_of_its_name() -> None:

@@ -163,7 +163,7 @@ async def test_a_store_that_refuses_our_lease_answers(tmp_path: Path) -> None:
     view = Trying(tmp_path)
     await view.join()
     view.away_since, view.refused = time.time() - 12, True
-    async with served(view) as session, session.post("/v1/nodes/n2/forget", json={}) as answer:
+    async with served(view) as session, session.post("/v1/nodes/n2/forget", json={"request_id": "r"}) as answer:
         error = (await answer.json())["error"]
     assert (answer.status, error["code"]) == (409, "state")
     assert "n2 holds its lease" in error["message"], "it was asked"

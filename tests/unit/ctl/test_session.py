@@ -14,6 +14,7 @@ from nodeagent.ctl import session as module
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.logs import Printer
 from nodeagent.ctl.session import Session
+from nodeagent.ctl.terminal import CtlError, Exit
 
 JOB: dict[str, Any] = {"uid": "u", "name": "digits", "phase": "running", "reason": "", "lent": None, "outcome": None,
                        "world_nodes": 1, "world_size": 1, "cause": None, "generation": 1}  # fmt: skip
@@ -24,9 +25,11 @@ class Flood:
 
     patience = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, *refusals: CtlError) -> None:
         self.job = dict(JOB)
         self.sent = 0
+        self.refusals = list(refusals)
+        """What it answers to a stop at first."""
 
     def endure(self, _patience: float) -> None:
         pass
@@ -39,6 +42,8 @@ class Flood:
 
     def change(self, _method: str, path: str) -> None:
         assert path.endswith("/stop")
+        if self.refusals:
+            raise self.refusals.pop(0)
         self.job["phase"] = "stopped"
 
     def stream(self, _path: str, **_query: object) -> Iterator[dict[str, Any]]:
@@ -61,3 +66,36 @@ def test_a_flood_ends_soon_after_the_job_was_stopped(monkeypatch: pytest.MonkeyP
         assert session.follow() == 128 + signal.SIGTERM
     assert err.getvalue().count("the rest of the output is not printed: nodeagentctl logs digits") == 1
     assert out.getvalue().count("\n") > 100, "what comes until then is printed"
+
+
+@pytest.mark.timeout(30)
+def test_a_stop_that_is_refused_for_a_while_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many requests at once is no word about the job, and another change at the same moment is not its end."""
+    monkeypatch.setattr(module, "POLL", 0.01)
+    monkeypatch.setattr(module, "LINGER", 0.05)
+    busy = [CtlError("too many requests at once", Exit.REFUSED) for _ in range(3)]
+    for one, kind in zip(busy, ("limit", "limit", "state"), strict=True):
+        one.kind = kind
+    flood, err = Flood(*busy), io.StringIO()
+    session = Session(cast(Client, flood), stays=True)
+    with session.signals():
+        session.begin(flood.job, Printer(io.StringIO(), err))
+        assert session.follow() == 128 + signal.SIGTERM
+    assert (flood.job["phase"], flood.refusals) == ("stopped", [])
+    assert err.getvalue().count("stopping the job gracefully") == 1
+    assert err.getvalue().count("too many requests at once") == 1
+
+
+@pytest.mark.timeout(30)
+def test_a_job_that_has_ended_need_not_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL", 0.01)
+    monkeypatch.setattr(module, "LINGER", 0.05)
+    ended = CtlError("job 'digits' has ended (succeeded)", Exit.REFUSED)
+    ended.kind = "state"
+    flood, err = Flood(ended), io.StringIO()
+    flood.job["phase"] = "succeeded"
+    session = Session(cast(Client, flood), stays=True)
+    with session.signals():
+        session.begin(flood.job, Printer(io.StringIO(), err))
+        assert session.follow() == 0
+    assert "has ended" not in err.getvalue()

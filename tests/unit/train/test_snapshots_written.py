@@ -9,13 +9,23 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+from nodeagent.train import snapshots  # noqa: E402
 from nodeagent.train.flat import copy_into, take_apart, total  # noqa: E402
-from nodeagent.train.folder import described, entries, part_name, write_manifest  # noqa: E402
+from nodeagent.train.folder import (  # noqa: E402
+    CheckpointEntry,
+    described,
+    entries,
+    mark_committed,
+    next_order,
+    part_name,
+    write_manifest,
+)
 from nodeagent.train.memory import HEADER, Header, SharedBuffer, size_of  # noqa: E402
 from nodeagent.train.snapshots import (  # noqa: E402
     Buffer,
     load_written,
     read_written,
+    restore,
 )
 from nodeagent.train.writeout import WriteOrder, write_out  # noqa: E402
 from tests.unit.train.helpers import memories  # noqa: E402
@@ -23,15 +33,15 @@ from tests.unit.train.helpers import memories  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-def kept(rank: int, world: int, shared: bool) -> SharedBuffer:
+def kept(rank: int, world: int, shared: bool, step: int = 7) -> SharedBuffer:
     """As ``Snapshots.take`` keeps it."""
-    flat = take_apart({"weights": torch.full((100,), float(rank)), "step": 7})
+    flat = take_apart({"weights": torch.full((100,), float(rank)), "step": step})
     memory = SharedBuffer.of_size(size_of(flat.data_bytes, len(flat.rest)))
     memories.append(memory)
     buffer = Buffer(memory)
     copy_into(buffer.views(flat.places), flat.tensors)
     data = total(buffer.data[HEADER : HEADER + flat.data_bytes])
-    header = Header(3, 7, rank, world, shared, flat.data_bytes, len(flat.rest), data, zlib.crc32(flat.rest))
+    header = Header(3, step, rank, world, shared, flat.data_bytes, len(flat.rest), data, zlib.crc32(flat.rest))
     memory.put_rest(header, flat.rest)
     memory.seal(header)
     return memory
@@ -80,3 +90,33 @@ def test_a_changed_byte_is_found_wherever_it_was_changed(tmp_path: Path) -> None
     assert "no snapshot that this nodeagent can read" in load_written({}, path, 0, 1)
     write_manifest(path, {})
     assert "no part at all" in load_written({}, path, 0, 1)
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_damaged_snapshots_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damaged: int
+) -> None:
+    paths = [written(tmp_path, kept(0, 1, True, step)) for step in (7, 9)][::-1]
+    for path in paths[:damaged]:
+        (path / part_name(0)).write_bytes(b"x")
+    monkeypatch.setattr(snapshots, "_own", [])
+    monkeypatch.setenv("NODEAGENT_CHECKPOINT_DIR", str(tmp_path))
+    monkeypatch.setenv("NODEAGENT_CHECKPOINT", paths[0].name)
+    state = {"weights": torch.ones(100), "step": 1}
+    assert (restore(state), state["step"]) == ((9, 9), (7, 7), (None, 1))[damaged]
+    assert capsys.readouterr().err.count("is passed over") == damaged
+
+
+def test_a_checkpoint_that_is_newer_than_what_is_left_is_the_scripts_own_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, kept(0, 1, True, 7))
+    between = CheckpointEntry(next_order(tmp_path), 8, 3)
+    (tmp_path / between.name).mkdir()
+    mark_committed(tmp_path / between.name)
+    newest = written(tmp_path, kept(0, 1, True, 9))
+    (newest / part_name(0)).write_bytes(b"x")
+    monkeypatch.setattr(snapshots, "_own", [])
+    monkeypatch.setenv("NODEAGENT_CHECKPOINT_DIR", str(tmp_path))
+    monkeypatch.setenv("NODEAGENT_CHECKPOINT", newest.name)
+    assert restore({"weights": torch.ones(100), "step": 1}) is None

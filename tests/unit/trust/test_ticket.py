@@ -68,7 +68,10 @@ def test_not_signed_with_the_clusters_key() -> None:
         gate.take(f"{write(KEY, mine).rpartition('.')[0]}.{other}", PATH, CERTIFICATE)
 
 
-@pytest.mark.parametrize("written", [f"{SCHEME} ", f"{SCHEME} !!.00", f"{SCHEME} " + "A" * 8000 + ".00", SCHEME])
+@pytest.mark.parametrize(
+    "written",
+    [f"{SCHEME} ", f"{SCHEME} !!.00", f"{SCHEME} " + "A" * 8000 + ".00", SCHEME, f"{SCHEME} YQ==.\udcff"],
+)
 def test_nonsense(written: str) -> None:
     with pytest.raises(TicketError):
         Gate(KEY, "n2", Clock()).take(written, PATH, CERTIFICATE)
