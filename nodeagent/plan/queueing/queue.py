@@ -154,6 +154,14 @@ def is_favoured(cluster: Cluster, job: JobRecord) -> bool:
     return favoured(cluster).get(job.uid, -1) >= job.since
 
 
+def is_given(cluster: Cluster, job: JobRecord) -> bool:
+    """It runs, and others have left nodes for it since its gang was formed: it has yet to take them."""
+    generation = job.generation
+    if generation is None or generation.state == "ended":
+        return False
+    return favoured(cluster).get(job.uid, -1) >= generation.since
+
+
 def favoured(cluster: Cluster) -> Mapping[str, int]:
     """Job (uid) that others made room for, and when (served time) they did last."""
 

@@ -1,33 +1,47 @@
-"""Nodes with room for pods of several jobs: a node that a job finds, idle or given up, counts once for it."""
+"""Nodes with room for pods of several jobs: a node that a job finds, idle or given up, counts once for it. And what
+becomes of a node that was given up, until it is taken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
+
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.transfers import Transfers
-from tests.unit.plan.build import NOW, READY, make_cluster, make_generation, make_job, make_node, make_spec
+from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_generation, make_job, make_node, make_spec
+from tests.unit.plan.carry import carried_out
 
 P, Q = Queue(name="p", weight=3), Queue(name="q", weight=2)
 
 
 def runs(
-    name: str, on: str, *, workers: int = 2, first: int = 0, most: int = 0, auto: bool = False, order: int = 0
+    name: str,
+    on: str,
+    *,
+    workers: int = 2,
+    first: int = 0,
+    most: int = 0,
+    auto: bool = False,
+    target: int = 0,
+    order: int = 0,
+    since: int = 0,
 ) -> JobRecord:
     """A job of the queue that its name begins with. It runs on these nodes, on their slots from ``first`` on; ``most``:
-    it may run on one node and have so many; ``auto``: it has borrowed what is more than one."""
+    it may run on one node and have so many; ``auto``: it may borrow, and has if it has more than its target."""
     nodes = on.split()
     spec = make_spec(name=name, size=(1 if most else len(nodes), most or len(nodes)), workers=workers)
     role = spec.role.model_copy(update={"nodes": spec.role.nodes.model_copy(update={"auto": auto})})
     spec = spec.model_copy(update={"roles": (role,), "queue": name[:1]})
-    generation = make_generation(nodes, workers=workers)
+    generation = make_generation(nodes, workers=workers, since=since)
     slots = tuple(f"cpu{first + i}" for i in range(workers))
     members = {n: m.model_copy(update={"devices": slots}) for n, m in generation.members.items()}
-    target = 1 if auto else len(nodes)
+    target = target or (1 if auto else len(nodes))
     generation = generation.model_copy(update={"members": members})
     return make_job("running", generation, spec=spec, uid=f"u-{name}", target=target, order=order)
 
@@ -78,3 +92,24 @@ def test_a_node_that_two_jobs_would_leave_counts_once() -> None:
         assert found == Transfers(gives={giver: {"n2": "u-pw"}}, stops={"u-q1": "u-pw"})
         three = Queue(name="q", guarantee=Amount(nodes=3))
         assert transfers(cluster(3, *jobs, pf, w, queues=[owns, three])) == Transfers(), "neither may be stopped"
+
+
+def nodes_of(job: JobRecord) -> str:
+    return " ".join(sorted(job.generation.members)) if job.generation is not None else ""
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_who_gave_a_node_does_not_take_it_again(auto: bool) -> None:
+    """qa has less than its target then, and comes first; pb takes the node after its cool-down."""
+    giver = runs("qa", "n1 n2 n3", workers=4, most=4, auto=auto, target=3, order=1)
+    taker = runs("pb", "n4 n5 n6", workers=4, most=6, target=6, order=2, since=NOW - 21_000)
+    tree = [Queue(name="p", weight=2), Queue(name="q")]
+    view = cluster(6, giver, taker, queues=tree)
+    giver = carried_out(giver, decide(view, giver, WALL), NOW)
+    assert nodes_of(giver) == "n1 n2"
+    for later in range(1000, 60_000, 4000):
+        view = replace(cluster(6, giver, taker, queues=tree), served=NOW + later)
+        assert decide(view, giver, WALL).step is None, later
+        found = decide(view, taker, WALL)
+        taker = carried_out(taker, found, NOW + later) if found.step is not None else taker
+    assert nodes_of(taker) == "n3 n4 n5 n6"
