@@ -13,6 +13,7 @@ from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import transfers
+from nodeagent.plan.queueing.reservations import kept_from
 from nodeagent.plan.queueing.transfers import Transfers
 from tests.unit.plan.build import NOW, READY, WALL, make_cluster, make_generation, make_job, make_node, make_spec
 from tests.unit.plan.carry import carried_out
@@ -46,9 +47,9 @@ def runs(
     return make_job("running", generation, spec=spec, uid=f"u-{name}", target=target, order=order)
 
 
-def waits(name: str, least: int, *, workers: int = 2) -> JobRecord:
+def waits(name: str, least: int, *, workers: int = 2, order: int = 9) -> JobRecord:
     spec = make_spec(name=name, size=(least, least), workers=workers).model_copy(update={"queue": name[:1]})
-    return make_job(spec=spec, uid=f"u-{name}", order=9, since=NOW - 1000)
+    return make_job(spec=spec, uid=f"u-{name}", order=order, since=NOW - 1000)
 
 
 def cluster(
@@ -113,3 +114,19 @@ def test_who_gave_a_node_does_not_take_it_again(auto: bool) -> None:
         found = decide(view, taker, WALL)
         taker = carried_out(taker, found, NOW + later) if found.step is not None else taker
     assert nodes_of(taker) == "n3 n4 n5 n6"
+
+
+def test_what_was_given_to_one_that_runs_is_kept_from_it_for_nobody() -> None:
+    """qw is before pb, and has the next nodes that become free kept: not the one that qa gave pb."""
+    giver = runs("qa", "n1 n2 n3", workers=1, most=3, target=3, order=1)
+    taker, gang = runs("pb", "n4", workers=4, most=2, target=2, order=3), waits("qw", 2, workers=4, order=2)
+    view = cluster(4, giver, taker, gang, queues=[Queue(name="p"), Queue(name="q")])
+    given = carried_out(giver, decide(view, giver, WALL), NOW)
+    view = replace(cluster(4, given, taker, gang, queues=view.queues.queues), served=NOW + 1)
+    assert transfers(view) == Transfers(takes={"u-pb": ("n3",)})
+    assert kept_from(view, taker) == frozenset()
+    found = carried_out(taker, decide(view, taker, WALL), NOW + 1)
+    assert nodes_of(found) == "n3 n4"
+    found = found.model_copy(update={"control": found.control.model_copy(update={"target": 3})})
+    spare = replace(cluster(5, given, found, gang, queues=view.queues.queues), served=NOW + 2)
+    assert kept_from(spare, found) >= {"n5"}, "it has taken what was given"
