@@ -16,7 +16,7 @@ from nodeagent.plan.fairshare.queues import NO_PART, entitlements, owned, shared
 from nodeagent.plan.fairshare.reclaim import Reclaim, stops_at
 from nodeagent.plan.fairshare.resources import Resources, least, size
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.queueing.queue import line_key, queue
+from nodeagent.plan.queueing.queue import is_given, line_key, queue
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.queueing.transfers import NO_TRANSFERS, TransferPlanner, Transfers, borrows
@@ -91,11 +91,12 @@ def _waiting(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Needers:
 
 
 def _short(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Needers:
-    """Those that run on fewer nodes than their target."""
+    """Those that run on fewer nodes than their target. First those that others have just given nodes: else who gave
+    them, and has less than its target since, would take them again, and be asked for them anew."""
     jobs = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and j.control.desired == "run"]
     run = [j for j in jobs if j.phase in ("forming", "running") and not j.spec.several]
     lacks = {j.uid: j.control.target - len(survivors(cluster, j)) for j in run}
-    few = sorted((j for j in run if lacks[j.uid] > 0), key=line_key)
+    few = sorted((j for j in run if lacks[j.uid] > 0), key=lambda job: (not is_given(cluster, job), line_key(job)))
     return ((job, lacks[job.uid]) for job in _first(few, barring))
 
 

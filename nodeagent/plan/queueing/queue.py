@@ -13,6 +13,7 @@ from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import in_line, shared
 from nodeagent.plan.fairshare.usage import decayed
+from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.queueing.dependencies import blocked
 from nodeagent.plan.queueing.room import Room, rooms_for
 
@@ -90,11 +91,12 @@ class Waiting(NamedTuple):
 
 
 def queue(cluster: Cluster) -> tuple[Waiting, ...]:
-    """The jobs that wait for nodes, and for no other job, and may run, the first one first."""
+    """The jobs that wait for nodes, and for no other job nor for word of silent nodes, and may run, the first one
+    first."""
 
     def look(_before: object) -> tuple[Waiting, ...]:
         jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
-        jobs = [j for j in jobs if not blocked(cluster, j)]
+        jobs = [j for j in jobs if not blocked(cluster, j) and not silence(cluster, j)]
         line = _line_up(cluster, jobs)
         return tuple(map(Waiting, line, rooms_for(cluster, line)))
 
@@ -154,16 +156,21 @@ def is_favoured(cluster: Cluster, job: JobRecord) -> bool:
     return favoured(cluster).get(job.uid, -1) >= job.since
 
 
+def is_given(cluster: Cluster, job: JobRecord) -> bool:
+    """It runs, and others have left nodes for it since its gang was formed: it has yet to take them."""
+    generation = job.generation
+    if generation is None or generation.state == "ended":
+        return False
+    return favoured(cluster).get(job.uid, -1) >= generation.since
+
+
 def favoured(cluster: Cluster) -> Mapping[str, int]:
     """Job (uid) that others made room for, and when (served time) they did last."""
 
     def look(_before: object) -> dict[str, int]:
         found: dict[str, int] = {}
         for job in cluster.jobs.values():
-            generation = job.generation
-            if generation is None:
-                continue
-            if last := job.budget.get(str(generation.number if generation.state == "ended" else generation.number - 1)):
+            if last := job.budget.get(str(job.last_number)):
                 found |= {uid: max(found.get(uid, 0), last.at) for uid in last.room_for}
         return found
 

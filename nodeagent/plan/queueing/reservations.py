@@ -35,6 +35,7 @@ from nodeagent.plan.queueing.queue import (
     NEXT,
     Waiting,
     is_favoured,
+    is_given,
     line_key,
     made_room,
     patience,
@@ -496,7 +497,7 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
     made_for = {one.uid for one in found if is_favoured(cluster, cluster.jobs[one.uid])}
     until, concerns = UNKNOWN, dict[str, list[tuple[int, int, tuple[int, int], Reservation]]]()
     for uid, job in cluster.jobs.items():
-        if job.phase in TERMINAL:
+        if job.phase in TERMINAL or _is_owed(cluster, job):
             continue
         place, by, name = line.get(uid), list[int](), queue_of(job.spec.queue)
         if name not in concerns:
@@ -524,6 +525,12 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
                 out[uid] = KeptNodes(sets[key].nodes.difference(job.generation.members), key, uid, aside=given)
                 until = min(until, back - 1)
     return out, until
+
+
+def _is_owed(cluster: Cluster, job: JobRecord) -> bool:
+    """It runs on too few nodes, and others have left some for it: kept for one that waits, these would be of use to
+    nobody, and who left them would take them again."""
+    return is_given(cluster, job) and len(survivors(cluster, job)) < job.control.target
 
 
 def _comes_back(job: JobRecord) -> int:

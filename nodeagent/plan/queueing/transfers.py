@@ -129,6 +129,8 @@ class TransferPlanner:
         """Of jobs (uids) that a capability bars: the queue whose jobs would have to give nodes up."""
         self._anywhere: set[str] = set()
         """Those among them for which enough other nodes are idle: it does not matter which nodes are given up."""
+        self._found: dict[str, set[str]] = {}
+        """By job (uid): nodes that it is to have, as far as they are found. Several jobs may have to leave the same."""
         self._only: dict[str, frozenset[str]] = {}
         """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
         self._reserved = reserved(cluster)
@@ -148,6 +150,7 @@ class TransferPlanner:
         together (``within``, ``segments``), only nodes that are together count. ``rounded``: as of
         ``Reclaim.may_lose``."""
         self._rounded = rounded
+        self._found.pop(job.uid, None)
         if job.uid in self._kept_for:
             self._reclaim.keep_no_more(job, least(self._cluster, job.sized_before))
             self._kept_for.remove(job.uid)
@@ -323,9 +326,7 @@ class TransferPlanner:
         needs, plan = least(self._cluster, job.spec), Reclaim(self._cluster, self._reclaim)
         free = min(len(idle), allowed)
         self._limit(job, inside, anywhere=len(idle) == lack > free)
-        back = self._to_give(job, lack - free)
-        for donor, node in back:
-            plan.release(donor, self._books.use_on(donor, node))
+        back = self._get_back(job, idle[:free], lack - free, plan)
         short = lack - free - len(back)
         room: Reclaim | None = plan
         if short > 0:
@@ -342,10 +343,9 @@ class TransferPlanner:
         plan = Reclaim(self._cluster, self._reclaim)
         free = 0 if inside else len(idle)
         self._limit(job, inside, anywhere=len(idle) == lack > free)
-        back = self._to_give(job, lack - free)
-        for donor, node in back:
-            plan.release(donor, self._books.use_on(donor, node))
+        back = self._get_back(job, idle[:free], lack - free, plan)
         if plan.barring(job, wanted(self._cluster, job.spec, free + len(back))):
+            self._found[job.uid].difference_update(node for _, node in back)
             back, plan = [], Reclaim(self._cluster, self._reclaim)
         plan.grant(job, wanted(self._cluster, job.spec, free + len(back)))
         if self._shared:
@@ -353,6 +353,15 @@ class TransferPlanner:
         idle = idle[: free + len(back)] if job.uid in self._anywhere else idle[:free]
         self._take(job, idle)
         self._decide(job, idle, back, plan)
+
+    def _get_back(self, job: JobRecord, idle: Sequence[str], lack: int, plan: Reclaim) -> list[tuple[JobRecord, str]]:
+        """Borrowed nodes for a job that is to have these idle ones; ``plan``: what queues use, without them then."""
+        found = self._found[job.uid] = {*idle}
+        back = self._to_give(job, lack)
+        for donor, node in back:
+            plan.release(donor, self._books.use_on(donor, node))
+            found.add(node)
+        return back
 
     def _limit(self, job: JobRecord, inside: str, *, anywhere: bool) -> None:
         """Whose nodes count for a job that a capability bars: those of this queue; ``anywhere``: which they are does
@@ -473,6 +482,7 @@ class TransferPlanner:
                 if not claim.release(donor, self._books.use_on(donor, member.node)):
                     break
                 claim.shrink.append((donor, member.node))
+                self._found[claim.job.uid].add(member.node)
                 claim.short -= 1
                 if claim.short <= 0:
                     return
@@ -486,11 +496,12 @@ class TransferPlanner:
             if not claim.may_ask(donor):
                 continue
             rest = [m for m in self._kept(donor, back) if (donor.uid, m.node) not in given]
-            count = sum(self._fits(claim.job, m.node, donor.uid) for m in rest)
+            able = [m.node for m in rest if self._fits(claim.job, m.node, donor.uid)]
             use = self._books.use_of_all(donor, rest)
-            if count and claim.release(donor, use):
-                claim.stop.append((donor, count, use))
-                claim.short -= count
+            if able and claim.release(donor, use):
+                claim.stop.append((donor, len(able), use))
+                self._found[claim.job.uid].update(able)
+                claim.short -= len(able)
 
     def _leave_surplus(self, claim: _Claim) -> None:
         """Donors that are unnecessary since a larger one was added keep what they have; then nodes."""
@@ -624,9 +635,12 @@ class TransferPlanner:
         return lambda n: (-score(cluster, job, n), -sum(gang.paths[n][:depth] in homes for depth in depths))
 
     def _fits(self, job: JobRecord, node: str, donor: str = "") -> bool:
-        """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
+        """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own. With a
+        donor: nor is it found for the job already."""
         if donor and job.uid in self._anywhere:
             return True
+        if donor and node in self._found.get(job.uid, ()):
+            return False
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
         if self._is_kept(node, job):
