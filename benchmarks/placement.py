@@ -84,7 +84,8 @@ def cluster(nodes: int, jobs: int, *, choosy: bool) -> Cluster:
     )
     waiting = [job(f"j{i}", i, spec(f"j{i}", 64, *(asked(i) if choosy else (None, None)))) for i in range(jobs)]
     big = job("big", 0, spec("big", len(busy))).model_copy(update={"phase": "running", "generation": generation})
-    return Cluster(10**6, {r.id: r for r in records}, {j.uid: j for j in (big, *waiting)})
+    every = {j.uid: j for j in (big, *waiting)}
+    return Cluster(10**6, nodes={r.id: r for r in records}, jobs=every)
 
 
 def job(uid: str, order: int, of: JobSpec) -> JobRecord:
