@@ -20,7 +20,6 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 GLOBAL_BATCH = 12
 SENTENCES = 240
@@ -52,6 +51,13 @@ class Metrics(TrainerCallback):
             with self.file.open("a") as file:
                 entry = {"step": state.global_step, "loss": logs["loss"], "world": args.world_size}
                 file.write(json.dumps(entry) + "\n")
+
+
+def newest_checkpoint(output: Path) -> str | None:
+    """The newest one that is whole. ``transformers.trainer_utils.get_last_checkpoint`` also takes one that was being
+    written when its process was killed, and each start would fail on it; the Trainer writes its state last."""
+    whole = [file.parent for file in output.glob("checkpoint-*/trainer_state.json")]
+    return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
 
 
 def main() -> None:
@@ -87,7 +93,7 @@ def main() -> None:
         train_dataset=Sentences(),
         callbacks=[Metrics(args.output / "metrics.jsonl", args.step_delay)],
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(args.output)))
+    trainer.train(resume_from_checkpoint=newest_checkpoint(args.output))
     trainer.accelerator.end_training()  # ends the process group: with one that is left, torch may abort at exit
     time.sleep(1)  # gloo's thread lets go of the last tensors; torch 2.13 may wait for it forever if it frees the group
 
