@@ -26,6 +26,9 @@ from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.trust.seal import Seal
 
+LOGGED_MOST = 1024
+"""Jobs of which the last thing logged is known, before those that are gone are forgotten."""
+
 
 class _Seen(TypedDict):
     """What a step expects of a job's record, and whose step it is: the same in every message that changes a job."""
@@ -149,6 +152,8 @@ class Applier:
 
     def _news(self, uid: str, what: object) -> bool:
         """Whether this was not logged before: what is sent again while the store is away is logged once."""
+        if len(self._logged) > LOGGED_MOST:
+            self._logged = {job: logged for job, logged in self._logged.items() if job in self._snapshot.jobs}
         news = self._logged.get(uid) != what
         self._logged[uid] = what
         return news

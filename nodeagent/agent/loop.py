@@ -42,6 +42,7 @@ from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.codec import event_order
 from nodeagent.store.messages import Saved
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Ledger
@@ -366,6 +367,9 @@ class Agent:
                         self._wake.set()
                     else:
                         await self.refresh()
+                        if event_order(self._lease.newest_event) < event_order(woken.event):
+                            # No step has written it, and it would wake us again at once.
+                            await asyncio.sleep(self._timing.heartbeat)
             except StoreUnavailableError:
                 self._watched = False
                 self._pace.failed(self._clock.now())

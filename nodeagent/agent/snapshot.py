@@ -129,7 +129,7 @@ class Snapshot:
             self.touched.set()
         self.recovering, self.wanted = after
         self.awaited, self.awaits, self.recovered_by = reply.awaited, reply.awaits, reply.served + reply.recovers
-        if reply.recovering:
+        if reply.recovering or reply.unfinished:
             return
         if self._anew is not None:
             self._anew.absorb(reply, now, runs)

@@ -84,7 +84,7 @@ class HttpsServer:
         view, config = self._view, self._view.config
         context, certificate = await server_context(config.api.tls, view.node, config.dirs.state)
         tokens = TokenBook(config.api.tokens, lambda why: self._log.error("no token is let in", why=why))
-        keeper = Doorkeeper(Gate(view.key, view.node), certificate, tokens, config.jobs, self._bounds.body)
+        keeper = Doorkeeper(Gate(view.key, view.node), certificate, tokens, lambda: view.config.jobs, self._bounds.body)
         listening = await _listen(self._address, config.ports.api)
         door = _Door(context, self._bounds)
         app = create_app(view, self._metrics, door=(keeper, door.passed), usage=self._usage)

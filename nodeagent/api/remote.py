@@ -111,7 +111,10 @@ _HOW = (
 class Doorkeeper:
     """Identifies the sender of a request."""
 
-    def __init__(self, gate: Gate, certificate: str, tokens: TokenBook, jobs: JobsConfig, body_timeout: float) -> None:
+    def __init__(
+        self, gate: Gate, certificate: str, tokens: TokenBook, jobs: Callable[[], JobsConfig], body_timeout: float
+    ) -> None:
+        """``jobs``: the config's section as it is now, since a reload may change who is an operator."""
         self.body_timeout = body_timeout
         """Seconds for a request's body to arrive."""
         self._gate, self._certificate, self._tokens, self._jobs = gate, certificate, tokens, jobs
@@ -165,16 +168,16 @@ class Doorkeeper:
             return Caller(
                 NOBODY, NOBODY, f"token {name}", operator=may, trusted=False, reads_only=not may, remote=True
             )  # fmt: skip
-        user = token.user
+        user, jobs = token.user, self._jobs()
 
         def look() -> Caller | None:
             try:
                 found = pwd.getpwnam(user)
             except KeyError:
                 return None
-            return auth.identify(found.pw_uid, found.pw_gid, self._jobs, os.geteuid())
+            return auth.identify(found.pw_uid, found.pw_gid, jobs, os.geteuid())
 
-        key = ("token", user, self._jobs.operators)
+        key = ("token", user, jobs.operators)
         who = await auth.database(request).ask(key, look, user)
         if who is None:
             raise ApiError(

@@ -14,6 +14,7 @@ from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.health import Figure, RepairState, Verdict
 from nodeagent.model.window import ReservedNode
 
+MOST_CPU_SLOTS = 4096
 MOST_LEVELS = 8
 """The most levels of a topology."""
 
@@ -74,7 +75,7 @@ class NodeFacts(Record):
     """The version, with a suffix that identifies its build (``store.scripts.version``)."""
     started: float
     """Unix time the agent started (for people only)."""
-    cpu_slots: int = Field(ge=0)
+    cpu_slots: int = Field(ge=0, le=MOST_CPU_SLOTS)
     """Workers without a GPU that this node takes at once; their devices are named cpu0, cpu1, ..."""
     gpus: tuple[Gpu, ...] = ()
     labels: dict[str, str] = {}

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from nodeagent.model.constraints import NODE
-from nodeagent.model.node import MOST_LEVELS
+from nodeagent.model.node import MOST_CPU_SLOTS, MOST_LEVELS
 from nodeagent.model.timing import Timing
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
@@ -124,7 +124,7 @@ class NodeConfig(Section):
     that say `spot: allow`."""
     notice: NoticeConfig | None = None
     """How the machine's owner says that it takes the machine away; the node's work then moves to others in time."""
-    cpu_slots: int | None = Field(default=None, ge=0, le=4096)
+    cpu_slots: int | None = Field(default=None, ge=0, le=MOST_CPU_SLOTS)
     """Workers without a GPU that run here at once. Default: the number of CPUs."""
     gpus: Annotated[Literal["auto", "none"] | tuple[str, ...], BeforeValidator(_gpus)] = "auto"
     """`auto`: all that NVML finds; `none`; or the UUIDs of those that may be used."""

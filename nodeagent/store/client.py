@@ -96,6 +96,14 @@ class _Records:
     """Jobs (uids) of which the decoder has no record that the changes fit to."""
 
 
+def _revision(text: str | int) -> int:
+    """Of a score in `changes`, where somebody may have written another number by hand; the script restores it then."""
+    try:
+        return int(text)
+    except ValueError:
+        raise StoreUnavailableError(f"the store's list of changes is damaged: {text!s:.20} is no revision") from None
+
+
 class RedisStore:
     """A cluster's store on a Redis or Valkey server (``connect``); see ``Store`` for the methods."""
 
@@ -142,9 +150,10 @@ class RedisStore:
         if not recovering:
             if beat.rev == 0:
                 self._anew = Base(int(recovery[6]), era)
-            self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
+            self._decoder.follow(Base(beat.rev, beat.era), Base(_revision(rev), era))
         found = self._decode_records(records, era, beat.rev)
-        if not await self._read_rest(found, era, all_nodes=beat.rev == 0 and not recovering):
+        unfinished = not await self._read_rest(found, era, all_nodes=beat.rev == 0 and not recovering)
+        if unfinished:
             found, rev, more = _Records(), beat.rev, 0  # the lease is renewed nevertheless; the next beat asks again
         with strict():
             return BeatReply(
@@ -159,8 +168,9 @@ class RedisStore:
                 usage=tuple(found.usage),
                 gone=tuple(found.gone),
                 unread=tuple(found.unread),
-                rev=int(rev),
+                rev=_revision(rev),
                 more=bool(more),
+                unfinished=unfinished,
                 event=event,
                 era=era,
                 recovering=bool(recovering),
@@ -506,14 +516,16 @@ class RedisStore:
     def _brought(self, stream: str, fields: Sequence[str]) -> JobRecord | None:
         """The job with the changes that its wake brought; None if a beat has to bring them."""
         place = keys.wakes(self._prefix, "", [""])[-1]
-        if not stream.startswith(place) or fields[0] != "era":
+        if not stream.startswith(place):
             return None
-        _, era, _, since, *words = fields
-        changes = [
-            word for name, text in zip(words[::2], words[1::2], strict=True)
-            for word in (name[1:], text if name[0] == "+" else None)
-        ]  # fmt: skip
         try:
+            first, era, _, since, *words = fields
+            if first != "era":
+                return None
+            changes = [
+                word for name, text in zip(words[::2], words[1::2], strict=True)
+                for word in (name[1:], text if name.startswith("+") else None)
+            ]  # fmt: skip
             return self._decoder.news(stream.removeprefix(place), changes, era, int(since))
         except ValueError:
             return None

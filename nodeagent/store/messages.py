@@ -87,6 +87,8 @@ class BeatReply(Record):
     """A text that identifies ``lapsed`` and ``sheltered``: send it with the next beat."""
     same: bool = False
     """Both lists equal those of the ``silent`` that was sent, and come empty."""
+    unfinished: bool = False
+    """Of the records only a part could be read: it brings none, and the next beat asks for the same."""
     next_lapse: int | None
     """Served milliseconds until the next lease (other than the caller's) ends; None if there is no other lease."""
     nodes: tuple[NodeRecord, ...] = ()

@@ -192,6 +192,8 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HSET meta rev x",
         "HSET meta rev inf",
         "HSET meta rev 1",
+        "ZADD changes 3.5 gone:job:x",
+        "XADD wake:job:u1 99999999999999-0 era x",
         "HSET meta cluster_uid evil",
         "HSET meta era evil",
         "HDEL meta timing",

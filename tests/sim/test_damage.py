@@ -12,6 +12,7 @@ from nodeagent.model.node import Cordon
 from nodeagent.store import codec
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.keys import prefix
+from nodeagent.store.nodetable import FoundNodes, NodeTable
 from tests.inprocess.server import CLUSTER, HereStore
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.parts import sim_spec
@@ -334,3 +335,51 @@ def test_a_primary_that_comes_back_as_the_same_process_may_have_lost_writes() ->
 
 def test_such_a_primary_that_meets_those_first_who_know_less_decides_nothing() -> None:
     simulate(5, lambda c: store_loses_writes(c, same_process=True))
+
+
+@pytest.mark.parametrize("failures", [1, 4])
+def test_nodes_that_cannot_be_read_while_all_is_read_anew_cost_nobody_a_worker(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beat itself is answered, the table of nodes is not: the view would have been one without any job."""
+    real, left = NodeTable.read, [failures]
+
+    async def read(self: NodeTable, era: str) -> FoundNodes | None:
+        if left[0]:
+            left[0] -= 1
+            return None
+        return await real(self, era)
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before, number = pids(c), _number(c)
+        c.checker.store_loses()
+        monkeypatch.setattr(NodeTable, "read", read)
+        c.server.take("job:uid-j")  # so all is read anew
+        await asyncio.sleep(12)
+        assert left == [0]
+        assert (pids(c), _number(c), c.job("j").budget) == (before, number, {})
+
+    simulate(4, scenario)
+
+
+@pytest.mark.parametrize("what", ["a wake", "revisions"])
+def test_what_somebody_adds_by_hand_ends_no_agent(what: str) -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before, number, place = pids(c), _number(c), prefix(CLUSTER)
+        c.checker.store_loses()
+        if what == "a wake":
+            later = c.server.now() + 10**9
+            c.server.data.call("XADD", place + "wake:job:uid-j", "MAXLEN", 1, f"{later}-0", "era", "x")
+        else:
+            rev = int(c.server.data.call("HGET", place + "meta", "rev"))
+            for number_of in range(600):
+                c.server.data.call("ZADD", place + "changes", f"{rev}.5", f"gone:job:x{number_of}")
+        c.server._ring()
+        await asyncio.sleep(40)
+        assert (pids(c), _number(c)) == (before, number)
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: _number(c) > number and c.whole("j"), 60, "the worker is replaced")
+
+    simulate(4, scenario)

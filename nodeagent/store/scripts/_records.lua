@@ -624,9 +624,14 @@ function distrust(damaged)
       drop(key)
     end
   end
-  for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
-    if string.sub(record, 1, 5) ~= 'gone:' and redis.call('EXISTS', P .. record) == 0 then
+  local listed = redis.call('ZRANGE', CHANGES, 0, -1, 'WITHSCORES')
+  for i = 1, #listed, 2 do
+    local record = listed[i]
+    local gone = string.sub(record, 1, 5) == 'gone:'
+    if not gone and redis.call('EXISTS', P .. record) == 0 then
       bury(record)
+    elseif gone and not string.find(listed[i + 1], '^%d+$') then -- no step writes a revision like this
+      redis.call('ZREM', CHANGES, record)
     end
   end
   revision = tonumber(redis.call('HGET', META, 'rev') or '0')

@@ -230,6 +230,9 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
   end
   records[#records + 1] = { record, body, cordon, kind }
 end
+if not string.find(rev, '^%d+$') then -- no step writes a revision like this
+  return distrust({ 'changes' })
+end
 
 -- Nodes whose lease has ended: lapsed, unless an amnesty protects them. The reply has all of them, or nothing if this
 -- agent has the same list: the count and the last name identify the list.

@@ -328,3 +328,18 @@ def test_a_view_with_a_record_that_cannot_be_read_is_not_offered_as_the_whole() 
     assert (known.whole, known.rev, [job.uid for job in known.jobs]) == (False, 0, [UID])
     snapshot.absorb(reply(jobs=(make_job(),), rev=4), 2.0)
     assert (snapshot.known(2.0).whole, snapshot.known(2.0).rev) == (True, 4)
+
+
+def test_a_beat_of_which_only_a_part_could_be_read_changes_no_view() -> None:
+    """Else who reads everything anew would take all that it does not bring for removed."""
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(unfinished=True, rev=0), 0.0)
+    assert not snapshot.complete
+    job = make_job("running")
+    snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(job,), rev=5, era="e1"), 0.0)
+    snapshot.read_again("e2")
+    snapshot.absorb(reply(unfinished=True, rev=0, era="e2"), 0.0)
+    assert snapshot.rereads
+    assert (set(snapshot.jobs), snapshot.asked) == ({UID}, ("e2", 0))
+    snapshot.absorb(reply(nodes=(make_node("n1"),), rev=7, era="e2"), 0.0)
+    assert (snapshot.rereads, set(snapshot.jobs), snapshot.rev) == (False, set(), 7)
