@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import pwd
 import select
 import socket
@@ -120,6 +121,16 @@ def test_an_operators_token(agent: LiveAgent, door: Door, tmp_path: Path) -> Non
     submit = ctl(door, tmp_path, "submit", "-", given=FILE, who="operates")
     assert submit.exit_code == 6
     assert "acts as no user" in submit.stderr
+
+
+def test_operators_that_a_reload_names_are_some_at_once(agent: LiveAgent, door: Door, tmp_path: Path) -> None:
+    agent.submit(spec("others"), owner=UID + 1)
+    assert ctl(door, tmp_path, "stop", "others", who="users").exit_code == 6
+    group = grp.getgrgid(pwd.getpwnam(USER).pw_gid).gr_name
+    config = agent.view.config
+    jobs = config.jobs.model_copy(update={"operators": group})
+    agent.view.config = config.model_copy(update={"jobs": jobs})
+    assert ctl(door, tmp_path, "stop", "others", who="users").exit_code == 0
 
 
 FILE = "{name: remote, command: [python3, train.py], nodes: 1, workers_per_node: 1}"

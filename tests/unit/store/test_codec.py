@@ -44,8 +44,9 @@ def test_a_node_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"mood": "good"}, {"joined": "soon"}, {"joined": "1.5"}, {"lost": "yes"}, {"facts": "{}"}, {"rev": ""}]
-)
+    "change", [{"mood": "good"}, {"joined": "soon"}, {"joined": "1.5"}, {"lost": "yes"}, {"facts": "{}"}, {"rev": ""},
+               {"facts": str(NODE["facts"]).replace('"cpu_slots":4', '"cpu_slots":1000000000')}]
+)  # fmt: skip
 def test_a_node_that_does_not_fit_is_an_error(change: dict[str, str]) -> None:
     with pytest.raises((ValueError, KeyError)):
         codec.decode_node(flat(NODE | change), "")
