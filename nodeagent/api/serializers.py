@@ -20,6 +20,7 @@ from nodeagent.model.world import Generation, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure.faults import judged_cause, judged_when, restarts_spent
 from nodeagent.plan.nodes.health import breaker, next_step
+from nodeagent.plan.pods.report import without_output
 from nodeagent.plan.queueing.elastic import borrowed
 from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.repair import described
@@ -223,7 +224,7 @@ def job_json(
 
 def shown_to(row: Json, *, seen: bool) -> Json:
     """A job in the form that the caller may see. Unless the caller may see everything (``seen``), the values of its
-    environment, a role's own included, and all output of its workers are left out."""
+    environment, a role's own included, and all output of its workers and commands are left out."""
     row = row | {"private": not seen}
     if seen:
         return row
@@ -240,17 +241,12 @@ def shown_to(row: Json, *, seen: bool) -> Json:
         row["reports"] = {node: {"state": r["state"], "reason": r["reason"]} for node, r in row["reports"].items()}
     for pods in ("pods", "spares"):
         if pods in row:
-            row[pods] = [pod | {"reason": _without_output(pod["reason"])} for pod in row[pods]]
+            row[pods] = [pod | {"reason": without_output(pod["reason"])[0]} for pod in row[pods]]
     if "generations" in row:
         row["generations"] = [
             g | {"ended_by": g["ended_by"] and g["ended_by"] | {"error": ""}} for g in row["generations"]
         ]
     return row
-
-
-def _without_output(reason: str) -> str:
-    """Why a pod is as it is, without what a command of its job printed (``shim/ready.py``)."""
-    return reason.partition(": ")[0] if reason.startswith("ready ") else reason
 
 
 def _roles(job: JobRecord) -> Json:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,25 @@ STOPPING_POLL = 0.2
 """Seconds between two attempts."""
 
 
+def readable_shell(wanted: Callable[[str], bool]) -> dict[str, str]:
+    """The shell's variables with these names. Those that are not UTF-8 text are left out and named, since no job's
+    record can hold them."""
+    shell = {name: value for name, value in os.environ.items() if wanted(name)}
+    for name in sorted(shell):
+        with suppress(UnicodeEncodeError):  # a byte that is not UTF-8 is half of a surrogate pair here
+            shell[name].encode()
+            continue
+        echo(f"nodeagentctl: warning: left out, since its value is not UTF-8 text: {name}", err=True)
+        del shell[name]
+    return shell
+
+
 def read_jobs(file: str) -> list[Submission]:
     """The jobs in a file (``-``: stdin). Raises ``CtlError`` with every mistake."""
     from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobargs import capture_submitter
     from nodeagent.spec.jobfile import parse_jobs
+    from nodeagent.spec.jobvalues import RECORDED
     from nodeagent.spec.yamlfile import MAX_BYTES
 
     name = "<stdin>" if file == "-" else file
@@ -50,7 +65,9 @@ def read_jobs(file: str) -> list[Submission]:
     except UnicodeDecodeError as error:
         raise CtlError(f"{name} is not UTF-8 text: {error}", Exit.USAGE, "is it a job file?") from None
     try:
-        return parse_jobs(text, name, capture_submitter(os.environ, str(Path.cwd())), time.time())
+        return parse_jobs(
+            text, name, capture_submitter(readable_shell(RECORDED.__contains__), str(Path.cwd())), time.time()
+        )
     except SpecError as error:
         count = len(error.problems)
         raise CtlError(

@@ -90,6 +90,10 @@ NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 
 DEFAULT_ROLE = "worker"
 MOST_NODES = 4096
+MOST_TIME_LIMIT = 3650 * 86_400
+"""Seconds: from when a job is to end at its time limit, others learn when they start, as a date."""
+LATEST = 253_402_300_799
+"""Unix time of the last second of the year 9999."""
 DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
 """Seconds that workers have to end after they are asked to; then they are killed."""
 DEFAULT_FINISH = 300.0
@@ -317,9 +321,9 @@ class JobSpec(Record):
     ever."""
     hold_timeout: float | None = Field(default=None, gt=0)
     """Seconds that a job may hold when nodes are missing before it fails; None: for ever."""
-    time_limit: float | None = Field(default=None, gt=0)
+    time_limit: float | None = Field(default=None, gt=0, le=MOST_TIME_LIMIT)
     """Seconds for which the job may have its nodes, from its first start on; None: for ever."""
-    begin: float | None = Field(default=None, ge=0, le=253_402_300_799)
+    begin: float | None = Field(default=None, ge=0, le=LATEST)
     """Unix time before which the job does not start."""
     ttl: float | None = Field(default=None, ge=0)
     """The most seconds for which its record is kept after its end; None: as long as the records of other jobs."""

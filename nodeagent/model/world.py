@@ -209,6 +209,9 @@ class PodReport(Record):
     exits: tuple[WorkerExit, ...] = ()
     """None if ``succeeded``: all workers have exited 0."""
     reason: str = ""
+    """For everybody."""
+    error: str = ""
+    """If ``refused`` because of a hook: what it printed last, for the job's owner and operators."""
     stall: Stall | None = None
     """While ``running`` and if the gang may hang: what its workers do."""
     ready: tuple[str, ...] = ()

@@ -92,7 +92,8 @@ class Hook:
         for capture in self._captures:
             capture.close()
         self._log.close()
-        why = "was stopped: nobody granted this pod time" if fenced else self._why
+        # No colon: what is behind the first one is output, which not everybody may read (plan/pods/report.py).
+        why = "was stopped, since nobody granted this pod time" if fenced else self._why
         if not why and code:
             why = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
         self._done(f"{self._name} {why}{': ' + tail if tail else ''}" if why else "")

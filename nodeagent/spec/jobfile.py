@@ -372,10 +372,11 @@ class JobFile(_RoleKeys):
     for ever."""
     time_limit: Annotated[
         float | None,
-        BeforeValidator(jobvalues.hold_timeout),
+        BeforeValidator(jobvalues.time_limit),
         WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
     ] = None
-    """How long the job may have its nodes, counted from its first start, before it is stopped; default: never."""
+    """How long the job may have its nodes, counted from its first start, before it is stopped: 3650d at most; default:
+    never."""
     begin: Annotated[
         float | None,
         BeforeValidator(jobvalues.begin),

@@ -16,7 +16,18 @@ from typing import Literal, cast, get_args
 
 from pydantic import ValidationInfo
 
-from nodeagent.model.jobspec import MOST_AFTER, MOST_INDEX, MOST_MEMBERS, ActionName, EventName, Need, Nodes, Submitter
+from nodeagent.model.jobspec import (
+    LATEST,
+    MOST_AFTER,
+    MOST_INDEX,
+    MOST_MEMBERS,
+    MOST_TIME_LIMIT,
+    ActionName,
+    EventName,
+    Need,
+    Nodes,
+    Submitter,
+)
 from nodeagent.model.queue import MOST_MIN_RUNTIME
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, NotTextError, did_you_mean, raise_all
@@ -313,9 +324,18 @@ def hold_timeout(value: object) -> float | None:
     return None if value in ("never", None) else bounded(0, math.inf, above=True)(value)
 
 
+def time_limit(value: object) -> float | None:
+    """A duration above zero, of ten years at most; ``never`` (and nothing) is None."""
+    seconds = hold_timeout(value)
+    if seconds is not None and seconds > MOST_TIME_LIMIT:
+        most = f"it must be at most {MOST_TIME_LIMIT // 86_400}d, or never"
+        raise CheckError(f"{units.show(value)} is out of range", most)
+    return seconds
+
+
 def usual_time_limit(value: object) -> float | Literal["never"] | None:
-    """A duration above zero, or ``never``; nothing is None."""
-    return "never" if value == "never" else hold_timeout(value)
+    """The same, with ``never`` itself; nothing is None."""
+    return "never" if value == "never" else time_limit(value)
 
 
 def min_runtime(value: object) -> float | None:
@@ -415,11 +435,15 @@ def begin(value: object, info: ValidationInfo) -> float | None:
 def moment(value: str, now: Callable[[], float]) -> float:
     """The same of a text."""
     if value.startswith("+"):
-        return now() + units.duration(value[1:])
-    try:
-        return max(0.0, datetime.fromisoformat(value).timestamp())
-    except (ValueError, OverflowError):
-        raise CheckError(f"{units.show(value)} is not a time", _BEGIN) from None
+        at = now() + units.duration(value[1:])
+    else:
+        try:
+            at = max(0.0, datetime.fromisoformat(value).timestamp())
+        except (ValueError, OverflowError):
+            raise CheckError(f"{units.show(value)} is not a time", _BEGIN) from None
+    if at > LATEST:
+        raise CheckError(f"{units.show(value)} is after the year 9999", _BEGIN)
+    return at
 
 
 def ttl(value: object) -> float | None:

@@ -104,9 +104,8 @@ def report_arguments(report: PodReport) -> dict[str, str]:
     """A report as a step takes it. If it is long, ``brief`` holds it once more with shorter texts."""
     reported = encode_report(report)
     exits = tuple(e.model_copy(update={"error": e.error[-BRIEF:]}) if len(e.error) > BRIEF else e for e in report.exits)
-    if exits == report.exits:
-        return reported
-    return reported | {"brief": encode_report(report.model_copy(update={"exits": exits}))["body"]}
+    brief = report.model_copy(update={"exits": exits, "error": report.error[-BRIEF:]})
+    return reported if brief == report else reported | {"brief": encode_report(brief)["body"]}
 
 
 def encode_texts(texts: Mapping[str, str]) -> dict[str, str]:

@@ -98,6 +98,20 @@ def test_what_a_job_was_given_and_wrote_is_for_its_owner_and_operators(agent: Li
     assert json.dumps(mine).count(SECRET) >= 5, "the stranger's view left out all of them"
 
 
+def test_what_a_hook_printed_is_for_the_owner_and_operators(agent: LiveAgent) -> None:
+    agent.submit(spec())
+    agent.until(lambda: agent.view.job("digits").phase == "running")
+    pods = agent.view.gangs[agent.view.job("digits").uid]
+    why = "hook pre_start failed with exit code 3"
+    pods["n2"] = pods["n2"].model_copy(update={"phase": "exited", "reason": f"{why}: {SECRET}", "workers": ()})
+    agent.do(agent.view.refresh)
+    agent.until(lambda: SECRET in json.dumps(Client([agent.socket]).get("/v1/jobs/digits")))
+    status, job = ask(agent, "GET", "/v1/jobs/digits")
+    assert (status, [pod["reason"] for pod in job["pods"] if pod["node"] == "n2"]) == (200, [why])
+    for shown in (job, ask(agent, "GET", "/v1/jobs")[1], ask(agent, "GET", "/v1/status")[1]):
+        assert SECRET not in json.dumps(shown)
+
+
 def test_logs_are_for_the_owner_and_operators(agent: LiveAgent) -> None:
     agent.submit(spec())
     status, answer = ask(agent, "GET", "/v1/jobs/digits/logs")

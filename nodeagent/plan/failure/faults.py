@@ -323,7 +323,8 @@ def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
 def _pod_fault(case: _Case, kind: CauseKind, node: str, report: PodReport) -> Fault:
     text = f"{_POD_FAULTS[report.state]} on {node}" + (f": {report.reason}" if report.reason else "")
     roles = roles_on(case.job, [node])
-    return _fault(case, Cause(kind=kind, text=text, node=node), Outcome(code=1, text=text), roles=roles)
+    outcome = Outcome(code=1, text=text, error=report.error)
+    return _fault(case, Cause(kind=kind, text=text, node=node), outcome, roles=roles)
 
 
 def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:

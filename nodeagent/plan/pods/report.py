@@ -16,7 +16,8 @@ from nodeagent.pods.base import PodStatus
 def read_report(status: PodStatus) -> PodReport | None:
     """What a started pod has to say; None while its workers run and get on."""
     if status.refused:
-        return PodReport(state="refused", reason=status.refused)
+        reason, output = without_output(status.refused)
+        return PodReport(state="refused", reason=reason, error=output)
     if status.fenced:
         return PodReport(state="fenced", exits=with_few_texts(status.exits))
     if any(is_failure(e) for e in status.exits):
@@ -27,6 +28,15 @@ def read_report(status: PodStatus) -> PodReport | None:
     if status.stall is not None and status.phase == "running":
         return PodReport(state="running", stall=status.stall)
     return None
+
+
+def without_output(reason: str) -> tuple[str, str]:
+    """Why a pod is as it is, and apart from it what a command of its job printed (``shim/hook.py``): only the job's
+    owner and operators may read that."""
+    if not reason.startswith(("hook ", "ready ")):
+        return reason, ""
+    why, _, output = reason.partition(": ")
+    return why, output
 
 
 def with_completion(

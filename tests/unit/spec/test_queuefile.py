@@ -254,3 +254,9 @@ def test_one_queue_is_put_and_taken(found: Queues, queue: Queue) -> None:
     assert more.by_name[queue.name] == queue
     assert [q.name for q in more.queues] == sorted(q.name for q in more.queues)
     assert queue.name not in without_queue(more, queue.name).by_name or queue.name == DEFAULT_QUEUE
+
+
+@pytest.mark.parametrize("key", ["max_time_limit", "default_time_limit"])
+def test_no_time_limit_is_longer_than_a_job_may_have(key: str) -> None:
+    with pytest.raises(SpecError, match="it must be at most 3650d"):
+        changed_queue("a", None, [f"limits.{key}=999999999999d"])

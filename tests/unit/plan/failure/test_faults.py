@@ -91,6 +91,16 @@ def test_nodes_that_went(nodes: list[NodeRecord], text: str) -> None:
     assert (fault.cause.text, fault.cause.node, fault.spend.counts) == (text, "n1", False)
 
 
+def test_what_a_hook_printed_is_in_no_text_that_everybody_reads() -> None:
+    report = PodReport(state="refused", reason="hook pre_start failed with exit code 3", error="s3cret", seq=1)
+    job = running({"n1": report})
+    fault = find_fault(make_cluster(["n1", "n2"], job), job, WALL)
+    assert fault is not None
+    assert (fault.outcome.error, fault.spend.error) == ("s3cret", "s3cret")
+    assert fault.cause.text == "the pod could not start on n1: hook pre_start failed with exit code 3"
+    assert (fault.outcome.text, fault.spend.text) == (fault.cause.text, fault.cause.text)
+
+
 def test_nothing_is_wrong() -> None:
     job = running({"n1": SUCCEEDED})
     assert find_fault(make_cluster(["n1", "n2"], job), job, WALL) is None

@@ -18,6 +18,21 @@ from tests.unit.plan.build import UID, make_exit
 ENDED = (WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),)
 
 
+@pytest.mark.parametrize(
+    ("refused", "reason", "error"),
+    [
+        ("hook pre_start failed with exit code 3: no bucket: s3cret\nbye",
+         "hook pre_start failed with exit code 3", "no bucket: s3cret\nbye"),
+        ("hook pre_start was not done after 30 s", "hook pre_start was not done after 30 s", ""),
+        ("rank 3 could not be started: too many files", "rank 3 could not be started: too many files", ""),
+    ],
+)  # fmt: skip
+def test_what_a_hook_printed_is_apart_from_why_the_pod_could_not_start(refused: str, reason: str, error: str) -> None:
+    """The reason is shown to everybody."""
+    status = PodStatus.model_validate({"uid": "u", "phase": "exited", "refused": refused})
+    assert read_report(status) == PodReport(state="refused", reason=reason, error=error)
+
+
 def test_read_report() -> None:
     two = (*ENDED, WorkerState(rank=1, local_rank=1, pid=8, state="running"))
     done, crash, killed = make_exit(code=0), make_exit(1, code=7), make_exit(0, signal=15, stopped=True)
