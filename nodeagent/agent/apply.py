@@ -195,14 +195,15 @@ class Applier:
             self._store.report(recovery.uid, recovery.token, node, self._lease.incarnation, report)
         )
 
-    async def job(self, job: JobRecord, decision: steps.Decision) -> bool:
-        """Take one step of a job in the store; true if it was taken (by us). Raises StoreUnavailableError."""
+    async def job(self, job: JobRecord, decision: steps.Decision, rev: int) -> bool:
+        """Take one step of a job in the store; true if it was taken (by us). ``rev``: of the view that this was decided
+        on. Raises StoreUnavailableError."""
         why = "; ".join(decision.why)
         log = self._log.bind(job=job.name)
         match decision.step:
             case steps.Propose() as step:
                 log.info("propose", nodes=sorted(step.members), cause=step.cause.kind, why=why)
-                return await self._write(self._store.propose(self._proposal(job, step)))
+                return await self._write(self._store.propose(self._proposal(job, step, rev)))
             case steps.End() as step:
                 log.info("end", phase=step.phase, why=why)
                 return await self._write(self._store.end(self._ending(job, step)))
@@ -238,7 +239,7 @@ class Applier:
     def _next_control(self, job: JobRecord, control: Control) -> Control:
         return self._seal.control(job.uid, control.model_copy(update={"rev": job.control.rev + 1}))
 
-    def _proposal(self, job: JobRecord, step: steps.Propose) -> Proposal:
+    def _proposal(self, job: JobRecord, step: steps.Propose, rev: int) -> Proposal:
         return Proposal(
             **self._seen(job),
             id=self._random_id(),
@@ -253,7 +254,7 @@ class Applier:
             outside=step.outside,
             failsafe_members=step.failsafe_members,
             claims=step.claims,
-            read=self._snapshot.rev,
+            read=rev,
         )
 
     def _ending(self, job: JobRecord, step: steps.End) -> Ending:

@@ -298,4 +298,4 @@ class ProposalTurns:
         at = first + self._patience * turn(cluster, job, self._node)
         if now < at:
             return False, at
-        return await self._applier.job(job, decision), None
+        return await self._applier.job(job, decision, cluster.rev), None

@@ -329,7 +329,8 @@ class Snapshot:
             nodes, until = closed(self._notes, nodes, found.nodes), found.until
         last = self._view  # asked for several times in one moment
         if last is not None and (
-            last.nodes is nodes and last.jobs is jobs and last.lapsed is self._lapsed
+            last.rev == self.rev
+            and last.nodes is nodes and last.jobs is jobs and last.lapsed is self._lapsed
             and last.queues is queues and last.queues_rev == queues_rev
             and last.windows is windows and last.windows_rev == windows_rev and last.windows_until == until
             and last.usage is self._usage_shown
@@ -342,6 +343,7 @@ class Snapshot:
             self._notes.turn()
         self._view = Cluster(
             served=served,
+            rev=self.rev,
             nodes=nodes,
             jobs=jobs,
             usage=self._usage_shown,

@@ -115,6 +115,8 @@ class Cluster:
     """Served time (ms) of the view; between beats the agent adds its own elapsed time, never more than ``credit``."""
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
+    rev: int = 0
+    """The store's revision up to which the view has all changes; of some jobs it may have newer ones."""
     usage: Mapping[str, UsageDay] = field(default_factory=dict)
     """What jobs used that are here no more, by day."""
     lapsed: frozenset[str] = frozenset()

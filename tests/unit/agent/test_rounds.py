@@ -1,15 +1,34 @@
-"""The plan of a node's pods is made anew whenever something it looks at changed, and only then."""
+"""The plan of a node's pods is made anew whenever something it looks at changed, and only then. And what a proposal
+says that it was decided on."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
-from nodeagent.agent.rounds import PodPlan
+from nodeagent.agent.apply import Applier
+from nodeagent.agent.rounds import PodPlan, ProposalTurns
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
+from nodeagent.model.timing import Timing
 from nodeagent.plan.cluster import Cluster, Refusal
+from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.pod import Prepare, Retire, Start, plan_pods
 from nodeagent.pods.base import PodStatus
-from tests.unit.plan.build import UID, life, make_cluster, make_generation, make_job, make_node
+from nodeagent.store.messages import Proposal
+from tests.unit.plan.build import (
+    READY,
+    UID,
+    WALL,
+    life,
+    make_cluster,
+    make_generation,
+    make_job,
+    make_node,
+    make_spec,
+)
 
 NODES = [make_node("n1"), make_node("n2")]
 GENERATION = make_generation(("n1", "n2"), acks=("n1", "n2"))
@@ -64,3 +83,43 @@ def test_what_is_lent_counts() -> None:
     lends, free = plan(view, ME, still, 2, {UID}), plan(view, ME, still, 2, ())
     assert lends == plan_pods(view, "n1", ME, still, 2, {UID})
     assert free == plan_pods(view, "n1", ME, still, 2, ())
+
+
+class Proposals:
+    """A store that takes every proposal."""
+
+    def __init__(self) -> None:
+        self.made: list[Proposal] = []
+
+    async def propose(self, proposal: Proposal) -> JobRecord:
+        self.made.append(proposal)
+        return make_job(uid=proposal.uid)
+
+
+class Me:
+    node = "n1"
+
+    def keeps_steps(self, uid: str) -> bool:
+        return False
+
+
+async def test_a_proposal_names_the_view_that_it_was_decided_on() -> None:
+    """A beat comes between the first and the second of one round: what it brought nobody has counted."""
+    snapshot, store, me = Snapshot(Timing()), Proposals(), Me()
+    snapshot.rev = 7
+    jobs = [make_job(uid=f"u-{i}", spec=make_spec(name=f"j{i}", size=(1, 1))) for i in range(2)]
+    nodes = [make_node("n1", ready=dict.fromkeys(("u-0", "u-1"), READY))]
+    view = replace(make_cluster(nodes, *jobs), rev=snapshot.cluster(0.0).rev)
+    context = SimpleNamespace(
+        node="n1", timing=Timing(), store=store, host=SimpleNamespace(status=dict), clock=SimpleNamespace(now=float),
+        random_id=lambda: "g", snapshot=snapshot,
+    )  # fmt: skip
+    none = cast(Any, None)
+    applier = Applier(cast(Any, context), cast(Any, me), seal=none, verifier=none, stopwatch=none, reach=none)
+    turns = ProposalTurns(cast(Any, context), applier)
+    decision = decide(view, jobs[0], WALL)
+    for job in jobs:
+        await turns.take(view, job, decision)
+        snapshot.rev += 1
+    assert [one.read for one in store.made] == [7, 7]
+    assert snapshot.cluster(0.0).rev == 9, "another view, though all else is as it was"
