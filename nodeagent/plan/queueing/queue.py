@@ -13,6 +13,7 @@ from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import in_line, shared
 from nodeagent.plan.fairshare.usage import decayed
+from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.queueing.dependencies import blocked
 from nodeagent.plan.queueing.room import Room, rooms_for
 
@@ -90,11 +91,12 @@ class Waiting(NamedTuple):
 
 
 def queue(cluster: Cluster) -> tuple[Waiting, ...]:
-    """The jobs that wait for nodes, and for no other job, and may run, the first one first."""
+    """The jobs that wait for nodes, and for no other job nor for word of silent nodes, and may run, the first one
+    first."""
 
     def look(_before: object) -> tuple[Waiting, ...]:
         jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
-        jobs = [j for j in jobs if not blocked(cluster, j)]
+        jobs = [j for j in jobs if not blocked(cluster, j) and not silence(cluster, j)]
         line = _line_up(cluster, jobs)
         return tuple(map(Waiting, line, rooms_for(cluster, line)))
 

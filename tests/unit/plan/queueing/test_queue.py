@@ -12,7 +12,7 @@ from hypothesis import given
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord, Readiness
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
 from nodeagent.plan.job.waiting import explain
@@ -94,6 +94,27 @@ def test_a_job_goes_first_as_if_each_were_placed_by_itself(cluster: Cluster) -> 
         able = [j for j in before if cluster.served >= j.not_before and could_start(cluster, j)]
         found = queue.earlier(cluster, reservations.line(cluster), job)
         assert (found.job.uid if found is not None else None) == (able[0].uid if able else None)
+
+
+@pytest.mark.parametrize("standing", [READY, PREPARING])
+def test_one_that_waits_for_word_of_silent_nodes_holds_up_nobody(standing: Readiness) -> None:
+    """Before it may start somebody has to say that a node is down: that may take days."""
+    silent = ("n1", "n2", "n3")
+    left = make_generation(silent, state="ended", holders=silent)
+    gang = make_job(
+        "holding", left, uid="u-x", spec=make_spec(name="x", size=(3, 3)), active=1, failsafe_members=silent, order=1
+    )
+    one = make_job(uid="u-y", spec=make_spec(name="y", size=(1, 1)), order=2)
+    nodes = [make_node(f"n{i}", ready={"u-x": standing, "u-y": READY}) for i in range(1, 7)]
+    view = make_cluster(nodes, gang, one, lapsed=silent)
+    assert "nodeagentctl forget" in decide(view, gang, WALL).why[0]
+    step = decide(view, one, WALL).step
+    assert isinstance(step, Propose)
+    assert step.members.keys() == {"n4"}
+    assert queue.places(view) == {"u-y": 1}
+    answers = replace(view, lapsed=frozenset(silent[1:]), notes=Notes())
+    assert queue.places(answers) == {"u-x": 1, "u-y": 2}
+    assert isinstance(decide(answers, gang, WALL).step, Propose) == (standing is READY)
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 1, 2])
