@@ -170,10 +170,7 @@ def favoured(cluster: Cluster) -> Mapping[str, int]:
     def look(_before: object) -> dict[str, int]:
         found: dict[str, int] = {}
         for job in cluster.jobs.values():
-            generation = job.generation
-            if generation is None:
-                continue
-            if last := job.budget.get(str(generation.number if generation.state == "ended" else generation.number - 1)):
+            if last := job.budget.get(str(job.last_number)):
                 found |= {uid: max(found.get(uid, 0), last.at) for uid in last.room_for}
         return found
 

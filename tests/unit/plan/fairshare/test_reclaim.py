@@ -13,11 +13,12 @@ from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import BudgetEntry, JobRecord, Scale
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
+from nodeagent.model.world import GenerationState
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.fairshare.queues import Part, entitlements
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.queueing.elastic import transfers
-from nodeagent.plan.queueing.queue import ASSEMBLE, queue
+from nodeagent.plan.queueing.queue import ASSEMBLE, is_favoured, queue
 from nodeagent.plan.queueing.transfers import Transfers
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import (
@@ -163,6 +164,18 @@ def test_nobody_grows_into_what_was_given_up_for_one_that_gets_ready(made_for: t
     assert isinstance(decision.step, Propose) == grows, decision
     if not grows:
         assert "kept for job b1" in decision.why[0]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_room_stays_made_however_often_the_next_generation_is_formed(number: int) -> None:
+    """Its second one never became active; the note is of the last that was."""
+    note = BudgetEntry(at=NOW - 1000, wall=WALL, kind="share", counts=False, room_for=("u-b1",))
+    states: list[tuple[GenerationState, int]] = [("forming", 1), ("active", number)]
+    for state, active in states:
+        formed_anew = make_generation(["n1"], number=number, state=state, since=NOW - 500)
+        donor = make_job("running", formed_anew, uid="u-a1", active=active, last_number=1, budget={"1": note})
+        waits = job("b1", 2).model_copy(update={"since": NOW - 50_000})
+        assert is_favoured(cluster(2, [A, B], donor, waits), waits), state
 
 
 def test_who_gives_nodes_says_for_whom() -> None:

@@ -263,7 +263,7 @@ def test_one_that_runs_does_not_take_what_others_gave_up_for_one_that_waits() ->
     generation = make_generation(["n2"], state="ended").model_copy(update={"since": NOW - 1000})
     gave = make_job("holding", generation, uid="u-g", spec=spec_of(size=(1, 1), name="g"), order=5)
     entry = spend("share", counts=False).model_copy(update={"room_for": ("u-b",)})
-    gave = gave.model_copy(update={"budget": {"1": entry}})
+    gave = gave.model_copy(update={"budget": {"1": entry}, "last_number": 1})
     older, waiting = runs("a", ["n1"], order=0, size=2), waits("b", 1, 9)
     cluster = of_team(cluster_of(4, older, gave, waiting), TEAM.model_copy(update={"capability": Amount(nodes=2)}))
     slow = {n: one.model_copy(update={"readiness": {"u-a": READY}}) for n, one in cluster.nodes.items()}
