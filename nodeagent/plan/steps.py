@@ -139,7 +139,7 @@ MEANING: dict[PhaseStep, str] = {
     "hold": "fewer than min nodes fit, or a restart backs off",
     "pause": "an operator or a policy paused it; workers take their grace",
     "paused": "the last worker of a paused job is gone",
-    "succeed": "every worker of the generation exited 0, or a policy completed it",
+    "succeed": "every worker of the generation exited 0, whatever was asked for since; or a policy completed it",
     "fail": "failed at its start, spent its budget, or by a policy",
     "stop": "an operator or a policy stopped it",
 }

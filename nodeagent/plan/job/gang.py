@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Generation
 from nodeagent.plan.cluster import Cluster, natural
-from nodeagent.plan.failure import faults, policies, timeouts
+from nodeagent.plan.failure import faults, timeouts
 from nodeagent.plan.failure.policies import BY, STOPPED_CODE
 from nodeagent.plan.job.proposal import propose_or_hold
-from nodeagent.plan.job.running import after_fault, decide_running, judge_before, judge_ended, settle_scale, still
+from nodeagent.plan.job.running import (
+    after_fault,
+    completed,
+    decide_running,
+    judge_before,
+    judge_ended,
+    settle_scale,
+    still,
+)
 from nodeagent.plan.job.waiting import decide_waiting
 from nodeagent.plan.nodes.candidates import strays
 from nodeagent.plan.nodes.failsafe import silence
@@ -34,6 +42,8 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return Decision(None, (refusal.text,), steady=True)
     if refusal is None and (judged := judge_before(cluster, job, wall)) is not None:
         return judged
+    if refusal is None and (done := completed(cluster, job)) is not None:
+        return done
     if job.control.desired == "stop":
         return _stop(cluster, job)
     if (noted := dependencies.after_others(cluster, job)) is not None:
@@ -54,7 +64,7 @@ def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if job.control.desired == "pause":
         return _pause(cluster, job)
     silent = silence(cluster, job)
-    if silent and not faults.all_succeeded(job) and policies.task_completed(job) is None:
+    if silent:
         return Decision(None, (silent,))
     generation = job.generation
     if generation is not None and generation.state == "forming":

@@ -78,17 +78,30 @@ def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: 
     return Decision(Settle(control, event, text), (text,))
 
 
-def decide_running(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
+def completed(cluster: Cluster, job: JobRecord) -> Decision | None:
+    """The end of a gang whose workers have all exited 0, or those of a role that says enough; None while they have not.
+    Asked first: a node that goes now is not missed any more, and a stop or a pause came too late. But where a policy
+    only pauses the job for it, a person's word counts."""
+    generation = job.generation
+    if generation is None or generation.state != "active":
+        return None
     gone = gone_nodes(cluster, job)
     if (done := task_completed(job)) is not None:
         action, text = done
-        return ending(cluster, job, ENDS[action], Outcome(code=1, text=text), gone)
-    if faults.all_succeeded(job):  # first: a node that goes now is not missed any more
-        role = job.spec.completes
-        whose = f"role {role} of " if role else ""
-        text = f"every worker of {whose}generation {generation.number} exited 0"
-        outcome = Outcome(code=0, text=text)
-        return Decision(End("succeeded", text, gone, outcome, planned=bool(role)), (text,))
+        if job.control.desired == "run" or ENDS[action] != "paused":
+            return ending(cluster, job, ENDS[action], Outcome(code=1, text=text), gone)
+        return None
+    if not faults.all_succeeded(job):
+        return None
+    role = job.spec.completes
+    whose = f"role {role} of " if role else ""
+    text = f"every worker of {whose}generation {generation.number} exited 0"
+    outcome = Outcome(code=0, text=text)
+    return Decision(End("succeeded", text, gone, outcome, planned=bool(role)), (text,))
+
+
+def decide_running(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
+    gone = gone_nodes(cluster, job)
     if (over := _ended_before(cluster, job, gone)) is not None:
         return over
     fault = faults.find_fault(cluster, job, wall)
@@ -109,8 +122,6 @@ def still(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
     comes to depends on the time."""
     scale = job.control.scale
     if scale is not None and scale.state == "pending":
-        return None
-    if task_completed(job) is not None or faults.all_succeeded(job):
         return None
     if faults.find_fault(cluster, job, wall) is not None:
         return None

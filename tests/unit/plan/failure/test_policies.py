@@ -190,6 +190,12 @@ def test_a_job_of_one_role_is_completed_when_all_have_reported() -> None:
     assert take(running({"n1": SUCCEEDED}, end)).step is None
 
 
+@pytest.mark.parametrize(("action", "phase"), [("AbortJob", "stopped"), ("CompleteJob", "succeeded")])
+def test_a_stop_is_not_turned_into_a_pause_by_what_was_completed_before(action: ActionName, phase: Phase) -> None:
+    job = running({"n1": SUCCEEDED, "n2": SUCCEEDED}, Policy(on=("TaskCompleted",), do=action), desired="stop")
+    assert ended(take(job)).phase == phase
+
+
 def test_the_only_role_may_have_the_list() -> None:
     job = running(CRASH, FAIL_LOST)
     role = job.spec.role.model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="AbortJob"),)})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nodeagent.model.job import BudgetEntry, JobRecord, Phase, Scale
+from nodeagent.model.job import BudgetEntry, Desired, JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.timing import Timing
@@ -247,6 +247,13 @@ def test_a_node_lost_after_all_have_succeeded_is_not_missed() -> None:
     generation = make_generation(["n1", "n2"], reports={"n1": SUCCEEDED, "n2": SUCCEEDED})
     step = ended(take(["n1", "n2"], make_job("running", generation), lapsed=["n2"]))
     assert (step.phase, step.lost) == ("succeeded", ("n2",))
+
+
+@pytest.mark.parametrize(("desired", "early"), [("pause", "pausing"), ("stop", "stopped")])
+def test_what_is_asked_for_after_all_have_succeeded_comes_too_late(desired: Desired, early: Phase) -> None:
+    for reports, phase in (({"n1": SUCCEEDED, "n2": SUCCEEDED}, "succeeded"), ({"n1": SUCCEEDED}, early)):
+        job = make_job("running", make_generation(["n1", "n2"], reports=reports), desired=desired)
+        assert ended(take(["n1", "n2"], job)).phase == phase
 
 
 def test_some_have_finished() -> None:

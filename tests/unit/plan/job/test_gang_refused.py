@@ -14,7 +14,18 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.pod import Prepare, Promise, Retire, Start, Stop, plan_pods
 from nodeagent.plan.steps import Decision, End, Propose, Remove
 from nodeagent.pods.base import PodStatus
-from tests.unit.plan.build import READY, UID, WALL, life, make_cluster, make_generation, make_job, make_node, make_spec
+from tests.unit.plan.build import (
+    READY,
+    SUCCEEDED,
+    UID,
+    WALL,
+    life,
+    make_cluster,
+    make_generation,
+    make_job,
+    make_node,
+    make_spec,
+)
 
 
 def refusing(job: JobRecord, controlled: bool, *others: JobRecord) -> Cluster:
@@ -43,6 +54,14 @@ def test_a_refused_job_is_stopped_when_an_operator_signed_that() -> None:
     assert decide(refusing(job, False), job, WALL).step is None
     over = make_job("stopped", delete=True)
     assert isinstance(decide(refusing(over, False), over, WALL).step, Remove)
+
+
+def test_what_a_refused_job_reported_is_not_believed() -> None:
+    job = make_job("running", make_generation(["n1"], reports={"n1": SUCCEEDED}), desired="stop")
+    for cluster, phase in ((refusing(job, True), "stopped"), (make_cluster(["n1"], job), "succeeded")):
+        step = decide(cluster, job, WALL).step
+        assert isinstance(step, End)
+        assert step.phase == phase
 
 
 def test_a_refused_job_holds_up_nobody_in_the_queue() -> None:
