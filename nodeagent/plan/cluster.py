@@ -117,6 +117,8 @@ class Cluster:
     """The store's revision up to which the view has all changes; of some jobs it may have newer ones."""
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
+    rev: int = 0
+    """The store's revision up to which the view has all changes; of some jobs it may have newer ones."""
     usage: Mapping[str, UsageDay] = field(default_factory=dict)
     """What jobs used that are here no more, by day."""
     lapsed: frozenset[str] = frozenset()

@@ -202,8 +202,9 @@ def _unfit_before(cluster: Cluster, job: JobRecord, node: str) -> bool:
 
 
 def _hold_end(job: JobRecord) -> int:
-    """Served time (ms) at which the job has held for too long; 0 for never."""
-    limit = job.spec.hold_timeout if job.phase == "holding" else None
+    """Served time (ms) at which the job has held for too long; 0 for never. One that never ran waits like any other in
+    the queue."""
+    limit = job.spec.hold_timeout if job.phase == "holding" and job.active is not None else None
     return 0 if limit is None else job.since + millis(limit)
 
 

@@ -116,6 +116,8 @@ def _standing_of_array(cluster: Cluster, one: After) -> Standing:
     if found.ended < found.known:
         verb = "end" if one.need == "any" else "succeed"
         return "waits", f"array {one.name} to {verb} ({found.ended} of {one.array} have ended)"
+    if found.known < one.array and not cluster.unread <= cluster.jobs.keys():
+        return "waits", f"array {one.name}, of which a record may be one that cannot be read"
     if found.known < one.array and one.need == "ok":
         return _gone(one, f"a job of array {one.name}")
     return "met", f"all jobs of array {one.name} have {'ended' if one.need == 'any' else 'succeeded'}"

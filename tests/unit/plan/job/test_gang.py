@@ -477,6 +477,14 @@ def test_backoff_is_waited_out() -> None:
     proposed(take(["n1", "n2"], job, served=NOW + 1))
 
 
+def test_one_that_never_ran_holds_for_as_long_as_it_takes() -> None:
+    """It was paused in the queue and resumed, or its first forming fell apart."""
+    for generation in (None, make_generation(["n1", "n2"], state="ended")):
+        spec = make_spec(size=(2, 2), hold_timeout=60.0)
+        found = take(["n1"], make_job("holding", generation, spec=spec, since=NOW - 61_000))
+        assert (waits(found), found.at) == ("needs 2 nodes, and only 1 is known", 0)
+
+
 def test_hold_timeout() -> None:
     job = holding(spec=make_spec(size=(2, 2), hold_timeout=60.0), since=NOW - 59_999)
     assert "needs 2 nodes" in waits(take(["n1"], job))

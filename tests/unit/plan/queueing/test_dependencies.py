@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.job import USES_TIME, Desired, JobRecord, Outcome, Phase
 from nodeagent.model.jobspec import After, Array, Need
+from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.waiting import explain
@@ -123,6 +124,22 @@ def test_nothing_is_gone_while_a_part_of_the_view_is_still_to_be_read() -> None:
     anyhow = train("any")
     assert decide(replace(a_cluster(anyhow), partial=True), anyhow, WALL).step is None
     assert decide(replace(a_cluster(job), unread=frozenset({"u-prepare"})), job, WALL).step is None
+
+
+@pytest.mark.parametrize("need", ["ok", "any"])
+def test_nor_a_member_of_an_array_while_some_record_cannot_be_read(need: Need) -> None:
+    """It may be the member's. One that did not succeed is enough to know, whatever the other did."""
+    job, one = after_array(need), member(0, "succeeded", count=2)
+    view = replace(a_cluster(one, job), unread=frozenset({"u-x"}))
+    assert (decide(view, job, WALL).step, blocked(view, job)) == (
+        None,
+        "waits for array sweep, of which a record may be one that cannot be read",
+    )
+    assert decide(replace(view, unread=frozenset({one.uid}), notes=Notes()), job, WALL).step is not None
+    failed = replace(a_cluster(member(0, "failed", count=2), job), unread=frozenset({"u-x"}))
+    assert isinstance(decide(failed, job, WALL).step, End) is (need == "ok")
+    both = replace(a_cluster(one, member(1, "succeeded", count=2), job), unread=frozenset({"u-x"}))
+    assert isinstance(decide(both, job, WALL).step, Settle), "it is another job's"
 
 
 def test_a_record_is_kept_until_those_that_come_after_have_noted_its_end() -> None:
@@ -247,7 +264,8 @@ def test_records_of_an_array_stay_together_while_one_lives() -> None:
 def test_a_member_that_holds_without_a_turn_holds_no_longer_than_it_may() -> None:
     holding = member(0, "holding", at_once=1)
     spec = holding.spec.model_copy(update={"hold_timeout": 5.0})
-    holding = holding.model_copy(update={"spec": spec, "since": NOW - 4000})
+    ran = Token(number=1, id="g1")
+    holding = holding.model_copy(update={"spec": spec, "since": NOW - 4000, "active": ran})
     cluster = a_cluster(holding, member(1, "running", at_once=1))
     waits = decide(cluster, holding, WALL)
     assert (waits.step, waits.at) == (None, NOW + 1000)
