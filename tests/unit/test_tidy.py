@@ -203,6 +203,7 @@ ABOUT_SEVERAL = {
     "model/test_records": "what all records have in common",
     "plan/test_constrained": "jobs that choose nodes, through all of plan/",
     "plan/test_folders": "one checkpoint folder, from membership to pod",
+    "plan/queueing/test_at_rest": "decisions carried out one after the other, through all of plan/",
     "plan/test_stories": "examples of other schedulers, through all of plan/",
     "spec/test_apiconfig": "the section api, and the tokens that it names",
     "spec/test_docs": "documents of the job file and the config",
