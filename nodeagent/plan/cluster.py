@@ -113,8 +113,6 @@ class Cluster:
 
     served: int
     """Served time (ms) of the view; between beats the agent adds its own elapsed time, never more than ``credit``."""
-    rev: int = 0
-    """The store's revision up to which the view has all changes; of some jobs it may have newer ones."""
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
     rev: int = 0
