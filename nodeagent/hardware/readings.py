@@ -101,6 +101,8 @@ class DeviceEvent:
     count: int = 1
     logged: bool = False
     """Read in the kernel's log alone: the driver has not reported the same."""
+    due: float = 0.0
+    """Unix time at which it is judged, if it waits for what explains it."""
     rule: str = ""
     """Of an event that a plug-in ``reported``: which of its rules it makes fire."""
 

@@ -24,7 +24,8 @@ BURST = 180.0
 """Seconds around an event that belong to the same burst."""
 DAY = 86_400.0
 SETTLE = 1.0
-"""Seconds that a double-bit error waits for the Xid that says whether it was contained or remapped."""
+"""Seconds that a double-bit error waits, once it was reported, for the Xid that says whether it was contained or
+remapped."""
 REPEATS = 3
 """Contained memory or NVLink errors of one GPU in a day that are no accident any more."""
 APP_REPEATS = 2
@@ -191,19 +192,16 @@ EVENT_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def remember(past: Sequence[DeviceEvent], new: Sequence[DeviceEvent], now: float) -> tuple[DeviceEvent, ...]:
-    """The events of the last day, equal ones of one burst folded into one. At most ``MOST_KEPT``, newest last."""
+def remember(
+    past: Sequence[DeviceEvent], new: Sequence[DeviceEvent], last: float, now: float
+) -> tuple[DeviceEvent, ...]:
+    """The events of the last day, equal ones of one burst folded into one. At most ``MOST_KEPT``, newest last.
+    ``last`` is when they were judged last."""
     kept = [e for e in past if now - e.at < DAY]
-    for event in new:
+    for event in (replace(e, due=max(e.at, now) + SETTLE) if _waits(e) else e for e in new):
         for i, old in enumerate(kept):
-            if not _same(old, event):
-                continue
-            if _waits(event):  # its time to wait runs from the first, or a storm would put it off for ever
-                if event.at - old.at < SETTLE:
-                    kept[i] = _folded(old, event, old.at)
-                    break
-            elif event.at - old.at < BURST:
-                kept[i] = _folded(old, event, max(old.at, event.at))
+            if _same(old, event) and event.at - old.at < BURST:
+                kept[i] = _again(old, event) if _waits(event) and old.due <= last else _folded(old, event)
                 break
         else:
             kept.append(event)
@@ -253,7 +251,7 @@ def _judged(
         elif not _waits(event):
             yield from ((event, fired) for fired in _xid(event, past, bad_links))
     for event in past:
-        if _waits(event) and last < event.at + SETTLE <= now:
+        if _waits(event) and last < event.due <= now:
             handled = any(e.code in _HANDLES_DOUBLE_BIT for e in _burst(event, past))
             rule = DOUBLE_BIT_HANDLED if handled else xid_rule(event.code)
             yield event, Fired(rule, event.device, event.raw, event.count)
@@ -261,7 +259,7 @@ def _judged(
 
 def waits_until(past: Sequence[DeviceEvent], now: float) -> float | None:
     """When to judge again without new events; None: no event waits."""
-    return min((e.at + SETTLE for e in past if _waits(e) and e.at + SETTLE > now), default=None)
+    return min((e.due for e in past if _waits(e) and e.due > now), default=None)
 
 
 def _waits(event: DeviceEvent) -> bool:
@@ -305,8 +303,14 @@ def _follows(event: DeviceEvent, past: Sequence[DeviceEvent]) -> bool:
     return any(e.kind == "xid" and (e.code == _CONTAINED or xid(e.code).severity == "fatal") for e in burst)
 
 
-def _folded(old: DeviceEvent, new: DeviceEvent, at: float) -> DeviceEvent:
-    return replace(old, at=at, count=old.count + new.count, logged=old.logged and new.logged)
+def _folded(old: DeviceEvent, new: DeviceEvent) -> DeviceEvent:
+    """Due as before: a storm does not put the verdict off."""
+    return replace(old, at=max(old.at, new.at), count=old.count + new.count, logged=old.logged and new.logged)
+
+
+def _again(judged: DeviceEvent, new: DeviceEvent) -> DeviceEvent:
+    """One that waits comes again after it was judged: it is judged again, and counts the new ones alone."""
+    return replace(judged, at=max(judged.at, new.at), count=new.count, logged=judged.logged and new.logged, due=new.due)
 
 
 def _same(a: DeviceEvent, b: DeviceEvent) -> bool:

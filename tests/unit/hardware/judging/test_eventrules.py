@@ -27,7 +27,7 @@ class History:
     def at(
         self, now: float, *events: DeviceEvent, bad_links: frozenset[str] = NONE, sound: frozenset[str] = NONE
     ) -> list[Fired]:
-        self.past = remember(self.past, events, now)
+        self.past = remember(self.past, events, self.last, now)
         fired = list(judge_events(self.past, events, self.last, now, bad_links, sound))
         self.last = now
         return fired
@@ -102,6 +102,29 @@ def test_a_storm_of_double_bit_errors_does_not_put_the_verdict_off() -> None:
     history = History()
     fired = [history.ids(100 + i / 10, xid(48, 100 + i / 10)) for i in range(15)]
     assert ("xid.48", A) in fired[10]
+
+
+def test_a_double_bit_error_that_is_reported_late_waits_from_then_on() -> None:
+    """What waited for the error's own time to pass was never judged if it came a second late."""
+    history = History()
+    assert history.ids(100) == []
+    assert history.ids(100.1, xid(48, 98)) == []
+    assert waits_until(history.past, 100.1) == pytest.approx(101.1)
+    assert history.ids(101.2) == [("xid.48", A)]
+    assert history.ids(102.3) == [], "it is judged once"
+    history = History()
+    assert history.ids(100.1, xid(48, 98)) == []
+    assert ("xid.94", A) in history.ids(100.9, xid(94, 98.5))
+    assert history.ids(101.2) == [("xid.48.handled", A)]
+
+
+def test_a_storm_of_double_bit_errors_is_one_in_memory_and_each_counts_once() -> None:
+    history = History()
+    fired = [one for i in range(100) for one in history.at(100 + i / 10, xid(48, 100 + i / 10))]
+    fired += history.at(111.0)
+    assert {one.rule.id for one in fired} == {"xid.48"}
+    assert sum(one.count for one in fired) == 100
+    assert len(history.past) == 1
 
 
 def test_contained_errors_are_fatal_when_they_come_back() -> None:
