@@ -274,6 +274,11 @@ class Monitor:
         self._due.set()
 
     @property
+    def expected(self) -> frozenset[str]:
+        """The node's devices, with those that are missing now."""
+        return frozenset({*self._known, *(uuid for vendor in self._vendors for uuid in vendor.expected)})
+
+    @property
     def processes(self) -> Mapping[str, Sequence[int]] | None:
         """Pids on each GPU, of those that the driver lists them for; None while it does not answer."""
         if self.gpus is None and (self.asks_the_driver or not self._vendors):

@@ -12,8 +12,8 @@ if TYPE_CHECKING:  # values only: no asyncio
     from nodeagent.osutil.commands import CheckReading
 
 EventKind = Literal[
-    "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "nvlink", "aer", "mce", "oom", "hung_task", "lockup",
-    "io_error", "overrun", "reported",
+    "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "sxid", "nvlink", "nvlink_nonfatal", "aer", "mce",
+    "oom", "hung_task", "lockup", "io_error", "overrun", "reported",
 ]  # fmt: skip
 
 
@@ -101,6 +101,8 @@ class DeviceEvent:
     count: int = 1
     logged: bool = False
     """Read in the kernel's log alone: the driver has not reported the same."""
+    line: bool = False
+    """It is in the kernel's log, whoever else reported it."""
     due: float = 0.0
     """Unix time at which it is judged, if it waits for what explains it."""
     rule: str = ""

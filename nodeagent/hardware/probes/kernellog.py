@@ -23,10 +23,10 @@ _AT = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.[0-7])?"
 _XID = re.compile(rf"NVRM: Xid \(PCI:{_AT}(?: GPU-I:\d{{1,4}})?(?: GPU-CI:\d{{1,4}})?\): (\d{{1,5}})(?!\d)")
 """The error of a MIG slice names the slice; it counts as its GPU's."""
 _NVLINK_5 = range(144, 151)
-_NONFATAL = re.compile(r", \w{1,24} Nonfatal\b")
+_NONFATAL = re.compile(r", [\w/]{1,40} Nonfatal\b")
 """Of an Xid of NVLink 5 the driver says itself that nothing broke."""
 _XID_BEGINS = b";NVRM: Xid ("
-_XIDS = re.compile(rb"^[0-7],[^;\n]*;(NVRM: Xid \([^,\n]*(?=[,\n])(?:, \w{1,24} Nonfatal\b)?)", re.MULTILINE)
+_XIDS = re.compile(rb"^[0-7],[^;\n]*;(NVRM: Xid \([^,\n]*(?=[,\n])(?:, [\w/]{1,40} Nonfatal\b)?)", re.MULTILINE)
 """Device and code of each Xid among many records that the kernel itself wrote, and whether it is called nonfatal."""
 _KERNEL = re.compile(rb"[0-7],")
 """How a record of the kernel itself begins: its priority is a level alone, its facility 0. What is written to /dev/kmsg
@@ -39,7 +39,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("init_failed", re.compile(rf"NVRM: (?:GPU {_AT}: )?(?:RmInitAdapter failed! |rm_init_adapter failed)")),
     ("api_mismatch", re.compile(r"NVRM: API mismatch: ")),
     ("sxid_fatal", re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:{_AT}\): (\d{{1,6}}), Fatal\b")),
-    ("nvlink", re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:{_AT}\): (\d{{1,6}})(?!\d)")),
+    ("sxid", re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:{_AT}\): (\d{{1,6}})(?!\d)")),
     (
         "nvlink",
         re.compile(rf"nvidia-nvlink: (?=[0-9A-Za-z])(?:.{{0,80}}?{_AT})?.{{0,200}}\b(?:error|fail)", re.IGNORECASE),
@@ -103,7 +103,7 @@ def parse(text: str, at: float) -> KernelLine | None:
     """What a line of the kernel itself says; None for almost all of them."""
     if found := _XID.match(text):
         nonfatal = int(found[2]) in _NVLINK_5 and _NONFATAL.match(text, found.end())
-        return KernelLine("nvlink" if nonfatal else "xid", bus_id(found[1]), int(found[2]), text, at)
+        return KernelLine("nvlink_nonfatal" if nonfatal else "xid", bus_id(found[1]), int(found[2]), text, at)
     if _OF_A_PROCESS.match(text):
         return None
     for kind, pattern in _KINDS:

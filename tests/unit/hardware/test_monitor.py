@@ -110,6 +110,7 @@ async def test_a_boot_that_finds_fewer_gpus_is_no_sound_machine_with_fewer(tmp_p
     assert next_one.found == [], "the driver may still be finding them"
     next_one.later(10)
     assert next_one.found == [("nvml.missing", "GPU-b", "active")]
+    assert next_one.monitor.expected == {*UUIDS}, "its repair is one of a known GPU"
     next_one.kernel(79, BUS["GPU-b"])
     assert ("xid.79", "GPU-b", "active") in next_one.found, "its bus is known"
     next_one.monitor.acknowledge("GPU-b", None)
@@ -355,6 +356,7 @@ async def test_a_plug_ins_devices_outlive_a_restart_in_this_boot_alone(tmp_path:
     npus(after, vendor, NPUS[0])
     after.later(10)
     assert after.found == [("accelerator.missing", "acme-1", "active")]
+    assert after.monitor.expected == {"acme-0", "acme-1"}
 
 
 def test_a_device_that_is_missing_is_given_up_on_an_operators_word(tmp_path: Path) -> None:

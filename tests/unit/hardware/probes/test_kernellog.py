@@ -12,7 +12,8 @@ LINES = [
     ("NVRM: Xid (PCI:0000:1A:00.0): 31, pid=4711, name=python, Ch 00000008", "xid", "0000:1a:00", 31),
     ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "off_bus", "0000:3b:00", 0),
     ("NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:2330) has fallen off the bus", "off_bus", "0000:3b:00", 0),
-    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 44 egress", "nvlink", "0000:05:00", 12028),
+    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 44 egress", "sxid", "0000:05:00", 12028),
+    ("nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 24007, Data {0x00000000}", "sxid", "0000:06:00", 24007),
     ("pcieport 0000:00:1c.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", "aer", "", 0),
     ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal)", "aer", "0000:3b:00", 0),
     ("mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: ...", "mce", "", 0),
@@ -30,7 +31,8 @@ LINES = [
     (r"NVRM: API mismatch: the client has the version 550.54.15, but\x0aNVRM: this kernel", "api_mismatch", "", 0),
     ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Fatal, Link 46 MC TS", "sxid_fatal", "0000:c1:00", 28006),
     ("nvidia-nvlink: 0000:3b:00.0: link training failed", "nvlink", "0000:3b:00", 0),
-    ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x4)", "nvlink", "0018:01:00", 145),
+    ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x4)", "nvlink_nonfatal", "0018:01:00", 145),
+    ("NVRM: Xid (PCI:0000:04:00): 146, TLW_RX/TLW_RX_PIPE0 Nonfatal XC0 i0", "nvlink_nonfatal", "0000:04:00", 146),
     ("NVRM: Xid (PCI:0019:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link -1 (0x0)", "xid", "0019:01:00", 149),
     ("NVRM: Xid (PCI:0019:01:00): 79, Nonfatal", "xid", "0019:01:00", 79),
     ("NVRM: Xid (PCI:0019:01:00): 154, GPU recovery action changed from 0x0 )None(", "xid", "0019:01:00", 154),
@@ -226,9 +228,9 @@ def test_every_line_of_one_batch_is_found_whatever_stands_beside_it() -> None:
 
 def test_a_fatal_nvlink_error_does_not_hide_behind_one_that_is_not() -> None:
     lines = KernelLines()
-    texts = ["145, RLW_RXPIPE Nonfatal XC0", "145, RLW_CTRL Fatal XC0", "145, RLW_RXPIPE Nonfatal XC0"]
+    texts = ["145, RLW/RXPIPE Nonfatal XC0", "145, RLW_CTRL Fatal XC0", "145, RLW/RXPIPE Nonfatal XC0"]
     lines.read([f"2,{at},{at},-;NVRM: Xid (PCI:0000:3b:00): {text}\n".encode() for at, text in enumerate(texts, 1)])
     assert sorted((one["kind"], one["code"], one["count"]) for one in lines.take()) == [
-        ("nvlink", 145, 2),
+        ("nvlink_nonfatal", 145, 2),
         ("xid", 145, 1),
     ]
