@@ -539,6 +539,7 @@ def _host(fields: dict[str, Any], accepted: Collection[str]) -> HostReading:
         ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"] if port not in accepted),
         port_flaps=tuple((port, times) for port, times in fields["port_flaps"]),
         fabric_manager=fields["fabric_manager"],
+        nvswitches=fields["nvswitches"],
         imex=fields["imex"],
         kernel_log=fields["kernel_log"],
         memory_pressure=fields["memory_pressure"],

@@ -122,7 +122,9 @@ class HostReading:
     port_flaps: tuple[tuple[str, int], ...] = ()
     """Ports and how often each went down and up again in the last hour."""
     fabric_manager: bool | None = None
-    """Whether its unit is active; None where there is none."""
+    """Whether its unit is active; None where there is none, or where that is not to be seen."""
+    nvswitches: bool = False
+    """The driver has NVSwitches, which need a fabric manager."""
     imex: bool | None = None
     """Whether the machine takes part in memory shared over NVLink with others (NVIDIA IMEX); None where it is not
     to."""

@@ -311,7 +311,7 @@ async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any])
         assert reported.pop("clock_kept") in (True, False, None)
         assert reported == {
             "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "imex": None, "ports_down": [],
-            "port_flaps": [],
+            "port_flaps": [], "nvswitches": False,
             "kernel_log": "", "memory_pressure": 0.125, "io_pressure": None, "files_used": 0.05,
             "processes_used": 0.3, "ports": ["mlx5_0/1"],
         }  # fmt: skip
@@ -322,10 +322,11 @@ async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any])
         up = (await machine.until(lambda reported: "host" in reported and reported["host"]["port_flaps"]))["host"]
         assert (up["ports_down"], up["port_flaps"]) == ([], [["mlx5_0/1", 1]])
         (tmp_path / "units").mkdir()
+        events = tmp_path / "sys/fs/cgroup/system.slice/nvidia-fabricmanager.service/cgroup.events"
+        events.parent.parent.mkdir(parents=True)
         (tmp_path / "units" / "nvidia-fabricmanager.service").touch()
         await machine.until(lambda reported: "host" in reported and reported["host"]["fabric_manager"] is False)
-        events = tmp_path / "sys/fs/cgroup/system.slice/nvidia-fabricmanager.service/cgroup.events"
-        events.parent.mkdir(parents=True)
+        events.parent.mkdir()
         events.write_text("populated 1\nfrozen 0\n")
         await machine.until(lambda reported: "host" in reported and reported["host"]["fabric_manager"] is True)
 

@@ -233,8 +233,13 @@ def _number(text: str) -> float:
 
 
 def fabric_manager(sys_root: str, units: str) -> bool | None:
-    """Whether its unit has processes; None if it is not installed."""
+    """Whether its unit has processes; None if it is not installed, or its control group is not to be seen."""
     return _runs(sys_root, _MANAGER) if os.path.exists(f"{units}/{_MANAGER}") else None
+
+
+def nvswitches(proc: str) -> bool:
+    """Whether the driver has any."""
+    return bool(_names(f"{proc}/driver/nvidia-nvswitch/devices"))
 
 
 def imex(sys_root: str, etc: str) -> bool | None:
@@ -251,11 +256,16 @@ def imex(sys_root: str, etc: str) -> bool | None:
     return _runs(sys_root, _IMEX) if len(domain) > 1 else None
 
 
-def _runs(sys_root: str, unit: str) -> bool:
-    try:
-        return "populated 1" in _text(f"{sys_root}/fs/cgroup/system.slice/{unit}/cgroup.events")
-    except OSError:
-        return False
+def _runs(sys_root: str, unit: str) -> bool | None:
+    """Whether its control group has processes; None without a group of systemd's (a container's /sys, for one)."""
+    for root, file in (("", "cgroup.events"), ("/systemd", "cgroup.procs")):
+        if os.path.isdir(services := f"{sys_root}/fs/cgroup{root}/system.slice"):
+            try:
+                text = _text(f"{services}/{unit}/{file}")
+            except OSError:
+                return False
+            return bool(text.strip()) if root else "populated 1" in text
+    return None
 
 
 def pause(spent: float) -> float:
@@ -294,6 +304,7 @@ def main() -> None:
                 "memory_available": available_memory(proc),
                 "full_disks": folders.look(now),
                 "fabric_manager": fabric_manager(sys_root, given["units"]),
+                "nvswitches": nvswitches(proc),
                 "imex": imex(sys_root, given["etc"]),
                 "kernel_log": wrong,
                 "memory_pressure": pressure(proc, "memory"),

@@ -167,7 +167,8 @@ async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Pa
 
 
 HOST = {
-    "memory_available": 0.5, "full_disks": [], "port_flaps": [], "fabric_manager": None, "imex": None, "kernel_log": "",
+    "memory_available": 0.5, "full_disks": [], "port_flaps": [], "fabric_manager": None, "nvswitches": False,
+    "imex": None, "kernel_log": "",
     "memory_pressure": None, "io_pressure": None, "files_used": None, "processes_used": None, "clock_kept": None,
 }  # fmt: skip
 

@@ -41,7 +41,8 @@ GOOD = GpuReading(
     processes=((7, 1 << 30),),
 )
 HOST = HostReading(
-    memory_available=0.5, fabric_manager=True, imex=True, kernel_log="", memory_pressure=0.0, io_pressure=0.0,
+    memory_available=0.5, fabric_manager=True, nvswitches=True, imex=True, kernel_log="", memory_pressure=0.0,
+    io_pressure=0.0,
     files_used=0.1, processes_used=0.1, clock_kept=True,
 )  # fmt: skip
 NPU = GpuReading(uuid="ascend-a", index=0, temperature=50, variable="ASCEND_RT_VISIBLE_DEVICES", visible="0")
@@ -59,6 +60,11 @@ def gpu(**changes: object) -> Readings:
 
 def host(**changes: object) -> Readings:
     return replace(ALL_GOOD, host=replace(HOST, **changes))  # type: ignore[arg-type]
+
+
+def without_fabric(**changes: object) -> Readings:
+    """GPUs beside each other on PCIe, of the same image as those with NVSwitches."""
+    return replace(host(nvswitches=False, **changes), gpus=(replace(GOOD, fabric=None),))
 
 
 def npus(**changes: object) -> Readings:
@@ -129,6 +135,7 @@ CASES = [
     ("port.flaps", host(port_flaps=(("mlx5_0/1", 3),)), host(port_flaps=(("mlx5_0/1", 2), ("mlx5_1/1", 2)))),
     ("fabric.imex", host(imex=False), host(imex=None)),
     ("fabric.manager", host(fabric_manager=False), host(fabric_manager=None)),
+    ("fabric.manager", host(fabric_manager=False, nvswitches=False), without_fabric(fabric_manager=False)),
     ("disk", host(full_disks=("/scratch: read-only",)), replace(ALL_GOOD, host=None)),
     ("host.pressure", host(memory_pressure=0.21), host(memory_pressure=0.2)),
     ("host.io_pressure", host(io_pressure=0.51), host(io_pressure=None)),
