@@ -32,7 +32,16 @@ from nodeagent.hardware.judging.judge import (
     repaired,
     verified,
 )
-from nodeagent.hardware.judging.rules import ACCELERATOR_MISSING, MISSING, OF_ONE_START, PORT, UNFIT, Rule, check_rule
+from nodeagent.hardware.judging.rules import (
+    ACCELERATOR_MISSING,
+    MISSING,
+    OF_ONE_START,
+    PORT,
+    REPLAY_WINDOW,
+    UNFIT,
+    Rule,
+    check_rule,
+)
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
 from nodeagent.hardware.probes.process import ROOT, Probe, ProbeLimits, packages, reader_command
 from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, Readings
@@ -153,6 +162,7 @@ class Monitor:
         self._host: HostReading | None = None
         self._events: list[DeviceEvent] = []
         self._before: Readings | None = None
+        """Of a while ago: what counters are compared with."""
         self._before_at = 0.0
         self._fine_since: dict[str, float] = {}
         self._our_pids: frozenset[int] = frozenset()
@@ -340,7 +350,7 @@ class Monitor:
         self._our_pids = self._own.pids()
         policy = replace(self._policy, declared=self.declared)
         memory = judge(self._memory, readings, self._before, at, elapsed, self._our_pids, policy)
-        if self._before is None or readings.gpus is not self._before.gpus:
+        if readings.gpus is not None and (self._before is None or elapsed >= REPLAY_WINDOW):
             self._before, self._before_at = readings, now
         self._take(self._verify(memory, now, at))
 

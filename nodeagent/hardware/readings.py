@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # values only: no asyncio
 
 EventKind = Literal[
     "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "sxid", "nvlink", "nvlink_nonfatal", "aer", "mce",
-    "oom", "hung_task", "lockup", "io_error", "overrun", "reported",
+    "mce_corrected", "oom", "hung_task", "lockup", "io_error", "overrun", "reported",
 ]  # fmt: skip
 
 

@@ -25,6 +25,8 @@ from nodeagent.model.health import Action, Severity
 if TYPE_CHECKING:  # pure: no asyncio
     from nodeagent.osutil.commands import CheckReading
 
+REPLAY_WINDOW = 60.0
+"""Seconds at least over which PCIe replays are counted: a link may have some in a minute, and one in a moment."""
 LEFTOVER = 512 << 20
 """Bytes of GPU memory in use without any of our workers that are worth waiting for (NVRx waits for the same)."""
 PORT_DOWN = 30.0
@@ -377,7 +379,7 @@ def _probe(probe: ProbeReading) -> Iterable[DeviceLook]:
 
 
 def _replays(gpu: GpuReading, before: GpuReading | None, elapsed: float) -> Iterable[DeviceLook]:
-    if before is None or elapsed <= 0 or gpu.pcie_replays is None or before.pcie_replays is None:
+    if before is None or elapsed < REPLAY_WINDOW or gpu.pcie_replays is None or before.pcie_replays is None:
         return
     if gpu.pcie_generation is None or gpu.pcie_width is None:
         return

@@ -33,6 +33,12 @@ _KERNEL = re.compile(rb"[0-7],")
 from outside never has that."""
 _OF_A_PROCESS = re.compile(r"[^\[]{0,16}\[\d+\]: ")
 """``name[pid]: segfault at ...``: from the line's beginning on it is somebody's choice."""
+_UNCORRECTED = "(?:[2367abef][0-9a-f]|[0-9a-f][2367abef])[0-9a-f]{14}"
+"""The status of a machine check with its bit 61 (uncorrected) or 57 (processor context corrupt). The same lines are
+written for errors that were corrected."""
+_DISK = r"(?!(?:fd|sr|loop|nbd)\d)"
+"""Not a floppy or an empty drive that something asked for a disk, nor a device behind which there is a file or a
+server."""
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("off_bus", re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_AT}.{{0,200}}fallen off the bus")),
     ("off_bus", re.compile(r"NVRM: (?:has )?fallen off the bus and is not responding")),
@@ -50,7 +56,15 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
             rf"\S{{1,32}} {_AT}: (?:AER: )?(?:(?:Multiple )?(?:Uncorrect|Fatal)|PCIe Bus Error: severity=Uncorrect)"
         ),
     ),
-    ("mce", re.compile(r"mce: \[Hardware Error\]: |(?:mce: )?Machine check events logged")),
+    (
+        "mce",
+        re.compile(
+            r"(?:mce: )?\[Hardware Error\]: (?:.{0,200}?(?:\bUncorrect|\bFatal\b|\bPCC\b|Processor context corrupt)"
+            rf"|CPU \d{{1,5}}: Machine Check(?: Exception|: [0-9a-f]{{1,16}} Bank \d{{1,4}}: {_UNCORRECTED}))"
+            r"|mce: Uncorrected hardware memory error"
+        ),
+    ),
+    ("mce_corrected", re.compile(r"mce: \[Hardware Error\]: |(?:mce: )?Machine check events logged")),
     ("oom", re.compile(r"(?:Memory cgroup o|O)ut of memory: Killed process \d")),
     ("hung_task", re.compile(r"INFO: task .{1,32}:\d+ blocked for more than \d+ seconds")),
     ("lockup", re.compile(r"watchdog: BUG: soft lockup - CPU#\d|BUG: soft lockup - CPU#\d")),
@@ -59,14 +73,15 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "io_error",
         re.compile(
-            r"(?:blk_update_request: |print_req_error: )?(?:critical \w+|I/O) error, dev \S{1,32}, sector \d"
-            r"|EXT4-fs error \(device \S{1,32}\): |XFS \([^)\s]{1,32}\): (?:metadata |log )?I/O [Ee]rror"
-            r"|Buffer I/O error on dev(?:ice)? \S{1,32}, logical block"
+            rf"(?:blk_update_request: |print_req_error: )?(?:critical \w+|I/O) error, dev {_DISK}\S{{1,32}}, sector \d"
+            rf"|EXT4-fs error \(device {_DISK}\S{{1,32}}\): "
+            rf"|XFS \({_DISK}[^)\s]{{1,32}}\): (?:metadata |log )?I/O [Ee]rror"
+            rf"|Buffer I/O error on dev(?:ice)? {_DISK}\S{{1,32}}, logical block"
         ),
     ),
 )
 _HINT = re.compile(
-    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|Machine check|Out of|Memory cg|INFO: task"
+    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|\[Hard|Machine check|Out of|Memory cg|INFO: task"
     rb"|NMI watch|watchdog|BUG: soft|rcu: INFO|I/O |blk_|print_req|critical |Buffer I/O|EXT4-fs error|XFS)"
 )
 """Most lines are none of these, and are let go after one look."""

@@ -231,6 +231,18 @@ def test_gpus_of_other_nodes_of_the_machine_are_not_its_business(tmp_path: Path)
     assert dict(one.monitor.xids) == {("GPU-b", 79): 1}
 
 
+def test_one_replay_on_a_pcie_link_is_no_fault_and_many_within_a_minute_are(tmp_path: Path) -> None:
+    one, link = Watched(tmp_path), {"pcie_generation": 5, "pcie_width": 16}
+    for second in range(0, 62, 2):
+        one.read("GPU-a", **link, pcie_replays=int(second > 30))
+        one.clock.time += 2
+    assert one.found == []
+    for second in range(0, 64, 2):
+        one.read("GPU-a", **link, pcie_replays=1 + second)
+        one.clock.time += 2
+    assert one.found == [("pcie.replays", "GPU-a", "active")]
+
+
 def test_a_driver_that_answers_late_is_reported_for_gpus_that_the_config_names_too(tmp_path: Path) -> None:
     """At the start they were taken for missing."""
     one = Watched(tmp_path, configured=UUIDS)

@@ -63,6 +63,7 @@ def test_an_unknown_xid_is_not_trusted_and_stops_nothing() -> None:
         "sxid",
         "aer",
         "mce",
+        "mce_corrected",
         "oom",
         "hung_task",
         "lockup",
