@@ -170,7 +170,7 @@ class Monitor:
         """The driver is left alone; and has not answered since."""
         self.waiting: frozenset[str] = frozenset()
         """With ``checked``: devices that were repaired, read without a fault for a while, and wait for ``passed``."""
-        self._due = asyncio.Event()
+        self._due, self._unsaved = asyncio.Event(), asyncio.Event()
         path = {"PYTHONPATH": str(ROOT)}
         bare = {"PATH": environ.get("PATH", "")} | path
         self._host_probe = Probe(
@@ -180,7 +180,9 @@ class Monitor:
             "nvml", lambda: reader_command(machine.python, NVIDIA, NVML_PACE), {**environ, "PYTHONPATH": packages()},
             ProbeLimits(NVML_PACE), self.take_gpus, self._due.set,
         )  # fmt: skip
-        self._probes = (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
+        self._probes: tuple[Probe, ...] = (
+            (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
+        )
         """A driver that did not come up with this boot, where there were GPUs, is asked all the same."""
         self._vendors = [
             Vendor(
@@ -322,10 +324,11 @@ class Monitor:
                 tasks.create_task(probe.run())
             for check in self._machine.checks:
                 tasks.create_task(self._checks.run(check))
+            tasks.create_task(self._save_on())
             while True:
                 self._due.clear()
                 self.judge()
-                await self.save()
+                self._unsaved.set()
                 wait = TICK
                 waiting = waits_until(self._memory.past, self._clock.wall())
                 if waiting is not None:
@@ -335,6 +338,13 @@ class Monitor:
                         await self._due.wait()
                 except TimeoutError:
                     continue
+
+    async def _save_on(self) -> None:
+        """Apart from the judging, which a disk that hangs must not hold up: what is newest then is written."""
+        while True:
+            await self._unsaved.wait()
+            self._unsaved.clear()
+            await self.save()
 
     def judge(self) -> None:
         """Judge what is known now."""

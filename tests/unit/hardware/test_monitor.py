@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork
+from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork, load_memory
 from nodeagent.hardware.plugins import Plugin
-from nodeagent.hardware.readings import ProbeReading
+from nodeagent.hardware.readings import DeviceEvent, ProbeReading
 
 UUIDS = ("GPU-a", "GPU-b")
 BUS = {"GPU-a": "0000:10:00", "GPU-b": "0000:20:00"}
@@ -335,6 +337,44 @@ async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> No
     assert [v.rule for v in again.monitor.published] == ["xid.79"]
     file.write_text("{")
     assert Watched(tmp_path).found == []
+
+
+class HungDisk(Monitor):
+    """Its memory cannot be written until the test lets it."""
+
+    def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
+        machine = Machine(boot="boot", gpus=False)
+        super().__init__(machine, folder, {}, Clock(), policy=JudgePolicy(), changed=changed, own=OwnWork())
+        self._probes = ()
+        self.disk, self.begun, self.written = asyncio.Event(), 0, asyncio.Event()
+
+    async def save(self) -> None:
+        self.begun += 1
+        await self.disk.wait()
+        await super().save()
+        if len(self.verdicts) == 2:
+            self.written.set()
+
+
+async def test_a_disk_that_hangs_does_not_keep_the_monitor_from_judging(tmp_path: Path) -> None:
+    """The agent was blind for as long: a GPU that fell off the bus kept its work."""
+    changed = asyncio.Event()
+    monitor = HungDisk(tmp_path, changed.set)
+    running = asyncio.create_task(monitor.run())
+    try:
+        async with asyncio.timeout(60):
+            for n, bus in enumerate(BUS.values(), 1):
+                changed.clear()
+                monitor.inject(DeviceEvent("xid", monitor._clock.wall(), bus, 79, "Xid 79"))
+                await changed.wait()
+                assert len(monitor.published) == n
+            assert monitor.begun == 1, "one at a time"
+            monitor.disk.set()
+            await monitor.written.wait()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert len(load_memory(tmp_path / "health.json").memory.verdicts) == 2, "the newest is what counts"
 
 
 ACME = Plugin("acme", "acme:Acme")
