@@ -234,6 +234,50 @@ async def test_a_call_that_never_returns(tmp_path: Path, driver: Path) -> None:
         assert probe.reading.missed == 0
 
 
+async def test_gpus_that_are_slow_to_come_up_are_no_hung_driver(tmp_path: Path, driver: Path) -> None:
+    """Without persistence mode each takes seconds, and is let go with the process: the next one was as slow,
+    for ever, and the node's reboot was asked for."""
+    missed = set[int]()
+    async with probing(tmp_path, driver, "gpus 8", "cold 700", deadline=2.0) as (machine, probe):
+        async with asyncio.timeout(BOUND):
+            while not any("gpus" in reported for reported in machine.reported):
+                machine.came.clear()
+                await machine.came.wait()
+                missed.add(probe.reading.missed)
+        assert len(machine.reported[-1]["gpus"]) == 8
+        assert max(missed) < 2, "never hung"
+
+
+async def test_progress_without_an_end_is_no_answer() -> None:
+    seen = asyncio.Event()
+    command = ("/bin/sh", "-c", "while :; do echo '{\"progress\": true}'; done")
+    limits = ProbeLimits(0.0, 20.0, 0.1)
+    probe = Probe("nvml", lambda: command, os.environ, limits, lambda _: None, seen.set)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        async with asyncio.timeout(BOUND):
+            await seen.wait()
+        assert probe.reading.problem == "its first look does not end"
+        task.cancel()
+
+
+async def test_progress_after_a_hang_is_no_answer_yet() -> None:
+    """Or what is fatal would be well again at every new start of the process."""
+    came = asyncio.Event()
+    command = ("/bin/sh", "-c", "echo '{\"progress\": true}'; sleep 600")
+    probe = Probe("nvml", lambda: command, os.environ, ProbeLimits(0.0, 0.3, 0.1), lambda _: None, came.set)
+    missed = []
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        async with asyncio.timeout(BOUND):
+            while probe.reading.missed < 4:
+                came.clear()
+                await came.wait()
+                missed.append(probe.reading.missed)
+        task.cancel()
+    assert missed == [1, 2, 3, 4]
+
+
 async def test_processes_that_do_not_die_are_not_piled_up() -> None:
     """As when they are stuck in the driver: SIGKILL without effect."""
     seen, kept = asyncio.Event(), list[subprocess.Popen[bytes]]()
