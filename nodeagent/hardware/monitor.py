@@ -80,6 +80,8 @@ class Kept:
     """Network ports that were up, of every boot."""
     devices: Mapping[str, Sequence[Gpu]] = field(default_factory=dict)
     """By plug-in, of every boot."""
+    record: int | None = None
+    """Number of the newest record of this boot's kernel log that was reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +148,10 @@ class Monitor:
         self._ports = tuple(kept.ports)
         self._accepted = set[str]()
         """Ports that are down, and not expected to be up any more."""
-        before = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
-        self._followed = before or clock.wall()
-        """Unix time up to which this agent, or the one before it, reported the kernel's log. Where there was none,
-        nobody knows what became of what is older: only the driver's readings show it."""
+        self._record = kept.record if kept.boot == machine.boot else -1 if kept.boot else None
+        """The newest record of the kernel's log that this agent, or the one before it, was told of: with another boot
+        all are new. Where there was no agent, nobody knows what became of what is older: only the driver's readings
+        show it."""
         self.published = published(self._memory.verdicts)
         """The verdicts as other nodes receive them."""
         self._buses = {bus: uuid for uuid, bus in kept.buses.items() if uuid in self._known}
@@ -453,7 +455,8 @@ class Monitor:
             self._accepted &= {port for port, _ in fields["ports_down"]}
             self._ports = tuple(sorted({*self._ports, *fields["ports"]}))
             self._host = _host(fields, self._accepted)
-            self._followed = self._clock.wall()
+        if line.get("record") is not None:
+            self._record = line["record"]
         for fields in line.get("events", ()):
             self.take_event(DeviceEvent(**fields), KERNEL)
         if "events" in line:
@@ -464,7 +467,7 @@ class Monitor:
         given = {
             "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
             "etc": machine.etc, "folders": list(machine.folders), "interfaces": list(machine.interfaces),
-            "poll": HOST_PACE, "since": self._followed, "ports": list(self._ports),
+            "poll": HOST_PACE, "after": self._record, "ports": list(self._ports),
         }  # fmt: skip
         return (machine.python, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
 
@@ -485,7 +488,9 @@ class Monitor:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
         buses = {uuid: bus for bus, uuid in self._buses.items() if uuid in self._known}
         devices = {vendor.name: tuple(vendor.expected.values()) for vendor in self._vendors if vendor.expected}
-        kept = Kept(self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices)
+        kept = Kept(
+            self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices, self._record
+        )  # fmt: skip
         if _essence(kept) == _essence(self._saved):
             return
         try:
@@ -507,6 +512,7 @@ def save_memory(path: Path, kept: Kept) -> None:
             "links": dict(kept.links),
             "ports": list(kept.ports),
             "devices": {name: [gpu.model_dump() for gpu in gpus] for name, gpus in kept.devices.items()},
+            "record": kept.record,
             "at": memory.at,
             "verdicts": [verdict.model_dump() for verdict in memory.verdicts],
             "past": [asdict(event) for event in memory.past],
@@ -532,7 +538,8 @@ def load_memory(path: Path) -> Kept:
     )
     devices = {name: tuple(map(Gpu.model_validate, gpus)) for name, gpus in data.get("devices", {}).items()}
     seen = {"buses": dict(data.get("buses", {})), "links": dict(data.get("links", {}))}  # versions before 0.2 lack them
-    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), devices=devices, **seen)
+    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), devices=devices,
+                record=data.get("record"), **seen)  # fmt: skip
 
 
 def _essence(kept: Kept) -> object:
@@ -540,7 +547,7 @@ def _essence(kept: Kept) -> object:
     verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in kept.memory.verdicts)
     past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in kept.memory.past)
     seen = tuple(kept.gpus), dict(kept.buses), dict(kept.links), tuple(kept.ports), dict(kept.devices)
-    return verdicts, past, kept.memory.repairs, kept.boot, seen
+    return verdicts, past, kept.memory.repairs, kept.boot, seen, kept.record is None
 
 
 def _gpu(fields: dict[str, Any]) -> GpuReading:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -328,7 +327,7 @@ def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
     yield {
         "proc": str(tmp_path / "proc"), "sys": str(tmp_path / "sys"), "kmsg": str(tmp_path / "kmsg"),
         "folders": [str(tmp_path)], "interfaces": [], "units": str(tmp_path / "units"), "etc": str(tmp_path),
-        "poll": 0.1, "since": 0.0,
+        "poll": 0.1, "after": -1,
         "ports": [],
     }  # fmt: skip
     os.close(keep)
@@ -405,8 +404,8 @@ async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path:
     fcntl.fcntl(log, fcntl.F_SETFL, os.O_DIRECT)  # a pipe of packets: one record a read
     came = asyncio.Event()
 
-    def write(code: int, at: float) -> None:
-        os.write(log, b"3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1\n" % (int(at * 1e6), code))
+    def write(code: int, number: int) -> None:
+        os.write(log, b"3,%d,%d,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1\n" % (number, 1e6, code))
 
     def agent() -> health.Monitor:
         return health.Monitor(
@@ -422,12 +421,21 @@ async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path:
             await monitor.save()
             task.cancel()
 
-    write(95, time.monotonic() - 100.0)
-    first, lost = agent(), time.monotonic() + 0.01
-    write(79, lost)
-    await judges(first, 79)
-    write(79, lost)  # it is still there
-    write(46, time.monotonic())
+    write(95, 1)
+    looked, judged = asyncio.Event(), asyncio.create_task(judges(first := agent(), 79))
+    take = first.probe("host")._received
+
+    def received(line: Reported) -> None:
+        take(line)
+        looked.set()
+
+    first.probe("host")._received = received
+    async with asyncio.timeout(BOUND):
+        await looked.wait()
+    write(79, 2)
+    await judged
+    write(79, 2)  # it is still there
+    write(46, 3)
     await judges(agent(), 79, 46)
     os.close(log)
 

@@ -6,7 +6,8 @@ Standard library only. Must never judge. A disk that does not answer holds up a 
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
 
 Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),
-``poll``, ``ports`` (that were up once) and ``since`` (Unix time: older lines were reported before).
+``poll``, ``ports`` (that were up once) and ``after`` (the number of the newest record that was reported before; null:
+what is older than this process is nobody's business). Both lines tell the newest one's number: ``record``.
 """
 
 from __future__ import annotations
@@ -58,9 +59,11 @@ _TIMEX = 512
 class KernelLog:
     """/dev/kmsg from its beginning: what happened while nobody looked is there too."""
 
-    def __init__(self, path: str, since: float) -> None:
+    def __init__(self, path: str, after: int | None) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        self.folder = KernelLines(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC), since)
+        self.folder = KernelLines(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC), after)
+        self._live = False
+        """All that had waited was read."""
 
     def fileno(self) -> int:
         return self._fd
@@ -68,14 +71,15 @@ class KernelLog:
     def read(self) -> bool:
         """Take in what is there, but no more than a share: a storm must not hold up the rest. Whether there was any."""
         records: list[bytes] = []
+        arrived = time.time() if self._live else None
         try:
             for data in islice(iter(partial(os.read, self._fd, _RECORD), b""), _AT_ONCE):
                 records.append(data)
         except BlockingIOError:
-            pass
+            self._live = True
         except BrokenPipeError:  # overwritten before we came: the next read goes on with the oldest there is
             pass
-        self.folder.read(records)
+        self.folder.read(records, arrived)
         return bool(records)
 
 
@@ -287,7 +291,7 @@ def main() -> None:
     log: KernelLog | None = None
     wrong = ""
     try:
-        log = KernelLog(given["kmsg"], given["since"])
+        log = KernelLog(given["kmsg"], given["after"])
     except OSError as error:
         wrong = f"{given['kmsg']}: {error.strerror}"
     poll = select.poll()
@@ -297,7 +301,7 @@ def main() -> None:
     while True:
         busy = log is not None and log.read()
         if log is not None and (events := log.folder.news()):
-            write({"events": events})
+            write({"events": events, "record": log.folder.number})
         now = time.monotonic()
         if now >= due:
             host = {
@@ -312,7 +316,9 @@ def main() -> None:
                 "clock_kept": clock_kept(),
             }
             repeated = log.folder.take() if log is not None else []
-            write({"host": host | handles(proc) | ports.look(now)} | ({"events": repeated} if repeated else {}))
+            host |= handles(proc) | ports.look(now)
+            number = log.folder.number if log is not None else None
+            write({"host": host, "record": number} | ({"events": repeated} if repeated else {}))
             due = now + given["poll"]
         if busy:
             time.sleep(pause(time.process_time() - spent))

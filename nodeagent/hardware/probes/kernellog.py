@@ -141,29 +141,37 @@ def record(data: bytes, boot_time: float) -> tuple[str, float] | None:
 class KernelLines:
     """Gathers lines until they are taken; equal ones become one."""
 
-    def __init__(self, boot_time: float = 0.0, since: float = 0.0) -> None:
-        self._boot_time, self._since = boot_time, since
+    def __init__(self, boot_time: float = 0.0, after: int | None = -1) -> None:
+        """``after``: the number of the newest record that was reported before; None: all that waits is left out."""
+        self._boot_time, self._after = boot_time, after
+        self._arrived: float | None = None
         self._lines: dict[tuple[str, str, int], KernelLine] = {}
         self._sent: set[tuple[str, str, int]] = set()
         """Sent since everything was sent last."""
-        self._number: int | None = None
+        self.number: int | None = None
         """Of the newest record."""
 
-    def read(self, records: list[bytes]) -> None:
-        """Take in records of /dev/kmsg that follow each other, as far as they are newer than ``since``. Of a storm
-        almost all are Xids: they are counted without a look at each."""
+    def read(self, records: list[bytes], arrived: float | None = None) -> None:
+        """Take in records of /dev/kmsg that follow each other, as far as they are new. Of a storm almost all are Xids:
+        they are counted without a look at each. ``arrived``: the Unix time of those that are read as they are written;
+        None: they waited, and have only the kernel's own clock, which runs apart from the machine's by minutes."""
         if not records:
             return
+        self._arrived = arrived
         self._count_lost(records)
-        if self._since:  # the log is read from the boot on, and is in order
-            records = [data for data in records if (found := record(data, self._boot_time)) and found[1] > self._since]
-            self._since = 0.0 if records else self._since
+        if arrived is None:  # the log is read from the boot on, and is in order
+            after = self._after
+            records = [data for data in records if after is not None and (_number(data) or 0) > after]
         self._count_xids(records)
         for data in records:
             if _XID_BEGINS not in data and _KERNEL.match(data) and _HINT.search(data):
-                found = record(data, self._boot_time)
+                found = self._record(data)
                 if found and (line := parse(*found)):
                     self.add(line)
+
+    def _record(self, data: bytes) -> tuple[str, float] | None:
+        found = record(data, self._boot_time)
+        return found if found is None or self._arrived is None else (found[0], self._arrived)
 
     def _count_xids(self, records: Sequence[bytes]) -> None:
         joined = b"".join(records)
@@ -174,17 +182,17 @@ class KernelLines:
             span[1] = begins
             span[2] += 1
         for first, newest, count in spans.values():
-            first_one, last = (record(_line_at(joined, begins), self._boot_time) for begins in (first, newest))
+            first_one, last = (self._record(_line_at(joined, begins)) for begins in (first, newest))
             if first_one and last and (line := parse(*first_one)):
                 line.count, line.at = count, last[1]
                 self.add(line)
 
     def _count_lost(self, records: list[bytes]) -> None:
         """The kernel numbers its records, and overwrites the oldest when it writes faster than they are read."""
-        before, newest = self._number, _number(records[-1])
+        before, newest = self.number, _number(records[-1])
         if newest is not None:
-            self._number = newest
-            found = record(records[-1], self._boot_time)
+            self.number = newest
+            found = self._record(records[-1])
             if before is not None and found and (lost := newest - before - len(records)) > 0:
                 self._lose(
                     f"the kernel's log was overwritten before it was read, after record {before}", found[1], lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,24 @@ HOST = {
     "imex": None, "kernel_log": "",
     "memory_pressure": None, "io_pressure": None, "files_used": None, "processes_used": None, "clock_kept": None,
 }  # fmt: skip
+
+
+async def test_the_kernels_log_is_followed_from_where_it_was_reported_to(tmp_path: Path) -> None:
+    def after(monitor: Monitor) -> object:
+        return json.loads(monitor._host_command()[-1])["after"]
+
+    one = Watched(tmp_path, gpus=False)
+    assert after(one.monitor) is None, "nobody knows what became of what is older"
+    await one.monitor.save()
+    one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": []}, "record": 7})
+    await one.monitor.save()
+    assert after(Watched(tmp_path, gpus=False).monitor) == 7
+    one.monitor.take_host({"events": [], "record": 9})
+    one.kernel(79, BUS["GPU-a"])
+    assert after(one.monitor) == 9, "a probe that is started anew goes on there"
+    await one.monitor.save()
+    assert after(Watched(tmp_path, gpus=False).monitor) == 9
+    assert after(after_a_boot(tmp_path, gpus=False).monitor) == -1, "all of it is new"
 
 
 async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise(tmp_path: Path) -> None:

@@ -211,11 +211,32 @@ def test_what_is_new_is_reported_at_once_and_its_repetitions_later() -> None:
 
 
 def test_records_reported_before_are_left_out_and_code_4_is_not_code_45() -> None:
-    folder = KernelLines(since=10.0)
+    folder = KernelLines(after=10)
     folder.read([xid_record(10)])
     assert folder.take() == []
     folder.read([xid_record(9), xid_record(11, 45), xid_record(12, 4)])
     assert [e["code"] for e in folder.take()] == [45, 4]
+
+
+def test_what_is_new_is_known_by_its_number_and_dated_by_its_arrival() -> None:
+    """The kernel's clock runs apart from the machine's: for a minute after an agent's start nothing was seen."""
+    folder = KernelLines(boot_time=1_000.0, after=10)
+    folder.read([xid_record(10), xid_record(11, 13)])
+    folder.read([xid_record(12)], arrived=5_000.0)
+    lost = b"2,14,14000000,-;NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.\n"
+    folder.read([lost], arrived=6_000.0)
+    assert [(e["kind"], e["code"], e["at"]) for e in folder.take()] == [
+        ("xid", 13, 1_011.0), ("xid", 45, 5_000.0), ("overrun", 0, 6_000.0), ("off_bus", 0, 6_000.0)
+    ]  # fmt: skip
+    assert folder.number == 14
+
+
+def test_without_a_number_only_what_arrives_from_now_on_counts() -> None:
+    folder = KernelLines(after=None)
+    folder.read([xid_record(1, 79)])
+    assert (folder.take(), folder.number) == ([], 1)
+    folder.read([xid_record(2)], arrived=9.0)
+    assert [e["code"] for e in folder.take()] == [45]
 
 
 def test_records_that_were_overwritten_are_reported_as_lost() -> None:
