@@ -67,7 +67,7 @@ def test_without_a_restart_nothing_is_started(tmp_path: Path, has: tuple[str, ..
     assert asked == []
 
 
-def test_what_is_left_as_it_is_is_said(tmp_path: Path) -> None:
+def test_what_is_left_as_it_is_is_reported(tmp_path: Path) -> None:
     assert "systemctl enable --now nodeagent" in calls(tmp_path, KEY)[1]
     assert "systemctl restart nodeagent" in calls(tmp_path, ACTIVE, ENABLED, KEY, restart="no")[1]
     assert "systemctl enable --now nodeagent" in calls(tmp_path, FIRST, KEY, restart="no")[1]
