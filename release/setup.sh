@@ -9,7 +9,8 @@
 #                        first (nodeagentctl drain NODE), or say --drain
 #   setup.sh purge       remove, and config, keys, state and logs too
 #
-# Options: --drain (remove, purge: let the jobs leave first), --no-restart (install, rollback: you restart the agent).
+# Options: --drain (remove, purge: let the jobs leave first), --no-restart (install, rollback: you start or
+# restart the agent).
 #
 # Each version lies in a folder of its own, and /opt/nodeagent/bin points to the one in use: shims, workers and the
 # lease process that were started by the old version find all of their files until the last of them has ended.
@@ -62,24 +63,36 @@ find_python() {
         "yours: make packages PYTHONS=3.N"
 }
 
+# An agent that somebody disabled stays so: only a first install enables it. $was: the version before, if any.
 restart() {
     booted || return 0
     systemd-sysusers nodeagent.conf
     systemctl daemon-reload
-    if ! systemctl is-active --quiet nodeagent; then
-        systemctl enable --quiet nodeagent
-        if [ -e "$etc/cluster.key" ]; then
-            systemctl start --no-block nodeagent
-            say "the agent starts: systemctl status nodeagent"
+    if systemctl is-active --quiet nodeagent; then
+        if [ "$restart" = yes ]; then
+            systemctl restart nodeagent
+            say "the agent has been restarted; training went on"
         else
-            say "no $etc/cluster.key yet. Make one for the cluster (nodeagent keygen $etc/cluster.key), copy it to every" \
-                "node, write $etc/nodeagent.yaml, then: systemctl start nodeagent"
+            say "the agent still runs the version before: systemctl restart nodeagent"
         fi
-    elif [ "$restart" = yes ]; then
-        systemctl restart nodeagent
-        say "the agent has been restarted; training went on"
+        return
+    fi
+    if [ "$restart" != yes ]; then
+        say "the agent does not run, and was not started: systemctl enable --now nodeagent"
+        return
+    fi
+    if [ -z "$was" ]; then
+        systemctl enable --quiet nodeagent
+    elif ! systemctl is-enabled --quiet nodeagent; then
+        say "the agent is disabled, and stays so: systemctl enable --now nodeagent"
+        return
+    fi
+    if [ -e "$etc/cluster.key" ]; then
+        systemctl start --no-block nodeagent
+        say "the agent starts: systemctl status nodeagent"
     else
-        say "the agent still runs the version before: systemctl restart nodeagent"
+        say "no $etc/cluster.key yet. Make one for the cluster (nodeagent keygen $etc/cluster.key), copy it to every" \
+            "node, write $etc/nodeagent.yaml, then: systemctl start nodeagent"
     fi
 }
 

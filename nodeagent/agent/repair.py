@@ -172,6 +172,7 @@ class Repairer:
             [uid for uid, pod in pods.items() if pod.phase == "stuck"],
             self._ward.processes,
             self._ward.strangers,
+            self._ward.expected,
         )
 
     async def _publish(self, claim: Claim | None, why: str = "") -> None:

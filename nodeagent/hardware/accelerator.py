@@ -95,6 +95,10 @@ class Accelerator:
     """The environment variable that hides devices from a program."""
     rules: Sequence[DeviceRule] = ()
 
+    progress: Callable[[], None] = staticmethod(lambda: None)
+    """To be called in ``look`` after each device that it may take seconds to bring up: the agent takes that for a sign
+    of life, and waits for the end of a look that it would else take for a hang."""
+
     @property
     def due(self) -> bool:
         """Something happened of which a look has to say more: look at once."""

@@ -32,7 +32,16 @@ from nodeagent.hardware.judging.judge import (
     repaired,
     verified,
 )
-from nodeagent.hardware.judging.rules import ACCELERATOR_MISSING, MISSING, OF_ONE_START, PORT, UNFIT, Rule, check_rule
+from nodeagent.hardware.judging.rules import (
+    ACCELERATOR_MISSING,
+    MISSING,
+    OF_ONE_START,
+    PORT,
+    REPLAY_WINDOW,
+    UNFIT,
+    Rule,
+    check_rule,
+)
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
 from nodeagent.hardware.probes.process import ROOT, Probe, ProbeLimits, packages, reader_command
 from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, Readings
@@ -71,6 +80,8 @@ class Kept:
     """Network ports that were up, of every boot."""
     devices: Mapping[str, Sequence[Gpu]] = field(default_factory=dict)
     """By plug-in, of every boot."""
+    record: int | None = None
+    """Number of the newest record of this boot's kernel log that was reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +148,10 @@ class Monitor:
         self._ports = tuple(kept.ports)
         self._accepted = set[str]()
         """Ports that are down, and not expected to be up any more."""
-        before = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
-        self._followed = before or clock.wall()
-        """Unix time up to which this agent, or the one before it, reported the kernel's log. Where there was none,
-        nobody knows what became of what is older: only the driver's readings show it."""
+        self._record = kept.record if kept.boot == machine.boot else -1 if kept.boot else None
+        """The newest record of the kernel's log that this agent, or the one before it, was told of: with another boot
+        all are new. Where there was no agent, nobody knows what became of what is older: only the driver's readings
+        show it."""
         self.published = published(self._memory.verdicts)
         """The verdicts as other nodes receive them."""
         self._buses = {bus: uuid for uuid, bus in kept.buses.items() if uuid in self._known}
@@ -153,6 +164,7 @@ class Monitor:
         self._host: HostReading | None = None
         self._events: list[DeviceEvent] = []
         self._before: Readings | None = None
+        """Of a while ago: what counters are compared with."""
         self._before_at = 0.0
         self._fine_since: dict[str, float] = {}
         self._our_pids: frozenset[int] = frozenset()
@@ -160,7 +172,7 @@ class Monitor:
         """The driver is left alone; and has not answered since."""
         self.waiting: frozenset[str] = frozenset()
         """With ``checked``: devices that were repaired, read without a fault for a while, and wait for ``passed``."""
-        self._due = asyncio.Event()
+        self._due, self._unsaved = asyncio.Event(), asyncio.Event()
         path = {"PYTHONPATH": str(ROOT)}
         bare = {"PATH": environ.get("PATH", "")} | path
         self._host_probe = Probe(
@@ -170,7 +182,9 @@ class Monitor:
             "nvml", lambda: reader_command(machine.python, NVIDIA, NVML_PACE), {**environ, "PYTHONPATH": packages()},
             ProbeLimits(NVML_PACE), self.take_gpus, self._due.set,
         )  # fmt: skip
-        self._probes = (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
+        self._probes: tuple[Probe, ...] = (
+            (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
+        )
         """A driver that did not come up with this boot, where there were GPUs, is asked all the same."""
         self._vendors = [
             Vendor(
@@ -274,6 +288,11 @@ class Monitor:
         self._due.set()
 
     @property
+    def expected(self) -> frozenset[str]:
+        """The node's devices, with those that are missing now."""
+        return frozenset({*self._known, *(uuid for vendor in self._vendors for uuid in vendor.expected)})
+
+    @property
     def processes(self) -> Mapping[str, Sequence[int]] | None:
         """Pids on each GPU, of those that the driver lists them for; None while it does not answer."""
         if self.gpus is None and (self.asks_the_driver or not self._vendors):
@@ -307,10 +326,11 @@ class Monitor:
                 tasks.create_task(probe.run())
             for check in self._machine.checks:
                 tasks.create_task(self._checks.run(check))
+            tasks.create_task(self._save_on())
             while True:
                 self._due.clear()
                 self.judge()
-                await self.save()
+                self._unsaved.set()
                 wait = TICK
                 waiting = waits_until(self._memory.past, self._clock.wall())
                 if waiting is not None:
@@ -320,6 +340,13 @@ class Monitor:
                         await self._due.wait()
                 except TimeoutError:
                     continue
+
+    async def _save_on(self) -> None:
+        """Apart from the judging, which a disk that hangs must not hold up: what is newest then is written."""
+        while True:
+            await self._unsaved.wait()
+            self._unsaved.clear()
+            await self.save()
 
     def judge(self) -> None:
         """Judge what is known now."""
@@ -335,7 +362,7 @@ class Monitor:
         self._our_pids = self._own.pids()
         policy = replace(self._policy, declared=self.declared)
         memory = judge(self._memory, readings, self._before, at, elapsed, self._our_pids, policy)
-        if self._before is None or readings.gpus is not self._before.gpus:
+        if readings.gpus is not None and (self._before is None or elapsed >= REPLAY_WINDOW):
             self._before, self._before_at = readings, now
         self._take(self._verify(memory, now, at))
 
@@ -428,7 +455,8 @@ class Monitor:
             self._accepted &= {port for port, _ in fields["ports_down"]}
             self._ports = tuple(sorted({*self._ports, *fields["ports"]}))
             self._host = _host(fields, self._accepted)
-            self._followed = self._clock.wall()
+        if line.get("record") is not None:
+            self._record = line["record"]
         for fields in line.get("events", ()):
             self.take_event(DeviceEvent(**fields), KERNEL)
         if "events" in line:
@@ -439,7 +467,7 @@ class Monitor:
         given = {
             "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
             "etc": machine.etc, "folders": list(machine.folders), "interfaces": list(machine.interfaces),
-            "poll": HOST_PACE, "since": self._followed, "ports": list(self._ports),
+            "poll": HOST_PACE, "after": self._record, "ports": list(self._ports),
         }  # fmt: skip
         return (machine.python, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
 
@@ -460,7 +488,9 @@ class Monitor:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
         buses = {uuid: bus for bus, uuid in self._buses.items() if uuid in self._known}
         devices = {vendor.name: tuple(vendor.expected.values()) for vendor in self._vendors if vendor.expected}
-        kept = Kept(self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices)
+        kept = Kept(
+            self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices, self._record
+        )  # fmt: skip
         if _essence(kept) == _essence(self._saved):
             return
         try:
@@ -482,6 +512,7 @@ def save_memory(path: Path, kept: Kept) -> None:
             "links": dict(kept.links),
             "ports": list(kept.ports),
             "devices": {name: [gpu.model_dump() for gpu in gpus] for name, gpus in kept.devices.items()},
+            "record": kept.record,
             "at": memory.at,
             "verdicts": [verdict.model_dump() for verdict in memory.verdicts],
             "past": [asdict(event) for event in memory.past],
@@ -507,7 +538,8 @@ def load_memory(path: Path) -> Kept:
     )
     devices = {name: tuple(map(Gpu.model_validate, gpus)) for name, gpus in data.get("devices", {}).items()}
     seen = {"buses": dict(data.get("buses", {})), "links": dict(data.get("links", {}))}  # versions before 0.2 lack them
-    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), devices=devices, **seen)
+    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), devices=devices,
+                record=data.get("record"), **seen)  # fmt: skip
 
 
 def _essence(kept: Kept) -> object:
@@ -515,7 +547,7 @@ def _essence(kept: Kept) -> object:
     verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in kept.memory.verdicts)
     past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in kept.memory.past)
     seen = tuple(kept.gpus), dict(kept.buses), dict(kept.links), tuple(kept.ports), dict(kept.devices)
-    return verdicts, past, kept.memory.repairs, kept.boot, seen
+    return verdicts, past, kept.memory.repairs, kept.boot, seen, kept.record is None
 
 
 def _gpu(fields: dict[str, Any]) -> GpuReading:
@@ -534,6 +566,7 @@ def _host(fields: dict[str, Any], accepted: Collection[str]) -> HostReading:
         ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"] if port not in accepted),
         port_flaps=tuple((port, times) for port, times in fields["port_flaps"]),
         fabric_manager=fields["fabric_manager"],
+        nvswitches=fields["nvswitches"],
         imex=fields["imex"],
         kernel_log=fields["kernel_log"],
         memory_pressure=fields["memory_pressure"],

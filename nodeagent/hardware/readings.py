@@ -12,8 +12,8 @@ if TYPE_CHECKING:  # values only: no asyncio
     from nodeagent.osutil.commands import CheckReading
 
 EventKind = Literal[
-    "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "nvlink", "aer", "mce", "oom", "hung_task", "lockup",
-    "io_error", "overrun", "reported",
+    "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "sxid", "nvlink", "nvlink_nonfatal", "aer", "mce",
+    "mce_corrected", "oom", "hung_task", "lockup", "io_error", "overrun", "reported",
 ]  # fmt: skip
 
 
@@ -101,6 +101,10 @@ class DeviceEvent:
     count: int = 1
     logged: bool = False
     """Read in the kernel's log alone: the driver has not reported the same."""
+    line: bool = False
+    """It is in the kernel's log, whoever else reported it."""
+    due: float = 0.0
+    """Unix time at which it is judged, if it waits for what explains it."""
     rule: str = ""
     """Of an event that a plug-in ``reported``: which of its rules it makes fire."""
 
@@ -118,7 +122,9 @@ class HostReading:
     port_flaps: tuple[tuple[str, int], ...] = ()
     """Ports and how often each went down and up again in the last hour."""
     fabric_manager: bool | None = None
-    """Whether its unit is active; None where there is none."""
+    """Whether its unit is active; None where there is none, or where that is not to be seen."""
+    nvswitches: bool = False
+    """The driver has NVSwitches, which need a fabric manager."""
     imex: bool | None = None
     """Whether the machine takes part in memory shared over NVLink with others (NVIDIA IMEX); None where it is not
     to."""

@@ -47,6 +47,8 @@ class HardwareUse:
     """Pids on each GPU, as the driver tells; a GPU that it tells nothing of is missing."""
     strangers: frozenset[int] = frozenset()
     """Those of them that are none of our jobs'."""
+    expected: Collection[str] = ()
+    """The node's own devices, with those that are missing now: nothing else can be repaired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def wanted_claim(
     wall: float,
 ) -> tuple[Claim | None, str]:  # fmt: skip
     """The claim to make now; else why nothing is begun though a configured repair is asked for (empty: none is)."""
-    wanted = _wanted(verdicts, means)
+    wanted = _wanted(verdicts, means, use.expected)
     why = ""
     for verdict, kind in wanted:
         claim = Claim(
@@ -180,10 +182,12 @@ def _named(pids: Iterable[int]) -> str:
     return f"process {', '.join(map(str, sorted(pids)[:8]))}"
 
 
-def _wanted(verdicts: Iterable[Verdict], means: Means) -> list[tuple[Verdict, Kind]]:
-    """Verdicts with a repair that is configured: the heavier repair, then the worse verdict first."""
+def _wanted(verdicts: Iterable[Verdict], means: Means, expected: Collection[str]) -> list[tuple[Verdict, Kind]]:
+    """Verdicts with a repair that is configured: the heavier repair, then the worse verdict first. A device that is
+    none of the node's (a bus id of the kernel's log, a switch's for one) has none."""
     found = [(v, k) for v in verdicts for k in _HEAVY if v.action == k and k in means.whole]
-    found = [(v, k) for v, k in found if v.stage == "active" and _acted(v) and (v.device or means.whole[k])]
+    found = [(v, k) for v, k in found if v.device in expected or (not v.device and means.whole[k])]
+    found = [(v, k) for v, k in found if v.stage == "active" and _acted(v)]
     return sorted(found, key=lambda one: (one[0].severity != "fatal", _HEAVY.index(one[1]), one[0].since, one[0].rule))
 
 

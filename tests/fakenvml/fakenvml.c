@@ -9,6 +9,7 @@
  *   G.KEY VALUE               of GPU number G ("0.temperature 54", "1.lost 1"); *.KEY VALUE: of all
  *   error FUNCTION CODE       this function fails with this NVML code
  *   hang FUNCTION             this function does not return while the line is there
+ *   cold MS                   a GPU is brought up, which takes so long, when a process first asks for it
  *   lost_wakes 1              a wait for events fails with GPU_IS_LOST while a GPU of its set is lost
  *   no_events 1               no event sets on this machine (a virtual GPU)
  *   xid SEQ G CODE            an event; each SEQ is delivered once to every set that the GPU is registered with
@@ -177,7 +178,10 @@ int nvmlDeviceGetCount_v2(unsigned *out) { ENTER(NULL, 0); *out = count(); retur
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *out) {
   ENTER(NULL, 0);
   int numbers[MOST];
+  static int warm[MOST];
   if ((int)index >= listed(numbers)) return INVALID;
+  if (look("cold") && !warm[numbers[index]]) usleep(1000 * atoi(look("cold")));
+  warm[numbers[index]] = 1;
   *out = (device_t)&devices[numbers[index]];
   return SUCCESS;
 }

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -234,6 +233,50 @@ async def test_a_call_that_never_returns(tmp_path: Path, driver: Path) -> None:
         assert probe.reading.missed == 0
 
 
+async def test_gpus_that_are_slow_to_come_up_are_no_hung_driver(tmp_path: Path, driver: Path) -> None:
+    """Without persistence mode each takes seconds, and is let go with the process: the next one was as slow,
+    for ever, and the node's reboot was asked for."""
+    missed = set[int]()
+    async with probing(tmp_path, driver, "gpus 8", "cold 700", deadline=2.0) as (machine, probe):
+        async with asyncio.timeout(BOUND):
+            while not any("gpus" in reported for reported in machine.reported):
+                machine.came.clear()
+                await machine.came.wait()
+                missed.add(probe.reading.missed)
+        assert len(machine.reported[-1]["gpus"]) == 8
+        assert max(missed) < 2, "never hung"
+
+
+async def test_progress_without_an_end_is_no_answer() -> None:
+    seen = asyncio.Event()
+    command = ("/bin/sh", "-c", "while :; do echo '{\"progress\": true}'; done")
+    limits = ProbeLimits(0.0, 20.0, 0.1)
+    probe = Probe("nvml", lambda: command, os.environ, limits, lambda _: None, seen.set)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        async with asyncio.timeout(BOUND):
+            await seen.wait()
+        assert probe.reading.problem == "its first look does not end"
+        task.cancel()
+
+
+async def test_progress_after_a_hang_is_no_answer_yet() -> None:
+    """Or what is fatal would be well again at every new start of the process."""
+    came = asyncio.Event()
+    command = ("/bin/sh", "-c", "echo '{\"progress\": true}'; sleep 600")
+    probe = Probe("nvml", lambda: command, os.environ, ProbeLimits(0.0, 0.3, 0.1), lambda _: None, came.set)
+    missed = []
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        async with asyncio.timeout(BOUND):
+            while probe.reading.missed < 4:
+                came.clear()
+                await came.wait()
+                missed.append(probe.reading.missed)
+        task.cancel()
+    assert missed == [1, 2, 3, 4]
+
+
 async def test_processes_that_do_not_die_are_not_piled_up() -> None:
     """As when they are stuck in the driver: SIGKILL without effect."""
     seen, kept = asyncio.Event(), list[subprocess.Popen[bytes]]()
@@ -284,7 +327,7 @@ def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
     yield {
         "proc": str(tmp_path / "proc"), "sys": str(tmp_path / "sys"), "kmsg": str(tmp_path / "kmsg"),
         "folders": [str(tmp_path)], "interfaces": [], "units": str(tmp_path / "units"), "etc": str(tmp_path),
-        "poll": 0.1, "since": 0.0,
+        "poll": 0.1, "after": -1,
         "ports": [],
     }  # fmt: skip
     os.close(keep)
@@ -311,7 +354,7 @@ async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any])
         assert reported.pop("clock_kept") in (True, False, None)
         assert reported == {
             "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "imex": None, "ports_down": [],
-            "port_flaps": [],
+            "port_flaps": [], "nvswitches": False,
             "kernel_log": "", "memory_pressure": 0.125, "io_pressure": None, "files_used": 0.05,
             "processes_used": 0.3, "ports": ["mlx5_0/1"],
         }  # fmt: skip
@@ -322,10 +365,11 @@ async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any])
         up = (await machine.until(lambda reported: "host" in reported and reported["host"]["port_flaps"]))["host"]
         assert (up["ports_down"], up["port_flaps"]) == ([], [["mlx5_0/1", 1]])
         (tmp_path / "units").mkdir()
+        events = tmp_path / "sys/fs/cgroup/system.slice/nvidia-fabricmanager.service/cgroup.events"
+        events.parent.parent.mkdir(parents=True)
         (tmp_path / "units" / "nvidia-fabricmanager.service").touch()
         await machine.until(lambda reported: "host" in reported and reported["host"]["fabric_manager"] is False)
-        events = tmp_path / "sys/fs/cgroup/system.slice/nvidia-fabricmanager.service/cgroup.events"
-        events.parent.mkdir(parents=True)
+        events.parent.mkdir()
         events.write_text("populated 1\nfrozen 0\n")
         await machine.until(lambda reported: "host" in reported and reported["host"]["fabric_manager"] is True)
 
@@ -360,8 +404,8 @@ async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path:
     fcntl.fcntl(log, fcntl.F_SETFL, os.O_DIRECT)  # a pipe of packets: one record a read
     came = asyncio.Event()
 
-    def write(code: int, at: float) -> None:
-        os.write(log, b"3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1\n" % (int(at * 1e6), code))
+    def write(code: int, number: int) -> None:
+        os.write(log, b"3,%d,%d,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1\n" % (number, 1e6, code))
 
     def agent() -> health.Monitor:
         return health.Monitor(
@@ -377,12 +421,21 @@ async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path:
             await monitor.save()
             task.cancel()
 
-    write(95, time.monotonic() - 100.0)
-    first, lost = agent(), time.monotonic() + 0.01
-    write(79, lost)
-    await judges(first, 79)
-    write(79, lost)  # it is still there
-    write(46, time.monotonic())
+    write(95, 1)
+    looked, judged = asyncio.Event(), asyncio.create_task(judges(first := agent(), 79))
+    take = first.probe("host")._received
+
+    def received(line: Reported) -> None:
+        take(line)
+        looked.set()
+
+    first.probe("host")._received = received
+    async with asyncio.timeout(BOUND):
+        await looked.wait()
+    write(79, 2)
+    await judged
+    write(79, 2)  # it is still there
+    write(46, 3)
     await judges(agent(), 79, 46)
     os.close(log)
 

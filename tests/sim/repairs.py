@@ -117,6 +117,10 @@ class Repairs:
     def strangers(self) -> frozenset[int]:
         return frozenset()
 
+    @property
+    def expected(self) -> frozenset[str]:
+        return frozenset()
+
     def repaired(self, devices: Collection[str], action: Action) -> None:
         for device in devices:
             self._memory = repaired(self._memory, device, action, self._clock.wall())

@@ -24,7 +24,8 @@ BURST = 180.0
 """Seconds around an event that belong to the same burst."""
 DAY = 86_400.0
 SETTLE = 1.0
-"""Seconds that a double-bit error waits for the Xid that says whether it was contained or remapped."""
+"""Seconds that some wait, once they were reported, for what explains them: a double-bit error for the Xid that says
+whether it was contained or remapped, an error of NVLink 5 for the line that calls it nonfatal."""
 REPEATS = 3
 """Contained memory or NVLink errors of one GPU in a day that are no accident any more."""
 APP_REPEATS = 2
@@ -149,16 +150,19 @@ _KERNEL: Mapping[str, Rule] = {
         "an NVSwitch reports a fatal error",
         "kernel log; NVIDIA fabric manager: fatal SXids",
     ),
+    "sxid": _kernel("sxid", "info", "none", "an NVSwitch reports an error that is not fatal"),
+    "nvlink_nonfatal": _kernel("nvlink_nonfatal", "info", "none", "an NVLink error that the driver calls nonfatal"),
     "nvlink": _kernel("nvlink", "degraded", "reset_gpu", "the kernel reports an NVLink error"),
     "aer": _kernel("aer", "info", "none", "a PCIe error was reported"),
-    "mce": _kernel("mce", "degraded", "service", "the CPU or memory reported a hardware error"),
+    "mce": _kernel("mce", "degraded", "service", "the CPU or memory reported an error that could not be corrected"),
+    "mce_corrected": _kernel("mce_corrected", "info", "none", "the CPU or memory corrected an error"),
     "oom": _kernel("oom", "info", "none", "the kernel killed a process for want of memory"),
     "hung_task": _kernel("hung_task", "info", "none", "a process hangs in the kernel"),
     "lockup": _kernel("lockup", "degraded", "diagnose", "a CPU got stuck in the kernel"),
     "io_error": _kernel("io_error", "degraded", "service", "a disk reported an error"),
     "overrun": _kernel("overrun", "info", "none", "lines of the kernel's log were overwritten before they were read"),
 }
-_OF_THE_NODE = ("sxid_fatal",)
+_OF_THE_NODE = ("sxid_fatal", "sxid")
 """Kinds whose device is no GPU."""
 _OF_A_GPU = ("off_bus", "init_failed")
 """Kinds that older drivers write without a bus id: which GPU it is the driver's readings say (lost, missing), and the
@@ -166,7 +170,9 @@ others need not go with it."""
 _CONTAINED = 94
 _DOUBLE_BIT = 48
 _HANDLES_DOUBLE_BIT = (63, 94)
-_LINKS = (74, *range(144, 151))
+_LINKS_5 = range(144, 151)
+_LINKS = (74, *_LINKS_5)
+_WAIT = (_DOUBLE_BIT, *_LINKS_5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +197,16 @@ EVENT_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def remember(past: Sequence[DeviceEvent], new: Sequence[DeviceEvent], now: float) -> tuple[DeviceEvent, ...]:
-    """The events of the last day, equal ones of one burst folded into one. At most ``MOST_KEPT``, newest last."""
+def remember(
+    past: Sequence[DeviceEvent], new: Sequence[DeviceEvent], last: float, now: float
+) -> tuple[DeviceEvent, ...]:
+    """The events of the last day, equal ones of one burst folded into one. At most ``MOST_KEPT``, newest last.
+    ``last`` is when they were judged last."""
     kept = [e for e in past if now - e.at < DAY]
-    for event in new:
+    for event in (replace(e, line=e.logged, due=max(e.at, now) + SETTLE if _waits(e) else 0.0) for e in new):
         for i, old in enumerate(kept):
-            if not _same(old, event):
-                continue
-            if _waits(event):  # its time to wait runs from the first, or a storm would put it off for ever
-                if event.at - old.at < SETTLE:
-                    kept[i] = _folded(old, event, old.at)
-                    break
-            elif event.at - old.at < BURST:
-                kept[i] = _folded(old, event, max(old.at, event.at))
+            if _same(old, event) and event.at - old.at < BURST:
+                kept[i] = _again(old, event) if _waits(event) and old.due <= last else _folded(old, event)
                 break
         else:
             kept.append(event)
@@ -218,8 +221,8 @@ def judge_events(
     ``clean``: GPUs that the driver reads without a fault (empty: the node, if all are); what only the kernel's log
     reports of one of those is a suspicion, and never fatal. ``declared``: the rules that plug-ins' events make fire.
 
-    A double-bit error is judged once ``SETTLE`` has passed, in the first call after that; ``last`` is when the last one
-    was made.
+    What waits is judged once ``SETTLE`` has passed, in the first call after that; ``last`` is when the last one was
+    made.
     """
     for event in new:
         if event.kind == "reported" and event.rule in declared:
@@ -253,24 +256,34 @@ def _judged(
         elif not _waits(event):
             yield from ((event, fired) for fired in _xid(event, past, bad_links))
     for event in past:
-        if _waits(event) and last < event.at + SETTLE <= now:
-            handled = any(e.code in _HANDLES_DOUBLE_BIT for e in _burst(event, past))
-            rule = DOUBLE_BIT_HANDLED if handled else xid_rule(event.code)
-            yield event, Fired(rule, event.device, event.raw, event.count)
+        if not _waits(event) or not last < event.due <= now:
+            continue
+        if event.code != _DOUBLE_BIT:
+            if not _nonfatal(event, past):
+                yield from ((event, fired) for fired in _xid(event, past, bad_links))
+            continue
+        handled = any(e.code in _HANDLES_DOUBLE_BIT for e in _burst(event, past))
+        rule = DOUBLE_BIT_HANDLED if handled else xid_rule(event.code)
+        yield event, Fired(rule, event.device, event.raw, event.count)
 
 
 def waits_until(past: Sequence[DeviceEvent], now: float) -> float | None:
     """When to judge again without new events; None: no event waits."""
-    return min((e.at + SETTLE for e in past if _waits(e) and e.at + SETTLE > now), default=None)
+    return min((e.due for e in past if _waits(e) and e.due > now), default=None)
 
 
 def _waits(event: DeviceEvent) -> bool:
-    return event.kind == "xid" and event.code == _DOUBLE_BIT
+    return event.kind == "xid" and event.code in _WAIT
+
+
+def _nonfatal(event: DeviceEvent, past: Sequence[DeviceEvent]) -> bool:
+    """The driver's own event of what its line in the log calls nonfatal: the event lacks that word."""
+    return not event.line and any(e.kind == "nvlink_nonfatal" and e.code == event.code for e in _burst(event, past))
 
 
 def _xid(event: DeviceEvent, past: Sequence[DeviceEvent], bad_links: frozenset[str]) -> Iterable[Fired]:
     rule = xid_rule(event.code)
-    alike = sum(1 for e in past if _same(e, event))
+    alike = sum(1 for e in past if _same(e, event) and not _nonfatal(e, past))
     if event.code == _CONTAINED and alike >= REPEATS:
         yield Fired(CONTAINED_REPEAT, event.device, event.raw, event.count)
     if _is_app(event):
@@ -305,8 +318,20 @@ def _follows(event: DeviceEvent, past: Sequence[DeviceEvent]) -> bool:
     return any(e.kind == "xid" and (e.code == _CONTAINED or xid(e.code).severity == "fatal") for e in burst)
 
 
-def _folded(old: DeviceEvent, new: DeviceEvent, at: float) -> DeviceEvent:
-    return replace(old, at=at, count=old.count + new.count, logged=old.logged and new.logged)
+def _folded(old: DeviceEvent, new: DeviceEvent) -> DeviceEvent:
+    """Due as before: a storm does not put the verdict off."""
+    return replace(_joined(old, new), count=old.count + new.count)
+
+
+def _again(judged: DeviceEvent, new: DeviceEvent) -> DeviceEvent:
+    """One that waits comes again after it was judged: it is judged again, and counts the new ones alone."""
+    return replace(_joined(judged, new), count=new.count, due=new.due)
+
+
+def _joined(old: DeviceEvent, new: DeviceEvent) -> DeviceEvent:
+    return replace(
+        old, at=max(old.at, new.at), logged=old.logged and new.logged, line=old.line or new.line
+    )  # fmt: skip
 
 
 def _same(a: DeviceEvent, b: DeviceEvent) -> bool:

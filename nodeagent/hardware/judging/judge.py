@@ -97,7 +97,7 @@ def judge(
     Bus ids of events become UUIDs."""
     names = {g.pci: g.uuid for g in now.gpus or () if g.pci}
     events = tuple(replace(e, device=names.get(e.device, e.device)) for e in now.events)
-    past = remember(memory.past, events, at)
+    past = remember(memory.past, events, memory.at, at)
     seen = _combined(looks(now, before, elapsed, ours, policy.declared))
     bad_links = frozenset(device for (rule, device), look in seen.items() if rule == "nvlink.down" and look.fires)
     fired = _worst(judge_events(past, events, memory.at, at, bad_links, _clean(now), policy.declared))

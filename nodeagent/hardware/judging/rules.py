@@ -25,6 +25,8 @@ from nodeagent.model.health import Action, Severity
 if TYPE_CHECKING:  # pure: no asyncio
     from nodeagent.osutil.commands import CheckReading
 
+REPLAY_WINDOW = 60.0
+"""Seconds at least over which PCIe replays are counted: a link may have some in a minute, and one in a moment."""
 LEFTOVER = 512 << 20
 """Bytes of GPU memory in use without any of our workers that are worth waiting for (NVRx waits for the same)."""
 PORT_DOWN = 30.0
@@ -309,7 +311,8 @@ def looks(
     for check in now.checks:
         yield DeviceLook(check_rule(check.name, check.code), "", check.code != 0, _ended(check))
     if now.host is not None:
-        yield from _host(now.host)
+        fabric = now.host.nvswitches or any(gpu.fabric is not None for gpu in now.gpus or ())
+        yield from _host(now.host, fabric)
 
 
 def check_rule(name: str, code: int | None) -> Rule:
@@ -376,7 +379,7 @@ def _probe(probe: ProbeReading) -> Iterable[DeviceLook]:
 
 
 def _replays(gpu: GpuReading, before: GpuReading | None, elapsed: float) -> Iterable[DeviceLook]:
-    if before is None or elapsed <= 0 or gpu.pcie_replays is None or before.pcie_replays is None:
+    if before is None or elapsed < REPLAY_WINDOW or gpu.pcie_replays is None or before.pcie_replays is None:
         return
     if gpu.pcie_generation is None or gpu.pcie_width is None:
         return
@@ -402,13 +405,15 @@ def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[Devic
         yield DeviceLook(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
 
 
-def _host(host: HostReading) -> Iterable[DeviceLook]:
+def _host(host: HostReading, fabric: bool) -> Iterable[DeviceLook]:
+    """``fabric``: GPUs are joined by NVSwitches. The fabric manager is also installed where there is none, by an image
+    for all machines, and rightly ends there."""
     down = [f"{port} for {seconds:.0f} s" for port, seconds in host.ports_down if seconds > PORT_DOWN]
     yield DeviceLook(PORT, "", bool(down), "down: " + ", ".join(down))
     flaps = [f"{port} {times} times" for port, times in host.port_flaps if times >= FLAPS]
     yield DeviceLook(FLAP, "", bool(flaps), "in the last hour: " + ", ".join(flaps))
     yield DeviceLook(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))
-    if host.fabric_manager is not None:
+    if host.fabric_manager is not None and fabric:
         yield DeviceLook(FABRIC_MANAGER, "", not host.fabric_manager, "its unit is not active")
     if host.imex is not None:
         yield DeviceLook(IMEX, "", not host.imex, "nvidia-imex.service is not active, its domain has other machines")

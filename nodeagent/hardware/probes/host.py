@@ -6,7 +6,8 @@ Standard library only. Must never judge. A disk that does not answer holds up a 
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
 
 Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),
-``poll``, ``ports`` (that were up once) and ``since`` (Unix time: older lines were reported before).
+``poll``, ``ports`` (that were up once) and ``after`` (the number of the newest record that was reported before; null:
+what is older than this process is nobody's business). Both lines tell the newest one's number: ``record``.
 """
 
 from __future__ import annotations
@@ -58,9 +59,11 @@ _TIMEX = 512
 class KernelLog:
     """/dev/kmsg from its beginning: what happened while nobody looked is there too."""
 
-    def __init__(self, path: str, since: float) -> None:
+    def __init__(self, path: str, after: int | None) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        self.folder = KernelLines(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC), since)
+        self.folder = KernelLines(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC), after)
+        self._live = False
+        """All that had waited was read."""
 
     def fileno(self) -> int:
         return self._fd
@@ -68,14 +71,15 @@ class KernelLog:
     def read(self) -> bool:
         """Take in what is there, but no more than a share: a storm must not hold up the rest. Whether there was any."""
         records: list[bytes] = []
+        arrived = time.time() if self._live else None
         try:
             for data in islice(iter(partial(os.read, self._fd, _RECORD), b""), _AT_ONCE):
                 records.append(data)
         except BlockingIOError:
-            pass
+            self._live = True
         except BrokenPipeError:  # overwritten before we came: the next read goes on with the oldest there is
             pass
-        self.folder.read(records)
+        self.folder.read(records, arrived)
         return bool(records)
 
 
@@ -233,8 +237,13 @@ def _number(text: str) -> float:
 
 
 def fabric_manager(sys_root: str, units: str) -> bool | None:
-    """Whether its unit has processes; None if it is not installed."""
+    """Whether its unit has processes; None if it is not installed, or its control group is not to be seen."""
     return _runs(sys_root, _MANAGER) if os.path.exists(f"{units}/{_MANAGER}") else None
+
+
+def nvswitches(proc: str) -> bool:
+    """Whether the driver has any."""
+    return bool(_names(f"{proc}/driver/nvidia-nvswitch/devices"))
 
 
 def imex(sys_root: str, etc: str) -> bool | None:
@@ -251,11 +260,16 @@ def imex(sys_root: str, etc: str) -> bool | None:
     return _runs(sys_root, _IMEX) if len(domain) > 1 else None
 
 
-def _runs(sys_root: str, unit: str) -> bool:
-    try:
-        return "populated 1" in _text(f"{sys_root}/fs/cgroup/system.slice/{unit}/cgroup.events")
-    except OSError:
-        return False
+def _runs(sys_root: str, unit: str) -> bool | None:
+    """Whether its control group has processes; None without a group of systemd's (a container's /sys, for one)."""
+    for root, file in (("", "cgroup.events"), ("/systemd", "cgroup.procs")):
+        if os.path.isdir(services := f"{sys_root}/fs/cgroup{root}/system.slice"):
+            try:
+                text = _text(f"{services}/{unit}/{file}")
+            except OSError:
+                return False
+            return bool(text.strip()) if root else "populated 1" in text
+    return None
 
 
 def pause(spent: float) -> float:
@@ -277,7 +291,7 @@ def main() -> None:
     log: KernelLog | None = None
     wrong = ""
     try:
-        log = KernelLog(given["kmsg"], given["since"])
+        log = KernelLog(given["kmsg"], given["after"])
     except OSError as error:
         wrong = f"{given['kmsg']}: {error.strerror}"
     poll = select.poll()
@@ -287,13 +301,14 @@ def main() -> None:
     while True:
         busy = log is not None and log.read()
         if log is not None and (events := log.folder.news()):
-            write({"events": events})
+            write({"events": events, "record": log.folder.number})
         now = time.monotonic()
         if now >= due:
             host = {
                 "memory_available": available_memory(proc),
                 "full_disks": folders.look(now),
                 "fabric_manager": fabric_manager(sys_root, given["units"]),
+                "nvswitches": nvswitches(proc),
                 "imex": imex(sys_root, given["etc"]),
                 "kernel_log": wrong,
                 "memory_pressure": pressure(proc, "memory"),
@@ -301,7 +316,9 @@ def main() -> None:
                 "clock_kept": clock_kept(),
             }
             repeated = log.folder.take() if log is not None else []
-            write({"host": host | handles(proc) | ports.look(now)} | ({"events": repeated} if repeated else {}))
+            host |= handles(proc) | ports.look(now)
+            number = log.folder.number if log is not None else None
+            write({"host": host, "record": number} | ({"events": repeated} if repeated else {}))
             due = now + given["poll"]
         if busy:
             time.sleep(pause(time.process_time() - spent))

@@ -23,23 +23,29 @@ _AT = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.[0-7])?"
 _XID = re.compile(rf"NVRM: Xid \(PCI:{_AT}(?: GPU-I:\d{{1,4}})?(?: GPU-CI:\d{{1,4}})?\): (\d{{1,5}})(?!\d)")
 """The error of a MIG slice names the slice; it counts as its GPU's."""
 _NVLINK_5 = range(144, 151)
-_NONFATAL = re.compile(r", \w{1,24} Nonfatal\b")
+_NONFATAL = re.compile(r", [\w/]{1,40} Nonfatal\b")
 """Of an Xid of NVLink 5 the driver says itself that nothing broke."""
 _XID_BEGINS = b";NVRM: Xid ("
-_XIDS = re.compile(rb"^[0-7],[^;\n]*;(NVRM: Xid \([^,\n]*(?=[,\n])(?:, \w{1,24} Nonfatal\b)?)", re.MULTILINE)
+_XIDS = re.compile(rb"^[0-7],[^;\n]*;(NVRM: Xid \([^,\n]*(?=[,\n])(?:, [\w/]{1,40} Nonfatal\b)?)", re.MULTILINE)
 """Device and code of each Xid among many records that the kernel itself wrote, and whether it is called nonfatal."""
 _KERNEL = re.compile(rb"[0-7],")
 """How a record of the kernel itself begins: its priority is a level alone, its facility 0. What is written to /dev/kmsg
 from outside never has that."""
 _OF_A_PROCESS = re.compile(r"[^\[]{0,16}\[\d+\]: ")
 """``name[pid]: segfault at ...``: from the line's beginning on it is somebody's choice."""
+_UNCORRECTED = "(?:[2367abef][0-9a-f]|[0-9a-f][2367abef])[0-9a-f]{14}"
+"""The status of a machine check with its bit 61 (uncorrected) or 57 (processor context corrupt). The same lines are
+written for errors that were corrected."""
+_DISK = r"(?!(?:fd|sr|loop|nbd)\d)"
+"""Not a floppy or an empty drive that something asked for a disk, nor a device behind which there is a file or a
+server."""
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("off_bus", re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_AT}.{{0,200}}fallen off the bus")),
     ("off_bus", re.compile(r"NVRM: (?:has )?fallen off the bus and is not responding")),
     ("init_failed", re.compile(rf"NVRM: (?:GPU {_AT}: )?(?:RmInitAdapter failed! |rm_init_adapter failed)")),
     ("api_mismatch", re.compile(r"NVRM: API mismatch: ")),
     ("sxid_fatal", re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:{_AT}\): (\d{{1,6}}), Fatal\b")),
-    ("nvlink", re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:{_AT}\): (\d{{1,6}})(?!\d)")),
+    ("sxid", re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:{_AT}\): (\d{{1,6}})(?!\d)")),
     (
         "nvlink",
         re.compile(rf"nvidia-nvlink: (?=[0-9A-Za-z])(?:.{{0,80}}?{_AT})?.{{0,200}}\b(?:error|fail)", re.IGNORECASE),
@@ -50,7 +56,15 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
             rf"\S{{1,32}} {_AT}: (?:AER: )?(?:(?:Multiple )?(?:Uncorrect|Fatal)|PCIe Bus Error: severity=Uncorrect)"
         ),
     ),
-    ("mce", re.compile(r"mce: \[Hardware Error\]: |(?:mce: )?Machine check events logged")),
+    (
+        "mce",
+        re.compile(
+            r"(?:mce: )?\[Hardware Error\]: (?:.{0,200}?(?:\bUncorrect|\bFatal\b|\bPCC\b|Processor context corrupt)"
+            rf"|CPU \d{{1,5}}: Machine Check(?: Exception|: [0-9a-f]{{1,16}} Bank \d{{1,4}}: {_UNCORRECTED}))"
+            r"|mce: Uncorrected hardware memory error"
+        ),
+    ),
+    ("mce_corrected", re.compile(r"mce: \[Hardware Error\]: |(?:mce: )?Machine check events logged")),
     ("oom", re.compile(r"(?:Memory cgroup o|O)ut of memory: Killed process \d")),
     ("hung_task", re.compile(r"INFO: task .{1,32}:\d+ blocked for more than \d+ seconds")),
     ("lockup", re.compile(r"watchdog: BUG: soft lockup - CPU#\d|BUG: soft lockup - CPU#\d")),
@@ -59,14 +73,15 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "io_error",
         re.compile(
-            r"(?:blk_update_request: |print_req_error: )?(?:critical \w+|I/O) error, dev \S{1,32}, sector \d"
-            r"|EXT4-fs error \(device \S{1,32}\): |XFS \([^)\s]{1,32}\): (?:metadata |log )?I/O [Ee]rror"
-            r"|Buffer I/O error on dev(?:ice)? \S{1,32}, logical block"
+            rf"(?:blk_update_request: |print_req_error: )?(?:critical \w+|I/O) error, dev {_DISK}\S{{1,32}}, sector \d"
+            rf"|EXT4-fs error \(device {_DISK}\S{{1,32}}\): "
+            rf"|XFS \({_DISK}[^)\s]{{1,32}}\): (?:metadata |log )?I/O [Ee]rror"
+            rf"|Buffer I/O error on dev(?:ice)? {_DISK}\S{{1,32}}, logical block"
         ),
     ),
 )
 _HINT = re.compile(
-    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|Machine check|Out of|Memory cg|INFO: task"
+    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|\[Hard|Machine check|Out of|Memory cg|INFO: task"
     rb"|NMI watch|watchdog|BUG: soft|rcu: INFO|I/O |blk_|print_req|critical |Buffer I/O|EXT4-fs error|XFS)"
 )
 """Most lines are none of these, and are let go after one look."""
@@ -103,7 +118,7 @@ def parse(text: str, at: float) -> KernelLine | None:
     """What a line of the kernel itself says; None for almost all of them."""
     if found := _XID.match(text):
         nonfatal = int(found[2]) in _NVLINK_5 and _NONFATAL.match(text, found.end())
-        return KernelLine("nvlink" if nonfatal else "xid", bus_id(found[1]), int(found[2]), text, at)
+        return KernelLine("nvlink_nonfatal" if nonfatal else "xid", bus_id(found[1]), int(found[2]), text, at)
     if _OF_A_PROCESS.match(text):
         return None
     for kind, pattern in _KINDS:
@@ -126,29 +141,37 @@ def record(data: bytes, boot_time: float) -> tuple[str, float] | None:
 class KernelLines:
     """Gathers lines until they are taken; equal ones become one."""
 
-    def __init__(self, boot_time: float = 0.0, since: float = 0.0) -> None:
-        self._boot_time, self._since = boot_time, since
+    def __init__(self, boot_time: float = 0.0, after: int | None = -1) -> None:
+        """``after``: the number of the newest record that was reported before; None: all that waits is left out."""
+        self._boot_time, self._after = boot_time, after
+        self._arrived: float | None = None
         self._lines: dict[tuple[str, str, int], KernelLine] = {}
         self._sent: set[tuple[str, str, int]] = set()
         """Sent since everything was sent last."""
-        self._number: int | None = None
+        self.number: int | None = None
         """Of the newest record."""
 
-    def read(self, records: list[bytes]) -> None:
-        """Take in records of /dev/kmsg that follow each other, as far as they are newer than ``since``. Of a storm
-        almost all are Xids: they are counted without a look at each."""
+    def read(self, records: list[bytes], arrived: float | None = None) -> None:
+        """Take in records of /dev/kmsg that follow each other, as far as they are new. Of a storm almost all are Xids:
+        they are counted without a look at each. ``arrived``: the Unix time of those that are read as they are written;
+        None: they waited, and have only the kernel's own clock, which runs apart from the machine's by minutes."""
         if not records:
             return
+        self._arrived = arrived
         self._count_lost(records)
-        if self._since:  # the log is read from the boot on, and is in order
-            records = [data for data in records if (found := record(data, self._boot_time)) and found[1] > self._since]
-            self._since = 0.0 if records else self._since
+        if arrived is None:  # the log is read from the boot on, and is in order
+            after = self._after
+            records = [data for data in records if after is not None and (_number(data) or 0) > after]
         self._count_xids(records)
         for data in records:
             if _XID_BEGINS not in data and _KERNEL.match(data) and _HINT.search(data):
-                found = record(data, self._boot_time)
+                found = self._record(data)
                 if found and (line := parse(*found)):
                     self.add(line)
+
+    def _record(self, data: bytes) -> tuple[str, float] | None:
+        found = record(data, self._boot_time)
+        return found if found is None or self._arrived is None else (found[0], self._arrived)
 
     def _count_xids(self, records: Sequence[bytes]) -> None:
         joined = b"".join(records)
@@ -159,17 +182,17 @@ class KernelLines:
             span[1] = begins
             span[2] += 1
         for first, newest, count in spans.values():
-            first_one, last = (record(_line_at(joined, begins), self._boot_time) for begins in (first, newest))
+            first_one, last = (self._record(_line_at(joined, begins)) for begins in (first, newest))
             if first_one and last and (line := parse(*first_one)):
                 line.count, line.at = count, last[1]
                 self.add(line)
 
     def _count_lost(self, records: list[bytes]) -> None:
         """The kernel numbers its records, and overwrites the oldest when it writes faster than they are read."""
-        before, newest = self._number, _number(records[-1])
+        before, newest = self.number, _number(records[-1])
         if newest is not None:
-            self._number = newest
-            found = record(records[-1], self._boot_time)
+            self.number = newest
+            found = self._record(records[-1])
             if before is not None and found and (lost := newest - before - len(records)) > 0:
                 self._lose(
                     f"the kernel's log was overwritten before it was read, after record {before}", found[1], lost

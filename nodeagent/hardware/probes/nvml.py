@@ -269,6 +269,8 @@ class Nvidia(Accelerator):
                 handles[index] = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
             except GpuError as error:
                 handles[index], errors[index] = None, str(error)
+            if index not in self._places:  # without persistence mode it was brought up only now
+                self.progress()
         named = {index: _uuid(handle) for index, handle in handles.items()}
         named |= self._guessed(named)
         found = []
@@ -281,6 +283,8 @@ class Nvidia(Accelerator):
                 gpu = read(handle, index, known if uuid in self._whole else None)
                 without_rest(gpu, self._rest)
                 known.update({field: gpu[field] for field in _FIXED if gpu.get(field)})
+                if uuid not in self._whole:
+                    self.progress()
                 if "error" not in gpu:
                     self._whole.add(uuid)
                 if uuid and uuid not in self._registered:

@@ -32,6 +32,8 @@ PROBLEM = 300
 """Characters of what is wrong that are kept."""
 MOST_LINES = 200
 """Lines of a plug-in within one pace and deadline. One that writes more is stopped, or it would keep the agent busy."""
+MOST_PROGRESS = 256
+"""Signs of progress between two readings: a look brings up no more devices than that."""
 _LINE = 4 << 20
 _NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 ROOT = Path(__file__).parents[3]
@@ -135,7 +137,7 @@ class Probe:
         lines = asyncio.StreamReader(_LINE)
         protocol = asyncio.StreamReaderProtocol(lines)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, process.stdout)
-        missed = count = 0
+        missed = count = progress = 0
         clock = asyncio.get_running_loop().time
         until = clock() + self._bound
         try:
@@ -157,8 +159,15 @@ class Probe:
                     if message.get("absent") and self._optional():
                         self.absent = str(message.get("problem", ""))
                         return
-                    if message.keys() - {"problem", "absent"}:
+                    if message.keys() - {"problem", "absent", "progress"}:
                         self._received(message)
+                    if "progress" in message:  # no answer yet: what was missed before stays so
+                        progress += 1
+                        if progress <= MOST_PROGRESS:
+                            continue
+                        self._report(self.reading.missed, "its first look does not end")
+                        return
+                    progress = 0
                 except TimeoutError:
                     missed += 1
                     self._report(self.reading.missed + 1, "")

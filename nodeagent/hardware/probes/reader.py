@@ -8,6 +8,7 @@ rules, and never write a value that was not read: what is not known is left out.
     {"events": [[device, Xid or rule, unix time, count, raw], ...]}      at once what is new; its repetitions along with
                             the next "gpus"
     {"problem": "...", "absent": bool}      nothing can be read: no library, no driver (``absent``: none is installed)
+    {"progress": true}      it has connected to the driver, or brought up one device; what it read comes later
     {"accelerator": {"name", "variable", "rules"}}     on the first line
 
 Arguments: ``module:class``, and the pace in seconds or ``list``, which writes one line with the devices and ends.
@@ -122,6 +123,8 @@ def wire(events: list[Event]) -> list[list[Any]]:
 
 def follow(accelerator: Accelerator, writer: LineWriter, pace: float) -> None:
     """Look and wait, for as long as somebody reads. Raises ProblemError."""
+    accelerator.progress = lambda: writer.write({"progress": True})
+    accelerator.progress()
     repetitions = Repetitions()
     while True:
         again = repetitions.take()

@@ -32,6 +32,7 @@ class World:
         self.waiting: frozenset[str] = frozenset()
         self.processes: Mapping[str, Sequence[int]] | None = {}
         self.strangers: frozenset[int] = frozenset()
+        self.expected = frozenset({GPU, "GPU-n1-1"})
         self.did: list[str] = []
         self.disk: tuple[Attempt, ...] = past
         self.full = self.unreadable = False

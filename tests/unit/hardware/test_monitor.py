@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork
+from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork, load_memory
 from nodeagent.hardware.plugins import Plugin
-from nodeagent.hardware.readings import ProbeReading
+from nodeagent.hardware.readings import DeviceEvent, ProbeReading
 
 UUIDS = ("GPU-a", "GPU-b")
 BUS = {"GPU-a": "0000:10:00", "GPU-b": "0000:20:00"}
@@ -110,6 +113,7 @@ async def test_a_boot_that_finds_fewer_gpus_is_no_sound_machine_with_fewer(tmp_p
     assert next_one.found == [], "the driver may still be finding them"
     next_one.later(10)
     assert next_one.found == [("nvml.missing", "GPU-b", "active")]
+    assert next_one.monitor.expected == {*UUIDS}, "its repair is one of a known GPU"
     next_one.kernel(79, BUS["GPU-b"])
     assert ("xid.79", "GPU-b", "active") in next_one.found, "its bus is known"
     next_one.monitor.acknowledge("GPU-b", None)
@@ -166,9 +170,28 @@ async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Pa
 
 
 HOST = {
-    "memory_available": 0.5, "full_disks": [], "port_flaps": [], "fabric_manager": None, "imex": None, "kernel_log": "",
+    "memory_available": 0.5, "full_disks": [], "port_flaps": [], "fabric_manager": None, "nvswitches": False,
+    "imex": None, "kernel_log": "",
     "memory_pressure": None, "io_pressure": None, "files_used": None, "processes_used": None, "clock_kept": None,
 }  # fmt: skip
+
+
+async def test_the_kernels_log_is_followed_from_where_it_was_reported_to(tmp_path: Path) -> None:
+    def after(monitor: Monitor) -> object:
+        return json.loads(monitor._host_command()[-1])["after"]
+
+    one = Watched(tmp_path, gpus=False)
+    assert after(one.monitor) is None, "nobody knows what became of what is older"
+    await one.monitor.save()
+    one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": []}, "record": 7})
+    await one.monitor.save()
+    assert after(Watched(tmp_path, gpus=False).monitor) == 7
+    one.monitor.take_host({"events": [], "record": 9})
+    one.kernel(79, BUS["GPU-a"])
+    assert after(one.monitor) == 9, "a probe that is started anew goes on there"
+    await one.monitor.save()
+    assert after(Watched(tmp_path, gpus=False).monitor) == 9
+    assert after(after_a_boot(tmp_path, gpus=False).monitor) == -1, "all of it is new"
 
 
 async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise(tmp_path: Path) -> None:
@@ -227,6 +250,18 @@ def test_gpus_of_other_nodes_of_the_machine_are_not_its_business(tmp_path: Path)
     one.kernel(79, BUS["GPU-b"])
     assert one.found == [("xid.79", "GPU-b", "active")]
     assert dict(one.monitor.xids) == {("GPU-b", 79): 1}
+
+
+def test_one_replay_on_a_pcie_link_is_no_fault_and_many_within_a_minute_are(tmp_path: Path) -> None:
+    one, link = Watched(tmp_path), {"pcie_generation": 5, "pcie_width": 16}
+    for second in range(0, 62, 2):
+        one.read("GPU-a", **link, pcie_replays=int(second > 30))
+        one.clock.time += 2
+    assert one.found == []
+    for second in range(0, 64, 2):
+        one.read("GPU-a", **link, pcie_replays=1 + second)
+        one.clock.time += 2
+    assert one.found == [("pcie.replays", "GPU-a", "active")]
 
 
 def test_a_driver_that_answers_late_is_reported_for_gpus_that_the_config_names_too(tmp_path: Path) -> None:
@@ -323,6 +358,44 @@ async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> No
     assert Watched(tmp_path).found == []
 
 
+class HungDisk(Monitor):
+    """Its memory cannot be written until the test lets it."""
+
+    def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
+        machine = Machine(boot="boot", gpus=False)
+        super().__init__(machine, folder, {}, Clock(), policy=JudgePolicy(), changed=changed, own=OwnWork())
+        self._probes = ()
+        self.disk, self.begun, self.written = asyncio.Event(), 0, asyncio.Event()
+
+    async def save(self) -> None:
+        self.begun += 1
+        await self.disk.wait()
+        await super().save()
+        if len(self.verdicts) == 2:
+            self.written.set()
+
+
+async def test_a_disk_that_hangs_does_not_keep_the_monitor_from_judging(tmp_path: Path) -> None:
+    """The agent was blind for as long: a GPU that fell off the bus kept its work."""
+    changed = asyncio.Event()
+    monitor = HungDisk(tmp_path, changed.set)
+    running = asyncio.create_task(monitor.run())
+    try:
+        async with asyncio.timeout(60):
+            for n, bus in enumerate(BUS.values(), 1):
+                changed.clear()
+                monitor.inject(DeviceEvent("xid", monitor._clock.wall(), bus, 79, "Xid 79"))
+                await changed.wait()
+                assert len(monitor.published) == n
+            assert monitor.begun == 1, "one at a time"
+            monitor.disk.set()
+            await monitor.written.wait()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert len(load_memory(tmp_path / "health.json").memory.verdicts) == 2, "the newest is what counts"
+
+
 ACME = Plugin("acme", "acme:Acme")
 NPUS = [{"uuid": f"acme-{n}", "index": n, "visible": str(n)} for n in range(2)]
 IN_USE = [npu | {"processes": [[4711, 1]]} for npu in NPUS]
@@ -355,6 +428,7 @@ async def test_a_plug_ins_devices_outlive_a_restart_in_this_boot_alone(tmp_path:
     npus(after, vendor, NPUS[0])
     after.later(10)
     assert after.found == [("accelerator.missing", "acme-1", "active")]
+    assert after.monitor.expected == {"acme-0", "acme-1"}
 
 
 def test_a_device_that_is_missing_is_given_up_on_an_operators_word(tmp_path: Path) -> None:

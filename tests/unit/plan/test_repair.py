@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,8 @@ from tests.unit.plan.nodes.test_health import gpu, healthy, running
 
 ALL = Means({"reset_gpu": False, "reboot": True, "service": False}, per_day=3)
 ELASTIC = make_spec(workers="gpu", gpus=1, size=(1, 8))
-IDLE = HardwareUse()
+DEVICES = (gpu("n2", 0), gpu("n2", 1))
+IDLE = HardwareUse(expected=DEVICES)
 
 
 def asks(
@@ -63,7 +65,7 @@ def wanted(
 ) -> tuple[Claim | None, str]:  # fmt: skip
     me = make_node("n2", gpus=2, health=[found], cordon=cordon)
     cluster = make_cluster([*healthy(["n1"]), me, *others], *([job] if job is not None else []))
-    return wanted_claim(cluster, "n2", [found], means, past, use, WALL)
+    return wanted_claim(cluster, "n2", [found], means, past, replace(use, expected=DEVICES), WALL)
 
 
 def go(
@@ -97,6 +99,8 @@ def test_a_fatal_verdict_asks_for_its_repair() -> None:
         asks("reboot").model_copy(update={"stage": "probation"}),
         asks("reboot").model_copy(update={"stage": "repaired"}),
         asks("reset_gpu"),
+        asks("reset_gpu", "GPU-n9-6"),
+        asks("reboot", "GPU-n9-6"),
     ],
 )
 def test_what_asks_for_nothing_that_a_command_does(found: Verdict) -> None:

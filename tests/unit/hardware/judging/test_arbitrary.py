@@ -83,7 +83,7 @@ def test_only_genuine_lines_of_the_kernel_are_fatal(line: str, priority: int) ->
 @given(st.lists(st.binary(max_size=200), max_size=20))
 @example([b"3," + b"9" * 5000 + b"," + b"9" * 5000 + b",-;NVRM: Xid (PCI:0000:3b:00): " + b"9" * 5000 + b"\n"])
 def test_no_record_raises(records: list[bytes]) -> None:
-    folder = KernelLines(since=1.0)
+    folder = KernelLines(after=1)
     for data in records:
         record(data, 0.0)
     folder.read(records)

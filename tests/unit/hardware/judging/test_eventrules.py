@@ -27,7 +27,7 @@ class History:
     def at(
         self, now: float, *events: DeviceEvent, bad_links: frozenset[str] = NONE, sound: frozenset[str] = NONE
     ) -> list[Fired]:
-        self.past = remember(self.past, events, now)
+        self.past = remember(self.past, events, self.last, now)
         fired = list(judge_events(self.past, events, self.last, now, bad_links, sound))
         self.last = now
         return fired
@@ -36,9 +36,10 @@ class History:
         return [(f.rule.id, f.device) for f in self.at(now, *events, bad_links=bad_links)]
 
 
-@pytest.mark.parametrize("code", sorted(set(XIDS) - {48}))
+@pytest.mark.parametrize("code", sorted(XIDS))
 def test_each_xid_of_the_table(code: int) -> None:
-    (fired,) = History().at(100, xid(code, 100))
+    history = History()
+    (fired,) = [*history.at(100, xid(code, 100)), *history.at(101)]
     row = XIDS[code]
     assert (fired.rule.id, fired.rule.severity, fired.rule.action) == (f"xid.{code}", row.severity, row.action)
     assert str(code) in fired.raw
@@ -58,8 +59,11 @@ def test_an_unknown_xid_is_not_trusted_and_stops_nothing() -> None:
         "api_mismatch",
         "sxid_fatal",
         "nvlink",
+        "nvlink_nonfatal",
+        "sxid",
         "aer",
         "mce",
+        "mce_corrected",
         "oom",
         "hung_task",
         "lockup",
@@ -104,6 +108,29 @@ def test_a_storm_of_double_bit_errors_does_not_put_the_verdict_off() -> None:
     assert ("xid.48", A) in fired[10]
 
 
+def test_a_double_bit_error_that_is_reported_late_waits_from_then_on() -> None:
+    """What waited for the error's own time to pass was never judged if it came a second late."""
+    history = History()
+    assert history.ids(100) == []
+    assert history.ids(100.1, xid(48, 98)) == []
+    assert waits_until(history.past, 100.1) == pytest.approx(101.1)
+    assert history.ids(101.2) == [("xid.48", A)]
+    assert history.ids(102.3) == [], "it is judged once"
+    history = History()
+    assert history.ids(100.1, xid(48, 98)) == []
+    assert ("xid.94", A) in history.ids(100.9, xid(94, 98.5))
+    assert history.ids(101.2) == [("xid.48.handled", A)]
+
+
+def test_a_storm_of_double_bit_errors_is_one_in_memory_and_each_counts_once() -> None:
+    history = History()
+    fired = [one for i in range(100) for one in history.at(100 + i / 10, xid(48, 100 + i / 10))]
+    fired += history.at(111.0)
+    assert {one.rule.id for one in fired} == {"xid.48"}
+    assert sum(one.count for one in fired) == 100
+    assert len(history.past) == 1
+
+
 def test_contained_errors_are_fatal_when_they_come_back() -> None:
     history = History()
     assert history.ids(0.5, xid(94, 0.5)) == [("xid.94", A)]
@@ -146,11 +173,58 @@ def test_an_application_error_on_several_gpus_is_the_applications() -> None:
 def test_nvlink_errors_are_fatal_when_a_link_is_down_or_they_repeat() -> None:
     assert History().ids(1, xid(74, 1)) == [("xid.74", A)]
     assert History().ids(1, xid(74, 1), bad_links=frozenset({B})) == [("xid.74", A)]
-    assert History().ids(1, xid(145, 1), bad_links=frozenset({A})) == [("xid.nvlink.repeats", A), ("xid.145", A)]
+    assert History().ids(1, xid(74, 1), bad_links=frozenset({A})) == [("xid.nvlink.repeats", A), ("xid.74", A)]
+    history = History()
+    assert history.ids(1, xid(145, 1)) == []
+    assert history.ids(2, bad_links=frozenset({A})) == [("xid.nvlink.repeats", A), ("xid.145", A)]
     history = History()
     for at in (1, 1000):
-        assert history.ids(at, xid(149, at)) == [("xid.149", A)]
-    assert history.ids(2000, xid(149, 2000)) == [("xid.nvlink.repeats", A), ("xid.149", A)]
+        assert history.ids(at, xid(149, at)) == []
+        assert history.ids(at + 1) == [("xid.149", A)]
+    assert history.ids(2000, xid(149, 2000)) == []
+    assert history.ids(2001) == [("xid.nvlink.repeats", A), ("xid.149", A)]
+
+
+def nonfatal(code: int, at: float, device: str = A) -> DeviceEvent:
+    return DeviceEvent("nvlink_nonfatal", at, device, code, f"NVRM: Xid (PCI:0000:3b:00): {code}, X Nonfatal", 1, True)
+
+
+@pytest.mark.parametrize("line_first", [True, False])
+def test_what_the_driver_calls_nonfatal_is_shown_and_never_comes_back(line_first: bool) -> None:
+    """NVML reports the same Xid without that word: three in a day were fatal, and an idle GPU was reset for one."""
+    history = History()
+    for at in (1000.0, 2000.0, 3000.0, 4000.0):
+        pair = [nonfatal(145, at), xid(145, at + 0.2)]
+        fired = history.at(at + 0.2, pair[not line_first]) + history.at(at + 0.7, pair[line_first])
+        assert [(f.rule.id, f.rule.severity, f.rule.action, f.device) for f in fired] == [
+            ("kernel.nvlink_nonfatal", "info", "none", A)
+        ]
+        assert history.ids(at + 3) == []
+
+
+def test_a_nonfatal_line_explains_its_own_device_code_and_burst_alone() -> None:
+    for other in (nonfatal(145, 1000, B), nonfatal(146, 1000), nonfatal(145, 800)):
+        history = History()
+        history.at(1000, other, xid(145, 1000))
+        assert history.ids(1002) == [("xid.145", A)]
+    history = History()
+    history.at(1000, nonfatal(145, 1000), xid(145, 1000), replace(xid(145, 1000), logged=True))
+    assert history.ids(1002) == [("xid.145", A)], "the log has a fatal one, too"
+
+
+def test_an_nvlink_error_that_repeats_counts_what_is_not_explained() -> None:
+    history = History()
+    for at in (1000, 2000, 3000):
+        history.at(at, nonfatal(145, at), xid(145, at))
+        history.at(at + 2)
+    history.at(4000, xid(145, 4000))
+    assert history.ids(4002) == [("xid.145", A)]
+
+
+def test_a_switchs_error_that_is_not_fatal_asks_for_nothing() -> None:
+    """Its repair was tried on the switch's bus id: a reset that failed, a reboot, a ticket."""
+    (fired,) = History().at(100, DeviceEvent("sxid", 100, "0000:06:00", 11006, "a line", logged=True))
+    assert (fired.rule.severity, fired.rule.action, fired.device) == ("info", "none", "")
 
 
 def test_what_only_the_kernels_log_says_of_a_gpu_that_answers_is_a_suspicion() -> None:

@@ -41,7 +41,8 @@ GOOD = GpuReading(
     processes=((7, 1 << 30),),
 )
 HOST = HostReading(
-    memory_available=0.5, fabric_manager=True, imex=True, kernel_log="", memory_pressure=0.0, io_pressure=0.0,
+    memory_available=0.5, fabric_manager=True, nvswitches=True, imex=True, kernel_log="", memory_pressure=0.0,
+    io_pressure=0.0,
     files_used=0.1, processes_used=0.1, clock_kept=True,
 )  # fmt: skip
 NPU = GpuReading(uuid="ascend-a", index=0, temperature=50, variable="ASCEND_RT_VISIBLE_DEVICES", visible="0")
@@ -61,11 +62,16 @@ def host(**changes: object) -> Readings:
     return replace(ALL_GOOD, host=replace(HOST, **changes))  # type: ignore[arg-type]
 
 
+def without_fabric(**changes: object) -> Readings:
+    """GPUs beside each other on PCIe, of the same image as those with NVSwitches."""
+    return replace(host(nvswitches=False, **changes), gpus=(replace(GOOD, fabric=None),))
+
+
 def npus(**changes: object) -> Readings:
     return replace(ALL_GOOD, accelerators=(replace(NPUS, **changes),))  # type: ignore[arg-type]
 
 
-def fired(now: Readings, before: Readings | None = ALL_GOOD, elapsed: float = 10.0) -> dict[str, DeviceLook]:
+def fired(now: Readings, before: Readings | None = ALL_GOOD, elapsed: float = 60.0) -> dict[str, DeviceLook]:
     return {look.rule.id: look for look in looks(now, before, elapsed, OURS) if look.fires}
 
 
@@ -92,7 +98,7 @@ CASES = [
     ("clocks.slowdown", gpu(slowdown=frozenset({"hw_thermal"})), gpu(slowdown=None)),
     ("pcie.width", gpu(pcie_width=8), gpu(pcie_width=8, pcie_width_max=8)),
     ("pcie.width", gpu(pcie_width=8, processes=None), gpu(pcie_width=8, processes=())),  # at rest the link saves power
-    ("pcie.replays", gpu(pcie_replays=106), gpu(pcie_replays=105)),
+    ("pcie.replays", gpu(pcie_replays=132), gpu(pcie_replays=131)),
     ("nvml.missing", replace(ALL_GOOD, expected=("GPU-a", "GPU-b")), replace(ALL_GOOD, gpus=None, expected=("GPU-b",))),
     ("gpu.foreign", gpu(processes=((8, 1),)), gpu(processes=((7, 1), (8, 1)))),
     ("gpu.shared", gpu(processes=((7, 1), (8, 1))), gpu(processes=((7, 1),))),
@@ -129,6 +135,7 @@ CASES = [
     ("port.flaps", host(port_flaps=(("mlx5_0/1", 3),)), host(port_flaps=(("mlx5_0/1", 2), ("mlx5_1/1", 2)))),
     ("fabric.imex", host(imex=False), host(imex=None)),
     ("fabric.manager", host(fabric_manager=False), host(fabric_manager=None)),
+    ("fabric.manager", host(fabric_manager=False, nvswitches=False), without_fabric(fabric_manager=False)),
     ("disk", host(full_disks=("/scratch: read-only",)), replace(ALL_GOOD, host=None)),
     ("host.pressure", host(memory_pressure=0.21), host(memory_pressure=0.2)),
     ("host.io_pressure", host(io_pressure=0.51), host(io_pressure=None)),
@@ -222,3 +229,10 @@ def test_a_silent_plug_in_costs_its_own_devices_alone() -> None:
 def test_replay_bound(generation: int, lanes: int, bound: int) -> None:
     """31 a minute for gen 5 x16 is DCGM's own figure."""
     assert replay_bound(generation, lanes) == bound
+
+
+def test_replays_are_counted_over_a_minute() -> None:
+    """Of two readings two seconds apart, one replay was thirty a minute."""
+    assert "pcie.replays" not in {look.rule.id for look in looks(gpu(pcie_replays=10_000), ALL_GOOD, 59.0, OURS)}
+    assert "pcie.replays" in fired(gpu(pcie_replays=164), elapsed=119.0)
+    assert "pcie.replays" not in fired(gpu(pcie_replays=162), elapsed=120.0)

@@ -33,14 +33,14 @@ READING_CASES = [pytest.param(BY_ID[rule], bad, id=f"{rule}-{i}") for i, (rule, 
 
 
 class Course:
-    """Readings one after the other, ten seconds of which the last lasted."""
+    """Readings one after the other, each a minute after those that it is compared with."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule, self.at, self.memory = rule, T, JudgeMemory()
 
     def see(self, readings: Readings, after: float = 0.0) -> None:
         self.at += after
-        self.memory = judge(self.memory, readings, ALL_GOOD, self.at, 10.0, OURS)
+        self.memory = judge(self.memory, readings, ALL_GOOD, self.at, 60.0, OURS)
 
     def stage(self) -> str | None:
         """Of the rule's verdict; None: there is none."""
@@ -147,11 +147,14 @@ EVENT_CASES: dict[str, tuple[Callable[[float], list[DeviceEvent]], Callable[[flo
     "kernel.off_bus": (kernel("off_bus"), kernel("aer")),
     "kernel.init_failed": (kernel("init_failed"), kernel("api_mismatch")),
     "kernel.api_mismatch": (kernel("api_mismatch"), kernel("init_failed")),
-    "kernel.sxid_fatal": (kernel("sxid_fatal"), kernel("nvlink")),
+    "kernel.sxid_fatal": (kernel("sxid_fatal"), kernel("sxid")),
+    "kernel.sxid": (kernel("sxid"), kernel("sxid_fatal")),
+    "kernel.nvlink_nonfatal": (kernel("nvlink_nonfatal"), kernel("nvlink")),
     "kernel.lockup": (kernel("lockup"), kernel("hung_task")),
     "kernel.nvlink": (kernel("nvlink"), kernel("aer")),
     "kernel.aer": (kernel("aer"), kernel("mce")),
-    "kernel.mce": (kernel("mce"), kernel("aer")),
+    "kernel.mce": (kernel("mce"), kernel("mce_corrected")),
+    "kernel.mce_corrected": (kernel("mce_corrected"), kernel("mce")),
     "kernel.oom": (kernel("oom"), kernel("hung_task")),
     "kernel.hung_task": (kernel("hung_task"), kernel("oom")),
     "kernel.io_error": (kernel("io_error"), kernel("oom")),

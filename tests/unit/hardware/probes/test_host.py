@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.hardware.probes.host import FEW_FILES, FULL, clock_kept, handles, imex, no_room, pressure
+from nodeagent.hardware.probes.host import (
+    FEW_FILES,
+    FULL,
+    clock_kept,
+    fabric_manager,
+    handles,
+    imex,
+    no_room,
+    nvswitches,
+    pressure,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +76,7 @@ def test_imex_counts_only_where_it_is_to_run_beside_other_machines(tmp_path: Pat
     def seen() -> bool | None:
         return imex(str(tmp_path), str(tmp_path))
 
+    events.parent.parent.mkdir(parents=True)
     domain.parent.mkdir()
     domain.write_text("10.0.0.1\n10.0.0.2\n")
     assert seen() is None, "not enabled: jobs start it"
@@ -78,8 +89,47 @@ def test_imex_counts_only_where_it_is_to_run_beside_other_machines(tmp_path: Pat
     domain.unlink()
     assert seen() is None, "not configured"
     domain.write_text("10.0.0.1\n10.0.0.2\n")
-    events.parent.mkdir(parents=True)
+    events.parent.mkdir()
     events.write_text("populated 0\n")
     assert seen() is False
     events.write_text("populated 1\n")
     assert seen() is True
+
+
+UNIT = "nvidia-fabricmanager.service"
+
+
+@pytest.mark.parametrize(
+    ("root", "file", "rests", "runs"),
+    [("", "cgroup.events", "populated 0\n", "populated 1\n"), ("systemd", "cgroup.procs", "", "4711\n")],
+    ids=["v2", "v1"],
+)
+def test_whether_a_service_runs_on_either_kind_of_control_groups(
+    tmp_path: Path, root: str, file: str, rests: str, runs: str
+) -> None:
+    """On every host with the older kind the fabric manager counted as dead."""
+    (tmp_path / UNIT).touch()
+
+    def seen() -> bool | None:
+        return fabric_manager(str(tmp_path), str(tmp_path))
+
+    assert seen() is None, "where systemd's groups are not to be seen nothing is known"
+    group = tmp_path / "fs/cgroup" / root / "system.slice"
+    group.mkdir(parents=True)
+    assert seen() is False
+    (group / UNIT).mkdir()
+    (group / UNIT / file).write_text(rests)
+    assert seen() is False
+    (group / UNIT / file).write_text(runs)
+    assert seen() is True
+    (tmp_path / UNIT).unlink()
+    assert seen() is None, "not installed"
+
+
+def test_whether_the_machine_has_nvswitches(tmp_path: Path) -> None:
+    assert nvswitches(str(tmp_path)) is False
+    devices = tmp_path / "driver/nvidia-nvswitch/devices"
+    devices.mkdir(parents=True)
+    assert nvswitches(str(tmp_path)) is False
+    (devices / "0000:06:00.0").touch()
+    assert nvswitches(str(tmp_path)) is True

@@ -12,10 +12,22 @@ LINES = [
     ("NVRM: Xid (PCI:0000:1A:00.0): 31, pid=4711, name=python, Ch 00000008", "xid", "0000:1a:00", 31),
     ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "off_bus", "0000:3b:00", 0),
     ("NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:2330) has fallen off the bus", "off_bus", "0000:3b:00", 0),
-    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 44 egress", "nvlink", "0000:05:00", 12028),
+    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 44 egress", "sxid", "0000:05:00", 12028),
+    ("nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 24007, Data {0x00000000}", "sxid", "0000:06:00", 24007),
     ("pcieport 0000:00:1c.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", "aer", "", 0),
     ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal)", "aer", "0000:3b:00", 0),
-    ("mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: ...", "mce", "", 0),
+    ("mce: [Hardware Error]: Machine check events logged", "mce_corrected", "", 0),
+    ("mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: 8c00004000010090", "mce_corrected", "", 0),
+    ("mce: [Hardware Error]: TSC 0 ADDR 3b116c400 MISC 86", "mce_corrected", "", 0),
+    ("mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: be00000000800400", "mce", "", 0),
+    ("mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: 9a00000000800400", "mce", "", 0),
+    ("mce: [Hardware Error]: CPU 12: Machine Check Exception: 5 Bank 3: 8c00004000010090", "mce", "", 0),
+    ("mce: Uncorrected hardware memory error in user-access at 3b116c400", "mce", "", 0),
+    ("[Hardware Error]: Uncorrected, software restartable error.", "mce", "", 0),
+    ("[Hardware Error]: System Fatal error.", "mce", "", 0),
+    ("[Hardware Error]: CPU:1 (19:1:1) MC18_STATUS[Over|UE|MiscV|AddrV|PCC|-|SyndV|UECC]: 0x9", "mce", "", 0),
+    ("critical medium error, dev nvme0n1, sector 12 op 0x0:(READ)", "io_error", "", 0),
+    ("Buffer I/O error on dev sda1, logical block 0, async page read", "io_error", "", 0),
     ("Out of memory: Killed process 4711 (python) total-vm:1kB", "oom", "", 0),
     ("Memory cgroup out of memory: Killed process 4711 (python)", "oom", "", 0),
     ("INFO: task python:4711 blocked for more than 120 seconds.", "hung_task", "", 0),
@@ -30,7 +42,8 @@ LINES = [
     (r"NVRM: API mismatch: the client has the version 550.54.15, but\x0aNVRM: this kernel", "api_mismatch", "", 0),
     ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Fatal, Link 46 MC TS", "sxid_fatal", "0000:c1:00", 28006),
     ("nvidia-nvlink: 0000:3b:00.0: link training failed", "nvlink", "0000:3b:00", 0),
-    ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x4)", "nvlink", "0018:01:00", 145),
+    ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x4)", "nvlink_nonfatal", "0018:01:00", 145),
+    ("NVRM: Xid (PCI:0000:04:00): 146, TLW_RX/TLW_RX_PIPE0 Nonfatal XC0 i0", "nvlink_nonfatal", "0000:04:00", 146),
     ("NVRM: Xid (PCI:0019:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link -1 (0x0)", "xid", "0019:01:00", 149),
     ("NVRM: Xid (PCI:0019:01:00): 79, Nonfatal", "xid", "0019:01:00", 79),
     ("NVRM: Xid (PCI:0019:01:00): 154, GPU recovery action changed from 0x0 )None(", "xid", "0019:01:00", 154),
@@ -53,6 +66,13 @@ HARMLESS = [
     "EXT4-fs (sda1): mounted filesystem",
     "python[4711]: segfault at 0 ip 0000",
     "user text: Xid 79",
+    "[Hardware Error]: Corrected error, no action required.",
+    "I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
+    "blk_update_request: I/O error, dev sr0, sector 0 op 0x0:(READ)",
+    "print_req_error: I/O error, dev loop12, sector 0",
+    "Buffer I/O error on dev nbd3, logical block 0, async page read",
+    "EXT4-fs error (device loop0): ext4_find_entry:1455",
+    "XFS (nbd0): log I/O error -5",
 ]
 
 
@@ -191,11 +211,32 @@ def test_what_is_new_is_reported_at_once_and_its_repetitions_later() -> None:
 
 
 def test_records_reported_before_are_left_out_and_code_4_is_not_code_45() -> None:
-    folder = KernelLines(since=10.0)
+    folder = KernelLines(after=10)
     folder.read([xid_record(10)])
     assert folder.take() == []
     folder.read([xid_record(9), xid_record(11, 45), xid_record(12, 4)])
     assert [e["code"] for e in folder.take()] == [45, 4]
+
+
+def test_what_is_new_is_known_by_its_number_and_dated_by_its_arrival() -> None:
+    """The kernel's clock runs apart from the machine's: for a minute after an agent's start nothing was seen."""
+    folder = KernelLines(boot_time=1_000.0, after=10)
+    folder.read([xid_record(10), xid_record(11, 13)])
+    folder.read([xid_record(12)], arrived=5_000.0)
+    lost = b"2,14,14000000,-;NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.\n"
+    folder.read([lost], arrived=6_000.0)
+    assert [(e["kind"], e["code"], e["at"]) for e in folder.take()] == [
+        ("xid", 13, 1_011.0), ("xid", 45, 5_000.0), ("overrun", 0, 6_000.0), ("off_bus", 0, 6_000.0)
+    ]  # fmt: skip
+    assert folder.number == 14
+
+
+def test_without_a_number_only_what_arrives_from_now_on_counts() -> None:
+    folder = KernelLines(after=None)
+    folder.read([xid_record(1, 79)])
+    assert (folder.take(), folder.number) == ([], 1)
+    folder.read([xid_record(2)], arrived=9.0)
+    assert [e["code"] for e in folder.take()] == [45]
 
 
 def test_records_that_were_overwritten_are_reported_as_lost() -> None:
@@ -226,9 +267,9 @@ def test_every_line_of_one_batch_is_found_whatever_stands_beside_it() -> None:
 
 def test_a_fatal_nvlink_error_does_not_hide_behind_one_that_is_not() -> None:
     lines = KernelLines()
-    texts = ["145, RLW_RXPIPE Nonfatal XC0", "145, RLW_CTRL Fatal XC0", "145, RLW_RXPIPE Nonfatal XC0"]
+    texts = ["145, RLW/RXPIPE Nonfatal XC0", "145, RLW_CTRL Fatal XC0", "145, RLW/RXPIPE Nonfatal XC0"]
     lines.read([f"2,{at},{at},-;NVRM: Xid (PCI:0000:3b:00): {text}\n".encode() for at, text in enumerate(texts, 1)])
     assert sorted((one["kind"], one["code"], one["count"]) for one in lines.take()) == [
-        ("nvlink", 145, 2),
+        ("nvlink_nonfatal", 145, 2),
         ("xid", 145, 1),
     ]
