@@ -141,7 +141,7 @@ class Commands:
     ) -> tuple[subprocess.Popen[bytes], Path]:
         """The command, and where its output goes. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = [(int(named[1]), file) for file in self._folder.iterdir() if (named := _OUTPUT.fullmatch(file.name))]
+        found = [(int(named[1]), file) for file in self._folder.glob("*.log") if (named := _OUTPUT.fullmatch(file.name))]
         kept = sorted(found)
         for _, file in kept[: -(MOST_OUTPUTS - 1)]:
             file.unlink(missing_ok=True)
