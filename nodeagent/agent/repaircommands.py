@@ -141,8 +141,8 @@ class Commands:
     ) -> tuple[subprocess.Popen[bytes], Path]:
         """The command, and where its output goes. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = [(int(named[1]), file) for file in self._folder.glob("*.log") if (named := _OUTPUT.fullmatch(file.name))]
-        kept = sorted(found)
+        files = self._folder.glob("*.log")
+        kept = sorted((int(named[1]), file) for file in files if (named := _OUTPUT.fullmatch(file.name)))
         for _, file in kept[: -(MOST_OUTPUTS - 1)]:
             file.unlink(missing_ok=True)
         path = self._folder / f"{kept[-1][0] + 1 if kept else 1}-{kind}.log"
