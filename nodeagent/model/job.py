@@ -228,7 +228,8 @@ class JobRecord(Record):
     submitted: float
     """Unix time, for people only."""
     ended: float | None = None
-    """Unix time of reaching a terminal phase."""
+    """Unix time of reaching a terminal phase: by the clock of the node that recorded it or, if that is far off, by the
+    store's."""
     since: int = 0
     """Served time (ms) of entering the phase."""
     order: int = 0
