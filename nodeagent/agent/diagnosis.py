@@ -23,6 +23,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.commands import end
+from nodeagent.osutil.untrusted import UntrustedError, aside
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.nodes.devices import booked, used_devices
 from nodeagent.spec.agentconfig import AgentConfig
@@ -100,9 +101,9 @@ class Diagnosis:
             self.report = could_not(f"the checks cannot be started: {error.strerror}")
         finally:
             self.ended, self.held = self._clock.wall(), frozenset()
-            self.figures = self._remembered()
             self._changed()
         report = self.report
+        await self._recall()
         bad = [f"{c['name']} {c['gpu']}: {c['why']}" for c in report["checks"] if not c["passed"]]
         log = self._log.info if report["passed"] else self._log.warning
         log("checked by work", passed=report["passed"], failed=bad, problem=report["problem"])
@@ -134,7 +135,16 @@ class Diagnosis:
             await end(process)
         return found if found is not None else could_not(f"the process of the checks died (at: {self.step})")
 
+    async def _recall(self) -> None:
+        try:
+            self.figures = await aside(self._remembered)
+        except UntrustedError as error:
+            self._log.warning("the results are not known to other nodes", why=str(error))
+        else:
+            self._changed()
+
     def _remembered(self) -> tuple[Figure, ...]:
+        """Blocking."""
         from nodeagent.diag import history
 
         file = self._config.dirs.state / history.FILE

@@ -27,6 +27,7 @@ from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import CauseKind
 from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.threads import Newest
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.fairshare.resources import used
 from nodeagent.plan.fairshare.usage import add, since_written
@@ -305,6 +306,7 @@ class RestartCounter:
     def __init__(self, node: str, metrics: Metrics, path: Path | None = None) -> None:
         self._node, self._metrics, self._path = node, metrics, path
         self._log = structlog.get_logger("agent").bind(node=node)
+        self._file = Newest(self._write, "restarts")
         self._tallies = self._load()
         for job, tally in self._tallies.items():
             for (blamed, cause), count in tally.counts.items():
@@ -372,7 +374,7 @@ class RestartCounter:
             return {}
 
     def _save(self) -> None:
-        """Not forced to the disk: what a power cut takes is counted again from the record."""
+        """Beside the loop, as the disk may hang."""
         if self._path is None:
             return
         jobs = {
@@ -381,7 +383,18 @@ class RestartCounter:
             if tally.counts
         }
         try:
-            write_atomic(self._path, json.dumps({"version": VERSION, "jobs": jobs}), durable=False)
+            self._file.put(json.dumps({"version": VERSION, "jobs": jobs}))
         except OSError as error:
-            why = "a restart of this agent may count them again, or not at all"
-            self._log.warning("restarts are not kept", file=os.fspath(self._path), error=str(error), why=why)
+            self._warn(error)
+
+    def _write(self, text: str) -> None:
+        """Blocking. Not forced to the disk: what a power cut takes is counted again from the record."""
+        assert self._path is not None
+        try:
+            write_atomic(self._path, text, durable=False)
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        why = "a restart of this agent may count them again, or not at all"
+        self._log.warning("restarts are not kept", file=str(self._path), error=str(error), why=why)

@@ -26,7 +26,14 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import turn
 from nodeagent.plan.pods.pod import Keep, PodAction, asks_the_store, plan_pods
-from nodeagent.plan.queueing.dependencies import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
+from nodeagent.plan.queueing.dependencies import (
+    SHELVED_AT_ONCE,
+    believed,
+    due_for_history,
+    history_room,
+    keeps_history,
+    outlived,
+)
 from nodeagent.plan.queueing.queue import NextUp, next_up
 from nodeagent.plan.queueing.reservations import line, reserved
 from nodeagent.plan.steps import Decision, Remove
@@ -268,8 +275,9 @@ class EndedJobs:
             return
         self._shelve_at = now + ENDED_EVERY
         if keeps_history(cluster, self._node):
-            due = due_for_history(cluster, self._clock.wall())
-            more = await self._applier.shelve(due, self._clock.wall() - kept.age, history_room(kept.jobs))
+            wall = self._clock.wall()
+            due = due_for_history(cluster, wall)
+            more = await self._applier.shelve(due, believed(cluster, wall) - kept.age, history_room(kept.jobs))
             if more or len(due) == SHELVED_AT_ONCE:
                 self._shelve_at = now + MORE_AFTER
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -102,6 +102,13 @@ class Control(Record):
 def first_control(spec: JobSpec, by: str, signed: Control | None) -> Control:
     """The control of a job at its submission."""
     return signed or Control(rev=1, target=spec.nodes.target, by=by)
+
+
+Number = Annotated[str, Field(pattern=r"^[0-9]{1,310}$")]
+"""A generation's number as the key of a map: as many digits as a number of the store's scripts can have."""
+Day = Annotated[str, Field(pattern=r"^-?[0-9]{1,6}$")]
+"""A day since 1970-01-01 as the key of a map, for as long as calendars reach. Negative where the store's machine had
+its clock at the beginning."""
 
 
 class BudgetEntry(Record):
@@ -221,7 +228,8 @@ class JobRecord(Record):
     submitted: float
     """Unix time, for people only."""
     ended: float | None = None
-    """Unix time of reaching a terminal phase."""
+    """Unix time of reaching a terminal phase: by the clock of the node that recorded it or, if that is far off, by the
+    store's."""
     since: int = 0
     """Served time (ms) of entering the phase."""
     order: int = 0
@@ -245,8 +253,8 @@ class JobRecord(Record):
     """The value of ``control.restart`` that the newest generation satisfies."""
     not_before: int = 0
     """Served time (ms) before which no new generation is proposed (backoff)."""
-    budget: dict[str, BudgetEntry] = {}
-    """Number (as text) of each ended generation to how it ended. 64 entries are kept; those that count are kept
+    budget: dict[Number, BudgetEntry] = {}
+    """Number of each ended generation to how it ended. 64 entries are kept; those that count are kept
     longest."""
     last_reports: dict[str, PodReport] = {}
     """Node to its report about the generation that ended last: for ``describe`` and late blame."""
@@ -261,8 +269,8 @@ class JobRecord(Record):
     checkpoint: Checkpoint | None = None
     held: Held | None = None
     """None: the job has not held a device yet."""
-    used: dict[str, UsedTime] = {}
-    """Day (since 1970-01-01, as text) to the job's use on that day, up to ``held.at``."""
+    used: dict[Day, UsedTime] = {}
+    """Day to the job's use on that day, up to ``held.at``."""
     rev: int = 0
 
     @property

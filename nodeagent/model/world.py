@@ -11,7 +11,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nodeagent.model.base import Record
 from nodeagent.model.pod import Stall
@@ -292,6 +292,14 @@ class Generation(Record):
     """Node to life: the nodes that keep this generation once it is active (``JobRecord.failsafe_members``)."""
     outside: dict[str, str] = {}
     """Nodes that could have been members and are not: node to reason (NODEAGENT_FAULTY)."""
+
+    @field_validator("members", "holders")
+    @classmethod
+    def _keyed_by_node(cls, found: dict[str, Member]) -> dict[str, Member]:
+        for node, member in found.items():
+            if member.node != node:
+                raise ValueError(f"node {node} has the place of node {member.node}")
+        return found
 
     @property
     def sizes(self) -> Counter[str]:

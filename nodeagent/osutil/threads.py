@@ -79,3 +79,43 @@ def in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return done
+
+
+class Newest:
+    """Texts that are written one at a time, in a daemon thread. Of those that come while one is being written only the
+    newest is written after it. Not waited for: the end of the process may come first."""
+
+    def __init__(self, write: Callable[[str], object], name: str) -> None:
+        self._write, self._name = write, name
+        self._lock = threading.Lock()
+        self._next: str | None = None
+        self._busy = False
+
+    def put(self, text: str) -> None:
+        """Raises OSError if there is no thread to be had."""
+        with self._lock:
+            self._next = text
+            if self._busy:
+                return
+            self._busy = True
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._busy = False
+            raise OSError(str(error)) from None
+
+    def _run(self) -> None:
+        try:
+            while (text := self._taken()) is not None:
+                self._write(text)
+        except BaseException:
+            with self._lock:
+                self._busy = False
+            raise
+
+    def _taken(self) -> str | None:
+        with self._lock:
+            text, self._next = self._next, None
+            self._busy = text is not None
+        return text

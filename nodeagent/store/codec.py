@@ -203,6 +203,18 @@ def encode_node(node: NodeRecord) -> dict[str, str]:
 
 def decode_job(flat: Sequence[str]) -> JobRecord:
     """Raises ValueError (pydantic's is one)."""
+    return whole(decode_part(flat))
+
+
+def whole(job: JobRecord) -> JobRecord:
+    """The same job. Raises ValueError if it has a generation without members: no part shows that by itself."""
+    if job.generation is not None and not job.generation.members:
+        raise ValueError(f"a job's record has generation {job.generation.number} without members")
+    return job
+
+
+def decode_part(flat: Sequence[str]) -> JobRecord:
+    """A record of which entries may be left out. Raises ValueError."""
     fields = pairs(flat)
     job = {name: fields[name] for name in JOB_RAW if name in fields}
     job |= {name: json.dumps(fields[name]) for name in JOB_TEXT}

@@ -21,7 +21,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Member
 from nodeagent.store import roster
-from nodeagent.store.codec import GENERATION_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, pairs
+from nodeagent.store.codec import GENERATION_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, decode_part, pairs, whole
 
 ROOM = 48_000
 """Fields kept, of all jobs together. The least recently read jobs are dropped first."""
@@ -240,13 +240,13 @@ def _changed(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
         fields = {name: text for name, text in last.fields.items() if name not in changes and _is_entry(name)}
         return decode_job(_flat(plain | fields | news))
     known = _known(last, changes, news)
-    job = decode_job(_flat(plain | {field: text for field, text in news.items() if field not in known}))
+    job = decode_part(_flat(plain | {field: text for field, text in news.items() if field not in known}))
     if job.generation is None:
         raise ValueError("a job's record has a generation that cannot be read")
     found = job.generation.model_copy(update={"holders": job.generation.holders | {m.node: m for m in known.values()}})
     generation = found.model_copy(update=_maps(GENERATION_MAPS, entries, last.job.generation, found))
     same = {name: getattr(last.job, name) for name in PARTS if last.plain.get(name) == plain.get(name)}
-    return job.model_copy(update={"generation": generation} | same | _maps(JOB_MAPS, entries, last.job, job))
+    return whole(job.model_copy(update={"generation": generation} | same | _maps(JOB_MAPS, entries, last.job, job)))
 
 
 def _known(last: _Read, changes: Mapping[str, str | None], news: Mapping[str, str]) -> dict[str, Member]:

@@ -349,7 +349,7 @@ class Ending(Record):
     """Replaces the job's: its rev is ``control_rev`` + 1."""
     by_policy: bool = False
     wall: float
-    """Unix time, for people."""
+    """Unix time, from which records are kept. If it is hours off, the store takes its own instead."""
     by: str
 
 

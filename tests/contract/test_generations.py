@@ -305,7 +305,8 @@ async def test_success_needs_every_members_report(bench: Bench) -> None:
     await refused("unsupported", bench.end(job, "succeeded"))
     job = await bench.report(job, "n2", "succeeded")
     job = await bench.end(job, "succeeded", outcome=Outcome(code=0, text="done"))
-    assert (job.phase, job.reason, job.ended, generation(job).state) == ("succeeded", "now succeeded", 99.5, "ended")
+    assert (job.phase, job.reason, generation(job).state) == ("succeeded", "now succeeded", "ended")
+    assert job.ended == bench.wall
     assert job.outcome == Outcome(code=0, text="done")
     assert {n: r.state for n, r in job.last_reports.items()} == {"n1": "succeeded", "n2": "succeeded"}
     assert (job.last_number, generation(job).reports) == (1, {})
@@ -365,7 +366,7 @@ async def test_ending_makes_members_holders(bench: Bench, phase: Phase) -> None:
     assert (job.phase, made.state, made.planned, set(made.holders)) == (phase, "ended", True, {"n1", "n2"})
     assert made.grace is None, "it was that one stop's"
     assert (job.budget, job.not_before) == ({"1": spend()}, made.since + 700)
-    assert (job.ended == 99.5) == (phase in ("failed", "stopped"))
+    assert (job.ended == bench.wall) == (phase in ("failed", "stopped"))
     assert (await bench.kinds())[-1] == f"Job{phase.capitalize()}"
     assert await bench.store.end(ending) == job  # its reply was lost, or another agent did the same
     await bench.ack(job, "n1")
@@ -410,7 +411,7 @@ async def test_a_job_without_a_generation_may_end(bench: Bench) -> None:
     assert (job.phase, job.generation) == ("holding", None)
     ending = bench.ending(job, "stopped")
     job = await bench.store.end(ending)
-    assert (job.phase, job.ended) == ("stopped", 99.5)
+    assert (job.phase, job.ended) == ("stopped", bench.wall)
     assert await bench.store.end(ending) == job
 
 

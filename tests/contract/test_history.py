@@ -12,7 +12,19 @@ from tests.contract.bench import FAST, Bench, refused, spec
 
 async def ended(bench: Bench, uid: str, wall: float = 100.0, name: str = "", request: str = "") -> JobRecord:
     job = await bench.active(await bench.submit(uid, name=name or f"job-{uid}", request=request), "n1")
-    return await bench.ack(await bench.end(job, "failed", wall=wall), "n1")
+    return await bench.ack(await bench.end(job, "failed", wall=bench.wall + wall - 1000), "n1")
+
+
+@pytest.mark.parametrize("off", [-1e9, -8 * 86_400.0, 365 * 86_400.0])
+async def test_a_clock_that_is_far_off_does_not_say_when_a_job_ended(bench: Bench, off: float) -> None:
+    """It had ended long ago for every other node: its record, the history and its logs were removed at once."""
+    await bench.up("n1")
+    job = await ended(bench, "u1", 1000 + off)
+    assert job.started is not None
+    assert job.ended is not None
+    assert -1 < job.ended - job.started < 3600
+    near = await ended(bench, "u2", -2000)
+    assert near.ended == bench.wall - 3000, "a clock that is a little off is as good as the server's"
 
 
 async def names(bench: Bench) -> list[str]:
@@ -20,7 +32,7 @@ async def names(bench: Bench) -> list[str]:
 
 
 async def shelved(bench: Bench, *uids: str, before: float = 0.0, most: int = 1000) -> bool:
-    return await bench.store.shelve(uids, before, most)
+    return await bench.store.shelve(uids, bench.wall + before - 1000, most)
 
 
 async def test_a_job_of_the_history_is_as_it_was_and_no_view_has_it(bench: Bench) -> None:
@@ -104,6 +116,13 @@ async def test_the_oldest_go_for_good(bench: Bench) -> None:
     assert [e.job for e in await bench.store.events("0-0", 1000) if e.kind == "JobDeleted"] == [
         "job-u0", "job-u1", "job-u2", "job-u3",
     ]  # fmt: skip
+
+
+async def test_nothing_goes_by_a_time_that_has_not_come(bench: Bench) -> None:
+    await bench.up("n1")
+    await ended(bench, "u1")
+    assert not await shelved(bench, "u1", before=365 * 86_400.0)
+    assert await names(bench) == ["job-u1"]
 
 
 async def test_many_go_in_parts(bench: Bench) -> None:

@@ -444,7 +444,7 @@ class Both:
                 "reason": f"now {phase}",
                 "outcome": Outcome(code=1, text="it ended") if self.random.random() < 0.5 else None,
                 "delay_ms": self.random.choice((0, 500)),
-                "wall": 5.75,
+                "wall": float(round(time.time())),
             }
         )
         return lambda store: store.end(ending)

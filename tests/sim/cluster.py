@@ -39,7 +39,7 @@ from tests.sim.machine import SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers, StoreThread
 from tests.sim.parts import SimLedger, WatchedServer, sim_spec
 from tests.sim.sharing import Shared, SharedSeal, SharedSnapshot, SharedWriting
-from tests.sim.virtual import SimClock
+from tests.sim.virtual import EPOCH, SimClock
 
 TIMING = Timing(cooldown=8.0)
 KEY = ClusterKey(bytes(32))
@@ -215,7 +215,7 @@ class SimCluster:
         """Closed while the store is stopped (SIGSTOP)."""
         self.thread = StoreThread()
         self._stirred = asyncio.Event()
-        self.server: Server = WatchedServer(lambda: loop.time() + self.clock_step, self._stepped)
+        self.server: Server = WatchedServer(lambda: EPOCH + loop.time() + self.clock_step, self._stepped)
         self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())
         self.folder = Path(self._temporary.name)
         self.nodes: dict[str, Node] = {}

@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from nodeagent.model.base import RECORD_VERSION
+from nodeagent.model.job import BudgetEntry
 from nodeagent.model.node import Cordon
 from nodeagent.store import codec
 from nodeagent.store.base import StoreRefusedError
@@ -82,6 +83,39 @@ def test_what_is_written_over_while_a_job_runs_is_given_back_too(key: str, field
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
         await c.until(lambda: c.find("j") is not None and _number(c) > number and c.whole("j"), 60, "it is replaced")
         assert len(c.server.state.jobs) == 1
+
+    simulate(4, scenario)
+
+
+SPENT = BudgetEntry(at=1, wall=0.0, kind="worker_failed", counts=True).to_json()
+
+
+@pytest.mark.parametrize("what", ["spend", "members", "member"])
+def test_an_entry_that_no_agent_can_count_by_ends_none_of_them(what: str) -> None:
+    """Nothing signs it: every member's agent ended, one after the other, and ended again after each start."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before, agents, number = pids(c), [node.agent for node in c.nodes.values()], _number(c)
+        field = f"member:{members(c)[0]}"
+        text = c.server.data.hget(f"{prefix(CLUSTER)}job:uid-j", field) or ""
+        c.checker.store_loses()
+        c.damaged = True
+        if what == "members":
+            c.server.run("local j = job_read(A.uid) put_entries(j, 'member', {}) job_save(j)", uid="uid-j")
+        else:
+            wrong = {"spend:x": SPENT} if what == "spend" else {field: text.replace('"node":"', '"node":"x')}
+            c.server.run(
+                "local j = job_read(A.uid) for f, t in pairs(A.wrong) do j[f] = t end job_save(j)",
+                uid="uid-j", wrong=wrong,
+            )  # fmt: skip
+        await asyncio.sleep(15)
+        assert (pids(c), [node.agent for node in c.nodes.values()]) == (before, agents), "nothing that runs is hurt"
+        events = [event.text for event in c.server.state.events if event.kind == "StoreDamaged"]
+        assert events and "job:uid-j" in events[0], "the key is named"
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: _number(c) > number and c.whole("j"), 60, "it is replaced")
+        assert [node.agent for node in c.nodes.values()] == agents
 
     simulate(4, scenario)
 

@@ -69,6 +69,10 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
+EPOCH = 1.7e9
+"""Unix time at the loop's zero."""
+
+
 class SimClock:
     """A machine's clock: its rate may differ a little from true time."""
 
@@ -84,7 +88,7 @@ class SimClock:
         return self.boot + self._loop.time() * self.rate
 
     def wall(self) -> float:
-        return 1.7e9 + asyncio.get_running_loop().time() + self.wall_step
+        return EPOCH + asyncio.get_running_loop().time() + self.wall_step
 
     def true_delay(self, until: float) -> float:
         """True seconds until this clock shows ``until``."""

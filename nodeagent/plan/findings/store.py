@@ -230,8 +230,8 @@ def _clock(facts: StoreFacts, timing: Timing) -> Iterator[Finding]:
     offset = facts.clock_offset
     if offset is not None and abs(offset) > timing.lease:
         yield _info(
-            f"the server's clock and this machine's differ by {abs(offset):.0f} s: nothing depends on it, but times "
-            "of events and logs will not fit together",
+            f"the server's clock and this machine's differ by {abs(offset):.0f} s: workers run all the same, but "
+            "times of events and logs will not fit together, and what has ended is kept for longer or less long",
             "run chrony on both",
         )
 

@@ -178,12 +178,31 @@ SHELVED_AT_ONCE = 64
 AFTER = 60.0
 """Seconds from a job's end until its record may go there: who waits for the end looks at the view."""
 
+SKEW = 7200.0
+"""Seconds by which a node's clock may be ahead of what the view says. As in ``store/scripts/end.lua``."""
+
+
+def believed(cluster: Cluster, wall: float) -> float:
+    """The Unix time by which records may be removed: this node's, unless it is more than ``SKEW`` ahead of the newest
+    that the view shows. Jobs have the times of their start and end in both clocks, and served time goes on from there.
+    It stands still without the store, so what the view shows is never too late."""
+    served = cluster.served
+    known = [job.ended + (served - job.since) / 1000 for job in cluster.jobs.values() if job.ended is not None]
+    known += [
+        job.started + (served - job.first_active) / 1000
+        for job in cluster.jobs.values()
+        if job.started is not None and job.first_active is not None
+    ]
+    newest = max(known, default=0.0)
+    return wall if wall <= newest + SKEW else newest
+
 
 def outlived(cluster: Cluster, wall: float, keep_for: float, keep: int) -> list[JobRecord]:
     """The oldest few of the ended jobs that ended more than ``keep_for`` seconds, or their own ``ttl``, before ``wall``
-    (Unix time), or are not among the ``keep`` that ended last. None on which a node may still run workers."""
+    (this node's Unix time, as far as it is ``believed``), or are not among the ``keep`` that ended last. None on which
+    a node may still run workers."""
     ended = sorted(_records(cluster), key=lambda job: (job.ended or 0.0, job.order))
-    surplus = max(0, len(ended) - keep)
+    surplus, wall = max(0, len(ended) - keep), believed(cluster, wall)
     old = [job for i, job in enumerate(ended) if i < surplus or (job.ended or 0.0) < wall - _kept_for(job, keep_for)]
     return [job for job in old[: 2 * AT_ONCE] if not holding_nodes(cluster, job)][:AT_ONCE]
 
@@ -197,7 +216,7 @@ def due_for_history(cluster: Cluster, wall: float) -> list[JobRecord]:
     """The oldest ended jobs but the newest ``IN_VIEW``, a step's worth. None on which a node may still run workers, nor
     one that somebody wants deleted, or that has a ``ttl``: of the history only age and number are known."""
     ended = sorted(_records(cluster), key=lambda job: (job.ended or 0.0, job.order))
-    surplus = ended[: max(0, len(ended) - IN_VIEW)]
+    surplus, wall = ended[: max(0, len(ended) - IN_VIEW)], believed(cluster, wall)
     due = [job for job in surplus if (job.ended or 0.0) < wall - AFTER and not job.control.delete]
     due = [job for job in due if job.spec.ttl is None]
     return [job for job in due[: 2 * SHELVED_AT_ONCE] if not holding_nodes(cluster, job)][:SHELVED_AT_ONCE]

@@ -1,6 +1,8 @@
 -- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, grace, kept,
 -- delay_ms, control? (JSON), by_policy, wall, by
 
+local SKEW = 7200 -- seconds; as in plan/queueing/dependencies.py
+
 -- Some list of policies, the job's or a role's, has one that completes the job.
 local function may_complete(spec)
   local lists = { spec.policies or {} }
@@ -72,7 +74,8 @@ job.control = A.control or job.control
 job.outcome, job.not_before = A.outcome, int(math.max(served + A.delay_ms, earliest))
 enter_phase(job, A.phase == 'pausing' and not next(holders) and 'paused' or A.phase, A.reason)
 if is_terminal(job) then
-  job.ended = A.wall
+  local off = math.abs(tonumber(A.wall) - now / 1000) -- far off: every other node would count the job as old, or as new
+  job.ended = off <= SKEW and A.wall or string.format('%.3f', now / 1000)
 end
 rebook(job, before)
 job_save(job, true)

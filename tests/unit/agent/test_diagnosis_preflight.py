@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeagent.agent.diagnosis import AGAIN, Diagnosis, Preflight, preflight
+from nodeagent.diag import history
 from nodeagent.model.node import Readiness
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.errors import CheckError
@@ -69,6 +72,27 @@ async def test_a_node_is_ready_once_it_passed_and_a_run_counts_for_a_while(tmp_p
     assert node.amend().state == "preparing", "it has to be made anew"
     await node.ended()
     assert node.amend() == READY
+
+
+async def test_earlier_results_on_a_disk_that_hangs_hold_up_nothing_else(tmp_path: Path) -> None:
+    """The whole agent stood still with the disk at the end of a run."""
+    node = Node(tmp_path)
+    file = node.view.config.dirs.state / history.FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(file)  # who opens it waits for a writer
+
+    def release() -> None:
+        file.open("w").close()
+
+    late = threading.Timer(BOUND, release)
+    late.daemon = True
+    late.start()
+    task = node.diagnosis.start([], [], "check", [], whole=True, bound=0.1)
+    await node.ended()
+    assert not late.finished.is_set(), "the loop goes on while the disk hangs"
+    late.cancel()
+    await asyncio.to_thread(release)
+    assert (await task)["passed"] is False
 
 
 async def test_a_node_that_fails_says_why_and_is_checked_again(tmp_path: Path) -> None:

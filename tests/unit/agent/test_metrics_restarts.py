@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +23,7 @@ class Node:
         self.start()
 
     def start(self) -> None:
+        written()
         self.metrics = Metrics()
         self.counter = RestartCounter(self.name, self.metrics, self.path)
 
@@ -31,6 +34,13 @@ class Node:
     def counted(self) -> Mapping[tuple[str, str, str], float]:
         samples = [s for metric in self.metrics.restarts.collect() for s in metric.samples if s.name.endswith("_total")]
         return {(s.labels["job"], s.labels["node"], s.labels["cause"]): s.value for s in samples}
+
+
+def written() -> None:
+    """Waits for what is being written."""
+    for thread in threading.enumerate():
+        if thread.name == "restarts":
+            thread.join(30)
 
 
 def generations(*first: str, forming: bool = False) -> JobRecord:
@@ -96,6 +106,7 @@ def test_a_file_that_is_lost_is_made_from_the_record(two: tuple[Node, Node]) -> 
     story = ("n1", "n1", "n1", "n2")
     two[0].look(generations(*story[:3]))
     for damage in (two[0].path.unlink, lambda: two[0].path.write_text('{"version": 1, "jobs"')):
+        written()
         damage()
         two[0].start()
         assert two[0].counted == {}
@@ -112,6 +123,26 @@ def test_entries_that_the_record_no_longer_has_stay_counted(two: tuple[Node, Nod
     late = late.model_copy(update={"budget": {"5": late.budget["5"], "6": late.budget["6"]}})
     two[0].look(late)
     assert total(two[0]) == 6
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_agent(tmp_path: Path) -> None:
+    """Its loop stood still with the disk, and its beats with it. The newest count is written once the disk goes on."""
+    node = Node("n1", tmp_path)
+    draft = node.path.with_name(f"{node.path.name}.new")
+    os.mkfifo(draft)  # who opens it to write waits for a reader
+
+    def look() -> None:
+        for count in (2, 3, 4):
+            node.look(generations(*("n1",) * count))
+
+    looks = threading.Thread(target=look, daemon=True)
+    looks.start()
+    looks.join(30)
+    hung, counted = looks.is_alive(), total(node)
+    os.close(os.open(draft, os.O_RDONLY))
+    assert (hung, counted) == (False, 3)
+    node.start()
+    assert total(node) == 3
 
 
 def test_series_go_with_the_job(two: tuple[Node, Node]) -> None:

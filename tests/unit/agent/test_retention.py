@@ -69,6 +69,14 @@ async def test_old_ones_go_and_others_stay(tmp_path: Path) -> None:
     assert await after(dirs, [job(1, None), job(3, 6)], most=0) == {1}
 
 
+async def test_what_was_written_lately_stays_whatever_end_its_record_has(tmp_path: Path) -> None:
+    """The node that recorded the end had a clock that was days behind."""
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    leave(dirs, 1, written_days_ago=0.001)
+    leave(dirs, 2, written_days_ago=8)
+    assert await after(dirs, [job(1, 8), job(2, 8)]) == {1}
+
+
 async def test_much_more_than_is_kept_is_noticed_between_two_looks(tmp_path: Path) -> None:
     dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
     retention = Retention(dirs, lambda: RetentionConfig(age=7 * DAY, jobs=8), lambda: ({}, ()), lambda: NOW)

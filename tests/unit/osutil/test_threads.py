@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from nodeagent.osutil.threads import MOST, DaemonPool, in_daemon
+from nodeagent.osutil.threads import MOST, DaemonPool, Newest, in_daemon
 
 
 async def test_the_result_and_the_error_reach_the_one_that_waits() -> None:
@@ -27,6 +27,45 @@ async def test_what_is_not_waited_for_any_more_is_still_under_way() -> None:
     assert not done.done()
     goes.set()
     assert await done is True
+
+
+def test_while_a_write_hangs_only_the_newest_waits_for_it() -> None:
+    goes, begun, ended = threading.Event(), threading.Event(), threading.Event()
+    written = list[str]()
+
+    def write(text: str) -> None:
+        written.append(text)
+        begun.set()
+        assert goes.wait(30)
+        if text == "c":
+            ended.set()
+
+    newest = Newest(write, "writes")
+    newest.put("a")
+    assert begun.wait(30)
+    newest.put("b")
+    newest.put("c")
+    assert written == ["a"]
+    goes.set()
+    assert ended.wait(30)
+    assert written == ["a", "c"]
+
+
+def test_a_write_that_failed_is_followed_by_the_next() -> None:
+    written = threading.Event()
+    newest = Newest(lambda text: written.set() if text == "b" else int(text), "fails")
+    caught = list[type[BaseException]]()
+    before, threading.excepthook = threading.excepthook, lambda hook: caught.append(hook.exc_type)
+    try:
+        newest.put("a")
+        for thread in threading.enumerate():
+            if thread.name == "fails":
+                thread.join(30)
+        newest.put("b")
+        assert written.wait(30)
+    finally:
+        threading.excepthook = before
+    assert caught == [ValueError]
 
 
 def test_an_end_after_that_of_the_loop_is_no_error(recwarn: pytest.WarningsRecorder) -> None:

@@ -117,6 +117,43 @@ def test_a_job_has_the_name_that_was_checked() -> None:
         codec.decode_job(flat(codec.encode_job(make_job()) | {"name": "../../etc"}))
 
 
+@pytest.mark.parametrize(
+    ("field", "like"),
+    [
+        ("spend:x", "spend:3"), ("spend:-1", "spend:3"), ("spend:" + "9" * 5000, "spend:3"),
+        ("used:x", "used:20000"), ("used:9999999", "used:20000"),
+        ("member:n3", "member:n1"), ("member:n1", "member:n2"), ("holder:n1", "holder:n9"),
+    ],
+)  # fmt: skip
+def test_a_job_whose_entries_have_wrong_keys_is_an_error(field: str, like: str) -> None:
+    """Nothing signs them, and every agent that counted by them ended."""
+    fields = ran()
+    assert codec.decode_job(flat(fields)).rev == 0
+    with pytest.raises(ValueError):
+        codec.decode_job(flat(fields | {field: fields[like]}))
+
+
+def test_a_generation_without_members_is_an_error() -> None:
+    fields = {field: text for field, text in ran().items() if not field.startswith("member:")}
+    with pytest.raises(ValueError, match="generation 3 without members"):
+        codec.decode_job(flat(fields))
+
+
+def test_a_day_before_1970_can_be_read() -> None:
+    """The store counts so where its machine's clock went back to the beginning."""
+    assert "-1" in codec.decode_job(flat(ran() | {"used:-1": "{}"})).used
+
+
+def ran() -> dict[str, str]:
+    """The fields of a job that runs, and ran before."""
+    generation = make_generation(["n1", "n2"], number=3, holders=["n9"])
+    more: dict[str, object] = {
+        "budget": {"3": BudgetEntry(at=1, wall=2.5, kind="reform", counts=False)},
+        "used": {"20000": UsedTime(gpu_ms=1)},
+    }  # fmt: skip
+    return codec.encode_job(make_job("running", generation).model_copy(update=more))
+
+
 def test_the_same_readiness_is_the_same_text_in_any_order() -> None:
     one, two = Readiness(state="ready", folder="f1"), Readiness(state="unfit", reason="né")
     assert codec.encode_readiness({"a": one, "b": two}) == codec.encode_readiness({"b": two, "a": one})

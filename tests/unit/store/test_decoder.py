@@ -185,6 +185,31 @@ def test_what_could_not_be_read_is_no_base() -> None:
     assert read.news(old.uid, ["rev", "9"], "e", 8, followed=True) is None
 
 
+WRONG: list[dict[str, str | None]] = [
+    {"spend:x": BudgetEntry(at=1, wall=2.5, kind="reform", counts=False).to_json()},
+    {"used:x": "{}"},
+    {"member:n1": make_holder("x").to_json()},
+    {"holder:n1": make_holder("x").to_json()},
+    {f"member:{node}": None for node in NODES},
+]
+"""Changes to entries that the model refuses."""
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: next(iter(wrong)))
+def test_entries_that_are_an_error_in_a_record_are_one_in_a_difference(wrong: dict[str, str | None]) -> None:
+    for whole in (True, False):
+        read, old = Decoder(), gang("n1")
+        read.job(flat(old), "e")
+        now = {name: text for name, text in (encode_job(old) | wrong).items() if text is not None}
+        with pytest.raises(ValueError):
+            if whole:
+                read.job([word for pair in now.items() for word in pair], "e")
+            else:
+                changes: dict[str, str | None] = {"rev": "7", **wrong}
+                read.news(old.uid, [word for pair in changes.items() for word in pair], "e", old.rev)
+        assert read.job(flat(old), "e") == old
+
+
 def test_some_of_the_changes_leave_the_revision_as_it_is() -> None:
     read, old = Decoder(), gang("n1").model_copy(update={"rev": 5})
     read.job(flat(old), "e")

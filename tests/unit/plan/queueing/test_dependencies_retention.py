@@ -10,23 +10,43 @@ from nodeagent.plan.queueing.dependencies import (
     AT_ONCE,
     IN_VIEW,
     SHELVED_AT_ONCE,
+    SKEW,
+    believed,
     due_for_history,
     history_room,
     keeps_history,
     outlived,
 )
-from tests.unit.plan.build import WALL, make_cluster, make_generation, make_job, make_spec
+from tests.unit.plan.build import NOW, WALL, make_cluster, make_generation, make_job, make_spec
 
 DAY = 86_400.0
 
 
 def ended(i: int, ago: float, phase: Phase = "succeeded", **more: object) -> JobRecord:
-    job = make_job(phase, uid=f"u-{i}", spec=make_spec(name=f"j{i}"), order=i, **more)  # type: ignore[arg-type]
+    job = make_job(phase, uid=f"u-{i}", spec=make_spec(name=f"j{i}"), order=i, since=NOW - int(1000 * ago), **more)  # type: ignore[arg-type]
     return job.model_copy(update={"ended": WALL - ago})
 
 
 def gone(*jobs: JobRecord, keep_for: float = 7 * DAY, keep: int = 200) -> list[str]:
     return [job.name for job in outlived(make_cluster(["n1"], *jobs), WALL, keep_for, keep)]
+
+
+def test_a_clock_that_is_far_ahead_makes_nothing_old() -> None:
+    """It removed the record of every ended job of the cluster, and the history."""
+    cluster = make_cluster(["n1"], ended(1, 8 * DAY), ended(2, 600))
+    for ahead in (SKEW - 1000, 8 * DAY, 365 * DAY):
+        assert [job.name for job in outlived(cluster, WALL + ahead, 7 * DAY, 200)] == ["j1"]
+    assert believed(cluster, WALL + 365 * DAY) == WALL
+    assert believed(cluster, WALL + SKEW) == WALL + SKEW, "the store may have stood still for a while"
+    assert believed(cluster, WALL - 365 * DAY) == WALL - 365 * DAY, "one that is behind keeps all for longer"
+
+
+def test_a_job_that_started_later_shows_what_time_it_is() -> None:
+    """The store may have been away for long; of a clock that nothing confirms nothing is old."""
+    started = make_job("running", make_generation(["n1"]), uid="u-r")
+    started = started.model_copy(update={"started": WALL + DAY - 60, "first_active": NOW - 60_000})
+    assert believed(make_cluster(["n1"], ended(1, 600), started), WALL + DAY) == WALL + DAY
+    assert believed(make_cluster(["n1"]), 1e9) == 0.0
 
 
 @pytest.mark.parametrize("phase", ["succeeded", "failed", "stopped"])
