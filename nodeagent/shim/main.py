@@ -362,12 +362,13 @@ class Shim:
         """Remove output and records of generations long past."""
         self.writer.put(lambda: self._prune_logs(number), 0)
         for record in [*self.state.glob("exits/g*-r*.json"), *self.state.glob("errors/g*-r*.json")]:
-            if int(record.name[1:].partition("-")[0]) <= number - GENERATIONS_KEPT:
-                record.unlink(missing_ok=True)
+            if _is_past(record.name[1:].partition("-")[0], number):
+                with contextlib.suppress(OSError):  # a worker made a folder of that name, say: it stays
+                    record.unlink()
 
     def _prune_logs(self, number: int) -> None:
         for folder in self.logs.glob("g*"):
-            if folder.name[1:].isdigit() and int(folder.name[1:]) <= number - GENERATIONS_KEPT:
+            if _is_past(folder.name[1:], number):
                 shutil.rmtree(folder, ignore_errors=True)
 
     # -- status
@@ -420,6 +421,11 @@ class Shim:
             "watched": self.hang is not None,
             "stall": self.hang.stall if self.hang is not None else None,
         }
+
+
+def _is_past(generation: str, number: int) -> bool:
+    """Workers may write where these names are: they may be anything."""
+    return generation.isdecimal() and int(generation) <= number - GENERATIONS_KEPT
 
 
 def main() -> None:
