@@ -84,7 +84,7 @@ def _open_plainly(path: str, _flags: int) -> int:
 def _from_error_file(path: Path) -> str:
     """The message of a TORCHELASTIC_ERROR_FILE: torch's record, or plain text."""
     try:
-        with open(path, "rb", opener=_open_plainly) as file:  # noqa: PTH123 (its opener)
+        with open(path, "rb", opener=_open_plainly) as file:
             text = file.read(_MAX_FILE).decode("utf-8", "backslashreplace")
     except OSError:  # it is not there, is no file, or its disk fails
         return ""
