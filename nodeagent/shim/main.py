@@ -32,7 +32,7 @@ from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to
 from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import ShimChildren, open_more_files
-from nodeagent.shim.promise import PromisedToken, Token, read_token
+from nodeagent.shim.promise import PromisedToken, Token, read_started
 from nodeagent.shim.ready import PlaceReadiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
@@ -81,7 +81,7 @@ class Shim:
         self.leaving = LeavingWorkers(self.link, lambda: self.gang)
         self.first_steps = FirstSteps(self.link, self.loop, lambda: self.gang, self.changed)
         self.promised = PromisedToken(self.loop, self.state / "highest.json")
-        self.started: Token | None = read_token(self.state / "started.json")
+        self.started: Token | None = read_started(self.state / "started.json", self.promised.token)
         self.retiring = False
         self._heeded = 0.0
         """``stop_before`` of the grant by which the gang was started, or is being stopped."""
