@@ -194,6 +194,9 @@ class ShimHost:
             self._clear(run_folder(self._run, uid))
         text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
         may_pass = isinstance(error, NoAnswerError) or (isinstance(error, OSError) and passing(error))
+        if uid in self._pods:
+            self._pods[uid].not_started_again(text, may_pass)
+            return
         status = PodStatus(uid=uid, phase="unfit", reason=text, passing=may_pass)
         self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, status)
         self.changed.set()

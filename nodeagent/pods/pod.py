@@ -161,6 +161,11 @@ class PodHandle:
         """The shim is dead."""
         return self._pidfd < 0 and self._start is None
 
+    def not_started_again(self, why: str, passing: bool) -> None:
+        """There is no other shim in the place of the dead one."""
+        self.retry_at = self._loop.time() + LOOK_AGAIN
+        self._set(phase="unfit", reason=why, passing=passing)
+
     def _died(self) -> None:
         self._unwatch()
         self._stop_waiting()

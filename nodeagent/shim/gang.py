@@ -28,7 +28,15 @@ from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.loop import Delay
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
-from nodeagent.shim.processes import UNENTERED, kill_session, own_limits, reap, start_program, watched
+from nodeagent.shim.processes import (
+    UNENTERED,
+    is_reaped_elsewhere,
+    kill_session,
+    own_limits,
+    reap,
+    start_program,
+    watched,
+)
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
 from nodeagent.shim.restarts import PlaceRestarts, RoleRounds, is_reaped, role_of
 from nodeagent.shim.snapshots import WriteOut
@@ -91,6 +99,7 @@ GANG, WORKER, ROLE = "gang", "worker", "role"
 """What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
 """Ends of workers that were started again alone that are reported: the newest (``model.world.MOST_ALONE``)."""
+LOST = "its exit status was lost: its fork server reaped it and did not tell"
 REAP_BOUND = 5.0
 """Seconds until a fork server that does not reap is killed, so that the shim can."""
 
@@ -559,9 +568,14 @@ class LocalGang:
             w.stopped = w.fenced = self.fenced = True
         if w.by_fork_server:
             self.parts.fork_server.reap(w.pid, lambda status: self._on_reaped(w, status))
-            self.parts.loop.after(REAP_BOUND, lambda: None if is_reaped(w) else self.parts.fork_server.kill())
+            self.parts.loop.after(REAP_BOUND, lambda: self._reap_late(w))
         else:
             self._on_reaped(w, reap(w.pid))
+
+    def _reap_late(self, w: Worker) -> None:
+        if w in self.workers and not is_reaped(w):
+            self.parts.fork_server.kill()
+            self._on_reaped(w, -1)
 
     def _on_own_zombie(self, w: Worker) -> None:
         """It is a zombie child of the shim itself: started cold, or its fork server died."""
@@ -577,19 +591,25 @@ class LocalGang:
             self.abandon()
 
     def _on_reaped(self, w: Worker, status: int) -> None:
-        if is_reaped(w) or status < 0:
+        """``status``: -1 if whoever was to reap it has no answer."""
+        if is_reaped(w):
             return
-        self.parts.children.forget(w.pid)
+        lost = status < 0
+        if lost and not is_reaped_elsewhere(w.pid):  # it becomes our own zombie when its fork server has died
+            return
         for capture in w.captures:
             capture.drain()
-        if self.parts.containers is not None:
+        if lost:
+            status = signal.SIGKILL
+        elif self.parts.containers is not None:
             status = self.parts.containers.status(status)
         self._is_missed(w, status)
+        why = LOST if lost else "" if w.stopped else self._memory.explain(status)
         record = exit_record(
-            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell,
-            "" if w.stopped else self._memory.explain(status),
-        )  # fmt: skip
+            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell, why
+        )
         record["place"] = w.place
+        self.parts.children.forget(w.pid)
         code = os.waitstatus_to_exitcode(status)
         scope = self._scope(w, 128 - code if code < 0 else code)
         if w.along and not (self.stopping or self.fenced or self.refused):

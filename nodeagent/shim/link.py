@@ -69,8 +69,8 @@ class Call:
 
 
 Handler = Callable[[Call], None]
-"""May raise LookupError, TypeError, ValueError or ArithmeticError for a message that is not as it must be, OSError for
-what failed."""
+"""May raise LookupError, TypeError, ValueError, ArithmeticError or RecursionError for a message that is not as it must
+be, OSError for what failed."""
 
 
 class WorkerLink:
@@ -88,6 +88,9 @@ class WorkerLink:
     def receive(self, peer: Peer, message: dict[str, Any]) -> None:
         """Dispatch one message."""
         peer.wants_status = False
+        if not isinstance(message.get("id", 0), (int, str)):  # it is sent back, and may be too deep for that
+            peer.close()
+            return
         stated = message.get("fds", 0)
         count = stated if isinstance(stated, int) and 0 < stated <= MAX_FDS else 0
         self._receive(peer, message, peer.take_fds(count), count)
@@ -127,7 +130,7 @@ class WorkerLink:
             return
         try:
             handler(call)
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             call.refuse(f"{message['op']}: the message is not as it must be: {error!r}")
         except OSError as error:
             call.refuse(f"{message['op']}: {error.strerror or error}")

@@ -32,7 +32,7 @@ from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to
 from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import ShimChildren, open_more_files
-from nodeagent.shim.promise import PromisedToken, Token, read_token
+from nodeagent.shim.promise import PromisedToken, Token, read_started
 from nodeagent.shim.ready import PlaceReadiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts
 from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
@@ -81,7 +81,7 @@ class Shim:
         self.leaving = LeavingWorkers(self.link, lambda: self.gang)
         self.first_steps = FirstSteps(self.link, self.loop, lambda: self.gang, self.changed)
         self.promised = PromisedToken(self.loop, self.state / "highest.json")
-        self.started: Token | None = read_token(self.state / "started.json")
+        self.started: Token | None = read_started(self.state / "started.json", self.promised.token)
         self.retiring = False
         self._heeded = 0.0
         """``stop_before`` of the grant by which the gang was started, or is being stopped."""
@@ -362,12 +362,13 @@ class Shim:
         """Remove output and records of generations long past."""
         self.writer.put(lambda: self._prune_logs(number), 0)
         for record in [*self.state.glob("exits/g*-r*.json"), *self.state.glob("errors/g*-r*.json")]:
-            if int(record.name[1:].partition("-")[0]) <= number - GENERATIONS_KEPT:
-                record.unlink(missing_ok=True)
+            if _is_past(record.name[1:].partition("-")[0], number):
+                with contextlib.suppress(OSError):  # a worker made a folder of that name, say: it stays
+                    record.unlink()
 
     def _prune_logs(self, number: int) -> None:
         for folder in self.logs.glob("g*"):
-            if folder.name[1:].isdigit() and int(folder.name[1:]) <= number - GENERATIONS_KEPT:
+            if _is_past(folder.name[1:], number):
                 shutil.rmtree(folder, ignore_errors=True)
 
     # -- status
@@ -420,6 +421,11 @@ class Shim:
             "watched": self.hang is not None,
             "stall": self.hang.stall if self.hang is not None else None,
         }
+
+
+def _is_past(generation: str, number: int) -> bool:
+    """Workers may write where these names are: they may be anything."""
+    return generation.isdecimal() and int(generation) <= number - GENERATIONS_KEPT
 
 
 def main() -> None:

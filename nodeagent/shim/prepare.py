@@ -26,6 +26,8 @@ CHECK_BOUND = 20.0
 """Seconds for the look at the job's folders."""
 CHECK_AGAIN = 5.0
 """An unfit node looks again this often."""
+MOST_FOUND = 8 << 20
+"""Bytes that a look may find; what is in the environment, twice at most, is nearly all of it."""
 FOLDER_AGAIN = 30.0
 """Seconds between two looks at the job's folders, and at which one checkpoint_dir is, also while workers run: a mount
 may go or be put right, and a script may empty the folder, marker and all. Long, since thousands of nodes ask one file
@@ -120,14 +122,12 @@ class Preparation:
     ) -> None:
         """Have a child look. ``late`` is called when it takes too long, before it is killed; ``answered`` when it has
         ended, also then. Raises OSError."""
-        read, write = os.pipe2(os.O_CLOEXEC)
+        found_in = os.memfd_create("nodeagent-checks", os.MFD_CLOEXEC)  # a pipe holds 64 KiB: an env_file may be longer
         try:
-            pid = start_function(lambda: answer(look, self._pod), write, 2, "the checks")
+            pid = start_function(lambda: answer(look, self._pod), found_in, 2, "the checks")
         except OSError:
-            os.close(read)
+            os.close(found_in)
             raise
-        finally:
-            os.close(write)
         text = f"the job's folders did not answer within {CHECK_BOUND:.0f} s"
         nothing = {"reason": text, "code": 0, "passing": True}
 
@@ -141,9 +141,10 @@ class Preparation:
             bound.cancel()
             self._children.forget(pid)
             reap(pid)
-            with os.fdopen(read, "rb") as file:
-                text = file.read()
-            answered(json.loads(text) if text else nothing)
+            with os.fdopen(found_in, "rb") as file:
+                file.seek(0)
+                text = file.read(MOST_FOUND + 1)
+            answered(json.loads(text) if text.endswith(b"\n") else nothing)
 
         self._children.expect(pid, ended)
 
@@ -232,5 +233,10 @@ class Preparation:
 
 
 def answer(look: Look, pod: dict[str, Any]) -> None:
-    """In the child: the verdict on standard output."""
-    os.write(1, verdict(look, pod).encode())
+    """In the child: the verdict on standard output, whole or not at all."""
+    found = verdict(look, pod).encode()
+    if len(found) > MOST_FOUND:
+        text = f"the job's environment is too long: {len(found) >> 20} MiB of at most {MOST_FOUND >> 20} MiB"
+        found = json.dumps({"reason": f"{text} (env_file, modules)", "code": 0, "passing": False}).encode()
+    with open(1, "wb", closefd=False) as out:
+        out.write(found + b"\n")  # without its end it was killed meanwhile

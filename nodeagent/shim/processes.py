@@ -196,6 +196,11 @@ def watched(pid: int) -> int:
         raise
 
 
+def is_reaped_elsewhere(pid: int) -> bool:
+    """Whether somebody has reaped this process, which has ended: nobody can learn its status any more."""
+    return proc_stat(f"/proc/{pid}/stat")[:1] != [b"Z"]
+
+
 def kill_session(session: int) -> None:
     """SIGKILL what is below the shim in this session, whose leader has ended and is not reaped yet."""
     for pid, _ in below(os.getpid()):

@@ -34,6 +34,15 @@ def read_token(path: Path) -> Token | None:
     return token
 
 
+def read_started(path: Path, promised: Token | None) -> Token | None:
+    """The generation that was started here last. It is written without waiting for the disk, so a power cut may leave
+    an empty file: then it counts as the promised one, beyond which nothing can have started."""
+    try:
+        return read_token(path)
+    except ValueError:
+        return promised
+
+
 class PromisedToken:
     """``token`` is what is on the disk; None: nothing has been promised."""
 

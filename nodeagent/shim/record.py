@@ -7,9 +7,11 @@ where the shim's control group has no count of its own, the machine's is taken, 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,14 +72,22 @@ def record_text(record: dict[str, Any]) -> str:
     return json.dumps(record)
 
 
+def _open_plainly(path: str, _flags: int) -> int:
+    """A file to read: what a worker put there may be a link, a folder or a pipe. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no file", path)
+    return fd
+
+
 def _from_error_file(path: Path) -> str:
     """The message of a TORCHELASTIC_ERROR_FILE: torch's record, or plain text."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        with open(path, "rb", opener=_open_plainly) as file:
+            text = file.read(_MAX_FILE).decode("utf-8", "backslashreplace")
+    except OSError:  # it is not there, is no file, or its disk fails
         return ""
-    with os.fdopen(fd, "rb") as file:
-        text = file.read(_MAX_FILE).decode("utf-8", "backslashreplace")
     try:
         message = json.loads(text)["message"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -48,7 +48,8 @@ class KeptSnapshots:
         place = (call.local_rank, index)
         old = self._kept.get(place)
         freed = os.fstat(old).st_size if old is not None else 0
-        most = int((self._available() + freed) * SHARE)
+        made = os.fstat(call.fds[0]).st_blocks * 512 if call.fds else 0  # not available any more: it was, before
+        most = int((self._available() + made + freed) * SHARE)
         if size > most:
             call.refuse(f"a snapshot of {size >> 20} MiB is more than this node has memory for ({most >> 20} MiB)")
             return

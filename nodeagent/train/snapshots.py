@@ -121,7 +121,11 @@ class WorkerSnapshots:
         size += SLACK
         link.ask("snapshot.put", ASK_BOUND, index=index, bytes=size)  # before the memory is allocated
         made = Buffer(SharedBuffer.of_size(size))
-        link.ask("snapshot.put", ASK_BOUND, fds=(made.memory.fd,), index=index, bytes=size)
+        try:
+            link.ask("snapshot.put", ASK_BOUND, fds=(made.memory.fd,), index=index, bytes=size)
+        except (LinkError, OSError):
+            made.memory.close()  # else a training whose snapshots are refused fills the node's memory
+            raise
         if found is not None:
             found.memory.close()
         self._buffers[index] = made

@@ -41,7 +41,7 @@ _PIECE = 4 << 20
 _MAX_LINE = 1 << 16
 
 Commit = Callable[[CheckpointEntry], str]
-"""Asks the store to commit it; returns why it did not, or ""."""
+"""Asks the store to commit it; returns why it did not, or "". Raises WriteOutError or OSError if nobody answers."""
 
 
 class WriteOrder(NamedTuple):
@@ -85,7 +85,7 @@ class WritePlan(NamedTuple):
 
 
 class WriteOutError(Exception):
-    """Nothing was committed; ``str()`` gives the reason."""
+    """Nothing was committed as far as is known; ``str()`` gives the reason."""
 
 
 class GoneError(Exception):
@@ -208,12 +208,13 @@ class _Talk:
             try:
                 self._write(plan)
                 files.write_manifest(target, self._all_parts(plan))
-                refused = commit(plan.entry)
-                if refused:
-                    raise WriteOutError(refused)
             except (OSError, WriteOutError):
                 shutil.rmtree(target, ignore_errors=True)
                 raise
+            refused = commit(plan.entry)  # without an answer the store may have it: it stays
+            if refused:
+                shutil.rmtree(target, ignore_errors=True)
+                raise WriteOutError(refused)
         finally:
             shutil.rmtree(self._path, ignore_errors=True)
         files.mark_committed(target)

@@ -22,11 +22,12 @@ import pytest
 from nodeagent.lease.grants import grant_keys, grants_folder
 from nodeagent.osutil.linux import is_running
 from nodeagent.osutil.untrusted import UntrustedFolder
+from nodeagent.pods import pod
 from nodeagent.pods.folder import PodRecords, folder_name
 from nodeagent.pods.host import ShimHost
 from nodeagent.pods.login import Login, NoAnswerError, UserError, find_login
 from tests import readable
-from tests.integration.shim_support import ME, UID, make_spec, open_bench, pid_of, token, wait_for
+from tests.integration.shim_support import ME, UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
 from tests.ports import free_ports
 
 PYTHON = sys.executable
@@ -137,6 +138,27 @@ async def test_a_shim_that_cannot_be_started_leaves_no_grant(tmp_path: Path) -> 
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
         await bench.until(lambda s: s.phase == "unfit")
         assert grant_keys(grants_folder(tmp_path / "run")) == []
+
+
+async def test_why_another_shim_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod, "LOOK_AGAIN", 0.2)
+    python = shim_with(tmp_path, "")
+    async with open_bench(tmp_path, python) as bench:
+        status = await bench.ready(make_spec(SLEEP, tmp_path))
+        assert status.shim_pid is not None
+        os.kill(status.shim_pid, signal.SIGKILL)
+        await bench.until(lambda s: s.phase == "gone")
+        (tmp_path / "python").rename(tmp_path / "away")
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert status.reason.startswith("the shim could not be started: ")
+        (tmp_path / "away").rename(tmp_path / "python")
+
+        def prepared() -> bool:
+            bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+            return bench.state().phase == "ready"
+
+        await wait_for(prepared)
 
 
 async def test_a_shim_without_a_grant_record_makes_room_for_one_that_has_one(tmp_path: Path) -> None:

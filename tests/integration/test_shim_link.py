@@ -162,6 +162,24 @@ def test_refusals_say_why(desk: Desk) -> None:
         link.ask("echo", text="")
 
 
+def test_a_value_too_deep_for_its_own_refusal_is_refused(desk: Desk) -> None:
+    def must_be_zero(call: Call) -> None:
+        raise ValueError(f"step is {call.message['step']!r}")
+
+    desk.link.add("done", must_be_zero)
+    for deep in range(100, 950, 50):
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(desk.path))
+            line.settimeout(10)
+            line.sendall(b'{"v": 1, "id": 1, "op": "worker.done", "step": ' + b"[" * deep + b"]" * deep + b"}\n")
+            received = b""
+            while b'"id": 1' not in received:
+                more = line.recv(1000)
+                assert more, f"{deep} deep: not answered"
+                received += more
+        assert b"the message is not as it must be" in received
+
+
 def test_nobody_waits_for_a_shim_that_does_not_answer(desk: Desk, tmp_path: Path) -> None:
     with pytest.raises(LinkError, match=r"did not answer worker.note within 0.1 s"):
         Link(str(desk.path)).ask("note", timeout=0.1)
@@ -190,7 +208,14 @@ def test_descriptors_that_do_not_arrive_are_missed(desk: Desk) -> None:
     assert b"too many files open" in received
 
 
-@pytest.mark.parametrize("rubbish", [b"[" * 100_000 + b"\n", b"[]\n", b"7\n", b"\xff\n", b"{\n"])
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"[" * 100_000 + b"\n", b"[]\n", b"7\n", b"\xff\n", b"{\n",
+        *(b'{"v": 1, "op": "worker.none", "id": ' + b"[" * deep + b"]" * deep + b"}\n" for deep in range(1, 1000, 9)),
+    ],
+    ids=lambda rubbish: rubbish[:40].decode(errors="replace") + str(len(rubbish)),
+)  # fmt: skip
 def test_rubbish_ends_the_connection_and_nothing_else(desk: Desk, rubbish: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(str(desk.path))

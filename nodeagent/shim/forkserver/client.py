@@ -32,6 +32,9 @@ NOTES, NOTE_CHARS = 20, 500
 """Of what a fork server says went wrong: so many notes, each so long."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
+_NO_MESSAGE = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+"""What the job's modules can write where the fork server answers raises one of these."""
+
 Forked = Callable[[int, str], None]
 """pid and "", or 0 and what failed."""
 
@@ -154,6 +157,7 @@ class ForkServer:
     def gone(self) -> None:
         """It has died: everything still asked of it has failed."""
         self.pid = None
+        self._readable()  # what it answered before
         self._unlink()
         self._changed()
 
@@ -239,7 +243,7 @@ class ForkServer:
                 return
             try:
                 self._receive(json.loads(data))
-            except (LookupError, TypeError, ValueError, RecursionError) as error:  # the job's modules can write here
+            except _NO_MESSAGE as error:
                 self._notes.append(f"the fork server sent what is no message ({type(error).__name__}): it was ended")
                 self._unlink()
                 self.kill()
@@ -263,7 +267,10 @@ class ForkServer:
             case "failed":
                 self._forks.pop(message["id"])(0, str(message["error"])[:NOTE_CHARS])
             case "reaped":
-                self._reaps.pop(message["pid"])(message["status"])
+                status = message["status"]
+                if status != -1:
+                    os.waitstatus_to_exitcode(status)  # whoever waits is to get no other: ValueError
+                self._reaps.pop(message["pid"])(status)
 
     def _overdue(self, link: socket.socket) -> None:
         if self._link is link and not self.warm:

@@ -353,5 +353,5 @@ class HangWatch:
     def _prune(self, number: int) -> None:
         for file in self._folder.glob("g*-rank*.txt"):
             generation = file.name[1:].partition("-")[0]
-            if generation.isdigit() and int(generation) <= number - STACKS_KEPT:
+            if generation.isdecimal() and int(generation) <= number - STACKS_KEPT:
                 file.unlink(missing_ok=True)

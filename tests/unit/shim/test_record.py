@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ def test_error_file_that_is_no_json_or_a_link(tmp_path: Path) -> None:
     assert a_record(256, tmp_path / "text").error == "x" * 4000
     (tmp_path / "link").symlink_to("text")
     assert a_record(256, tmp_path / "link").error == "tail"
+
+
+def test_an_error_file_that_is_a_folder_or_a_pipe_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    assert a_record(256, tmp_path / "folder").error == "tail"
+    os.mkfifo(tmp_path / "pipe")
+    held = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        assert a_record(256, tmp_path / "pipe").error == "tail"
+    finally:
+        os.close(held)
+
+
+def test_an_error_file_that_cannot_be_read_is_passed_over() -> None:
+    assert a_record(256, Path("/proc/self/mem")).error == "tail"  # EIO at its beginning
 
 
 @pytest.mark.parametrize(

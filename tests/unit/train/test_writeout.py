@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nodeagent.train.folder import CheckpointEntry, entries, mark_committed, read_manifest, talk_folder
+from nodeagent.train.folder import MARKER, CheckpointEntry, entries, mark_committed, read_manifest, talk_folder
 from nodeagent.train.memory import Header, SharedBuffer, size_of
 from nodeagent.train.writeout import WriteOrder, WriteOutError, write_out
 from tests.unit.train.helpers import memories
@@ -138,6 +138,21 @@ def test_a_generation_that_is_not_the_newest_any_more_leaves_nothing(tmp_path: P
     output = gang.run(gang.order(0, [kept(0, 7, world=2, shared=True)]))
     assert output == ["failed: generation 3 may commit nothing any more"]
     assert entries(tmp_path) == [newer]
+
+
+def test_what_the_store_may_have_taken_is_left(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, nodes=1)
+
+    def silent(entry: CheckpointEntry) -> str:
+        raise WriteOutError("the store did not take it within the grace")
+
+    gang.answer = silent
+    order = gang.order(0, [kept(0, 7, world=2), kept(0, 8, world=2), kept(1, 7, world=2), kept(1, 8, world=2)])
+    assert gang.run(order) == ["failed: the store did not take it within the grace"]
+    assert gang.files() == parts(0, 1)
+    (entry,) = gang.asked
+    assert [path.name for path in tmp_path.iterdir()] == [entry.name], "whole, and not marked as committed"
+    assert not (tmp_path / entry.name / MARKER).exists()
 
 
 def test_a_node_that_cannot_write_is_named_by_the_one_that_would_commit(tmp_path: Path) -> None:

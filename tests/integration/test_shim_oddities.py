@@ -1,0 +1,102 @@
+"""What odd files, long texts and lost answers do to a shim: it goes on, and says what it found."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.pods.folder import state_folder
+from nodeagent.shim.gang import LOST
+from tests.integration.shim_support import UID, make_spec, open_bench, shim_with, token
+
+
+async def test_files_of_any_name_where_the_records_are_do_not_hinder_a_start(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, shim_with(tmp_path, "main.GENERATIONS_KEPT = 1")) as bench:
+        await bench.ready(make_spec(("true",), tmp_path))
+        await bench.run()
+        state = state_folder(tmp_path / "state", UID)
+        for name in ("exits/gfoo-r1.json", "errors/g\N{SUPERSCRIPT TWO}-r1.json"):
+            (state / name).touch()
+        (state / "errors" / "g1-r1.json").mkdir()
+        (bench.logs / "g\N{SUPERSCRIPT TWO}").mkdir()
+        for number in (2, 3):
+            assert [end.code for end in (await bench.run(number)).exits] == [0]
+
+
+async def test_an_env_file_longer_than_a_pipe_holds_is_read(tmp_path: Path) -> None:
+    (tmp_path / "e").write_text("".join(f"BIG{n}={'x' * 80_000}\n" for n in range(2)))
+    command = ("sh", "-c", "echo ${#BIG1}")
+    async with open_bench(tmp_path, shim_with(tmp_path, "prepare.CHECK_BOUND = 5.0")) as bench:
+        status = await bench.ready(make_spec(command, tmp_path, env_file="e"))
+        assert (status.phase, status.reason) == ("ready", "")
+        await bench.run()
+        assert bench.output() == ["80000"]
+
+
+async def test_an_environment_that_is_too_long_is_named(tmp_path: Path) -> None:
+    (tmp_path / "e").write_text("BIG=" + "x" * 5000 + "\n")
+    async with open_bench(tmp_path, shim_with(tmp_path, "prepare.MOST_FOUND = 4096")) as bench:
+        status = await bench.ready(make_spec(("true",), tmp_path, env_file="e"))
+        assert status.phase == "unfit"
+        assert status.reason.startswith("the job's environment is too long")
+
+
+@pytest.mark.parametrize("left", ["", "\0" * 40])
+async def test_what_a_power_cut_leaves_of_the_started_generation_counts_as_the_promised_one(
+    tmp_path: Path, left: str
+) -> None:
+    async with open_bench(tmp_path) as bench:
+        spec = make_spec(("sh", "-c", "echo once >> started"), tmp_path)
+        status = await bench.ready(spec)
+        await bench.run()
+        assert status.shim_pid is not None
+        os.kill(status.shim_pid, signal.SIGKILL)
+        await bench.until(lambda s: s.phase == "gone")
+        (state_folder(tmp_path / "state", UID) / "started.json").write_text(left)
+        status = await bench.ready(spec)
+        assert (status.phase, status.highest) == ("ready", token(1))
+        bench.host.start(UID, bench.order(1))
+        assert [end.code for end in (await bench.run(2)).exits] == [0]
+        assert (tmp_path / "started").read_text() == "once\nonce\n", "not generation 1 again"
+
+
+ANSWER_LOST = """
+real = client.ForkServer._receive
+def receive(self, message):
+    if message["event"] != "reaped" or self.pid is None:
+        real(self, message)
+    elif not {forged}:
+        self.kill()
+        self._unlink()
+    else:
+        real(self, message | {{"status": {forged}}})
+client.ForkServer._receive = receive
+"""
+
+
+async def lost(folder: Path, change: str, preload: tuple[str, ...] = ()) -> list[tuple[int | None, str]]:
+    """A worker ends well; what is reported of it."""
+    (folder / "t.py").write_text("print('up', flush=True)")
+    (folder / "quiet.py").write_text("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n")
+    async with open_bench(folder, shim_with(folder, change)) as bench:
+        status = await bench.ready(make_spec((sys.executable, "t.py"), folder, preload=preload))
+        assert (status.fork_server_warm, status.phase) == (True, "ready")
+        status = await bench.run()
+        return [(end.signal, end.error) for end in status.exits]
+
+
+async def test_a_worker_whose_fork_server_dies_before_it_answers_has_ended(tmp_path: Path) -> None:
+    assert await lost(tmp_path, ANSWER_LOST.format(forged=0)) == [(signal.SIGKILL, LOST)]
+
+
+@pytest.mark.parametrize("forged", [0x7F, 1 << 40, "'x'"])
+async def test_a_worker_of_which_its_fork_server_says_nonsense_has_ended(tmp_path: Path, forged: object) -> None:
+    assert await lost(tmp_path, ANSWER_LOST.format(forged=forged)) == [(signal.SIGKILL, LOST)]
+
+
+async def test_a_worker_that_nobody_reaps_for_a_module_of_the_job_has_ended(tmp_path: Path) -> None:
+    assert await lost(tmp_path, "gang.REAP_BOUND = 1.0", ("quiet",)) == [(signal.SIGKILL, LOST)]

@@ -1,0 +1,44 @@
+"""What the shim keeps of snapshots, and when it is too much."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any, cast
+
+from nodeagent.shim.link import Call, WorkerLink
+from nodeagent.shim.snapshots import KeptSnapshots
+
+MIB = 1 << 20
+
+
+class Machine:
+    """Memory that the shim and one worker share; each memory that is made takes some of it."""
+
+    def __init__(self, size: int) -> None:
+        self.free, self.answers = size, list[str]()
+        self._link = WorkerLink(lambda: None)
+        self.kept = KeptSnapshots(self._link, lambda: None, lambda: self.free)
+
+    def put(self, size: int, fds: list[int]) -> str:
+        """The refusal, or ""."""
+        answers: list[dict[str, Any]] = []
+        call = SimpleNamespace(
+            local_rank=0, message={"index": 0, "bytes": size}, fds=fds,
+            answer=lambda **_: answers.append({}), refuse=lambda text: answers.append({"error": text}),
+        )  # fmt: skip
+        self._link._handlers["worker.snapshot.put"](cast("Call", call))
+        (answer,) = answers
+        return str(answer.get("error", ""))
+
+
+def test_what_may_be_made_may_be_kept() -> None:
+    machine = Machine(30 * MIB)
+    assert machine.put(14 * MIB, []) == ""
+    fd = os.memfd_create("nodeagent-snapshot")
+    os.posix_fallocate(fd, 0, 14 * MIB)
+    machine.free -= 14 * MIB
+    assert machine.put(14 * MIB, [fd]) == ""
+    assert machine.kept.bytes == 14 * MIB
+    assert machine.put(16 * MIB, []) == "a snapshot of 16 MiB is more than this node has memory for (15 MiB)"
+    os.close(fd)
