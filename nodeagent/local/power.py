@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent.local.layout import LocalError
-from nodeagent.osutil.linux import POWER, is_running
+from nodeagent.osutil.linux import POWER, is_over, is_running, read_environ, stat_fields
 
 MARK = POWER
 """Environment variable: ``<cluster uid>/<node>``."""
@@ -42,11 +42,11 @@ def processes(cluster_uid: str, node: str | None = None) -> set[int]:
             continue
         pid = int(entry.name)
         with contextlib.suppress(OSError):  # gone in the meantime, or another user's and so not ours
-            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state in "ZX":
+            fields = stat_fields(pid)
+            if fields is None or is_over(fields):
                 continue
-            children.setdefault(int(parent), []).append(pid)
-            for variable in (entry / "environ").read_bytes().split(b"\0"):
+            children.setdefault(int(fields[1]), []).append(pid)
+            for variable in read_environ(pid).split(b"\0"):
                 if variable == wanted or (node is None and variable.startswith(wanted)):
                     marked.add(pid)
     waiting = list(marked)

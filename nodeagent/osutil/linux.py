@@ -182,7 +182,13 @@ def start_time(pid: int) -> int | None:
 def is_running(pid: int) -> bool:
     """Returns whether the process exists and is not a zombie."""
     fields = stat_fields(pid)
-    return fields is not None and fields[0] not in "ZX"
+    return fields is not None and not is_over(fields)
+
+
+def is_over(fields: list[str]) -> bool:
+    """Whether the process of these ``stat_fields`` runs no code any more. The letter is its main thread's alone: other
+    threads may go on without it."""
+    return fields[0] in "ZX" and int(fields[17]) <= 1
 
 
 def own_children() -> list[int]:
@@ -215,11 +221,26 @@ def has_mark(pid: int, mark: str, owner: int) -> bool:
         uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
         if int(uids[0]) != owner:
             return False
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123
-            environ = file.read(ENVIRON_MAX)
+        environ = read_environ(pid)
     except OSError:  # the process is gone, or belongs to another user
         return False
     return f"{MARK}={mark}".encode() in environ.split(b"\0")
+
+
+def read_environ(pid: int) -> bytes:
+    """Its environment. Raises OSError. A process whose main thread has ended has it in its other threads only."""
+    try:
+        return _environ(f"/proc/{pid}/environ")
+    except ProcessLookupError:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                return _environ(f"{thread}/environ")
+        raise
+
+
+def _environ(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read(ENVIRON_MAX)
 
 
 def marked(mark: str, owner: int) -> list[int]:

@@ -14,7 +14,7 @@ import os
 import signal
 from pathlib import Path
 
-from nodeagent.osutil.linux import is_running
+from nodeagent.osutil.linux import is_running, stat_fields
 
 PREFIX = "nodeagent-pod-"
 """How the name of a pod's cgroup begins, as that of its unit does."""
@@ -59,11 +59,13 @@ class PodCgroup:
         """SIGKILL all of it; what was found alive. Call it until nothing is."""
         found = [pid for pid in self._pids() if is_running(pid)]
         if found:
+            singly = [pid for pid in found if (stat := stat_fields(pid)) and stat[0] == "Z"]
             try:
-                (self._path / "cgroup.kill").write_text("1")
+                (self._path / "cgroup.kill").write_text("1")  # goes to main threads: no other heeds one that has ended
             except OSError:  # before Linux 5.14, or in a sandbox that hides it
-                for pid in found:
-                    self._kill(pid)
+                singly = found
+            for pid in singly:
+                self._kill(pid)
         return found
 
     def remove(self) -> None:

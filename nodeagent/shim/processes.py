@@ -19,6 +19,7 @@ from nodeagent.osutil.linux import (
     die_with_parent,
     is_running,
     own_children,
+    pidfd_ended,
     pids,
     prefer_no_more,
     prefer_session,
@@ -261,7 +262,7 @@ def kill_below(root: int, spared: Container[int] = ()) -> list[int]:
             pidfd = os.pidfd_open(pid)
             try:
                 stat = proc_stat(f"/proc/{pid}/stat")  # after the pidfd pinned it: the number may have been reused
-                if len(stat) > 1 and stat[0] not in (b"Z", b"X") and int(stat[1]) in (parent, root):
+                if len(stat) > 1 and int(stat[1]) in (parent, root) and not pidfd_ended(pidfd):
                     found.append(pid)
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             finally:

@@ -1,15 +1,17 @@
-"""What the kernel is asked for: files that are replaced whole or not at all."""
+"""What the kernel is asked for: files that are replaced whole or not at all; whether a process runs."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from nodeagent.osutil.linux import ReplacedFile, write_atomic
+from nodeagent.osutil.linux import MARK, ReplacedFile, has_mark, is_running, kill_marked, stat_fields, write_atomic
 
 LIMITED = """
 import resource, sys
@@ -92,3 +94,24 @@ def test_a_reader_of_a_replaced_file_keeps_nothing_open_that_it_was_not_to_keep(
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     assert ReplacedFile(tmp_path / "f", int, 0).once() == 5
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+THREADS_ONLY = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_main_thread_has_ended_runs_until_all_have() -> None:
+    with subprocess.Popen([sys.executable, "-c", THREADS_ONLY], env={MARK: "mark"}) as process:
+        try:
+            end = time.monotonic() + 30
+            while (stat_fields(process.pid) or [""])[0] != "Z":
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert (is_running(process.pid), has_mark(process.pid, "mark", os.geteuid())) == (True, True)
+            assert kill_marked("mark", os.geteuid()) == [process.pid]
+            assert process.wait(30) == -signal.SIGKILL
+        finally:
+            process.kill()
