@@ -1,11 +1,12 @@
 """Snapshots that outlive their workers: the shim keeps the memory, gives it to the next generation, and has it written
 out before the pod is given up.
 
-``worker.snapshot.put`` brings a memory of a worker's own local rank (two each, 0 and 1, by turns), ``worker.snapshot
-.get`` hands out a local rank's. Freed when the shim ends, as it does when the job ends on this node. The helper that
-writes them out (``train/writeout.py``) is a program of its own, with the memory's descriptors, a line to the shim, and
-the rest of the grace; what it asks to commit goes the way of a worker's request. Standard library only. Must never
-read or map what it keeps, nor hold up the pod's end when the grace is over, also where the helper cannot even die.
+``worker.snapshot.put`` brings a memory of the worker's own (two each, 0 and 1, by turns), ``worker.snapshot.get`` hands
+out those of its role, by the worker's number in its pod: ``LOCAL_RANK`` may say another one. Freed when the shim ends,
+as it does when the job ends on this node. The helper that writes them out (``train/writeout.py``) is a program of its
+own, with the memory's descriptors, a line to the shim, and the rest of the grace; what it asks to commit goes the way
+of a worker's request. Standard library only. Must never read or map what it keeps, nor hold up the pod's end when the
+grace is over, also where the helper cannot even die.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.link import Asker, Call, PendingCommits, WorkerLink
 from nodeagent.shim.output import RotatingFile
 from nodeagent.shim.peers import VERSION, Command, Peer
+from nodeagent.shim.restarts import role_of
 
 BUFFERS = 2
-"""Memories of each local rank: one whole, one being written."""
+"""Memories of each worker: one whole, one being written."""
 SHARE = 0.5
 """Of the memory that this machine could give now, one more buffer may take this much at most."""
 
 
 class KeptSnapshots:
-    """What is kept, by local rank and index. ``changed`` is called when ``bytes`` is another."""
+    """What is kept, by the worker's number in its pod and index. ``changed`` is called when ``bytes`` is another."""
 
     def __init__(self, link: WorkerLink, changed: Callable[[], None], available: Callable[[], int]) -> None:
         self._kept: dict[tuple[int, int], int] = {}
+        self._roles: dict[int, str] = {}
+        """Whose those of each number are."""
         self._changed, self._available = changed, available
         self.bytes = 0
         link.add("snapshot.put", self._put)
@@ -58,6 +62,7 @@ class KeptSnapshots:
             return
         if os.fstat(call.fds[0]).st_size > size:
             raise ValueError("the memory is larger than announced")
+        self._drop_of_others(call)
         self._kept[place] = call.fds.pop(0)
         if old is not None:
             os.close(old)
@@ -65,15 +70,25 @@ class KeptSnapshots:
         call.answer()
         self._changed()
 
+    def _drop_of_others(self, call: Call) -> None:
+        """A worker of another role had this number in an earlier generation: what it left is not this one's."""
+        slot, role = call.local_rank, role_of(call.worker.place)
+        if self._roles.setdefault(slot, role) != role:
+            self._roles[slot] = role
+            for place in [place for place in self._kept if place[0] == slot and place[1] != call.message["index"]]:
+                os.close(self._kept.pop(place))
+
     def memories(self) -> list[tuple[int, int, int]]:
-        """Local rank, index and descriptor of each that is kept; the descriptors stay the shim's."""
+        """Number, index and descriptor of each that is kept; the descriptors stay the shim's."""
         return [(slot, index, fd) for (slot, index), fd in sorted(self._kept.items())]
 
     def _get(self, call: Call) -> None:
+        role = role_of(call.worker.place)
+        own = {place: fd for place, fd in sorted(self._kept.items()) if self._roles[place[0]] == role}
         if "slot" not in call.message:
-            call.answer(slots=sorted({slot for slot, _ in self._kept}))
+            call.answer(slots=sorted({slot for slot, _ in own}), own=call.local_rank)
             return
-        found = {index: fd for (slot, index), fd in sorted(self._kept.items()) if slot == call.message["slot"]}
+        found = {index: fd for (slot, index), fd in own.items() if slot == call.message["slot"]}
         call.answer(fds=tuple(found.values()), indexes=list(found))
 
 
@@ -130,6 +145,8 @@ class WriteOut:
         self._world = world
         if not memories or self._useless(given_up):
             self.over = True
+        elif len(pod["roles"]) > 1:  # each has ranks of its own, and the gang one checkpoint
+            self._give_up("the job has several roles")
         elif not pod["checkpoint_dir"]:
             self._give_up("the job has no checkpoint_dir")
         elif time.monotonic() >= until:

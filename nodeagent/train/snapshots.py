@@ -66,7 +66,7 @@ class Buffer:
 
 
 class FoundSnapshot(NamedTuple):
-    """The snapshot of one local rank, under one index, that the shim keeps."""
+    """The snapshot of one worker, under one index, that the shim keeps."""
 
     fd: int
     header: Header | None
@@ -81,6 +81,8 @@ class WorkerSnapshots:
     def __init__(self, link: Link | None, place: Context) -> None:
         self._link, self._place = link, place
         self._buffers: dict[int, Buffer] = {}
+        self._own = 0
+        """This worker's number in its pod."""
         self._newest = -1
         """The buffer that is not written next."""
         self._not_before = 0.0
@@ -152,10 +154,12 @@ class WorkerSnapshots:
         return choice.step if choice is not None else None
 
     def _kept(self, link: Link) -> Kept:
-        """The snapshots of all local ranks of this node."""
+        """The snapshots of all workers of its role on this node."""
         found: dict[tuple[int, int], FoundSnapshot] = {}
         try:
-            for slot in link.ask("snapshot.get", ASK_BOUND)["slots"]:
+            kept = link.ask("snapshot.get", ASK_BOUND)
+            self._own = kept["own"]
+            for slot in kept["slots"]:
                 answer = link.ask("snapshot.get", ASK_BOUND, slot=slot)
                 for index, fd in zip(answer["indexes"], answer.fds, strict=True):
                     found[slot, index] = FoundSnapshot(fd, header_of(fd))
@@ -181,10 +185,10 @@ class WorkerSnapshots:
                 announce(f"the snapshot of step {mine.step} is damaged in memory and is passed over")
 
     def _adopt(self, kept: Kept, choice: Choice | None) -> None:
-        """Continue in the memory of this local rank and keep the chosen snapshot for now; release the others'
+        """Continue in this worker's own memory and keep the chosen snapshot for now; release the others'
         memory."""
         for (slot, index), (fd, header) in kept.items():
-            if slot != self._place.local_rank:
+            if slot != self._own:
                 os.close(fd)
                 continue
             self._buffers[index] = Buffer(SharedBuffer(fd))

@@ -93,7 +93,7 @@ class GoneError(Exception):
 
 
 Found = Mapping[tuple[int, int], tuple[int, Header]]
-"""Descriptor and header of each sealed snapshot on this node, by local rank and index."""
+"""Descriptor and header of each sealed snapshot on this node, by the worker's number in its pod and index."""
 
 
 def write_out(order: WriteOrder, commit: Commit) -> str:

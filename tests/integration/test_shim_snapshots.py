@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.model.jobspec import Nodes, Role
+from nodeagent.pods.base import StartOrder
 from nodeagent.shim.snapshots import available_memory
 from nodeagent.train.memory import HEADER, parse
-from tests.integration.shim_support import Bench, make_spec, open_bench, pid_of, wait_for
+from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, token, wait_for
 from tests.ports import free_port
 
 pytest.importorskip("torch")
@@ -88,6 +90,65 @@ async def test_every_rank_goes_on_from_its_own_newest_state(tmp_path: Path) -> N
         assert await generation(bench, 4, environments(5)) == ["found 5 5 50.0", "found 5 5 51.0"]
         # three ranks: their states were another gang's
         assert await generation(bench, 5, environments(0, 3)) == ["found None 0 0.0"] * 3
+
+
+async def test_ranks_whose_local_rank_is_0_on_all_have_each_their_own(tmp_path: Path) -> None:
+    """As torchrun's ``--virtual-local-rank`` has it."""
+
+    def virtual(last: int) -> tuple[dict[str, str], ...]:
+        return tuple(env | {"LOCAL_RANK": "0"} for env in environments(last))
+
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(write_worker(tmp_path, False), tmp_path, preload=("torch", "torch.distributed")))
+        assert await generation(bench, 1, virtual(3)) == ["found None 0 0.0"] * 2
+        assert await generation(bench, 2, virtual(5)) == ["found 3 3 30.0", "found 3 3 31.0"]
+        assert await generation(bench, 3, virtual(6)) == ["found 5 5 50.0", "found 5 5 51.0"]
+
+
+ALONE = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+import torch
+from nodeagent.train import restore, snapshot
+state = {{"weights": torch.zeros(1000), "step": 0}}
+print("found", restore(state), float(state["weights"][0]), flush=True)
+state["weights"].fill_(float(os.environ["ME"]))
+for step in range(int(os.environ["FIRST"]), int(os.environ["FIRST"]) + 3):
+    state["step"] = step
+    assert snapshot(state, step)
+print("kept", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_role_finds_what_it_has_kept_itself(tmp_path: Path) -> None:
+    """Both have rank 0 and local rank 0, each in a world of its own; later they change places."""
+    (tmp_path / "w.py").write_text(ALONE.format(root=str(ROOT)))
+    one = Nodes(min=1, max=1, target=1)
+    command = (sys.executable, str(tmp_path / "w.py"))
+    roles = tuple(Role(name=name, command=command, nodes=one) for name in ("actor", "critic"))
+    job = make_spec(command, tmp_path, fork_server=False).model_copy(update={"roles": roles, "completes": "actor"})
+    common = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "NODEAGENT_JOB": "train", "OMP_NUM_THREADS": "1"}
+
+    async def play(bench: Bench, number: int, *names: str) -> list[str]:
+        about = common | {"NODEAGENT_GENERATION": str(number), "FIRST": str(4 * number)}
+        orders = tuple(about | {"ME": str(1 + (name == "critic"))} for name in names)
+        order = bench.order(number, orders).model_dump()
+        places = tuple(f"{name}.0" for name in names)
+        bench.host.start(UID, StartOrder.model_validate(order | {"places": places, "roles_file": "{}"}))
+        await wait_for(lambda: all("kept" in bench.output(number, r) for r in range(2)), 60)
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.generation == token(number) and s.phase == "exited")
+        return [bench.output(number, r)[0] for r in range(2)]
+
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(job)
+        assert await play(bench, 1, "actor", "critic") == ["found None 0.0"] * 2
+        assert await play(bench, 2, "actor", "critic") == ["found 6 1.0", "found 6 2.0"]
+        changed = await play(bench, 3, "critic", "actor")
+        assert set(changed) <= {"found 10 1.0", "found 10 2.0", "found None 0.0"}
+        assert (changed[0].endswith("1.0"), changed[1].endswith("2.0")) == (False, False), "never the other's"
+        assert await play(bench, 4, "critic", "actor") == ["found 14 2.0", "found 14 1.0"]
         size = bench.state().snapshot_bytes
         assert 4 * 4000 < size < 4 * 100_000
 
