@@ -16,6 +16,7 @@ from nodeagent.store.keys import prefix
 from nodeagent.store.nodetable import FoundNodes, NodeTable
 from tests.inprocess.server import CLUSTER, HereStore
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.mutants import change
 from tests.sim.parts import sim_spec
 from tests.sim.provocations import store_loses_writes
 from tests.sim.test_directed import running, simulate
@@ -288,6 +289,43 @@ def test_it_is_given_back_also_where_a_node_dies_with_it(what: str) -> None:
         await c.until(lambda: c.whole("j") and victim not in members(c), 120, "re-formed without it")
 
     simulate(4, scenario)
+
+
+UNREADABLE = "submitted"
+"""A field of a job that no step looks at: only who reads the record finds that it cannot be read."""
+
+
+def test_a_person_who_removes_a_record_that_cannot_be_read_goes_on_once_it_is_given_back() -> None:
+    """One looked for the job at the moment of the removal, before anybody could have noticed it, and took it for lost;
+    what one had asked for was never done."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        value = c.server.value("job:uid-j")
+        assert isinstance(value, dict)
+        await c.damage_store({"job:uid-j": {**value, UNREADABLE: "x"}})
+        await c.operate("j", desired="pause")
+        c.checker.check_kept()
+        assert c.job("j").control.desired == "pause"
+        await c.until(lambda: c.job("j").phase == "paused" and not alive(c), 60, "it pauses")
+
+    simulate(4, scenario)
+
+
+def test_a_job_that_nobody_gives_back_then_is_found_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long one waits for it."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        value = c.server.value("job:uid-j")
+        assert isinstance(value, dict)
+        await c.damage_store({"job:uid-j": {**value, UNREADABLE: "x"}})
+        change(monkeypatch, ("local function restore_job(new)\n", "local function restore_job(new)\n  do return end\n"))
+        await c.operate("j", desired="pause")
+
+    with pytest.raises(ExceptionGroup) as failed:
+        simulate(4, scenario)
+    assert failed.group_contains(AssertionError, match="job:uid-j, which was removed by hand, is given back")
 
 
 def test_a_job_that_is_deleted_by_its_owner_is_deleted() -> None:
