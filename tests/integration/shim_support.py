@@ -208,8 +208,9 @@ class Bench:
         return await self.until(lambda s: s.generation == token(number) and s.phase == "running")
 
     async def run_another(self, number: int) -> None:
-        """A later generation starts, and can be stopped."""
-        await self.running(number)
+        """A later generation starts, and can be stopped. Its workers may have failed by then: they find nothing set."""
+        self.host.start(UID, self.order(number))
+        await self.until(lambda s: s.generation == token(number) and s.workers)
         self.host.stop(UID, None)
         await self.until(lambda s: s.generation == token(number) and s.phase == "exited")
 
