@@ -195,7 +195,7 @@ async def look(
 ) -> tuple[list[Device], list[CheckOutcome]]:
     """The GPUs (``wanted``: only these), and the faults of those that cannot be checked. ``bound``: seconds for the
     driver's answer. Raises CannotRunError."""
-    line, why = await _first_line(environ, bound)
+    line, why = await _first_look(environ, bound)
     if why:
         return [], [CheckOutcome("driver", "", why=why)]
     if "problem" in line:
@@ -230,8 +230,8 @@ def used_by(gpu: Mapping[str, Any], ours: Collection[int] = ()) -> str:
     return ""
 
 
-async def _first_line(environ: Mapping[str, str], bound: float) -> tuple[dict[str, Any], str]:
-    """The probe's first line, or why there is none."""
+async def _first_look(environ: Mapping[str, str], bound: float) -> tuple[dict[str, Any], str]:
+    """The probe's first line that is more than a sign of progress, or why there is none."""
     process = await asyncio.create_subprocess_exec(
         *reader_command(sys.executable, NVIDIA, 60.0), env={**environ, "PYTHONPATH": packages()},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -240,7 +240,8 @@ async def _first_line(environ: Mapping[str, str], bound: float) -> tuple[dict[st
     assert process.stdout is not None
     try:
         async with asyncio.timeout(bound):
-            text = await process.stdout.readline()
+            while (text := await process.stdout.readline()) and "progress" in json.loads(text):
+                pass
     except TimeoutError:
         return {}, f"hung: the driver did not answer within {bound:g} s"
     finally:

@@ -220,7 +220,7 @@ def test_what_workers_wrote_changes_neither_the_verdict_nor_the_cost() -> None:
                 for i, (name, (code, signal), seq) in enumerate(zip(names, ends, seqs, strict=True))
             }  # fmt: skip
             generation = make_generation(names, reports=reports)
-            budget = {str(-i): spend("worker_failed", at=served) for i in range(restarts)}
+            budget = {str(1000 + i): spend("worker_failed", at=served) for i in range(restarts)}
             spec = make_spec(policies=policies)
             job = make_job("running", generation, restarts=restarts, spec=spec, budget=budget)
             fault = find_fault(make_cluster(names, job, served=served), job, WALL)
