@@ -24,7 +24,7 @@ class Machine:
         """The refusal, or ""."""
         answers: list[dict[str, Any]] = []
         call = SimpleNamespace(
-            local_rank=0, message={"index": 0, "bytes": size}, fds=fds,
+            worker=SimpleNamespace(place=""), local_rank=0, message={"index": 0, "bytes": size}, fds=fds,
             answer=lambda **_: answers.append({}), refuse=lambda text: answers.append({"error": text}),
         )  # fmt: skip
         self._link._handlers["worker.snapshot.put"](cast("Call", call))
