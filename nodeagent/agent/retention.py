@@ -80,7 +80,7 @@ def outdated(
 
     def ended(job: str) -> float:
         ends = [record.ended for record in known.get(job, []) if record.ended is not None]
-        return max(*ends, *(one.written for one in folders[job]))
+        return max([*ends, *(one.written for one in folders[job])])
 
     newest_first = sorted(folders, key=lambda job: (-ended(job), job))
     old = [job for number, job in enumerate(newest_first) if number >= keep.jobs or wall - ended(job) > keep.age]

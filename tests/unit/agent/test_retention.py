@@ -110,3 +110,11 @@ async def test_links_are_not_followed(tmp_path: Path) -> None:
     assert await after(dirs, []) == set()
     assert (kept / "g1").is_dir()
     assert (dirs.logs / "train-00000002").is_symlink()
+
+
+async def test_of_a_job_that_nobody_knows_one_folder_may_be_all_that_is_left(tmp_path: Path) -> None:
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    for number, days in ((1, 30), (2, 6)):
+        leave(dirs, number, written_days_ago=days)
+        (dirs.state / "pods" / uid(number)).rmdir()
+    assert await after(dirs, []) == {2}
