@@ -15,6 +15,7 @@ from nodeagent.model.health import Figure, RepairState, Verdict
 from nodeagent.model.window import ReservedNode
 
 MOST_CPU_SLOTS = 4096
+"""Of one node: each of them is gone through at each decision."""
 MOST_LEVELS = 8
 """The most levels of a topology."""
 

@@ -33,12 +33,13 @@ class DaemonPool(concurrent.futures.ThreadPoolExecutor):
         self._begun = 0
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        """In a thread that has nothing to do, or in a new one while there are fewer than ``MOST``."""
+        """In a thread that has nothing to do, or in a new one while there are fewer than ``MOST``. Raises RuntimeError,
+        as Python's own does, if there is no thread to be had."""
+        if not self._idle.acquire(blocking=False) and self._begun < MOST:
+            threading.Thread(target=self._run, name=f"pool-{self._begun + 1}", daemon=True).start()
+            self._begun += 1
         ended = concurrent.futures.Future[T]()
         self._work.put((ended, partial(fn, *args, **kwargs)))
-        if not self._idle.acquire(blocking=False) and self._begun < MOST:
-            self._begun += 1
-            threading.Thread(target=self._run, name=f"pool-{self._begun}", daemon=True).start()
         return ended
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
