@@ -740,7 +740,7 @@ class LocalGang:
         try:
             self._hook = Hook(f"hook {name}", program, pod["hooks"]["timeout"], log, self.parts, done)
         except OSError as error:  # a full process table, say
-            done(f"hook {name}: no process for it: {error.strerror}")
+            done(f"hook {name} could not be started ({error.strerror})")  # no colon: behind one is output
         return True
 
     def _after_post_stop(self, problem: str) -> None:

@@ -49,7 +49,7 @@ async def test_without_a_process_for_pre_start_the_start_is_refused(tmp_path: Pa
         job = make_spec(("sleep", "600"), tmp_path, hooks=Hooks(pre_start=("true",)))
         await bench.ready(job)
         status = await bench.run()
-        assert (status.refused, status.exits) == (f"hook pre_start: no process for it: {FULL}", ())
+        assert (status.refused, status.exits) == (f"hook pre_start could not be started ({FULL})", ())
         await bench.run_another(2)
 
 
@@ -61,7 +61,7 @@ async def test_without_a_process_for_post_stop_the_pod_ends_all_the_same(tmp_pat
         assert [(end.code, end.signal) for end in status.exits] == [(0, None)]
         assert status.shim_pid == before.shim_pid
         await wait_for((bench.logs / "pod.log").exists)
-        assert f"hook post_stop: no process for it: {FULL}" in (bench.logs / "pod.log").read_text()
+        assert f"hook post_stop could not be started ({FULL})" in (bench.logs / "pod.log").read_text()
 
 
 async def test_a_watchdog_that_cannot_be_started_again_is_tried_until_it_can(tmp_path: Path) -> None:
