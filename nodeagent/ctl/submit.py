@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,13 +34,11 @@ def readable_shell(wanted: Callable[[str], bool]) -> dict[str, str]:
     """The shell's variables with these names. Those that are not UTF-8 text are left out and named, since no job's
     record can hold them."""
     shell = {name: value for name, value in os.environ.items() if wanted(name)}
-    for name in sorted(shell):
-        with suppress(UnicodeEncodeError):  # a byte that is not UTF-8 is half of a surrogate pair here
-            shell[name].encode()
-            continue
+    # A byte that is not UTF-8 is half of a surrogate pair here.
+    odd = sorted(name for name, value in shell.items() if any("\ud800" <= char <= "\udfff" for char in value))
+    for name in odd:
         echo(f"nodeagentctl: warning: left out, since its value is not UTF-8 text: {name}", err=True)
-        del shell[name]
-    return shell
+    return {name: value for name, value in shell.items() if name not in odd}
 
 
 def read_jobs(file: str) -> list[Submission]:
