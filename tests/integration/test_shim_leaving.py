@@ -40,7 +40,8 @@ LEAVES = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 asked = want_to_be_asked()
 say("up")
-say(f"asked with {answer(asked)['answer']['grace']:g} s, child {'lives' if child.poll() is None else 'is gone'}")
+left = answer(asked)["answer"]["grace"]  # of 600 s
+say(f"asked {'in time' if 570 < left <= 600 else left}, child {'lives' if child.poll() is None else 'is gone'}")
 for wrong in ({"step": -1, "seconds": 1.0}, {"step": True, "seconds": 1.0}, {"step": 1, "seconds": float("inf")}):
     say(ask("leave.done", **wrong)["error"].partition(" the message")[0])
 say(ask("leave.done", step=41, seconds=0.25)["answer"])
@@ -101,7 +102,7 @@ async def test_a_worker_is_asked_instead_of_signalled_and_tells_how_it_left(tmp_
         status = await bench.until(lambda s: s.phase == "exited")
         (end,) = status.exits
         assert (end.code, end.stopped, end.left_at, end.saved_in, end.overdue) == (101, True, 41, 0.25, None)
-        assert bench.output() == ["up", "asked with 600 s, child lives", *["worker.leave.done:"] * 3, "{}"]
+        assert bench.output() == ["up", "asked in time, child lives", *["worker.leave.done:"] * 3, "{}"]
         record = tmp_path / "state" / "pods" / UID / "exits" / "g1-r0.json"
         await wait_for(record.exists)
         assert json.loads(record.read_text())["left_at"] == 41
