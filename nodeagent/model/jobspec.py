@@ -90,8 +90,8 @@ NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 
 DEFAULT_ROLE = "worker"
 MOST_NODES = 4096
-MOST_TIME_LIMIT = 3650 * 86_400
-"""Seconds: from when a job is to end at its time limit, others learn when they start, as a date."""
+MOST_DURATION = 3650 * 86_400
+"""Seconds: ten years. A moment that is reckoned with a duration must be a date."""
 LATEST = 253_402_300_799
 """Unix time of the last second of the year 9999."""
 DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
@@ -319,13 +319,13 @@ class JobSpec(Record):
     finish: float | None = Field(default=DEFAULT_FINISH, gt=0)
     """Seconds that workers may do nothing once others have exited 0, in a job of one role without ``hang``; None: for
     ever."""
-    hold_timeout: float | None = Field(default=None, gt=0)
+    hold_timeout: float | None = Field(default=None, gt=0, le=MOST_DURATION)
     """Seconds that a job may hold when nodes are missing before it fails; None: for ever."""
-    time_limit: float | None = Field(default=None, gt=0, le=MOST_TIME_LIMIT)
+    time_limit: float | None = Field(default=None, gt=0, le=MOST_DURATION)
     """Seconds for which the job may have its nodes, from its first start on; None: for ever."""
     begin: float | None = Field(default=None, ge=0, le=LATEST)
     """Unix time before which the job does not start."""
-    ttl: float | None = Field(default=None, ge=0)
+    ttl: float | None = Field(default=None, ge=0, le=MOST_DURATION)
     """The most seconds for which its record is kept after its end; None: as long as the records of other jobs."""
     after: tuple[After, ...] = Field(default=(), max_length=MOST_AFTER)
     """The job starts when these jobs have ended."""

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from nodeagent.model.base import Record
-from nodeagent.model.jobspec import MOST_NODES, MOST_TIME_LIMIT
+from nodeagent.model.jobspec import MOST_DURATION, MOST_NODES
 
 DEFAULT_QUEUE = "default"
 """The queue of jobs that name none. It always exists, even if none is stored."""
@@ -61,9 +61,9 @@ class JobLimits(Record):
 
     max_nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
     """The most of its ``nodes.max``; of a job of several roles, of the nodes that its places need at least."""
-    max_time_limit: float | None = Field(default=None, gt=0, le=MOST_TIME_LIMIT)
+    max_time_limit: float | None = Field(default=None, gt=0, le=MOST_DURATION)
     """Seconds; the most of its ``time_limit``. A job without a time limit gets the default, else this."""
-    default_time_limit: Annotated[float, Field(gt=0, le=MOST_TIME_LIMIT)] | Literal["never"] | None = None
+    default_time_limit: Annotated[float, Field(gt=0, le=MOST_DURATION)] | Literal["never"] | None = None
     """Seconds; the ``time_limit`` of a job that states none; ``never``: it has no time limit. None: as of its parent;
     at the top ``never``."""
     default_hang: Annotated[float, Field(gt=0)] | Literal["auto", "off"] | None = None

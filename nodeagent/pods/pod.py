@@ -37,9 +37,9 @@ SWEEP_EVERY = (0.002, 0.05)
 """Seconds between two looks for what a dead shim left behind: at first, and at most."""
 LOOK_AGAIN = 5.0
 """Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
-LINE_MAX = 1 << 20
-"""Bytes of a line from a shim; a status is far smaller. A shim that sends more, or no status, is killed: nobody could
-say what its pod does."""
+LINE_MAX = 1 << 22
+"""Bytes of a line from a shim; the status of 1024 workers that all failed is smaller. A shim that sends more, or no
+status, is killed: nobody could say what its pod does."""
 OUT_MAX = 1 << 25
 """Bytes that wait for a shim to read them, start orders with their environments among them; a shim for which more wait
 is killed."""

@@ -99,6 +99,9 @@ GANG, WORKER, ROLE = "gang", "worker", "role"
 """What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
 """Ends of workers that were started again alone that are reported: the newest (``model.world.MOST_ALONE``)."""
+FIRST, LATER_CHARS = 16, 200
+"""So many of the workers that ended are reported with all of their last words, later ones with so many characters: a
+pod may have a thousand workers, and all that is reported is one line to the agent."""
 LOST = "its exit status was lost: its fork server reaped it and did not tell"
 REAP_BOUND = 5.0
 """Seconds until a fork server that does not reap is killed, so that the shim can."""
@@ -208,8 +211,9 @@ class LocalGang:
         return any(r["code"] == 126 and r["error"].startswith(UNENTERED) for r in records)
 
     def exits(self) -> list[dict[str, Any]]:
-        """As model.world.WorkerExit, in the order they ended."""
-        return sorted((w.record for w in self.workers if w.record is not None), key=lambda r: int(r["order"]))
+        """As model.world.WorkerExit, in the order they ended; of those that were pulled along, only the last words."""
+        ended = sorted((w.record for w in self.workers if w.record is not None), key=lambda r: int(r["order"]))
+        return ended[:FIRST] + [record | {"error": record["error"][-LATER_CHARS:]} for record in ended[FIRST:]]
 
     def start(self) -> None:
         """pre_start, then the workers."""

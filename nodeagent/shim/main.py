@@ -83,6 +83,8 @@ class Shim:
         self.promised = PromisedToken(self.loop, self.state / "highest.json")
         self.started: Token | None = read_started(self.state / "started.json", self.promised.token)
         self.retiring = False
+        self._pushes = False
+        """A push waits for the end of this round of the loop."""
         self._heeded = 0.0
         """``stop_before`` of the grant by which the gang was started, or is being stopped."""
         self._idle: Delay | None = None
@@ -374,8 +376,14 @@ class Shim:
     # -- status
 
     def changed(self) -> None:
-        """Push the status to every peer if it differs from the last one. What was printed before is in the logs by
-        then, unless their folder hangs."""
+        """Push the status to every peer, once for all that this round of the loop has changed: workers die together."""
+        if not self._pushes:
+            self._pushes = True
+            self.loop.after(0.0, self._push)
+
+    def _push(self) -> None:
+        """What was printed before is in the logs by then, unless their folder hangs."""
+        self._pushes = False
         self.writer.flush()
         self.peers.push(self.status())
 

@@ -150,8 +150,8 @@ def peer_of(link: socket.socket) -> tuple[int, int]:
 
 ACCEPT_AGAIN = 0.5
 """Seconds until the next look at connections that could not be taken."""
-PEERS_MAX = 256
-"""Connections at a time: workers must not use up the shim's descriptors."""
+PEERS_MAX = 4096
+"""Connections at a time, four for each of a pod's workers; workers must not use up the shim's descriptors."""
 
 
 class ShimPeers:
@@ -168,17 +168,21 @@ class ShimPeers:
         self._loop, self._folder, self._agent_uid = loop, folder, agent_uid
         self._received, self._agent_changed = received, agent_changed
         self.agent: Peer | None = None
-        self._peers: set[Peer] = set()
+        self._peers: dict[Peer, None] = {}
+        """In the order in which they came."""
         self._last = ""
         self._listener = self._listen()
 
     def connect(self, link: socket.socket) -> None:
-        """Let a connection in, if its user may be here and there is room; it gets the last status."""
+        """Let a connection in, if its user may be here; it gets the last status. One that is too many takes the place
+        of the oldest: workers that leave connections behind must not keep the agent out."""
         peer = Peer(self._loop, link, self._received, self._closed)
-        if peer.uid not in (0, os.getuid(), self._agent_uid) or len(self._peers) >= PEERS_MAX:
+        if peer.uid not in (0, os.getuid(), self._agent_uid):
             peer.close()
             return
-        self._peers.add(peer)
+        if len(self._peers) >= PEERS_MAX:
+            next(p for p in self._peers if p is not self.agent).close()
+        self._peers[peer] = None
         if self._last:
             peer.send(self._last)
 
@@ -239,7 +243,7 @@ class ShimPeers:
         self._loop.watch(listener.fileno(), accept)
 
     def _closed(self, peer: Peer) -> None:
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
         if peer is self.agent:
             self.agent = None
             self._agent_changed()

@@ -365,14 +365,14 @@ class JobFile(_RoleKeys):
     fewer nodes; default: only if it can."""
     hold_timeout: Annotated[
         float | None,
-        BeforeValidator(jobvalues.hold_timeout),
+        BeforeValidator(jobvalues.or_never),
         WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
     ] = None
     """How long a job that has run may wait for nodes again before it fails; default: never. A job that is queued waits
     for ever."""
     time_limit: Annotated[
         float | None,
-        BeforeValidator(jobvalues.time_limit),
+        BeforeValidator(jobvalues.or_never),
         WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
     ] = None
     """How long the job may have its nodes, counted from its first start, before it is stopped: 3650d at most; default:

@@ -21,7 +21,6 @@ from nodeagent.model.jobspec import (
     MOST_AFTER,
     MOST_INDEX,
     MOST_MEMBERS,
-    MOST_TIME_LIMIT,
     ActionName,
     EventName,
     Need,
@@ -319,23 +318,14 @@ def bounded(low: float, high: float, *, above: bool = False) -> Callable[[object
     return check
 
 
-def hold_timeout(value: object) -> float | None:
+def or_never(value: object) -> float | None:
     """A duration above zero; ``never`` (and nothing) is None."""
     return None if value in ("never", None) else bounded(0, math.inf, above=True)(value)
 
 
-def time_limit(value: object) -> float | None:
-    """A duration above zero, of ten years at most; ``never`` (and nothing) is None."""
-    seconds = hold_timeout(value)
-    if seconds is not None and seconds > MOST_TIME_LIMIT:
-        most = f"it must be at most {MOST_TIME_LIMIT // 86_400}d, or never"
-        raise CheckError(f"{units.show(value)} is out of range", most)
-    return seconds
-
-
 def usual_time_limit(value: object) -> float | Literal["never"] | None:
     """The same, with ``never`` itself; nothing is None."""
-    return "never" if value == "never" else time_limit(value)
+    return "never" if value == "never" else or_never(value)
 
 
 def min_runtime(value: object) -> float | None:

@@ -38,7 +38,7 @@ def _names(value: object) -> object:
 
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=1000)]
 _Runtime = Annotated[float | None, BeforeValidator(jobvalues.min_runtime)]
-_Limit = Annotated[float | None, BeforeValidator(jobvalues.time_limit)]
+_Limit = Annotated[float | None, BeforeValidator(jobvalues.or_never)]
 _Usual = Annotated[float | Literal["never"] | None, BeforeValidator(jobvalues.usual_time_limit)]
 _UsualHang = Annotated[float | Literal["auto", "off"] | None, BeforeValidator(jobvalues.usual_hang)]
 _Name = Annotated[str, AfterValidator(jobvalues.job_name)]

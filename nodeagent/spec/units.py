@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 
+from nodeagent.model.jobspec import MOST_DURATION
 from nodeagent.spec.errors import CheckError
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -57,11 +58,18 @@ def whole(value: object, low: int, high: int, example: str = "") -> int:
 
 
 def duration(value: object) -> float:
-    """``500ms``, ``30s``, ``1h30m``, or a number of seconds, to seconds."""
+    """``500ms``, ``30s``, ``1h30m``, or a number of seconds, to seconds; ten years at most."""
+    seconds = _seconds(value)
+    if seconds > MOST_DURATION:
+        raise CheckError(f"{show(value)} is out of range", f"it must be at most {MOST_DURATION // 86_400}d")
+    return float(seconds)
+
+
+def _seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if value < 0 or not math.isfinite(value):
+        if not value >= 0:
             raise CheckError(f"{value} is not a duration", "it must not be below zero: write for instance 30s")
-        return float(value)
+        return value
     if not isinstance(value, str):
         raise CheckError(f"{show(value)} is not a duration", "write for instance 30s, 10m or 1h30m")
     text = value.strip()

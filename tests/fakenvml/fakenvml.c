@@ -306,6 +306,11 @@ int nvmlDeviceGetMemoryInfo_v2(device_t d, memory2_t *out) {
   out->free = out->total - out->used - out->reserved;
   return SUCCESS;
 }
+int nvmlDeviceGetNumaNodeId(device_t d, unsigned *node) {
+  ENTER(d, 1);
+  *node = number(d, "numa_node", 0);
+  return *node ? SUCCESS : NOT_SUPPORTED;
+}
 int nvmlDeviceGetCurrentClocksEventReasons(device_t d, u64 *out) { ENTER(d, 1); *out = number(d, "clock_reasons", 0); return SUCCESS; }
 int nvmlDeviceGetTemperatureV(device_t d, temperature_t *out) {
   ENTER(d, 1);

@@ -513,6 +513,13 @@ async def test_what_the_driver_reserves_for_itself_is_not_used(tmp_path: Path, d
         assert gpu["memory_used"] == 700 << 20
 
 
+async def test_memory_of_a_gpu_that_the_machine_uses_too_is_not_read(tmp_path: Path, driver: Path) -> None:
+    """A GH200's is a NUMA node: Linux puts its own pages there, and an idle GPU would look used for ever."""
+    async with probing(tmp_path, driver, "gpus 1", "0.numa_node 4", f"0.memory_used {9 << 30}") as (machine, _):
+        (gpu,) = await machine.gpus()
+        assert (gpu["processes"], gpu.get("memory_used"), gpu.get("error")) == ([], None, None)
+
+
 async def test_an_old_driver_that_does_not_tell_it_apart_is_measured_at_rest(tmp_path: Path, old_driver: Path) -> None:
     reserved = f"0.reserved {1 << 30}"
     async with probing(tmp_path, old_driver, "gpus 1", reserved, "0.processes 7:1", "0.memory_used 5") as (machine, _):

@@ -133,18 +133,26 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
     yield {"fabric": _fabric(handle)}
     mode = ask(pynvml.nvmlDeviceGetMigMode, handle)
     yield {"mig": None if mode is None else mode[0] == pynvml.NVML_FEATURE_ENABLED}
-    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    if memory is not None:
-        yield {"memory_used": memory.used}
-    else:  # drivers before 510, which count what they reserve for themselves as used
-        memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        yield {"memory_used_or_reserved": None if memory is None else memory.used}
+    yield _memory_used(handle)
     graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
     yield {"graphics": None if graphics is None else len(graphics)}
     processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if processes is not None:
         yield {"processes": [[p.pid, p.usedGpuMemory or 0] for p in processes]}
         yield {"owners": [[p.pid, _owner(p.pid)] for p in processes[:_MOST_OWNERS]]}
+
+
+def _memory_used(handle: Any) -> dict[str, Any]:
+    """What processes and the driver use. Nothing where the memory is the machine's too (GH200): Linux has its pages
+    there."""
+    if ask(pynvml.nvmlDeviceGetNumaNodeId, handle) is not None:
+        return {}
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    if memory is not None:
+        return {"memory_used": memory.used}
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    # drivers before 510, which count what they reserve for themselves as used
+    return {"memory_used_or_reserved": None if memory is None else memory.used}
 
 
 def without_rest(gpu: dict[str, Any], rest: dict[str, int]) -> None:

@@ -32,6 +32,8 @@ def test_durations(text: object, seconds: float) -> None:
         ("5S", "write 5s"),
         ("1 h", "write 1h"),
         ("30m1h", "write for instance"),
+        ("3651d", "it must be at most 3650d"),
+        (10**400, "it must be at most 3650d"),
         ("99999999999999h", "write for instance"),
         ("1s1s", "write for instance"),
         ("-5s", "write for instance"),
@@ -41,7 +43,7 @@ def test_durations(text: object, seconds: float) -> None:
         (True, "write for instance"),
         (None, "write for instance"),
         ([], "write for instance"),
-        (float("inf"), "must not be"),
+        (float("inf"), "it must be at most 3650d"),
         (float("nan"), "must not be"),
     ],
 )
@@ -51,7 +53,7 @@ def test_no_durations(value: object, right: str) -> None:
     assert right in caught.value.right
 
 
-@given(st.integers(0, 10**6), st.integers(0, 59), st.integers(0, 59), st.integers(0, 999))
+@given(st.integers(0, 87_000), st.integers(0, 59), st.integers(0, 59), st.integers(0, 999))
 def test_parts_add_up(hours: int, minutes: int, seconds: int, ms: int) -> None:
     want = hours * 3600 + minutes * 60 + seconds + ms / 1000
     assert units.duration(f"{hours}h{minutes}m{seconds}s{ms}ms") == pytest.approx(want)
