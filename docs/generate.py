@@ -119,8 +119,9 @@ LABELS: dict[str, str] = {
     "xid": "code of an Xid that a GPU of this node reported",
     "class": "of the node: `spot` if it may be taken away, else `regular`",
     "device": "`gpu`, `slot`",
-    "queue": f"name of a queue; of counters `others` for those that came after {MAX_SERIES}",
-    "user": f"who submitted the job; `others` of those that came after {MAX_SERIES}",
+    "queue": "name of a queue; of counters `others`, as `user` says",
+    "user": f"who submitted the job; with its queue `others` in combinations of device, queue and user that this node "
+    f"met after {MAX_SERIES} others",
     "phase": f"of jobs: {words(Phase)}; of pods: {words(PodPhase)}; "
     "of recoveries: [these](architecture.md#what-a-recovery-is-made-of)",
 }

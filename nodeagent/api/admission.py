@@ -78,11 +78,8 @@ async def _chosen(cluster: Cluster, who: Caller, spec: JobSpec, names: UserDatab
     if not spec.queue:
         for queue in sorted(tree.values(), key=lambda queue: queue.name):
             if queue.default and await _named(queue, who, names):
-                break
-        else:
-            queue = tree[DEFAULT_QUEUE]
-        return _open(cluster, queue)
-    found = tree.get(spec.queue)
+                return _open(cluster, queue)
+    found = tree.get(spec.queue or DEFAULT_QUEUE)
     if found is None:
         raise unknown("queue", spec.queue, tree)
     if not who.operator:

@@ -161,7 +161,7 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
         if target(job) != want:
             raise CtlError(
                 f"job {name} was asked to have {size}; since then its target became {target(job)}",
-                Exit.REFUSED,
+                Exit.FAILED,
                 f"see why: nodeagentctl events --job {name}",
             )
         if mine and mine["state"] == "pending":

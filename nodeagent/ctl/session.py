@@ -67,6 +67,8 @@ class Session:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: its output is a file
+            del mine[signal.SIGHUP]
         before = {number: signal.signal(number, handler) for number, handler in mine.items()}
         try:
             yield

@@ -156,13 +156,29 @@ def shares(uuids: Sequence[str], nodes: int, workers: int | None) -> list[tuple[
     return [tuple(uuids[low:high]) for low, high in pairwise(ends)]
 
 
+def visible(uuids: Sequence[str], named: str | None) -> list[str]:
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to this shell: numbers or beginnings of UUIDs, up to the first that
+    names none, as CUDA reads it. None: the shell does not set it."""
+    if named is None:
+        return list(uuids)
+    chosen: list[str] = []
+    for word in filter(None, (part.strip() for part in named.split(","))):
+        number = int(word) if word.isdecimal() and len(word) < 5 else len(uuids)
+        found = uuids[number : number + 1] or [one for one in uuids if one.startswith(word)]
+        if len(found) != 1 or found[0] in chosen:
+            break
+        chosen += found
+    return chosen
+
+
 def _gpus() -> tuple[list[str], str]:
-    """The UUIDs of this machine's GPUs, and a sentence if they are not known."""
+    """The UUIDs of this machine's GPUs that are this shell's, and a sentence if they are not known."""
     if missing := hardware_missing():
         return [], f"{missing}: the local nodes have no GPUs"
     from nodeagent.hardware.discovery import installed_gpus
 
-    return installed_gpus()
+    uuids, problem = installed_gpus()
+    return visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")), problem
 
 
 def _launch(

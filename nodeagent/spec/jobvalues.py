@@ -397,7 +397,7 @@ def absolute(path: str) -> str:
     return path
 
 
-RECORDED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "LANG", "SHELL")
+RECORDED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "LANG")
 """The submitter's variables that are recorded with the job."""
 
 
@@ -460,8 +460,8 @@ def after(value: object) -> dict[str, Need]:
 
 
 def after_option(text: str) -> tuple[str, Need]:
-    """``JOB`` or ``JOB:ok|any``."""
-    name, _, need = text.partition(":")
+    """``JOB`` or ``JOB:ok|any``; ``job/JOB``, as ``-o name`` prints it, is the same."""
+    name, _, need = text.removeprefix("job/").partition(":")
     ((name, needed),) = after({name: need or "ok"}).items()
     return name, needed
 

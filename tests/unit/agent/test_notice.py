@@ -29,6 +29,8 @@ LOOKS = 0.3
 @pytest.mark.parametrize(
     ("words", "until", "text"),
     [
+        ("at 2030-03-17T12:48:20.000000001-0500", 100,
+         "to be taken away at 2030-03-17 17:48:20 UTC (notice: at 2030-03-17T12:48:20.000000001-0500)"),
         (f'{{"time": "{TIME}"}}', 100, f'to be taken away at 2030-03-17 17:48:20 UTC (notice: {{"time": "{TIME}"}})'),
         (
             "at 2030-03-17T18:48:20+01:00\nbye", 100,

@@ -13,7 +13,7 @@ from nodeagent.api.admission import admitted, may_grow, with_quotas
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError
 from nodeagent.model.jobspec import Hang, JobSpec
-from nodeagent.model.queue import Amount, JobLimits, Queue, Queues, UserQuota
+from nodeagent.model.queue import DEFAULT_QUEUE, Amount, JobLimits, Queue, Queues, UserQuota
 from nodeagent.plan.cluster import Cluster
 from tests.unit.plan.build import make_cluster, make_job, make_node, make_spec
 
@@ -90,6 +90,13 @@ async def test_somebody_elses_queue_is_refused() -> None:
     assert error.code == "permission"
     assert error.message == "queue 'team' is for bob, group phd; alice is not among them"
     assert await queue_of(cluster(others), job("team"), ROOT) == "team"
+
+
+async def test_the_default_queue_is_no_way_around_its_users() -> None:
+    some = cluster(Queue(name=DEFAULT_QUEUE, users=("bob",)))
+    for named in ("", DEFAULT_QUEUE):
+        error = await refusal(some, job(named))
+        assert error.message == "queue 'default' is for bob; alice is not among them"
 
 
 async def test_who_may_use_the_parent_may_use_a_queue_that_names_nobody() -> None:

@@ -99,3 +99,15 @@ def test_a_job_that_has_ended_need_not_be_stopped(monkeypatch: pytest.MonkeyPatc
         session.begin(flood.job, Printer(io.StringIO(), err))
         assert session.follow() == 0
     assert "has ended" not in err.getvalue()
+
+
+def test_a_command_that_ignores_a_lost_terminal_goes_on_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    """As ``nohup`` has it: what is printed goes to a file."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Session(cast("Client", Flood()), stays=False).signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.write(1, b"still here")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert capfd.readouterr().out == "still here"

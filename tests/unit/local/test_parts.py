@@ -14,7 +14,7 @@ from nodeagent.hardware import discovery
 from nodeagent.hardware.discovery import installed_gpus
 from nodeagent.local.layout import HOME_VARIABLE, LONGEST_BASE, LocalError, LocalFolders
 from nodeagent.local.registry import FIRST_PORT, PORTS_EACH, LocalCluster, choose_ports, node_names, write_config
-from nodeagent.local.session import shares
+from nodeagent.local.session import shares, visible
 from nodeagent.osutil.tether import tethered
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.store.server import LONGEST_SOCKET_PATH
@@ -78,6 +78,17 @@ def test_gpus_are_shared_out_whole(count: int, nodes: int, workers: int | None, 
     assert [len(share) for share in found] == expected
     given = [uuid for share in found for uuid in share]
     assert given == uuids[: len(given)], "neighbours together, none twice"
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (None, "abc"), ("", ""), ("2,0", "ca"), ("GPU-b", "b"), (" 1 , GPU-a ", "ba"), ("1,7,0", "b"), ("1,-1,0", "b"),
+        ("GPU-", ""), ("1,1", "b"), ("9" * 5000, ""), ("MIG-b", ""),
+    ],
+)  # fmt: skip
+def test_gpus_that_the_shell_hides_are_not_taken(named: str | None, expected: str) -> None:
+    assert visible(["GPU-a1", "GPU-b1", "GPU-c1"], named) == [f"GPU-{letter}1" for letter in expected]
 
 
 def test_no_driver_is_no_gpu_and_no_complaint() -> None:
