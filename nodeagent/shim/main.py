@@ -209,6 +209,7 @@ class Shim:
         self.peers.notify_agent(f"unknown command {command['op']}")
 
     def _do_ping(self, command: Command) -> None:
+        self._push()  # an echo answers all that came before it
         self.peers.echo(command["number"])
 
     def _do_promise(self, command: Command) -> None:
@@ -383,6 +384,8 @@ class Shim:
 
     def _push(self) -> None:
         """What was printed before is in the logs by then, unless their folder hangs."""
+        if not self._pushes:
+            return
         self._pushes = False
         self.writer.flush()
         self.peers.push(self.status())
