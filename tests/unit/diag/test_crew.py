@@ -90,7 +90,7 @@ cuda, __version__ = Cuda(), "2.9"
     ],
     ids=["GPU", "torch"],
 )
-def test_what_the_gpu_refuses_is_told_apart_from_a_torch_that_is_broken(
+def test_what_the_gpu_refuses_is_no_broken_torch(
     tmp_path: Path, device: str, imported: str, first: dict[str, str]
 ) -> None:
     (tmp_path / "torch.py").write_text(TORCH.format(device or "pass", imported))
