@@ -275,7 +275,7 @@ class Monitor:
             memory = forgotten(memory, {device} - {uuid for vendor in self._vendors for uuid in vendor.expected})
         broken = self._gpu_probe.reading.problem and not self._machine.gpus
         if not device and rule in (None, NVML_BROKEN.id) and broken:
-            memory, self._known = forgotten(memory, self._known), ()
+            memory, self._known, self._gpus = forgotten(memory, self._known), (), None
             self._gpu_probe.reading = ProbeReading(self._gpu_probe.reading.name)
         if not device and rule in (None, PORT.id) and self._host is not None:
             self._accepted |= {port for port, _ in self._host.ports_down}

@@ -182,13 +182,14 @@ async def test_an_operator_takes_a_machine_whose_driver_is_gone_as_it_is(tmp_pat
     one.read(*UUIDS)
     await one.monitor.save()
     next_one = after_a_boot(tmp_path, gpus=False)
+    next_one.read(*UUIDS)
     next_one.monitor.probe("nvml").reading = ProbeReading("nvml", problem="NVML: Driver Not Loaded")
     next_one.later(1)
     assert next_one.found == [("probe.nvml.broken", "", "active")]
     next_one.monitor.acknowledge("", "probe.nvml.broken")
     next_one.later(1)
     assert next_one.found == [("probe.nvml.broken", "", "probation")]
-    assert next_one.monitor.expected == frozenset()
+    assert (next_one.monitor.expected, next_one.monitor.last_gpus) == (frozenset(), ())
     await next_one.monitor.save()
     assert not after_a_boot(tmp_path, gpus=False).monitor.asks_the_driver
     here = Watched(tmp_path / "here")
