@@ -101,7 +101,8 @@ class NodeHealth:
 
 def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
     """What there is to look at: the driver is asked where there is one, or where the config says so."""
-    named = config.node.gpus if isinstance(config.node.gpus, tuple) else ()
+    gpus = config.node.gpus
+    named = None if gpus == "auto" else () if gpus == "none" else gpus
     interface = config.node.data_interface
     return Machine(
         boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,

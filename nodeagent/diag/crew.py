@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from nodeagent.osutil.commands import end
+from nodeagent.osutil.commands import DIES, end
 
 WORKER = Path(__file__).with_name("worker.py")
 SLOW_START = 4.0
@@ -24,6 +24,8 @@ SLOW_START = 4.0
 the whole machine."""
 GPU_CHECKS = ("matmul", "memory_bandwidth", "host_to_device", "device_to_host")
 CPU_CHECKS = ("matmul", "memory_bandwidth")
+SIGNALLED = 128
+"""From this exit code on, a script around Python says that a signal killed it."""
 COLLECTIVE = "collective"
 CPU_CREW = 2
 """Processes of the collective if there is no GPU; this only tests the check itself."""
@@ -66,13 +68,24 @@ class _Hand:
             stderr=self._errors, start_new_session=True,
         )  # fmt: skip
         line, why = await self._line(bound)
-        if why:
+        if why and 0 <= (code := await self._exit_code()) < SIGNALLED:  # a torch that cannot be loaded, say
+            last = self._last_words()
+            raise CannotRunError(f"{command[0]} ended with exit code {code}: {last} (health.diag.python)")
+        if why := why or str(line.get("wrong", "")):
             self.failed = True
             return CheckOutcome("start", self.gpu, why=why)
         if "problem" in line:
             raise CannotRunError(f"{line['problem']}; name a Python whose torch uses the GPUs in health.diag.python")
         self.kind, self.torch = str(line["kind"]), str(line["torch"])
         return None
+
+    async def _exit_code(self) -> int:
+        """Below 0: a signal killed it, or it still runs."""
+        assert self._process is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DIES):
+                return await self._process.wait()
+        return -1
 
     async def do(self, check: str, bound: float) -> CheckOutcome:
         """Runs one check."""

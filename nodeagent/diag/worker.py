@@ -5,6 +5,7 @@ that started it enforces deadlines and kills it. Must never judge a speed; it do
 
     argument        {"index", "count", "gpu", "group"}: which device of how many; no gpu: the CPU; a file for the group
     standard input  the name of a check, a line each
+    first line      {"kind", "torch"}, {"problem"}: nothing can be checked, or {"wrong"}: the device refuses all work
     a line each     {"value", "unit", "wrong"}; ``wrong`` is empty when the result was right
 """
 
@@ -200,18 +201,26 @@ def cpu_kind() -> str:
     return f"{len(os.sched_getaffinity(0))} x {name}"
 
 
+def refusal(error: RuntimeError) -> str:
+    """On one line: torch raises it for everything that the device cannot do."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def make(given: dict[str, Any]) -> tuple[Plain | Torch | None, Result]:
     """The devices' implementation, or None; and the first line of output."""
     try:
         import torch
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library that it needs is not there
         if given["gpu"]:
             return None, {"problem": f"{sys.executable} has no torch ({error})"}
         plain = Plain(given)
         return plain, {"kind": plain.kind, "torch": ""}
     if given["gpu"] and not torch.cuda.is_available():
         return None, {"problem": f"torch {torch.__version__} of {sys.executable} finds no GPU that it could use"}
-    device = Torch(given)
+    try:
+        device = Torch(given)
+    except RuntimeError as error:
+        return None, {"wrong": refusal(error)}
     return device, {"kind": device.kind, "torch": torch.__version__}
 
 
@@ -227,8 +236,8 @@ def main() -> None:
     for asked in sys.stdin:
         try:
             line = getattr(device, asked.strip())()
-        except RuntimeError as error:  # torch raises it for everything that the device cannot do
-            line = {"value": 0.0, "unit": "", "wrong": " ".join(str(error).split())[:300] or type(error).__name__}
+        except RuntimeError as error:
+            line = {"value": 0.0, "unit": "", "wrong": refusal(error)}
         print(json.dumps(line), file=out, flush=True)
 
 

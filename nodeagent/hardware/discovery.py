@@ -47,11 +47,11 @@ async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) 
         return (), ""
     file = config.dirs.state / FILE
     found, problem = await _ask(environ, DEADLINE if config.health is None else PATIENCE)
-    why = "not found" if found is not None else "the driver has not answered yet"
+    why = "not found" if found is not None else "the driver has not listed it yet"
     if found is None:
         found = _remembered(file, boot)
         problem += f"; {len(found)} are known from before" if found else "; none is offered until it does"
-    elif not problem:
+    else:
         problem = _remember(file, boot, found)
     if config.node.gpus == "auto":
         return found, problem
@@ -63,7 +63,7 @@ async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) 
 
 
 async def _ask(environ: Mapping[str, str], patience: float) -> tuple[tuple[Gpu, ...] | None, str]:
-    """What the driver says; None: it did not answer."""
+    """What the driver lists; None, and why: it does not, or one GPU that is lost spoils the list."""
     process = await asyncio.create_subprocess_exec(
         *reader_command(sys.executable, NVIDIA, None), env={**environ, "PYTHONPATH": packages()},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -92,18 +92,18 @@ def installed_gpus(command: Sequence[str] | None = None) -> tuple[list[str], str
             f"NVML did not answer within {DEADLINE:g} s: the local nodes have no GPUs (see `nodeagentctl doctor`)",
         )
     found, problem = _listed(answer.stdout)
-    return [gpu.uuid for gpu in found], f"{problem}: the local nodes have no GPUs" if problem else ""
+    return [gpu.uuid for gpu in found or ()], f"{problem}: the local nodes have no GPUs" if problem else ""
 
 
-def _listed(out: bytes) -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs of a line of the reader; none, and why, where it failed."""
+def _listed(out: bytes) -> tuple[tuple[Gpu, ...] | None, str]:
+    """The GPUs of a line of the reader; None, and why, where it failed."""
     try:
         line = json.loads(out)
         if "problem" in line:
-            return (), "" if line["absent"] else f"the GPU query failed: {line['problem']}"
+            return ((), "") if line["absent"] else (None, f"the GPU query failed: {line['problem']}")
         return tuple(_gpu(gpu["uuid"], gpu["index"], gpu["name"], gpu.get("numa")) for gpu in line["gpus"]), ""
     except (ValueError, KeyError, TypeError):
-        return (), "the GPU query failed: it ended without an answer"
+        return None, "the GPU query failed: it ended without an answer"
 
 
 def _gpu(uuid: str, index: int, name: str, numa: int | None) -> Gpu:

@@ -27,6 +27,7 @@ from nodeagent.hardware.judging.judge import (
     Repair,
     acknowledged,
     escalated,
+    forgotten,
     judge,
     published,
     repaired,
@@ -35,6 +36,7 @@ from nodeagent.hardware.judging.judge import (
 from nodeagent.hardware.judging.rules import (
     ACCELERATOR_MISSING,
     MISSING,
+    NVML_BROKEN,
     OF_ONE_START,
     PORT,
     REPLAY_WINDOW,
@@ -44,7 +46,7 @@ from nodeagent.hardware.judging.rules import (
 )
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
 from nodeagent.hardware.probes.process import ROOT, Probe, ProbeLimits, packages, reader_command
-from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, Readings
+from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, ProbeReading, Readings
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock
@@ -91,8 +93,8 @@ class Machine:
     boot: str
     gpus: bool
     """There is a driver to ask."""
-    configured: Sequence[str] = ()
-    """UUIDs that the config names: then no other GPU of the machine is this node's business."""
+    configured: Sequence[str] | None = None
+    """UUIDs that the config names: no other GPU of the machine is this node's business. None: every one is."""
     folders: Sequence[str] = ()
     interfaces: Sequence[str] = ()
     proc: str = "/proc"
@@ -105,6 +107,14 @@ class Machine:
     """Of accelerators beyond NVIDIA."""
     checks: Sequence[SiteCheck] = ()
     """The site's own."""
+
+    def has(self, uuid: str) -> bool:
+        """Whether such a GPU of the machine is this node's business."""
+        return self.configured is None or uuid in self.configured
+
+    def names(self, uuid: str) -> bool:
+        """Whether the config names it: then it is expected, whatever is found."""
+        return uuid in (self.configured or ())
 
 
 class OwnWork:
@@ -142,10 +152,10 @@ class Monitor:
         self._log = structlog.get_logger("health")
         kept = self._read()
         self._memory = kept.memory
-        self._known = tuple(machine.configured) or tuple(kept.gpus)
+        self._known = tuple(kept.gpus if machine.configured is None else machine.configured)
         """UUIDs that are expected here."""
         self._links = dict(kept.links) if kept.boot == machine.boot else {}
-        self._ports = tuple(kept.ports)
+        self._ports = tuple(port for port in kept.ports if "/" in port)  # an interface: as long as the config names it
         self._accepted = set[str]()
         """Ports that are down, and not expected to be up any more."""
         self._record = kept.record if kept.boot == machine.boot else -1 if kept.boot else None
@@ -180,12 +190,11 @@ class Monitor:
         )
         self._gpu_probe = Probe(
             "nvml", lambda: reader_command(machine.python, NVIDIA, NVML_PACE), {**environ, "PYTHONPATH": packages()},
-            ProbeLimits(NVML_PACE), self.take_gpus, self._due.set,
+            ProbeLimits(NVML_PACE), self.take_gpus, self._due.set, optional=lambda: not self._wants_a_driver,
         )  # fmt: skip
         self._probes: tuple[Probe, ...] = (
-            (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
+            (self._gpu_probe, self._host_probe) if self._wants_a_driver else (self._host_probe,)
         )
-        """A driver that did not come up with this boot, where there were GPUs, is asked all the same."""
         self._vendors = [
             Vendor(
                 plugin,
@@ -209,8 +218,13 @@ class Monitor:
         return None if self._stale or self._gpu_probe.reading.missed else self._gpus
 
     @property
+    def _wants_a_driver(self) -> bool:
+        """One that did not come up with this boot, where there were GPUs, is asked all the same."""
+        return self._machine.gpus or bool(self._known)
+
+    @property
     def asks_the_driver(self) -> bool:
-        return self._gpu_probe in self._probes
+        return self._gpu_probe in self._probes and not self._gpu_probe.absent
 
     def probe(self, name: str) -> Probe:
         """The probe of that name (``nvml`` or ``host``). Raises KeyError."""
@@ -252,16 +266,17 @@ class Monitor:
         present = {gpu.uuid for gpu in self.gpus or ()}
         gone = {v.device for v in memory.verdicts if v.rule == MISSING.id and v.device == device} - present
         if gone and rule in (None, MISSING.id) and self.gpus is not None:
-            self._known = tuple(uuid for uuid in self._known if uuid not in gone or uuid in self._machine.configured)
-            memory = replace(memory, verdicts=tuple(v for v in memory.verdicts if v.device not in gone))
+            self._known = tuple(uuid for uuid in self._known if uuid not in gone or self._machine.names(uuid))
+            memory = forgotten(memory, gone)
         lost = [v for v in memory.verdicts if v.rule == ACCELERATOR_MISSING.id and v.device == device]
         if lost and rule in (None, ACCELERATOR_MISSING.id):
             for vendor in self._vendors:
                 vendor.forget(device)
-            known = {uuid for vendor in self._vendors for uuid in vendor.expected}
-            memory = replace(
-                memory, verdicts=tuple(v for v in memory.verdicts if v.device != device or device in known)
-            )
+            memory = forgotten(memory, {device} - {uuid for vendor in self._vendors for uuid in vendor.expected})
+        broken = self._gpu_probe.reading.problem and not self._machine.gpus
+        if not device and rule in (None, NVML_BROKEN.id) and broken:
+            memory, self._known, self._gpus = forgotten(memory, self._known), (), None
+            self._gpu_probe.reading = ProbeReading(self._gpu_probe.reading.name)
         if not device and rule in (None, PORT.id) and self._host is not None:
             self._accepted |= {port for port, _ in self._host.ports_down}
             self._ports = tuple(port for port in self._ports if port not in self._accepted)
@@ -354,7 +369,7 @@ class Monitor:
         events = self._ready_events()
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
-            probes=tuple(probe.reading for probe in self._probes), working=self._own.working,
+            probes=tuple(probe.reading for probe in self._probes if not probe.absent), working=self._own.working,
             accelerators=tuple(vendor.reading() for vendor in self._vendors if not vendor.probe.absent),
             checks=self._checks.readings,
         )  # fmt: skip
@@ -374,7 +389,7 @@ class Monitor:
             device = self._buses.get(event.device, event.device)
             if device and device not in self._known and self.asks_the_driver and self._unread():
                 waiting.append(event)
-            elif not (device and self._machine.configured and device not in self._machine.configured):
+            elif not device or self._machine.has(device):
                 found.append(replace(event, device=device))
         self._events = waiting
         return tuple(found)
@@ -417,7 +432,7 @@ class Monitor:
     def take_event(self, event: DeviceEvent, source: str) -> None:
         """An event of one of the two sources that report Xids."""
         device = self._buses.get(event.device, event.device)
-        if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
+        if event.kind == "xid" and self._machine.has(device):
             self._xid_counts[source, device, event.code] += event.count
         self._events.append(replace(event, logged=source == KERNEL))
 
@@ -427,14 +442,16 @@ class Monitor:
             self._stale = self._paused
             every = tuple(_gpu(fields) for fields in line["gpus"])
             self._answered = True
-            mine, read = self._machine.configured, {gpu.uuid for gpu in self._gpus or ()}
-            self._gpus = tuple(self._with_links(gpu) for gpu in every if not mine or gpu.uuid in mine)
+            read = {gpu.uuid for gpu in self._gpus or ()}
+            self._gpus = tuple(self._with_links(gpu) for gpu in every if self._machine.has(gpu.uuid))
             fresh = [gpu.uuid for gpu in self._gpus if gpu.uuid not in self._known]
             slots = {gpu.pci for gpu in self._gpus if gpu.uuid in fresh and gpu.pci}
             replaced = {uuid for bus, uuid in self._buses.items() if bus in slots} - {gpu.uuid for gpu in every}
-            kept = (uuid for uuid in self._known if uuid not in replaced or uuid in mine)
-            self._known = (*kept, *fresh)
+            gone = {uuid for uuid in replaced if not self._machine.names(uuid)}
+            self._known = (*(uuid for uuid in self._known if uuid not in gone), *fresh)
             self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
+            if gone:
+                self._take(forgotten(self._memory, gone))
             if any(gpu.uuid not in read for gpu in self._gpus):
                 self._changed()
         for uuid, code, at, count, _ in line.get("events", ()):

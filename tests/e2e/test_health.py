@@ -190,7 +190,7 @@ def test_gpus_that_the_config_names_join_when_a_slow_driver_answers(calm: Ward) 
     calm.driver.set("hang nvmlDeviceGetCount_v2")
     known.unlink()
     os.kill(agent, signal.SIGKILL)
-    unread = {"the driver has not answered yet"}
+    unread = {"the driver has not listed it yet"}
     cluster.until(lambda: {gpu["why"] for gpu in cluster.node("n2")["gpus"]} == unread, BOUND, "it starts without them")
     calm.driver.set()
     cluster.until(calm.well, BOUND, "the driver has answered")

@@ -64,7 +64,7 @@ async def test_a_hung_driver_does_not_hold_up_the_start_and_what_this_boot_knows
     found, problem = await start()
     assert time.monotonic() - began < PATIENCE + 3.0, "a busy machine's second is longer"
     assert [g.healthy for g in found] == [False, False]
-    assert {g.why for g in found} == {"the driver has not answered yet"}
+    assert {g.why for g in found} == {"the driver has not listed it yet"}
     assert problem.startswith(f"GPUs unknown: the driver did not answer within {PATIENCE:g} s; none is offered")
     start.driver()
     await until_answered(start)
@@ -79,5 +79,15 @@ async def test_a_hung_driver_does_not_hold_up_the_start_and_what_this_boot_knows
 async def test_a_driver_that_fails_is_reported(start: Start) -> None:
     start.driver("error nvmlInitWithFlags 999")
     found, problem = await until_answered(start)
-    assert [g.why for g in found] == ["not found"] * 2
+    assert [g.why for g in found] == ["the driver has not listed it yet"] * 2
     assert problem.startswith("the GPU query failed: ")
+
+
+async def test_a_lost_gpu_hides_no_other_that_this_boot_knows(start: Start) -> None:
+    """The whole list fails for it. What becomes of the lost one is the monitor's business, once it has read it."""
+    start.driver()
+    await until_answered(start)
+    start.driver("0.lost 1")
+    found, problem = await until_answered(start)
+    assert found == FOUND
+    assert problem == "the GPU query failed: NVML: GPU is lost; 2 are known from before"

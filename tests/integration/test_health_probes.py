@@ -571,6 +571,21 @@ async def test_a_wait_that_fails_because_a_gpu_is_lost_is_a_look_at_once_and_no_
         assert probe.reading.problem == ""
 
 
+async def test_events_are_waited_for_again_once_the_driver_can(tmp_path: Path, driver: Path) -> None:
+    """After two waits in a row that failed, no Xid of the driver came any more until the agent's next start."""
+    async with probing(tmp_path, driver, "gpus 1") as (machine, probe):
+        await machine.gpus()
+        machine.set("gpus 1", "error nvmlEventSetWait_v2 999")
+        for _ in range(3):
+            await machine.gpus()
+        machine.set("gpus 1")
+        await machine.gpus()
+        machine.set("gpus 1", "xid 1 0 79")
+        reported = await machine.until(lambda reported: "events" in reported)
+        assert [(code, count) for _, code, _, count, _ in reported["events"]] == [(79, 1)]
+        assert probe.reading.problem == ""
+
+
 async def test_a_driver_without_events_is_read_all_the_same(tmp_path: Path, driver: Path) -> None:
     async with probing(tmp_path, driver, "gpus 1", "no_events 1") as (machine, probe):
         (gpu,) = await machine.gpus()

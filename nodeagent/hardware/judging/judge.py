@@ -195,6 +195,16 @@ def acknowledged(
     return replace(memory, verdicts=verdicts)
 
 
+def forgotten(memory: JudgeMemory, devices: Collection[str]) -> JudgeMemory:
+    """These devices are the node's no longer: nothing is held against them, and nothing counted."""
+    return replace(
+        memory,
+        verdicts=tuple(v for v in memory.verdicts if v.device not in devices),
+        holding={key: since for key, since in memory.holding.items() if key[1] not in devices},
+        tallies={key: tally for key, tally in memory.tallies.items() if key[1] not in devices},
+    )
+
+
 def _clean(now: Readings) -> frozenset[str]:
     """GPUs that the driver reads without a fault; and the node (empty), if they are all that there should be."""
     gpus = now.gpus or ()

@@ -7,7 +7,7 @@ is not known neither fires a rule nor heals it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -90,6 +90,11 @@ def _less(value: int | None, whole: int | None) -> bool | None:
     return None if value is None or whole is None else value < whole
 
 
+def _link_down(gpu: GpuReading) -> bool | None:
+    """An A100 whose MIG mode is on has its links off: that is no fault."""
+    return None if gpu.mig else _less(gpu.links_up, gpu.links_once)
+
+
 def replay_bound(generation: int, lanes: int) -> int:
     """PCIe replays a minute that a bit error rate of 1e-12 explains (as DCGM computes it): ``ceil(rate / 1000 * 60 *
     lanes)`` with the lane's rate in Gb/s."""
@@ -157,12 +162,12 @@ GPU_RULES = (
     ),
     GpuRule(
         Rule("nvlink.down", "fatal", "reset_gpu", "repair", "an NVLink is down", "NVML link state", after=5.0),
-        lambda g: _less(g.links_up, g.links_once), lambda g: f"{g.links_up} links are up, {g.links_once} were",
+        _link_down, lambda g: f"{g.links_up} links are up, {g.links_once} were",
     ),
     GpuRule(
         Rule("nvlink.flaps", "degraded", "reset_gpu", "quiet", "an NVLink goes down and up", "NVML link state",
              window=3600.0, times=3),
-        lambda g: _less(g.links_up, g.links_once), lambda g: f"{g.links_up} links are up, {g.links_once} were",
+        _link_down, lambda g: f"{g.links_up} links are up, {g.links_once} were",
     ),
     GpuRule(
         Rule("fabric.failed", "fatal", "reboot", "reading", "the NVSwitch fabric did not take the GPU in",
@@ -195,6 +200,10 @@ GPU_RULES = (
         Rule("gpu.hot", "degraded", "service", "quiet", "the GPU is about to be slowed down for heat",
              "NVML temperature margin", after=120.0, window=3600.0),
         lambda g: _less(g.margin, NEAR_SLOWDOWN), lambda g: f"{g.margin} degrees below slowdown",
+    ),
+    GpuRule(
+        Rule("gpu.mig", "unknown", "none", "reading", "the GPU is cut into MIG slices", "NVML MIG mode"),
+        lambda g: g.mig, lambda g: "MIG mode: enabled",
     ),
 )  # fmt: skip
 """On each GPU by itself."""
@@ -242,8 +251,12 @@ KERNEL_LOG = Rule(
 )  # fmt: skip
 PORT = Rule("port.down", "fatal", "service", "reading", "a network port is down that was up", "sysfs")
 FLAP = Rule("port.flaps", "degraded", "service", "quiet", "a network port goes down and up", "sysfs")
-FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading", "the fabric manager does not run", "systemd",
+FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading",
+                      "the fabric manager does not run, without which nothing does on these GPUs", "systemd",
                       after=10.0)  # fmt: skip
+UNMANAGED = Rule("fabric.unmanaged", "unknown", "diagnose", "reading",
+                 "the fabric manager does not run; what runs on these GPUs goes on",
+                 "systemd; fabric manager's guide: ABORT_CUDA_JOBS_ON_FM_EXIT", after=10.0)  # fmt: skip
 IMEX = Rule("fabric.imex", "degraded", "none", "reading", "IMEX does not run: no NVLink to other machines",
             "systemd, nodes_config.cfg", after=60.0)  # fmt: skip
 DISK = Rule("disk", "degraded", "none", "reading", "a folder that jobs need cannot be written to", "statvfs")
@@ -269,7 +282,7 @@ TAKEN = frozenset({FOREIGN.id, LEFT.id})
 READING_RULES: tuple[Rule, ...] = (
     *(one.rule for one in GPU_RULES),
     MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, NVML_BROKEN, PROBE_LATE, PROBE_BROKEN, KERNEL_LOG,
-    PORT, FLAP, FABRIC_MANAGER, IMEX, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
+    PORT, FLAP, FABRIC_MANAGER, UNMANAGED, IMEX, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
     ACCELERATOR_SILENT, ACCELERATOR_PROBLEM, ACCELERATOR_MISSING, ACCELERATOR_UNREADABLE,
 )  # fmt: skip
 
@@ -311,8 +324,8 @@ def looks(
     for check in now.checks:
         yield DeviceLook(check_rule(check.name, check.code), "", check.code != 0, _ended(check))
     if now.host is not None:
-        fabric = now.host.nvswitches or any(gpu.fabric is not None for gpu in now.gpus or ())
-        yield from _host(now.host, fabric)
+        yield from _host(now.host)
+        yield from _fabric(now.host, now.gpus)
 
 
 def check_rule(name: str, code: int | None) -> Rule:
@@ -405,16 +418,24 @@ def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[Devic
         yield DeviceLook(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
 
 
-def _host(host: HostReading, fabric: bool) -> Iterable[DeviceLook]:
-    """``fabric``: GPUs are joined by NVSwitches. The fabric manager is also installed where there is none, by an image
-    for all machines, and rightly ends there."""
+def _fabric(host: HostReading, gpus: Collection[GpuReading] | None) -> Iterable[DeviceLook]:
+    """The fabric manager is also installed where there are no NVSwitches, by an image for all machines, and rightly
+    ends there. GPUs that have a fabric state (Hopper and later) need it only to be taken in, which each says itself;
+    others (A100) as long as anything runs."""
+    if host.fabric_manager is None or gpus is None:
+        return
+    stateful = any(gpu.fabric is not None for gpu in gpus)
+    if stateful or host.nvswitches:
+        for rule, concerned in ((FABRIC_MANAGER, not stateful), (UNMANAGED, stateful)):
+            yield DeviceLook(rule, "", concerned and not host.fabric_manager, "its unit is not active")
+
+
+def _host(host: HostReading) -> Iterable[DeviceLook]:
     down = [f"{port} for {seconds:.0f} s" for port, seconds in host.ports_down if seconds > PORT_DOWN]
     yield DeviceLook(PORT, "", bool(down), "down: " + ", ".join(down))
     flaps = [f"{port} {times} times" for port, times in host.port_flaps if times >= FLAPS]
     yield DeviceLook(FLAP, "", bool(flaps), "in the last hour: " + ", ".join(flaps))
     yield DeviceLook(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))
-    if host.fabric_manager is not None and fabric:
-        yield DeviceLook(FABRIC_MANAGER, "", not host.fabric_manager, "its unit is not active")
     if host.imex is not None:
         yield DeviceLook(IMEX, "", not host.imex, "nvidia-imex.service is not active, its domain has other machines")
     if host.kernel_log is not None:

@@ -36,6 +36,11 @@ _OF_A_PROCESS = re.compile(r"[^\[]{0,16}\[\d+\]: ")
 _UNCORRECTED = "(?:[2367abef][0-9a-f]|[0-9a-f][2367abef])[0-9a-f]{14}"
 """The status of a machine check with its bit 61 (uncorrected) or 57 (processor context corrupt). The same lines are
 written for errors that were corrected."""
+_APEI = r"(?:\{\d{1,10}\})?"
+"""Before the lines of an error that the firmware handled first. Of them ``recoverable`` says too little: a network
+card's errors are called so, and memory's have a line of EDAC, or a page that is given up."""
+_EDAC = r" (?:on|memory|[Mm]ulti-bit|[Ss]ingle-bit|addr/cmd|generic undef) "
+"""What is said of a memory controller's error first."""
 _DISK = r"(?!(?:fd|sr|loop|nbd)\d)"
 """Not a floppy or an empty drive that something asked for a disk, nor a device behind which there is a file or a
 server."""
@@ -59,12 +64,20 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "mce",
         re.compile(
-            r"(?:mce: )?\[Hardware Error\]: (?:.{0,200}?(?:\bUncorrect|\bFatal\b|\bPCC\b|Processor context corrupt)"
+            rf"(?:mce: |{_APEI})\[Hardware Error\]: (?:event severity: fatal"
+            r"|.{0,200}?(?:\bUncorrect(?!ed: false)|\bFatal\b|\bPCC\b|Processor context corrupt)"
             rf"|CPU \d{{1,5}}: Machine Check(?: Exception|: [0-9a-f]{{1,16}} Bank \d{{1,4}}: {_UNCORRECTED}))"
-            r"|mce: Uncorrected hardware memory error"
+            r"|mce: Uncorrected hardware memory error|Memory failure: 0x[0-9a-f]{1,16}: recovery action for "
+            rf"|EDAC MC\d{{1,3}}: \d{{1,10}} UE{_EDAC}"
         ),
     ),
-    ("mce_corrected", re.compile(r"mce: \[Hardware Error\]: |(?:mce: )?Machine check events logged")),
+    (
+        "mce_corrected",
+        re.compile(
+            r"mce: \[Hardware Error\]: |(?:mce: )?Machine check events logged"
+            rf"|EDAC MC\d{{1,3}}: \d{{1,10}} CE{_EDAC}"
+        ),
+    ),
     ("oom", re.compile(r"(?:Memory cgroup o|O)ut of memory: Killed process \d")),
     ("hung_task", re.compile(r"INFO: task .{1,32}:\d+ blocked for more than \d+ seconds")),
     ("lockup", re.compile(r"watchdog: BUG: soft lockup - CPU#\d|BUG: soft lockup - CPU#\d")),
@@ -81,7 +94,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 _HINT = re.compile(
-    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|\[Hard|Machine check|Out of|Memory cg|INFO: task"
+    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|(?:\{\d{1,10}\})?\[Hard|EDAC MC|Machine check|Out of"
+    rb"|Memory (?:cg|failure: 0x)|INFO: task"
     rb"|NMI watch|watchdog|BUG: soft|rcu: INFO|I/O |blk_|print_req|critical |Buffer I/O|EXT4-fs error|XFS)"
 )
 """Most lines are none of these, and are let go after one look."""

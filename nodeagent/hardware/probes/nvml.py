@@ -265,7 +265,7 @@ class Nvidia(Accelerator):
             found = self._look()
         except pynvml.NVMLError as error:
             raise ProblemError(f"NVML: {error}") from error
-        self.received = 0
+        self.received, self.failed = 0, min(self.failed, 1)  # one more try, which asks for no look
         return found
 
     def _look(self) -> list[dict[str, Any]]:

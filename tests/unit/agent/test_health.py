@@ -18,8 +18,9 @@ def config(**node: object) -> AgentConfig:
 
 def test_the_driver_is_asked_where_there_is_one_or_gpus_are_named() -> None:
     health = HealthConfig(folders=("/shared",))
-    assert machine(config(gpus="none"), health, "b").gpus is False
-    assert machine(config(), health, "b").gpus is DRIVER
+    none, every = machine(config(gpus="none"), health, "b"), machine(config(), health, "b")
+    assert (none.gpus, none.configured) == (False, ())
+    assert (every.gpus, every.configured) == (DRIVER, None)
     named = machine(config(gpus=["GPU-a"], data_interface="eth1"), health, "b")
     assert (named.gpus, named.configured, named.interfaces) == (True, ("GPU-a",), ("eth1",))
     assert (named.folders, named.boot) == (("/shared",), "b")

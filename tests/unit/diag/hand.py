@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Stands in for a Python with torch: what each GPU does is read from the file $HAND, JSON of UUID to check to value.
 
-A number is the check's figure, a string what is wrong, null hangs; "start" may be a string (a problem) or null; "die"
-is the check at which the process ends.
+A number is the check's figure, a string what is wrong, null hangs; "start" may be a string (a problem), null, an exit
+code or, below 0, a signal; "wrong" is what the device cannot do; "die" is the check at which the process ends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ def main() -> None:
     start = plan.get("start", "")
     if start is None:
         time.sleep(600)
-    print(
-        json.dumps({"problem": start} if start else {"kind": plan.get("kind", "NVIDIA H200"), "torch": "2.9"}),
-        flush=True,
-    )
+    if isinstance(start, int):
+        print("OSError: libcudart.so.12: cannot open shared object file", file=sys.stderr, flush=True)
+        if start < 0:
+            os.kill(os.getpid(), -start)
+        sys.exit(start)
+    first = {"problem": start} if start else {"kind": plan.get("kind", "NVIDIA H200"), "torch": "2.9"}
+    if "wrong" in plan:
+        first = {"wrong": plan["wrong"]}
+    print(json.dumps(first), flush=True)
     for line in sys.stdin:
         check = line.strip()
         if plan.get("die") == check:

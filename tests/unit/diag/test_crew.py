@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeagent.diag.crew import CannotRunError, CheckOutcome, work
+from nodeagent.diag.crew import WORKER, CannotRunError, CheckOutcome, work
 
 HAND = Path(__file__).with_name("hand.py")
 GPUS = (("GPU-a", "GPU 0"), ("GPU-b", "GPU 1"))
@@ -50,6 +52,55 @@ async def test_a_start_that_hangs(tmp_path: Path) -> None:
     found, _, _ = await checked(tmp_path, GPU_a={"start": None})
     assert found["start", "GPU-a"].why == "hung: no result within 4 s"
     assert found["matmul", "GPU-b"].value == 100.0
+
+
+async def test_a_start_that_ends_by_itself_says_nothing_of_the_gpu(tmp_path: Path) -> None:
+    """A torch whose libraries are not there was taken for a broken GPU, and the machine rebooted for it."""
+    with pytest.raises(CannotRunError, match=r"hand.py ended with exit code 1: OSError: libcudart.*health.diag.python"):
+        await checked(tmp_path, GPU_b={"start": 1})
+
+
+async def test_a_start_that_is_killed_or_that_the_gpu_refuses_is_a_failure(tmp_path: Path) -> None:
+    wrong = "CUDA error: uncorrectable ECC error encountered"
+    found, _, _ = await checked(tmp_path, GPU_a={"start": -signal.SIGSEGV}, GPU_b={"wrong": wrong})
+    assert found["start", "GPU-a"].why.startswith("its process died: OSError")
+    assert found["start", "GPU-b"].why == wrong
+    assert len(found) == 2
+
+
+TORCH = """
+class Cuda:
+    def is_available(self): return True
+    def set_device(self, index): {}
+cuda, __version__ = Cuda(), "2.9"
+{}
+"""
+"""A module named torch: what it does for a GPU, and what at its import."""
+
+
+@pytest.mark.parametrize(
+    ("device", "imported", "first"),
+    [
+        ("raise RuntimeError('CUDA error: out\\nof luck')", "", {"wrong": "CUDA error: out of luck"}),
+        (
+            "",
+            "raise OSError('libcudart.so.12: no such file')",
+            {"problem": "PYTHON has no torch (libcudart.so.12: no such file)"},
+        ),
+    ],
+    ids=["GPU", "torch"],
+)
+def test_what_the_gpu_refuses_is_no_broken_torch(
+    tmp_path: Path, device: str, imported: str, first: dict[str, str]
+) -> None:
+    (tmp_path / "torch.py").write_text(TORCH.format(device or "pass", imported))
+    given = json.dumps({"index": 0, "count": 1, "gpu": "GPU-a", "group": ""})
+    ended = subprocess.run(
+        [sys.executable, str(WORKER), given], env={"PYTHONPATH": str(tmp_path)}, stdin=subprocess.DEVNULL,
+        capture_output=True, check=False, text=True, timeout=60,
+    )  # fmt: skip
+    answer = {name: text.replace(sys.executable, "PYTHON") for name, text in json.loads(ended.stdout).items()}
+    assert (answer, ended.returncode) == (first, 0)
 
 
 async def test_one_that_dies_leaves_its_last_words(tmp_path: Path) -> None:

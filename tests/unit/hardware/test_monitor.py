@@ -32,7 +32,7 @@ class Watched:
     """A monitor whose probes never run: the test speaks for them, and moves the clock."""
 
     def __init__(
-        self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, checked: bool = False,
+        self, folder: Path, *, configured: tuple[str, ...] | None = None, gpus: bool = True, checked: bool = False,
         boot: str = "boot", plugins: tuple[Plugin, ...] = (), **policy: Any,
     ) -> None:  # fmt: skip
         self.clock, self.changes = Clock(), 0
@@ -140,12 +140,63 @@ async def test_a_gpu_that_was_replaced_in_its_slot_is_not_missed(tmp_path: Path)
     assert next_one.found == []
 
 
+async def test_the_verdicts_of_a_card_leave_with_it(tmp_path: Path) -> None:
+    """Those of a card that is not there any more heal by nothing: the node was worn for ever."""
+    one = Watched(tmp_path)
+    one.read(*UUIDS, remap_failed=True, links_up=1)
+    one.read(*UUIDS, remap_failed=True, links_up=0)
+    assert one.found == [("memory.remap_failed", "GPU-a", "active")]
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path)
+    new = {"uuid": "GPU-new", "index": 0, "pci": BUS["GPU-a"]}
+    next_one.monitor.take_gpus({"gpus": [new, {"uuid": "GPU-b", "index": 1, "pci": BUS["GPU-b"]}]})
+    assert (next_one.found, next_one.monitor.published) == ([], ())
+    next_one.later(10)
+    assert next_one.found == []
+    named = after_a_boot(tmp_path, configured=UUIDS)
+    named.monitor.take_gpus({"gpus": [new]})
+    assert ("memory.remap_failed", "GPU-a", "active") in named.found, "the config still names it"
+
+
 async def test_a_driver_that_does_not_come_up_after_a_boot_is_asked_where_there_were_gpus(tmp_path: Path) -> None:
     one = Watched(tmp_path)
     one.read(*UUIDS)
     await one.monitor.save()
     assert after_a_boot(tmp_path, gpus=False).monitor.asks_the_driver
     assert not Watched(tmp_path / "bare", gpus=False).monitor.asks_the_driver
+
+
+async def test_gpus_that_the_config_renounces_are_not_remembered(tmp_path: Path) -> None:
+    """The driver was asked all the same, and the node unknown for want of it."""
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    none = after_a_boot(tmp_path, gpus=False, configured=())
+    assert (none.monitor.asks_the_driver, none.monitor.expected) == (False, frozenset())
+    none.kernel(79, BUS["GPU-b"])
+    assert none.found == []
+
+
+async def test_an_operator_takes_a_machine_whose_driver_is_gone_as_it_is(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path, gpus=False)
+    next_one.read(*UUIDS)
+    next_one.monitor.probe("nvml").reading = ProbeReading("nvml", problem="NVML: Driver Not Loaded")
+    next_one.later(1)
+    assert next_one.found == [("probe.nvml.broken", "", "active")]
+    next_one.monitor.acknowledge("", "probe.nvml.broken")
+    next_one.later(1)
+    assert next_one.found == [("probe.nvml.broken", "", "probation")]
+    assert (next_one.monitor.expected, next_one.monitor.last_gpus) == (frozenset(), ())
+    await next_one.monitor.save()
+    assert not after_a_boot(tmp_path, gpus=False).monitor.asks_the_driver
+    here = Watched(tmp_path / "here")
+    here.read(*UUIDS)
+    here.monitor.probe("nvml").reading = ProbeReading("nvml", problem="NVML: Unknown Error")
+    here.monitor.acknowledge("", None)
+    assert here.monitor.expected == {*UUIDS}, "its driver is there, and may answer again"
 
 
 async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Path) -> None:
@@ -213,6 +264,15 @@ async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise
     next_one.monitor.take_host(down)
     next_one.monitor.judge()
     assert next_one.found == [("port.down", "", "active")], "it was up again"
+
+
+async def test_an_interface_is_expected_while_the_config_names_it(tmp_path: Path) -> None:
+    """One that it named once was down for ever: another name, or none, made the node fatal."""
+    one = Watched(tmp_path, gpus=False)
+    one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["eth1", "mlx5_0/1"]}})
+    await one.monitor.save()
+    again = Watched(tmp_path, gpus=False).monitor
+    assert json.loads(again._host_command()[-1])["ports"] == ["mlx5_0/1"]
 
 
 async def test_a_probe_that_ended_with_its_agent_says_nothing_to_the_next_start(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.hardware.judging.judge import MOST_PUBLISHED, RAW, offered_gpus, published
-from nodeagent.hardware.readings import GpuReading
+from nodeagent.hardware.judging.judge import MOST_PUBLISHED, RAW, JudgeMemory, judge, offered_gpus, published
+from nodeagent.hardware.readings import GpuReading, Readings
 from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.node import Gpu
 
@@ -42,6 +42,16 @@ def test_what_was_never_seen_again_was_seen_at_its_beginning_and_long_lines_are_
 def test_a_gpu_with_a_fatal_verdict_is_left_out_and_says_why() -> None:
     first, second = offered_gpus(KNOWN, (), [verdict("xid.79"), verdict("z", "GPU-b", "degraded")], may_join=True)
     assert (first.healthy, first.why) == (False, "it is lost (xid.79)")
+    assert second.healthy
+
+
+def test_a_gpu_that_is_cut_into_slices_is_given_to_nobody_and_loses_nobody() -> None:
+    """A worker that was given it had one slice, at most."""
+    memory = judge(JudgeMemory(), Readings("b1", gpus=(GpuReading("GPU-a", 0, mig=True),)), None, 1000.0, 0.0)
+    (found,) = memory.verdicts
+    assert (found.rule, found.bars) == ("gpu.mig", False)
+    first, second = offered_gpus(KNOWN, (), memory.verdicts, may_join=True)
+    assert (first.healthy, first.why) == (False, "the GPU is cut into MIG slices (gpu.mig)")
     assert second.healthy
 
 

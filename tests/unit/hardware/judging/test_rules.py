@@ -37,6 +37,7 @@ GOOD = GpuReading(
     margin=40,
     pcie_generation_max=5,
     fabric="completed",
+    mig=False,
     memory_used=512 << 20,
     processes=((7, 1 << 30),),
 )
@@ -67,6 +68,11 @@ def without_fabric(**changes: object) -> Readings:
     return replace(host(nvswitches=False, **changes), gpus=(replace(GOOD, fabric=None),))
 
 
+def without_state(**changes: object) -> Readings:
+    """GPUs behind NVSwitches that need the fabric manager as long as anything runs (HGX A100)."""
+    return replace(host(**changes), gpus=(replace(GOOD, fabric=None),))
+
+
 def npus(**changes: object) -> Readings:
     return replace(ALL_GOOD, accelerators=(replace(NPUS, **changes),))  # type: ignore[arg-type]
 
@@ -91,7 +97,10 @@ CASES = [
     ("memory.ecc", gpu(ecc_uncorrected=1), gpu(ecc_uncorrected=0, ecc_corrected=10**6)),
     ("memory.ecc_off", gpu(ecc=False), gpu(ecc=None)),
     ("nvlink.down", gpu(links_up=17), gpu(links_up=0, links_once=0)),
+    ("nvlink.down", gpu(links_up=17, mig=None), gpu(links_up=0, mig=True)),  # an A100 with MIG has its links off
     ("nvlink.flaps", gpu(links_up=17), gpu(links_up=0, links_once=None)),
+    ("nvlink.flaps", gpu(links_up=17, mig=None), gpu(links_up=0, mig=True)),
+    ("gpu.mig", gpu(mig=True), gpu(mig=None)),
     ("pcie.generation", gpu(pcie_generation=4), gpu(pcie_generation=1, processes=())),
     ("gpu.hot", gpu(margin=1), gpu(margin=None)),
     ("fabric.failed", gpu(fabric="in_progress"), gpu(fabric=None)),
@@ -134,8 +143,12 @@ CASES = [
     ("port.down", host(ports_down=(("mlx5_0/1", 30.5),)), host(ports_down=(("mlx5_0/1", 30.0),))),
     ("port.flaps", host(port_flaps=(("mlx5_0/1", 3),)), host(port_flaps=(("mlx5_0/1", 2), ("mlx5_1/1", 2)))),
     ("fabric.imex", host(imex=False), host(imex=None)),
-    ("fabric.manager", host(fabric_manager=False), host(fabric_manager=None)),
-    ("fabric.manager", host(fabric_manager=False, nvswitches=False), without_fabric(fabric_manager=False)),
+    ("fabric.manager", without_state(fabric_manager=False), without_state(fabric_manager=None)),
+    ("fabric.manager", without_state(fabric_manager=False), without_fabric(fabric_manager=False)),
+    ("fabric.manager", without_state(fabric_manager=False), replace(host(fabric_manager=False), gpus=None)),
+    ("fabric.manager", without_state(fabric_manager=False), host(fabric_manager=False)),
+    ("fabric.unmanaged", host(fabric_manager=False), host(fabric_manager=None)),
+    ("fabric.unmanaged", host(fabric_manager=False, nvswitches=False), without_state(fabric_manager=False)),
     ("disk", host(full_disks=("/scratch: read-only",)), replace(ALL_GOOD, host=None)),
     ("host.pressure", host(memory_pressure=0.21), host(memory_pressure=0.2)),
     ("host.io_pressure", host(io_pressure=0.51), host(io_pressure=None)),
@@ -176,6 +189,13 @@ def test_what_is_not_known_is_neither_bad_nor_fine() -> None:
 def test_without_the_driver_nothing_is_reported_of_its_gpus() -> None:
     silent = replace(ALL_GOOD, gpus=None, probes=(ProbeReading("nvml", 2),), accelerators=())
     assert [look.rule.id for look in looks(silent, ALL_GOOD, 10, OURS) if look.device] == []
+
+
+def test_what_runs_on_gpus_that_the_fabric_took_in_goes_on_without_its_manager() -> None:
+    """A package's upgrade stops it for a minute: the gang was evicted, and the machine rebooted."""
+    look = fired(host(fabric_manager=False))["fabric.unmanaged"]
+    assert (look.rule.severity, look.device) == ("unknown", "")
+    assert fired(without_state(fabric_manager=False))["fabric.manager"].rule.severity == "fatal"
 
 
 def test_who_uses_a_gpu_is_named() -> None:
