@@ -202,7 +202,7 @@ GPU_RULES = (
         lambda g: _less(g.margin, NEAR_SLOWDOWN), lambda g: f"{g.margin} degrees below slowdown",
     ),
     GpuRule(
-        Rule("gpu.mig", "unknown", "none", "reading", "the GPU is cut into MIG slices", "NVML MIG mode"),
+        Rule("gpu.mig", "degraded", "none", "reading", "the GPU is cut into MIG slices", "NVML MIG mode"),
         lambda g: g.mig, lambda g: "MIG mode: enabled",
     ),
 )  # fmt: skip

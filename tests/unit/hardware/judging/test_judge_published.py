@@ -45,14 +45,12 @@ def test_a_gpu_with_a_fatal_verdict_is_left_out_and_says_why() -> None:
     assert second.healthy
 
 
-def test_a_gpu_that_is_cut_into_slices_is_given_to_nobody_and_loses_nobody() -> None:
-    """A worker that was given it had one slice, at most."""
+def test_a_gpu_that_is_cut_into_slices_is_given_last() -> None:
+    """A worker that is given it has one slice, at most."""
     memory = judge(JudgeMemory(), Readings("b1", gpus=(GpuReading("GPU-a", 0, mig=True),)), None, 1000.0, 0.0)
     (found,) = memory.verdicts
-    assert (found.rule, found.bars) == ("gpu.mig", False)
-    first, second = offered_gpus(KNOWN, (), memory.verdicts, may_join=True)
-    assert (first.healthy, first.why) == (False, "the GPU is cut into MIG slices (gpu.mig)")
-    assert second.healthy
+    assert (found.rule, found.severity) == ("gpu.mig", "degraded")
+    assert offered_gpus(KNOWN, (), memory.verdicts, may_join=True) == KNOWN
 
 
 def test_a_gpu_that_somebody_else_uses_or_that_is_being_checked_is_not_counted_as_free() -> None:
