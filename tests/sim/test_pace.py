@@ -149,21 +149,17 @@ def test_who_rests_in_a_small_cluster_beats_each_heartbeat(beats: Counter[str]) 
     assert all(count >= 0.9 * 60 / TIMING.heartbeat for count in found), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario",
     [
         worker_dies,
-        *(
-            pytest.param(scenario, marks=pytest.mark.slow)
-            for scenario in (
-                node_dies,
-                store_is_away,
-                idle_node_dies,
-                hardware_fails,
-                job_ends_and_the_next_begins,
-                node_is_drained,
-            )
-        ),
+        node_dies,
+        store_is_away,
+        idle_node_dies,
+        hardware_fails,
+        job_ends_and_the_next_begins,
+        node_is_drained,
     ],
 )
 def test_nothing_that_happens_waits_for_a_beat_that_is_late(large: Callable[[int], None], scenario: Scenario) -> None:

@@ -139,7 +139,7 @@ async def _run(seed: int) -> None:
         watching.cancel()
 
 
-@pytest.mark.parametrize("seed", seeds([1, 2, 3], range(4, SCHEDULES + 1)))
+@pytest.mark.parametrize("seed", seeds([1], range(2, SCHEDULES + 1)))
 def test_random_schedule(seed: int) -> None:
     run_virtual(_run(seed))
 

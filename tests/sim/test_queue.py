@@ -58,12 +58,12 @@ def test_jobs_that_cannot_have_enough_nodes_prepare_none() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("big", 10, 10, 10)
         await c.until(lambda: c.whole("big"), 30, "big runs")
-        for i in range(10):
+        for i in range(5):
             await c.submit(f"j{i}", 4, 4, 4)
         await asyncio.sleep(10)
         assert prepared(c) == 0
         end_all_that_runs(c)
-        await until_all_have_ended(c, {"big", *(f"j{i}" for i in range(10))}, 300)
+        await until_all_have_ended(c, {"big", *(f"j{i}" for i in range(5))}, 300)
 
     simulate(12, scenario, slots=2)
 

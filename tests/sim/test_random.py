@@ -25,7 +25,7 @@ SEEDS = (
 )
 
 
-@pytest.mark.parametrize("seed", seeds(SEEDS[:3], SEEDS[3:]))
+@pytest.mark.parametrize("seed", seeds(SEEDS[:1], SEEDS[1:]))
 def test_random_schedule(seed: int) -> None:
     assert schedule.run(seed) > 100
 

@@ -79,6 +79,7 @@ def test_of_many_sick_nodes_one_is_away_at_a_time(seed: int) -> None:
     simulate(5, scenario, seed)
 
 
+@pytest.mark.slow
 def test_faults_of_all_at_once_and_nodes_in_a_persons_hands_are_not_repaired() -> None:
     async def scenario(c: SimCluster) -> None:
         wards, watch = await repairers(c, 4)

@@ -56,6 +56,7 @@ def test_agents_remove_the_oldest_records_of_ended_jobs_for_good() -> None:
     simulate(3, scenario)
 
 
+@pytest.mark.slow
 def test_all_but_the_newest_ended_jobs_go_to_the_history_and_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dependencies, "IN_VIEW", 1)
 

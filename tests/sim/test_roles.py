@@ -26,7 +26,7 @@ from tests.sim.test_random import REPLAY
 SEEDS = [int(os.environ[REPLAY])] if REPLAY in os.environ else [*range(1, 13)]
 
 
-@pytest.mark.parametrize("seed", seeds(SEEDS[:6], SEEDS[6:]))
+@pytest.mark.parametrize("seed", seeds(SEEDS[:2], SEEDS[2:]))
 def test_random_schedule(seed: int) -> None:
     seen = roles.run(seed)
     assert seen.checks > 100

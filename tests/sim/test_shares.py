@@ -100,7 +100,9 @@ async def submit_all(c: SimCluster, seed: int, count: int) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(("seed", "jobs"), [(5, 12), pytest.param(1, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "jobs"), [(5, 6), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((5, 12), (1, 20)))]
+)
 def test_no_queue_exceeds_its_capability_and_every_job_gets_its_turn(seed: int, jobs: int) -> None:
     async def scenario(c: SimCluster) -> None:
         most = watch(c)

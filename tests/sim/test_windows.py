@@ -74,6 +74,7 @@ def at_no_cost(c: SimCluster) -> bool:
     return not any(entry.counts for job in c.server.state.jobs.values() for entry in job.budget.values())
 
 
+@pytest.mark.slow
 def test_a_gang_moves_to_another_node_in_time() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 3, 3, 3)

@@ -63,6 +63,9 @@ async def test_a_run_and_what_came_of_it(tmp_path: Path) -> None:
         done = await until_done(session)
         repeated, same = await post(session, PATH)
         another, used = await post(session, PATH, busy=True)
+        async with asyncio.timeout(BOUND):  # a run is over before its results are on the disk
+            while not diagnosis.figures:
+                await asyncio.sleep(0.02)
     assert before["state"] == "none"
     assert (status, begun["state"], again) == (200, "running", 200)
     assert (other, "already" in refused["error"]["message"]) == (409, True)
