@@ -27,6 +27,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.osutil.linux import family, proc_stat
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pods.prepare import failed_here
+from nodeagent.plan.pods.report import without_output
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.messages import Note
 from nodeagent.trust.certificate import vouch
@@ -34,14 +35,15 @@ from nodeagent.trust.key import ClusterKey
 
 
 def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
-    """Job uid to readiness. A stuck pod makes the node unfit for the job: its devices are not used again before a
-    reboot."""
+    """Job uid to readiness, which everybody may read. A stuck pod makes the node unfit for the job: its devices are not
+    used again before a reboot."""
     out: dict[str, Readiness] = {}
     for uid, status in statuses.items():
+        reason, _ = without_output(status.reason)
         if status.phase in ("unknown", "preparing", "gone"):
-            out[uid] = Readiness(state="preparing", reason=status.reason, folder=status.folder)
+            out[uid] = Readiness(state="preparing", reason=reason, folder=status.folder)
         elif status.phase in ("unfit", "stuck"):
-            out[uid] = Readiness(state="unfit", reason=status.reason, code=status.code, passing=status.passing)
+            out[uid] = Readiness(state="unfit", reason=reason, code=status.code, passing=status.passing)
         else:
             out[uid] = Readiness(state="ready", folder=status.folder, warming=status.warming)
     return out

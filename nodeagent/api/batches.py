@@ -30,11 +30,14 @@ from nodeagent.plan.queueing.dependencies import is_awaited
 from nodeagent.plan.queueing.room import never
 from nodeagent.spec import jobvalues
 from nodeagent.spec.errors import CheckError
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import NewJob, QuotaClaims
 
 if TYPE_CHECKING:
     from nodeagent.api.jobs import JobRoutes
 
+OVER = ("state", "not_found")
+"""How the stop of a job that has ended, and any change of one that is gone, is refused."""
 SIGNED_AT_ONCE = 16
 """Jobs that are signed without a pause: signing a thousand would block the agent's loop for a second."""
 
@@ -292,7 +295,8 @@ class Batches:
         raise unknown("array", name, {j.spec.array.name for j in cluster.jobs.values() if j.spec.array is not None})
 
     def _each(self, intent: intents.Intent) -> Callable[[web.Request], Any]:
-        """A handler that makes the same change to every member that allows it."""
+        """A handler that makes the same change to every member that allows it. Members go on meanwhile: one that ends,
+        or whose record goes, is passed over."""
 
         async def handler(request: web.Request) -> web.Response:
             who = await auth.caller(request, self._view.config.jobs)
@@ -302,7 +306,13 @@ class Batches:
             wanted = [j for j in members if j.phase not in TERMINAL or intent is intents.delete]
             for job in wanted:
                 await self._jobs.may_change(who, job)
-            changed = [await self._jobs.change(who, job.uid, job.name, None, intent) for job in wanted]
+            changed = []
+            for job in wanted:
+                try:
+                    changed.append(await self._jobs.change(who, job.uid, job.name, None, intent))
+                except (ApiError, StoreRefusedError) as refused:
+                    if refused.code not in OVER:
+                        raise
             await self._jobs.seen()
             array = members[0].spec.array
             rows = [{"name": after.name, "uid": after.uid, "changed": new} for after, new in changed]

@@ -253,16 +253,16 @@ WRITE_TRIES = 4
 
 
 async def write_again(view: AgentView, attempt: Callable[[], Awaitable[Done]]) -> Done:
-    """Decides by the view and writes; if the store refuses as ``stale``, reads and does both again. So of two
-    simultaneous changes the second is made on top of the first. Raises ``StoreError``, and the errors of
-    ``attempt``."""
+    """Decides by the view and writes; if the store refuses as ``stale``, or because the job has ``ended``, reads and
+    does both again. So of two simultaneous changes the second is made on top of the first. Raises ``StoreError``, and
+    the errors of ``attempt``."""
     for number in range(WRITE_TRIES):
         if number:
             await view.refresh()
         try:
             return await attempt()
         except StoreRefusedError as refused:
-            if refused.code != "stale" or number == WRITE_TRIES - 1:
+            if refused.code not in ("stale", "ended") or number == WRITE_TRIES - 1:
                 raise
     raise AssertionError("unreachable: the last try returns or raises")
 

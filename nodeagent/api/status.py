@@ -55,10 +55,9 @@ SETTLED = 5.0
 """Seconds after a change in which more may be known about the same generation: the length of its recovery comes
 later."""
 _OF_JOB = (
-    "name", "uid", "phase", "reason", "generation", "generation_state", "restarts", "min", "max", "target", "chief",
-    "gpus", "world_nodes", "world_size", "owner", "desired", "cause", "submitted", "started", "ended",
-    "checkpoint",
-    "roles",
+    "name", "uid", "phase", "reason", "generation", "generation_state", "restarts", "min", "max", "target", "borrowed",
+    "chief", "gpus", "world_nodes", "world_size", "owner", "desired", "cause", "submitted", "started", "ended",
+    "checkpoint", "roles",
 )  # fmt: skip
 _OF_VERDICT = ("rule", "severity", "stage", "text", "gpu", "dry_run", "next")
 
@@ -174,7 +173,7 @@ def shown(cluster: Cluster) -> tuple[list[JobRecord], int]:
 
 def nodes_json(cluster: Cluster, now: float) -> Json:
     """Nodes by name, with fewer fields than in ``node_json``, since there may be many; the number that is left out; and
-    sums over all of them."""
+    sums over all of them, and over all jobs."""
     work = work_on(cluster)
     states = {name: node_state(node, cluster)[0] for name, node in cluster.nodes.items()}
 
@@ -194,6 +193,7 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
             "gpus": len(gpus),
             "healthy": sum(gpu.healthy for _, gpu in gpus),
             "used": sum(gpu.uuid in work[name][0] for name, gpu in gpus if name in work),
+            "phases": Counter(job.phase for job in cluster.jobs.values()),
         },
     }
 

@@ -94,8 +94,11 @@ class Preparation:
 
     @property
     def notes(self) -> str:
-        """What is wrong with the fork server, and with the job's folders since they were checked."""
-        return "; ".join((*filter(None, [self._folder_trouble]), *self.fork_server.notes))
+        """What is wrong with the job's folders since they were checked, and with the fork server, where modules of the
+        job have their say: not everybody may read what is behind its colon (plan/pods/report.py)."""
+        of_server = "; ".join(self.fork_server.notes)
+        trouble = f"trouble with the fork server: {of_server}" if of_server else ""
+        return "; ".join(filter(None, (self._folder_trouble, trouble)))
 
     def used(self, workers: int) -> None:
         """So many workers are being started: the fork server's deaths count anew."""

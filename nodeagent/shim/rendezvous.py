@@ -163,7 +163,7 @@ class Holder:
 
     def _without_store(self, why: str) -> None:
         self._forget_answer()
-        self.problem = why
+        self.problem = f"no store process: {why}"  # behind the colon is output, too (plan/pods/report.py)
         self._kill_store()
         if self._socket is not None:
             with contextlib.suppress(OSError):

@@ -235,7 +235,7 @@ class WriteOut:
             return
         self.over = True
         if problem and not self._reported:
-            self._give_up(problem)
+            self._give_up(problem.partition(": ")[0])  # what it printed is in the pod's log
         self._changed()
 
     def _give_up(self, why: str) -> None:

@@ -98,12 +98,16 @@ def test_what_a_job_was_given_and_wrote_is_for_its_owner_and_operators(agent: Li
     assert json.dumps(mine).count(SECRET) >= 5, "the stranger's view left out all of them"
 
 
-def test_what_a_hook_printed_is_for_the_owner_and_operators(agent: LiveAgent) -> None:
+@pytest.mark.parametrize(
+    ("why", "phase"),
+    [("hook pre_start failed with exit code 3", "exited"), ("trouble with the fork server", "running")],
+)
+def test_what_a_hook_printed_is_for_the_owner_and_operators(agent: LiveAgent, why: str, phase: str) -> None:
+    """And what a module that it preloads raised."""
     agent.submit(spec())
     agent.until(lambda: agent.view.job("digits").phase == "running")
     pods = agent.view.gangs[agent.view.job("digits").uid]
-    why = "hook pre_start failed with exit code 3"
-    pods["n2"] = pods["n2"].model_copy(update={"phase": "exited", "reason": f"{why}: {SECRET}", "workers": ()})
+    pods["n2"] = pods["n2"].model_copy(update={"phase": phase, "reason": f"{why}: {SECRET}", "workers": ()})
     agent.do(agent.view.refresh)
     agent.until(lambda: SECRET in json.dumps(Client([agent.socket]).get("/v1/jobs/digits")))
     status, job = ask(agent, "GET", "/v1/jobs/digits")

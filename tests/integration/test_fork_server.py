@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from nodeagent.osutil.linux import is_running
+from nodeagent.plan.pods.report import without_output
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 PYTHON = sys.executable
@@ -346,6 +347,7 @@ async def test_a_guess_with_which_forking_is_unsafe_is_taken_back_and_the_others
             "threaded is not preloaded, though the script imports it: the preloaded modules started 1" in status.reason
         )
         assert "preload broken: ValueError: no luck" in status.reason
+        assert without_output(status.reason)[0] == "trouble with the fork server", "as others see it"
         assert "nowhere" not in status.reason
         await bench.run(1)
         assert bench.output(1) == ["['plain']"]

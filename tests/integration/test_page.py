@@ -133,6 +133,28 @@ async def test_of_many_nodes_the_page_says_how_many_are_not_shown(
         no_fault(page, server.http_url)
 
 
+async def test_of_many_jobs_the_summary_counts_all(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "MAX_LIVE", 1)
+    async with ApiServer(await busy(tmp_path), Metrics()) as server:
+        await page.open(server.http_url, WIDE)
+        await page.until(SHOWN, "the cluster is shown")
+        assert await page.text("#more-jobs") == "1 more job: nodeagentctl get"
+        summary = (await page.text("#summary")).split("\n")
+        live = summary.index("Live jobs")
+        assert summary[live + 1] == "2"
+        assert sorted(summary[live + 2].split(", ")) == ["1 queued", "1 running", "1 succeeded"]
+
+
+async def test_date_and_time_are_of_one_place(page: Page, tmp_path: Path) -> None:
+    """Of the viewer's, where it was the next day already."""
+    async with ApiServer(await busy(tmp_path), Metrics()) as server:
+        await page.open(server.http_url, WIDE)
+        await page.until(SHOWN, "the cluster is shown")
+        await page.do("Emulation.setTimezoneOverride", timezoneId="Asia/Tokyo")
+        script = "import('./page/draw.js').then((draw) => draw.at(Date.UTC(2026, 2, 1, 20, 30, 5) / 1000))"
+        assert await page.value(script) == "2026-03-02 05:30:05"
+
+
 async def test_what_people_wrote_stays_text(page: Page, tmp_path: Path) -> None:
     async with ApiServer(await busy(tmp_path), Metrics()) as server:
         await page.open(server.http_url)

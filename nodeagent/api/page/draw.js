@@ -73,8 +73,8 @@ export function span(seconds) {
 
 export function at(unix) {
   const when = new Date(unix * 1000);
-  const time = when.toLocaleTimeString("en-GB");
-  return when.toDateString() === new Date(clock() * 1000).toDateString() ? time : `${when.toISOString().slice(0, 10)} ${time}`;
+  const today = when.toDateString() === new Date(clock() * 1000).toDateString();
+  return today ? when.toLocaleTimeString("sv-SE") : when.toLocaleString("sv-SE"); // Swedish dates are ISO dates
 }
 
 /** How long ago, counted on by ``tick``. */

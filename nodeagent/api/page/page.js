@@ -117,12 +117,10 @@ function storeTile({ store_away_since: away, store_waits: waits }) {
 }
 
 function showSummary(status) {
-  const { totals, jobs } = status;
-  const count = (things, key) => things.reduce((sums, thing) => ({ ...sums, [thing[key]]: (sums[thing[key]] ?? 0) + 1 }), {});
+  const { totals } = status;
   const listed = (sums, but) => Object.entries(sums).filter(([word]) => word !== but).map(([word, n]) => `${n} ${word}`).join(", ");
-  const { states, gpus, healthy, used } = totals;
-  const phases = count(jobs, "phase");
-  const alive = jobs.filter((j) => !ENDED.has(j.phase)).length;
+  const { states, gpus, healthy, used, phases } = totals;
+  const alive = Object.entries(phases).reduce((sum, [phase, n]) => (ENDED.has(phase) ? sum : sum + n), 0);
   const trouble = Object.keys(states).some((state) => NODE_TONES[state] === "bad");
   const tiles = [
     ["Nodes ready", `${states.ready ?? 0} of ${totals.nodes}`, listed(states, "ready") || "all of them", trouble ? "bad" : "good"],

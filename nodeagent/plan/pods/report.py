@@ -5,6 +5,7 @@ Decides nothing: when it is sent, and what follows, is ``pod.py``'s and ``failur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -30,13 +31,16 @@ def read_report(status: PodStatus) -> PodReport | None:
     return None
 
 
+_BEFORE_OUTPUT = re.compile(r"(?:^|; )(?:hook |ready |trouble with the fork server|no store process).*?(: )", re.DOTALL)
+"""How a text begins, alone or behind others, that has what the job's own processes wrote behind its first colon."""
+
+
 def without_output(reason: str) -> tuple[str, str]:
-    """Why a pod is as it is, and apart from it what a command of its job printed (``shim/hook.py``): only the job's
-    owner and operators may read that."""
-    if not reason.startswith(("hook ", "ready ")):
-        return reason, ""
-    why, _, output = reason.partition(": ")
-    return why, output
+    """Why a pod is as it is, and apart from it what a command of its job printed (``shim/hook.py``), or a module that
+    it preloads raised (``shim/prepare.py``, ``shim/rendezvous.py``), with all behind that: only the job's owner and
+    operators may read it."""
+    found = _BEFORE_OUTPUT.search(reason)
+    return (reason, "") if found is None else (reason[: found.start(1)], reason[found.end(1) :])
 
 
 def with_completion(

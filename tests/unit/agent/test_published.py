@@ -26,6 +26,12 @@ def test_readiness_of_each_phase(phase: PodPhase) -> None:
     }[one.state]  # fmt: skip
 
 
+def test_what_a_module_of_the_job_raised_is_not_in_what_everybody_reads_of_a_node() -> None:
+    reason = "trouble with the fork server: preload broken: ValueError: s3cret"
+    one = readiness({UID: PodStatus(uid=UID, phase="preparing", reason=reason)})[UID]
+    assert one.reason == "trouble with the fork server"
+
+
 def test_a_pod_that_warms_up_its_workers_is_ready_and_says_so() -> None:
     one = readiness({UID: PodStatus(uid=UID, phase="ready", warming=True)})[UID]
     assert (one.state, one.warming) == ("ready", True)

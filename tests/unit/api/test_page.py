@@ -23,6 +23,7 @@ from nodeagent.api.loopback import End, end_owner, guest_middleware
 from nodeagent.api.server import ApiServer
 from nodeagent.api.status import MAX_ENDED, PATH, SETTLED, Stories, shown
 from nodeagent.model.job import BudgetEntry, JobEvent
+from nodeagent.model.jobspec import Nodes
 from nodeagent.model.world import Cause
 from tests.unit.api.fakes import FakeView, FlakyStore, spec, spec_of_roles
 
@@ -108,6 +109,21 @@ async def test_the_status_of_a_job_of_roles(tmp_path: Path) -> None:
         _, _, reported = await fetched(server, PATH)
     assert reported["jobs"][0]["roles"] == {"server": {"target": 2, "places": 2}, "trainer": {"target": 2, "places": 2}}
     assert reported["nodes"][1]["pods"][0]["places"] == ["server.1", "trainer.1"]
+
+
+async def test_the_status_of_a_job_that_borrows_nodes(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    await view.join()
+    role = spec().role.model_copy(update={"nodes": Nodes(min=1, max=3, target=1, auto=True)})
+    job = spec("digits").model_copy(update={"roles": (role,)})
+    await view.store.submit("u1", job, 1000, time.time(), "alice", "r1")
+    await view.refresh()
+    await view.form(view.job("digits"), 3)
+    await view.refresh()
+    async with ApiServer(view, Metrics()) as server:
+        _, _, reported = await fetched(server, PATH)
+    (row,) = reported["jobs"]
+    assert (row["world_nodes"], row["target"], row["borrowed"]) == (3, 1, 2)
 
 
 async def test_what_could_be_secret_is_not_in_it(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ NODES = {
         make_node("e", gpus=2, sick=[1]), make_node("f", gpus=2, lost=True),
     )
 }  # fmt: skip
-TOTALS = {"nodes": 6, "states": {"ready": 4, "cordoned": 1, "lost": 1}, "gpus": 10, "healthy": 9, "used": 0}
+TOTALS = {
+    "nodes": 6, "states": {"ready": 4, "cordoned": 1, "lost": 1}, "gpus": 10, "healthy": 9, "used": 0, "phases": {}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("most", "names", "more"), [(6, "abcdef", 0), (5, "abcef", 1), (3, "cef", 3), (2, "ce", 4)])

@@ -1,13 +1,18 @@
-"""Which port is taken for a rendezvous, or for a place."""
+"""Which port is taken for a rendezvous, or for a place; and what comes of a store process that cannot be had."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from nodeagent.shim.rendezvous import bind_free
+from nodeagent.plan.pods.report import without_output
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.rendezvous import Holder, bind_free
 
 
 @pytest.fixture
@@ -44,3 +49,17 @@ def test_what_counts_up_from_a_port_stays_in_the_range(low: int, above: int) -> 
     finally:
         for one in taken:
             one.close()
+
+
+def test_without_a_store_process_the_workers_start_and_what_it_wrote_is_not_for_all(low: int) -> None:
+    def host_store(_host: str, _port: int, _listening: int, answer: int, _forked: Any) -> None:
+        os.write(answer, b"RuntimeError: s3cret")
+
+    server = cast("Any", SimpleNamespace(warm=True, has_torch=True, host_store=host_store))
+    holder = Holder(Loop(), "127.0.0.1", (low, low + 9), lambda: None)
+    holder.hold({"number": 1, "id": "g1"}, "127.0.0.1", server)
+    holder._answered()
+    assert holder.held is not None and not holder.held["store_hosted"]
+    assert holder.problem == "no store process: RuntimeError: s3cret"
+    assert without_output(holder.problem) == ("no store process", "RuntimeError: s3cret")
+    holder.release()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from nodeagent.shim.link import Call, WorkerLink
-from nodeagent.shim.snapshots import KeptSnapshots
+from nodeagent.shim.snapshots import KeptSnapshots, WriteOut
 
 MIB = 1 << 20
 
@@ -42,3 +42,12 @@ def test_what_may_be_made_may_be_kept() -> None:
     assert machine.kept.bytes == 14 * MIB
     assert machine.put(16 * MIB, []) == "a snapshot of 16 MiB is more than this node has memory for (15 MiB)"
     os.close(fd)
+
+
+def test_what_the_helper_printed_is_in_no_report() -> None:
+    """Everybody reads a report; the log of the pod has it."""
+    over: list[bool] = []
+    nothing = cast("Any", None)
+    one = WriteOut(nothing, nothing, nothing, nothing, lambda: over.append(True))
+    one._ended("the helper failed with exit code 1: KeyError: 's3cret'")
+    assert (one.text, over) == ("snapshots not written out: the helper failed with exit code 1", [True])

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import BRIEF, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.failure.blame import blame
-from nodeagent.plan.pods.report import failure_words, read_report, with_completion, with_few_texts
+from nodeagent.plan.pods.report import failure_words, read_report, with_completion, with_few_texts, without_output
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import report_arguments
 from tests.unit.plan.build import UID, make_exit
@@ -31,6 +31,26 @@ def test_what_a_hook_printed_is_apart_from_why_the_pod_could_not_start(refused: 
     """The reason is shown to everybody."""
     status = PodStatus.model_validate({"uid": "u", "phase": "exited", "refused": refused})
     assert read_report(status) == PodReport(state="refused", reason=reason, error=error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("trouble with the fork server: preload a: ValueError: s3cret", "trouble with the fork server"),
+        ("working_dir /w is missing; trouble with the fork server: preload a: KeyError: s3cret; large pages: s3cret",
+         "working_dir /w is missing; trouble with the fork server"),
+        ("ready db.0 was not done after 10 s; trouble with the fork server: preload a: s3cret",
+         "ready db.0 was not done after 10 s; trouble with the fork server"),
+        ("ready db.0 failed with exit code 1: s3cret; ready db.1 failed with exit code 1: s3cret",
+         "ready db.0 failed with exit code 1"),
+        ("no store process: RuntimeError: s3cret", "no store process"),
+        ("env_file /w/env: Permission denied (as user a); it is ready soon", None),
+    ],
+)  # fmt: skip
+def test_what_a_job_wrote_itself_is_cut_off_a_reason_wherever_it_begins(reason: str, shown: str | None) -> None:
+    why, output = without_output(reason)
+    assert why == (reason if shown is None else shown)
+    assert ("s3cret" in output) == (shown is not None)
 
 
 def test_read_report() -> None:

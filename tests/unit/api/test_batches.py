@@ -1,0 +1,98 @@
+"""An array is ended as one, whatever becomes of its members meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from nodeagent.agent.metrics import Metrics
+from nodeagent.api.server import ApiServer
+from nodeagent.model.job import JobRecord
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from tests.unit.api.fakes import FakeView, spec
+
+
+class RacingView(FakeView):
+    """Before the first change of a member something happens to the next two, which the view learns of only if
+    ``looks``."""
+
+    looks = False
+
+    async def join(self) -> None:
+        await super().join()
+        await self.store.submit("u0", spec("other"), 1000, 1.0, "alice", "r-other")
+        await self.refresh()
+        control = self.store.control
+
+        async def late(uid: str, *rest: Any) -> JobRecord:
+            self.store.__dict__.pop("control")
+            ended, gone = self.job("sweep-1"), self.job("sweep-2")
+            await self.end(ended, "failed", "it failed")
+            await self.end(gone, "stopped", "stopped")
+            await self.store.remove(gone.uid)
+            if self.looks:
+                await self.refresh()
+            return await control(uid, *rest)
+
+        self.store.__dict__["control"] = late
+
+
+class Bench:
+    """The agent's API, with an array of four."""
+
+    def __init__(self, view: RacingView, session: aiohttp.ClientSession) -> None:
+        self.view, self._session = view, session
+
+    async def end(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
+        async with self._session.request(method, f"http://a/v1/arrays/{path}", json={"request_id": "end"}) as answer:
+            return answer.status, await answer.json()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    view = RacingView(tmp_path)
+    await view.join()
+    async with ApiServer(view, Metrics()) as server:
+        connector = aiohttp.UnixConnector(path=str(server.socket_path))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            row = {"spec": spec("sweep").model_dump(mode="json", exclude={"submitter"}), "array": "0-3"}
+            body = {"jobs": [row], "submitter": spec("x").submitter.model_dump(mode="json"), "request_id": "submit"}
+            async with session.post("http://a/v1/jobs", json=body) as answer:
+                assert answer.status == 201, await answer.text()
+            yield Bench(view, session)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+async def test_members_that_end_or_go_meanwhile_keep_no_other_from_being_stopped(bench: Bench, looks: bool) -> None:
+    bench.view.looks = looks
+    status, answer = await bench.end("POST", "sweep/stop")
+    assert status == 200, answer
+    assert [job["name"] for job in answer["jobs"]] == ["sweep-0", "sweep-3"]
+    wanted = {job.name: job.control.desired for job in bench.view.cluster().jobs.values()}
+    assert wanted == {"other": "run", "sweep-0": "stop", "sweep-1": "run", "sweep-3": "stop"}
+
+
+@pytest.mark.parametrize("looks", [False, True])
+async def test_all_members_that_there_still_are_are_deleted(bench: Bench, looks: bool) -> None:
+    bench.view.looks = looks
+    status, answer = await bench.end("DELETE", "sweep")
+    assert status == 200, answer
+    assert [job["name"] for job in answer["jobs"]] == ["sweep-0", "sweep-1", "sweep-3"]
+    deleted = {job.name: job.control.delete for job in bench.view.cluster().jobs.values()}
+    assert deleted == {"other": False, "sweep-0": True, "sweep-1": True, "sweep-3": True}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(StoreRefusedError("recovering", "it waits"), 503), (StoreUnavailableError("no answer"), 503)],
+)
+async def test_whatever_else_the_store_refuses_is_answered(bench: Bench, error: Exception, code: int) -> None:
+    async def refuse(*_: Any) -> JobRecord:
+        raise error
+
+    bench.view.store.__dict__["control"] = refuse
+    assert (await bench.end("POST", "sweep/stop"))[0] == code
