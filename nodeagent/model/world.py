@@ -291,7 +291,8 @@ class Generation(Record):
     failsafe_members: dict[str, str] = {}
     """Node to life: the nodes that keep this generation once it is active (``JobRecord.failsafe_members``)."""
     outside: dict[str, str] = {}
-    """Nodes that could have been members and are not: node to reason (NODEAGENT_FAULTY)."""
+    """Nodes of the generation before, and some that have a fault, that are no members: node to reason
+    (NODEAGENT_FAULTY)."""
 
     @field_validator("members", "holders")
     @classmethod
