@@ -161,7 +161,8 @@ class WorkerExit(Record):
     """Unix time on its node, for people only; never compared between nodes."""
     error: str = ""
     """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters. A report has it only
-    for the worker that counts on its node; for a victim it has the end, at most ``BRIEF`` characters."""
+    for the worker that counts on its node, at most ``BRIEF`` characters if that is a victim; for each other victim it
+    has the words that make it one."""
     left_at: int | None = None
     """The step after which it left by itself when it was asked to leave."""
     saved_in: float | None = None
