@@ -120,7 +120,7 @@ def victims_words(exited: WorkerExit, first: bool) -> str:
     found = COLLECTIVE.search(exited.error)
     assert found is not None
     words = found[0] if len(found[0]) <= BRIEF else f"{found[0][: BRIEF // 3]} ... {found[0][-BRIEF // 2 :]}"
-    ends = (exited.error[-BRIEF:], exited.error[: found.end()][-BRIEF:]) if first else ()
+    ends: tuple[str, ...] = (exited.error[-BRIEF:], exited.error[: found.end()][-BRIEF:]) if first else ()
     for text in (*ends, words):
         if COLLECTIVE.search(text):
             return text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import stat
 import threading
-from collections.abc import ItemsView
 from pathlib import Path
+from typing import Any
 
 from structlog.testing import capture_logs
 
@@ -29,7 +29,7 @@ class Watched(dict[str, LedgerEntry]):
 
     thread = 0
 
-    def items(self) -> ItemsView[str, LedgerEntry]:
+    def items(self) -> Any:
         self.thread = threading.get_ident()
         return super().items()
 

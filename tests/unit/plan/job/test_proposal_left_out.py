@@ -14,7 +14,7 @@ def named(nodes: list[NodeRecord | str], members: list[str], lapsed: list[str] |
 
 
 def test_members_of_the_last_generation_and_nodes_with_a_fault_are_named() -> None:
-    nodes = ["n1", "n2", make_node("n3", ready={UID: UNFIT}), make_node("n4", cordon=True)]
+    nodes: list[NodeRecord | str] = ["n1", "n2", make_node("n3", ready={UID: UNFIT}), make_node("n4", cordon=True)]
     assert named(nodes, ["n1", "n2"], lapsed=["n2"]) == {
         "n2": "n2 is not live (its lease has lapsed)",
         "n3": "n3 cannot run it: /shared/x is missing",
@@ -23,12 +23,12 @@ def test_members_of_the_last_generation_and_nodes_with_a_fault_are_named() -> No
 
 
 def test_nodes_that_are_busy_gone_or_were_never_checked_are_not() -> None:
-    nodes = ["n1", make_node("n2", slots=0), make_node("n3", ready={UID: PREPARING}), make_node("n4", ready={})]
-    assert named([*nodes, make_node("n5", left=True)], ["n1"]) == {}
+    busy, unready = make_node("n2", slots=0), make_node("n3", ready={UID: PREPARING})
+    assert named(["n1", busy, unready, make_node("n4", ready={}), make_node("n5", left=True)], ["n1"]) == {}
 
 
 def test_of_many_only_so_many_are_named_and_members_of_the_last_generation_first() -> None:
-    nodes = ["n1", *(make_node(f"n{i}", cordon=True) for i in range(2, 100))]
+    nodes: list[NodeRecord | str] = ["n1", *(make_node(f"n{i}", cordon=True) for i in range(2, 100))]
     found = named(nodes, ["n1", "n99"])
     assert len(found) == MOST_LEFT_OUT
     assert next(iter(found)) == "n99"
