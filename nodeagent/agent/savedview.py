@@ -42,7 +42,8 @@ FORMAT = 1
 Kept = NodeRecord | JobRecord | UsageDay | QueuesRecord | WindowsRecord
 ENDED_KEPT = 256
 """Most jobs that have ended: the newest."""
-MOST_BYTES = 64 * 1024**2
+MOST_BYTES = 256 * 1024**2
+"""Jobs of sixteen users take as much if each has all that ``limits.job_bytes`` allows."""
 PATIENCE = 10.0
 """Seconds after which a disk that has not answered counts as hanging."""
 LEAST_ROOM = 64 * 1024
@@ -182,7 +183,11 @@ class Writing:
         lines = self._renewed(known)
         data = b"".join([self._header("view", known, records=len(lines)), *(line for _, line in lines.values())])
         if len(data) > MOST_BYTES:
-            raise OSError(f"it would be larger than {MOST_BYTES} bytes: delete jobs that have ended")
+            jobs = [len(line) for key, (_, line) in lines.items() if key.startswith("job ")]
+            raise OSError(
+                f"it would be larger than {MOST_BYTES} bytes, and {len(jobs)} jobs take {sum(jobs)} of it: stop and "
+                "delete some, and lower limits.job_bytes"
+            )
         self._lines, self._room = lines, min(max(len(data), LEAST_ROOM), MOST_BYTES - len(data))
         return data
 

@@ -19,10 +19,8 @@ from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
-from nodeagent.model.world import Generation
 from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
@@ -41,12 +39,13 @@ hours above depend on the time."""
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A record, and whether its signatures are good."""
+    """A record, whether its signatures are good, and its gang has the places of its roles."""
 
     job: JobRecord
     admits: bool
     controls: bool
     gang: bool
+    places: bool
     points: bool
 
 
@@ -219,11 +218,13 @@ class AdmissionVerifier:
         last = self._judged.get(job.uid)
         if last is None or last.job is not job:
             seal = self._seal
+            same_gang = last is not None and _same_gang(last.job, job)
             last = _Judged(
                 job,
                 last.admits if last is not None and _same_admission(last.job, job) else seal.admits(job),
                 last.controls if last is not None and last.job.control is job.control else seal.controls(job),
-                last.gang if last is not None and _same_gang(last.job, job) else seal.gang(job),
+                last.gang if last is not None and same_gang else seal.gang(job),
+                last.places if last is not None and same_gang and last.job.spec is job.spec else _has_its_places(job),
                 last.points if last is not None and last.job.checkpoint is job.checkpoint else seal.points(job),
             )
             self._judged[job.uid], self._looked = last, None
@@ -254,7 +255,7 @@ class AdmissionVerifier:
         if generation is not None and not job.spec.several and not size.min <= len(generation.members) <= size.max:
             text = f"generation {generation.number} has {len(generation.members)} nodes"
             return "size", f"{text}, its file allows {size.min} to {size.max}"
-        if generation is not None and job.spec.several and not _has_its_places(job.spec, generation):
+        if generation is not None and not known.places:
             return "size", f"generation {generation.number} does not have places of all the roles of its file"
         if not known.gang:
             return "gang", (
@@ -290,12 +291,16 @@ def _same_admission(old: JobRecord, new: JobRecord) -> bool:
     return old.spec is new.spec and old.admission is new.admission and (old.name, old.owner) == (new.name, new.owner)
 
 
-def _has_its_places(spec: JobSpec, generation: Generation) -> bool:
-    """Every place of every role once, with as many workers and, once acknowledged, ports as its members have. How many
-    a role has may be changed while the job runs: where the control says otherwise, the gang is formed anew."""
+def _has_its_places(job: JobRecord) -> bool:
+    """Of several roles: every place of every role once, with as many workers and, once acknowledged, ports as its
+    members have. How many a role has may be changed while the job runs: where the control says otherwise, the gang is
+    formed anew."""
+    generation = job.generation
+    if generation is None or not job.spec.several:
+        return True
     members, sizes = generation.members.values(), generation.sizes
     places = [place.name for member in members for place in member.places]
-    wanted = [f"{role.name}.{i}" for role in spec.roles for i in range(max(1, sizes[role.name]))]
+    wanted = [f"{role.name}.{i}" for role in job.spec.roles for i in range(max(1, sizes[role.name]))]
     if sorted(places) != sorted(wanted) or any(m.workers != sum(p.workers for p in m.places) for m in members):
         return False
     return generation.state != "active" or all(len(generation.ports.get(m.node, ())) == m.ports for m in members)

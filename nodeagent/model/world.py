@@ -161,7 +161,8 @@ class WorkerExit(Record):
     """Unix time on its node, for people only; never compared between nodes."""
     error: str = ""
     """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters. A report has it only
-    for the worker that counts on its node; for a victim it has the end, at most ``BRIEF`` characters."""
+    for the worker that counts on its node, at most ``BRIEF`` characters if that is a victim; for each other victim it
+    has the words that make it one."""
     left_at: int | None = None
     """The step after which it left by itself when it was asked to leave."""
     saved_in: float | None = None
@@ -291,7 +292,8 @@ class Generation(Record):
     failsafe_members: dict[str, str] = {}
     """Node to life: the nodes that keep this generation once it is active (``JobRecord.failsafe_members``)."""
     outside: dict[str, str] = {}
-    """Nodes that could have been members and are not: node to reason (NODEAGENT_FAULTY)."""
+    """Nodes of the generation before, and some that have a fault, that are no members: node to reason
+    (NODEAGENT_FAULTY)."""
 
     @field_validator("members", "holders")
     @classmethod

@@ -27,9 +27,11 @@ TRAINER = "trainer"
 """Beside parameter servers: the role whose workers are Paddle's trainers. A job without it: the role that completes it,
 else the first that is no parameter server."""
 
-
 SCHEDULER = "scheduler"
 """The role whose worker is MindSpore's scheduler."""
+MOST_VALUE = 24 << 10
+"""The most characters of a variable that we set; a longer one is left out. Lists of all ranks grow with the job, and
+Linux starts no program with one of 128 KiB. So short that a fork server (``MOST_REPORTED``) takes all of them."""
 
 
 def worker_environments(
@@ -39,6 +41,16 @@ def worker_environments(
 
     Raises KeyError if the node is no member or a record is missing, ValueError if the generation has no address yet.
     """
+    theirs = {*job.spec.env, *(name for role in job.spec.roles for name in role.env)}
+    return tuple(
+        {name: value for name, value in env.items() if len(value) <= MOST_VALUE or name in theirs}
+        for env in _environments(job, generation, node, nodes)
+    )
+
+
+def _environments(
+    job: JobRecord, generation: Generation, node: NodeRecord, nodes: Mapping[str, NodeRecord]
+) -> list[dict[str, str]]:
     addresses = {n: nodes[n].facts.address for n in generation.members}
     faulty = _faulty(generation, nodes)
     member = generation.members[node.id]
@@ -57,14 +69,14 @@ def worker_environments(
                 | (served if place.role == PSERVER else scheduled if place.role == SCHEDULER else {})
                 for local, env in enumerate(_of_world(job, generation, world, world.members[place.index], node, faulty))
             ]
-        return tuple(out)
+        return out
     endpoints, spare = _endpoints(generation, addresses)
     # Torch's store is served at the address of the rendezvous already: JAX's coordinator needs one of its own.
     coordinator = spare if generation.store_hosted else generation.address
     world = _World(
         job.spec.role, generation.ordered(), generation.address, generation.store_hosted, coordinator, endpoints
     )
-    return tuple(_of_world(job, generation, world, member, node, faulty))
+    return _of_world(job, generation, world, member, node, faulty)
 
 
 def roles_file(generation: Generation, addresses: Mapping[str, str]) -> str:

@@ -324,7 +324,7 @@ class Store(Protocol):
 
     async def history(self, after: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
         """A page of the history, by time of end, oldest first: jobs after this place (empty: from the beginning), each
-        with its own place."""
+        with its own place; fewer than ``limit`` where the records are large, and none only at the end."""
         ...
 
     async def cordon(

@@ -96,8 +96,9 @@ def _compact(plain: object) -> str:
 
 
 def encode_report(report: PodReport) -> dict[str, str]:
-    """A report without its seq, which the store sets."""
-    return {"state": report.state, "body": report.model_dump_json(exclude={"seq"})}
+    """A report without its seq, which the store sets, and without values that are the default: a gang has thousands of
+    workers."""
+    return {"state": report.state, "body": report.model_dump_json(exclude={"seq"}, exclude_defaults=True)}
 
 
 def report_arguments(report: PodReport) -> dict[str, str]:

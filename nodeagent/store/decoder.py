@@ -24,7 +24,8 @@ from nodeagent.store import roster
 from nodeagent.store.codec import GENERATION_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, decode_part, pairs, whole
 
 ROOM = 48_000
-"""Fields kept, of all jobs together. The least recently read jobs are dropped first."""
+"""Fields kept, of all jobs together. The smallest records are dropped first, since those are soon read as a whole; of
+equal ones those that were read least recently."""
 PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
 _KINDS = {**GENERATION_MAPS, **JOB_MAPS}
@@ -156,8 +157,15 @@ class Decoder:
         old = self._read.pop(read.job.uid, None)
         self._size += len(read.fields) - (len(old.fields) if old is not None else 0)
         self._read[read.job.uid] = read
-        while self._size > self._room:
-            self._size -= len(self._read.pop(next(iter(self._read))).fields)
+        if self._size > self._room:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """For some records at once, since all are sorted."""
+        for uid in sorted(self._read, key=lambda uid: len(self._read[uid].fields)):  # stable
+            self._size -= len(self._read.pop(uid).fields)
+            if self._size <= self._room * 7 // 8:
+                return
 
 
 def _unpacked(last: _Read, flat: Sequence[str | None], nodes: Mapping[str, NodeRecord]) -> dict[str, str | None] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -46,7 +46,7 @@ class Ledger(Protocol):
         ...
 
     async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
-        """Replaces all entries, durably. Raises OSError."""
+        """Replaces all entries, durably. The caller must not change the mapping any more. Raises OSError."""
         ...
 
 
@@ -69,13 +69,19 @@ class FileLedger:
             return {}
 
     async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
-        """Writes in a thread: the disk may be slow, and the lease cannot wait."""
-        text = json.dumps({uid: asdict(entry) for uid, entry in entries.items()})
-        await asyncio.to_thread(self._write, text)
+        """In a thread: the disk may be slow, there may be many entries, and the lease cannot wait."""
+        await asyncio.to_thread(self._write, entries)
 
-    def _write(self, text: str) -> None:
+    def _write(self, entries: Mapping[str, LedgerEntry]) -> None:
+        # One by one: a thread that makes the JSON of all of them in one call would hold up the others.
+        lines = (f"{json.dumps(uid)}: {_line(entry)}" for uid, entry in entries.items())
+        text = "{" + ",\n".join(lines) + "}"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self._path, text, durable=True)
+
+
+def _line(entry: LedgerEntry) -> str:
+    return json.dumps({"expires": entry.expires, "seen": entry.seen, "ended": entry.ended})
 
 
 def pruned(entries: Mapping[str, LedgerEntry], present: Mapping[str, object], now: float) -> dict[str, LedgerEntry]:

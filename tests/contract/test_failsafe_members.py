@@ -8,7 +8,9 @@ from nodeagent.model.node import Cordon, Incarnation
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Ack, Token
 from nodeagent.store.messages import Forgotten
-from tests.contract.bench import FAST, Bench, generation, refused
+from tests.contract.bench import FAST, Bench, HereBench, generation, refused
+from tests.inprocess.data import Data, Word
+from tests.inprocess.server import Server
 
 LIMIT = millis(FAST.failsafe_limit)
 FAST_LEASE = millis(FAST.lease)
@@ -384,3 +386,22 @@ async def test_a_failsafe_member_that_came_back_with_a_new_life_may_let_go(bench
     job = await bench.ack(await bench.propose(job, "n1"), "n1")
     assert generation(job).state == "forming"
     assert generation(await let_go(bench, job, "n2")).state == "active"
+
+
+async def test_of_a_node_that_leaves_only_the_jobs_that_it_keeps_are_read() -> None:
+    clock = [1_000_000.0]
+    bench = HereBench(Server(lambda: clock[0]), clock)
+    await bench.up("n1", "n2")
+    await kept(bench, ("n1",), ("n2",))
+    for n in range(2, 6):
+        await bench.submit(f"u{n}", name=f"other{n}")
+    data, read = bench.server.data, list[str]()
+
+    def hgetall(key: Word) -> list[str]:
+        read.append(str(key).rpartition(":")[2])
+        return Data.hgetall(data, key)
+
+    data.hgetall = hgetall  # type: ignore[method-assign]
+    await bench.store.leave("n2", bench.lives["n2"])
+    assert {uid for uid in read if uid.startswith("u")} == {"u1"}
+    assert (await bench.job()).failsafe_members == {}

@@ -104,6 +104,20 @@ async def test_pages_of_the_history(bench: Bench) -> None:
         assert found == ["u2", "u3", "u4", "u5", "u1", "u6"]
 
 
+async def test_a_page_of_large_records_is_short(bench: Bench) -> None:
+    await bench.up("n1")
+    uids = [f"u{i}" for i in range(5)]
+    for uid in uids:
+        job = await bench.submit(uid, name=f"job-{uid}", env={"A": "x" * 600_000})
+        await bench.end(job, "stopped", wall=bench.wall)
+    await shelved(bench, *uids)
+    place, sizes = "", list[int]()
+    while page := await bench.store.history(place, 100):
+        sizes.append(len(page))
+        place = page[-1][0]
+    assert sizes == [2, 2, 1]
+
+
 async def test_the_oldest_go_for_good(bench: Bench) -> None:
     await bench.up("n1")
     for i in range(5):

@@ -294,6 +294,20 @@ async def test_a_node_silent_for_longer_than_anything_may_be_lent_is_forgotten_b
     assert next(n for n in (await bench.beat("n1")).nodes if n.id == "n2").cordon == cordon
 
 
+async def test_one_join_forgets_only_some_of_many_silent_nodes(bench: Bench) -> None:
+    silent = [f"old{n}" for n in range(12)]
+    await bench.up("n0", *silent)
+    for node in silent:
+        await bench.lapse(node, "n0")
+    await bench.age(millis(RELEASE * FAST.failsafe_limit))
+    await bench.beat("n0")
+    left = []
+    for name in ("n1", "n2"):
+        await bench.join(name)
+        left.append(sum(node.id in silent for node in (await bench.beat("n0")).nodes))
+    assert left == [4, 0]
+
+
 async def test_pods_are_published_by_node_and_expire(bench: Bench) -> None:
     await bench.up("n1", "n2")
 

@@ -113,14 +113,15 @@ def is_victim(exited: WorkerExit) -> bool:
     return exited.signal in (None, signal.SIGABRT) and bool(COLLECTIVE.search(exited.error))
 
 
-def victims_words(exited: WorkerExit) -> str:
-    """The end of what a victim wrote, with what makes it one, short; empty for others."""
+def victims_words(exited: WorkerExit, first: bool) -> str:
+    """What makes a victim one, short, and of the first on its node with the end of what it wrote; empty for others."""
     if not is_victim(exited):
         return ""
     found = COLLECTIVE.search(exited.error)
     assert found is not None
     words = found[0] if len(found[0]) <= BRIEF else f"{found[0][: BRIEF // 3]} ... {found[0][-BRIEF // 2 :]}"
-    for text in (exited.error[-BRIEF:], exited.error[: found.end()][-BRIEF:], words):
+    ends: tuple[str, ...] = (exited.error[-BRIEF:], exited.error[: found.end()][-BRIEF:]) if first else ()
+    for text in (*ends, words):
         if COLLECTIVE.search(text):
             return text
     return exited.error

@@ -17,11 +17,15 @@ from nodeagent.plan.fairshare.queues import claims
 from nodeagent.plan.fairshare.resources import of_devices, together
 from nodeagent.plan.nodes import failsafe
 from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, choosy, gpus_per_worker, ranked
+from nodeagent.plan.nodes.health import remarkable
 from nodeagent.plan.placing.placement import Placement, arrange, arranged, choose, may_move, soon
 from nodeagent.plan.placing.topology import Path, gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.reservations import kept_for, kept_from, with_aside
 from nodeagent.plan.steps import Decision, End, Propose
+
+MOST_LEFT_OUT = 32
+"""Nodes that a generation's record names as left out: all agents read it, and each worker has it in its environment."""
 
 
 def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
@@ -136,8 +140,22 @@ def propose(
     kept = failsafe.choose(cluster, members.values())
     takes = together(of_devices(c.devices) for c in placement.chosen)
     taken = claims(cluster, job, takes)
-    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), kept, grace, taken)
+    outside = left_out(cluster, job, placement)
+    step = Propose(members, cause, gone, spend, planned, millis(form), outside, kept, grace, taken)
     return Decision(step, (cause.text,))
+
+
+def left_out(cluster: Cluster, job: JobRecord, placement: Placement) -> dict[str, str]:
+    """Nodes that the workers are to know of, with why they have none there: first those of the last generation, then
+    those that have a fault. Of those that are only busy, or never checked the job, nobody has to know."""
+    last, faulty = job.generation.members if job.generation is not None else {}, remarkable(cluster)
+    why = {
+        c.node: c.why
+        for c in placement.others
+        if c.why and not c.ruled_out
+        if c.node in last or c.standing == "unfit" or (c.standing == "out" and c.node in faulty)
+    }
+    return dict(sorted(why.items(), key=lambda one: one[0] not in last)[:MOST_LEFT_OUT])
 
 
 def order_nodes(

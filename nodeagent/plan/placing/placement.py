@@ -99,10 +99,6 @@ class Placement:
         more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
         return "; ".join(reasons[:8]) + more
 
-    def outside(self) -> dict[str, str]:
-        """Nodes left out for a reason, for the workers to know."""
-        return {c.node: c.why for c in self.others if c.why and not c.ruled_out}
-
 
 def needs(minimum: int, fit: int) -> str:
     """How many nodes a job needs, and how many there are."""

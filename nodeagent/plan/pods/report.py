@@ -114,7 +114,7 @@ def with_few_texts(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
 def _text(exited: WorkerExit, first: bool) -> str:
     if not is_failure(exited):
         return ""
-    return victims_words(exited) or (exited.error if first else "")
+    return victims_words(exited, first) or (exited.error if first else "")
 
 
 def same_report(sent: PodReport, report: PodReport) -> bool:

@@ -10,7 +10,7 @@ or, kept long enough, for good.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, Outcome
 from nodeagent.model.jobspec import After
@@ -31,8 +31,9 @@ class _Members:
     """The name of one that did not succeed."""
     ended: int = 0
     running: int = 0
-    waiting: list[JobRecord] = field(default_factory=list)
-    """Those that are to run and have no nodes, in the order of the queue."""
+    at_once: int = 0
+    turn: frozenset[str] = frozenset()
+    """Of those (uids) that are to run and have no nodes: the first in the queue, as many as may run at once."""
 
 
 def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
@@ -40,19 +41,22 @@ def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
 
     def look(_before: object) -> dict[str, _Members]:
         found: dict[str, _Members] = {}
+        waiting: dict[str, list[JobRecord]] = {}
         for job in cluster.jobs.values():
             if job.spec.array is None:
                 continue
             one = found.setdefault(job.spec.array.id, _Members())
-            one.known += 1
+            one.known, one.at_once = one.known + 1, job.spec.array.at_once
             one.running += job.phase in USES_TIME
             if job.phase in TERMINAL:
                 one.ended += 1
                 one.bad = one.bad or ("" if job.phase == "succeeded" else job.name)
             elif job.phase not in USES_TIME and job.control.desired == "run" and job.uid not in cluster.refused:
-                one.waiting.append(job)
-        for one in found.values():
-            one.waiting.sort(key=lambda job: (-job.spec.priority, job.order))
+                waiting.setdefault(job.spec.array.id, []).append(job)
+        for array, jobs in waiting.items():
+            one = found[array]
+            jobs.sort(key=lambda job: (-job.spec.priority, job.order))
+            one.turn = frozenset(job.uid for job in jobs[: max(0, one.at_once - one.running)])
         return found
 
     return cluster.once("arrays", look, cluster.refused)
@@ -163,8 +167,7 @@ def blocked(cluster: Cluster, job: JobRecord) -> str:
     if array is None or not array.at_once or job.phase in USES_TIME:
         return ""
     found = _members(cluster, array.id)
-    room = max(0, array.at_once - found.running)
-    if any(one.uid == job.uid for one in found.waiting[:room]):
+    if job.uid in found.turn:
         return ""
     return f"waits for its turn: of array {array.name} {array.at_once} run at once, and {found.running} do"
 

@@ -206,5 +206,5 @@ def _turns(uids: Sequence[str], since: Mapping[str, int], now: int) -> tuple[lis
     each of both got it. ``since``: the last of these for an earlier view."""
     late = now - millis(GIVE_WAY)
     slow = [uid for uid in uids if since.get(uid, now) <= late]
-    up = [uid for uid in uids if uid not in slow][:NEXT]
+    up = [uid for uid in uids if since.get(uid, now) > late][:NEXT]
     return up, slow, {uid: since.get(uid, now) for uid in (*slow, *up)}

@@ -180,8 +180,9 @@ end
 -- This node will never lend again. So no failsafe member that shares a job with it can lend.
 local function release_failsafe_members(node)
   for _, uid in ipairs(redis.call('HVALS', NAMES)) do
-    local job = job_read(uid)
-    if job and job['failsafe_member:' .. node] then
+    local concerned = redis.call('HGET', P .. 'job:' .. uid, 'failsafe_member:' .. node) -- few are: read no other whole
+    local job = concerned and job_read(uid)
+    if job then
       put_entries(job, 'failsafe_member', {})
       job_save(job)
     end

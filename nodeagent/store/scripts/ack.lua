@@ -28,7 +28,7 @@ end
 if A.last and job.last_number ~= '0' then
   if A.last.state == 'left' and not string.match(job['last:' .. A.node] or '', '^%d+ left ') then
     event({ kind = 'WorkersLeft', job = job, node = A.node, generation = job.last_number, by = A.node,
-      text = A.node .. ': ' .. cjson.decode(A.last.body).reason })
+      text = A.node .. ': ' .. (cjson.decode(A.last.body).reason or '') })
   end
   put_report(job, counts, 'last', A.node, A.last.state, A.last.body, A.last.brief)
 end

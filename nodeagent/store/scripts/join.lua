@@ -1,6 +1,6 @@
 -- join: node, life, start, address, pid, facts, timing, lease, credit, gap, limit, regroup, uid (of the
 -- cluster, if it is new)
-local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 64, 16
+local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 8, 16
 local id = A.node
 if not meta.timing then
   redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),

@@ -31,7 +31,7 @@ if (next(alone) or next(body.rounds or {})) and job['report:' .. A.node] then
   rounds = before.rounds or {}
 end
 if started then
-  count_started(job, body.started)
+  count_started(job, body.started or 0)
 end
 for _, one in ipairs(alone) do
   if one.order > last then

@@ -139,8 +139,8 @@ def test_of_the_ended_jobs_only_the_newest_are_kept() -> None:
 
 def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(savedview, "MOST_BYTES", 1000)
-    with pytest.raises(OSError, match="larger than 1000 bytes: delete jobs"):
-        writing().pack(view(job("a")))
+    with pytest.raises(OSError, match=r"larger than 1000 bytes, and 2 jobs take [0-9]+ of it: stop and delete"):
+        writing().pack(view(job("a"), job("b")))
 
 
 # --- what changed is added

@@ -14,7 +14,7 @@ from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.queue import NO_QUEUES, Queue, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Window, Windows, WindowsRecord
-from nodeagent.model.world import Ack, Generation, Place
+from nodeagent.model.world import Ack, Generation, Member, Place
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import LedgerEntry
@@ -118,17 +118,25 @@ def test_a_generation_that_its_members_did_not_agree_to_is_refused() -> None:
     assert bench.why(job) == ""
 
 
-def test_a_generation_without_the_places_of_its_roles_is_refused() -> None:
+ROLES = ("pserver", "trainer")
+PLACES = tuple(Place(role=role, index=0, workers=1, devices=(f"cpu{i}",)) for i, role in enumerate(ROLES))
+
+
+def in_places(generation: Generation) -> JobRecord:
+    """Of two roles."""
     one = make_spec().role.model_copy(update={"nodes": Nodes(min=1, max=1, target=1)})
-    roles = tuple(one.model_copy(update={"name": name}) for name in ("pserver", "trainer"))
-    places = tuple(Place(role=r.name, index=0, workers=1, devices=(f"cpu{i}",)) for i, r in enumerate(roles))
-    plain = make_generation(["n1"], state="forming", workers=2)
+    roles = tuple(one.model_copy(update={"name": name}) for name in ROLES)
+    return signed(make_job("forming", generation, spec=make_spec().model_copy(update={"roles": roles})))
+
+
+def test_a_generation_without_the_places_of_its_roles_is_refused() -> None:
+    places, plain = PLACES, make_generation(["n1"], state="forming", workers=2)
 
     def generation(*held: Place, workers: int = 2) -> Generation:
         member = plain.members["n1"].model_copy(update={"places": held, "workers": workers})
         return plain.model_copy(update={"members": {"n1": member}})
 
-    job = signed(make_job("forming", generation(*places), spec=make_spec().model_copy(update={"roles": roles})))
+    job = in_places(generation(*places))
     assert Bench().why(job) == ""
     more = places[1].model_copy(update={"index": 1})
     assert Bench().why(changed(job, generation=generation(*places, more, workers=3))) == "", "a role may be scaled"
@@ -141,6 +149,31 @@ def test_a_generation_without_the_places_of_its_roles_is_refused() -> None:
     assert Bench().why(changed(job, generation=generation(places[0], evil))) == "size"
     active = generation(*places).model_copy(update={"state": "active", "missing": {}})
     assert Bench().why(changed(job, generation=active)) == "size", "it has no ports"
+    bench = Bench()
+    assert bench.why(job) == ""
+    assert bench.why(changed(job, generation=active)) == "size", "and is not taken for the one before"
+    assert bench.why(job) == ""
+    assert bench.why(changed(job, spec=make_spec())) == "changed"
+
+
+class Members(dict[str, Member]):
+    """Counts how often all are looked at."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        Members.looks += 1
+        return super().values()
+
+
+def test_places_are_looked_at_once_for_each_gang() -> None:
+    plain = make_generation(["n1"], state="forming", workers=2)
+    members = Members(n1=plain.members["n1"].model_copy(update={"places": PLACES}))
+    bench, job = Bench(), in_places(plain.model_copy(update={"members": members}))
+    assert bench.why(job) == ""
+    seen = Members.looks
+    assert bench.why(changed(job, rev=2)) == ""
+    assert Members.looks == seen > 0
 
 
 def test_a_generation_of_a_size_that_the_file_does_not_allow_is_refused() -> None:

@@ -19,7 +19,7 @@ from nodeagent.model.world import Place
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.findings.cluster import judge_cluster
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.job.proposal import order_nodes, place
+from nodeagent.plan.job.proposal import left_out, order_nodes, place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.candidates import candidates, ranked
 from nodeagent.plan.placing.placement import arrange, may_move
@@ -97,7 +97,7 @@ def test_a_node_that_lacks_what_is_required_is_out_and_says_so() -> None:
         "n1 has no label gpu, needed is gpu=h100",
         "n2 has gpu=a100, needed is gpu=h100",
     ]
-    assert place(cluster, job).outside() == {}  # nothing is wrong with them
+    assert left_out(cluster, job, place(cluster, job)) == {}  # nothing is wrong with them
 
 
 def test_what_can_be_changed_is_reported_first() -> None:

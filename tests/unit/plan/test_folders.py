@@ -9,7 +9,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
-from nodeagent.plan.job.proposal import place
+from nodeagent.plan.job.proposal import left_out, place
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.candidates import candidates, strays
 from nodeagent.plan.pods.pod import PodAction, Promise, plan_pods
@@ -88,7 +88,7 @@ def test_a_stray_is_unfit_and_looked_at_again_and_the_next_node_is_asked() -> No
     assert (first.standing, second.standing, second.why, second.devices) == ("fit", "unfit", why("n2", "n1"), ())
     placement = place(cluster, job)
     assert [c.node for c in placement.chosen] == ["n1", "n3"]
-    assert placement.outside()["n2"] == why("n2", "n1")
+    assert left_out(cluster, job, placement)["n2"] == why("n2", "n1")
     assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n1", "n2", "n3", "n4"]
 
 

@@ -11,7 +11,8 @@ from nodeagent.model.job import Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import Array, JobSpec
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Generation, Member, Place
-from nodeagent.pods.environment import roles_file, split_address, worker_environments
+from nodeagent.pods.environment import MOST_VALUE, roles_file, split_address, worker_environments
+from nodeagent.shim.forkserver.client import MOST_REPORTED
 from nodeagent.train.context import context
 
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
@@ -293,6 +294,40 @@ def test_ipv6() -> None:
 def test_no_address_yet(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)
+
+
+LISTS = {
+    "TF_CONFIG", "PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINERS", "NODEAGENT_FAULTY",
+}  # fmt: skip
+
+
+def of_many(size: int, **changes: Any) -> dict[str, str]:
+    """The environment of a worker in a gang of so many, each on a node of its own."""
+    members = {
+        f"node{i:04}": Member(node=f"node{i:04}", life="l", group_rank=i, first_rank=i, workers=1, devices=("cpu0",))
+        for i in range(size)
+    }
+    records = {name: a_node(address="2001:db8:1234:5678::1").model_copy(update={"id": name}) for name in members}
+    generation = a_generation(members=members, address="[2001:db8:1234:5678::1]:29400", **changes)
+    (env,) = worker_environments(a_job(env={"MINE": "x" * 30_000}), generation, records["node0000"], records)
+    return env
+
+
+def test_of_a_small_gang_every_list_is_there() -> None:
+    assert of_many(500).keys() >= LISTS
+
+
+@pytest.mark.parametrize("size", [600, 800, 1000, 2000, 4000])
+def test_lists_that_are_too_long_are_left_out_so_that_a_fork_server_takes_the_rest(size: int) -> None:
+    env = of_many(size)
+    assert all(len(value) <= MOST_VALUE for name, value in env.items() if name != "MINE")
+    assert len(json.dumps([["python", "t.py"], env])) < MOST_REPORTED, "with what the job sets itself"
+    assert (env["WORLD_SIZE"], len(env["MINE"])) == (str(size), 30_000)
+    assert size < 4000 or not env.keys() & (LISTS - {"NODEAGENT_FAULTY"})
+
+
+def test_faults_without_number_start_a_worker_too() -> None:
+    assert "NODEAGENT_FAULTY" not in of_many(1, outside={f"node{i}": "is cordoned" for i in range(5000)})
 
 
 # --- several roles ----------------------------------------------------------------------------------

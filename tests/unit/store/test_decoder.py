@@ -106,11 +106,21 @@ def test_what_cannot_be_read_is_an_error_and_changes_nothing() -> None:
 
 def test_it_keeps_no_more_than_its_bound() -> None:
     one = len(encode_job(gang()))
-    read = Decoder(room=2 * one)
-    firsts = {uid: read.job(flat(gang().model_copy(update={"uid": uid}))) for uid in ("u1", "u2", "u3")}
-    again = {uid: read.job(flat(gang().model_copy(update={"uid": uid}))) for uid in ("u3", "u2", "u1")}
-    assert {uid: again[uid].spec is firsts[uid].spec for uid in again} == {"u3": True, "u2": True, "u1": False}
+    read = Decoder(room=4 * one)
+    for uid in ("u1", "u2", "u3", "u4", "u1", "u5"):
+        read.job(flat(gang().model_copy(update={"uid": uid})), "e")
+    assert [uid for uid in ("u1", "u2", "u3", "u4", "u5") if read.base(uid)] == ["u1", "u4", "u5"], "those read last"
     assert Decoder(room=one - 1).job(flat(gang())) == gang(), "one that is larger than all of it is read all the same"
+
+
+def test_of_many_jobs_a_large_gang_is_the_last_to_go() -> None:
+    large = gang().model_copy(update={"generation": make_generation(f"n{i}" for i in range(500))})
+    read = Decoder(room=2 * len(encode_job(large)))
+    for job in (large, *(gang("n1").model_copy(update={"uid": f"u{i}"}) for i in range(100))):
+        read.job(flat(job), "e")
+    assert read.base(large.uid) is not None
+    assert read.base("u99") is not None
+    assert read.base("u0") is None
 
 
 def test_a_job_that_is_gone_takes_no_room() -> None:

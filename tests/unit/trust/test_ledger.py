@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import stat
+import threading
 from pathlib import Path
+from typing import Any
 
 from structlog.testing import capture_logs
 
@@ -20,6 +22,22 @@ async def test_it_is_kept_over_restarts(tmp_path: Path) -> None:
     assert FileLedger(path).load() == entries
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["trust.json"]
+
+
+class Watched(dict[str, LedgerEntry]):
+    """Remembers which thread went through it."""
+
+    thread = 0
+
+    def items(self) -> Any:
+        self.thread = threading.get_ident()
+        return super().items()
+
+
+async def test_the_loop_does_not_make_the_text(tmp_path: Path) -> None:
+    entries = Watched(u1=LedgerEntry(expires=5, seen=4))
+    await FileLedger(tmp_path / "trust.json").save(entries)
+    assert entries.thread not in (0, threading.get_ident())
 
 
 def test_a_damaged_file_is_reported_and_holds_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import BRIEF, Member, Place, PodReport, Token, WorkerExit
-from nodeagent.plan.failure.blame import blame
+from nodeagent.plan.failure.blame import blame, is_victim
 from nodeagent.plan.pods.report import failure_words, read_report, with_completion, with_few_texts, without_output
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import report_arguments
@@ -119,8 +119,18 @@ def test_only_the_one_that_counts_keeps_all_that_it_wrote() -> None:
 def test_victims_keep_what_makes_them_ones(wrote: str) -> None:
     first, second, third = texts(ended(0, wrote), ended(1, PLAIN), ended(2, wrote))
     assert second == PLAIN
-    assert max(len(first), len(third)) <= BRIEF
-    assert texts(ended(0, wrote))[0] == first
+    assert first == third
+    assert is_victim(ended(0, first))
+    assert len(first) < BRIEF
+    (alone,) = texts(ended(0, wrote))
+    assert is_victim(ended(0, alone))
+    assert len(first) <= len(alone) <= BRIEF
+
+
+def test_a_node_full_of_victims_writes_little() -> None:
+    """Of 2,000 such nodes one record has the reports."""
+    report = PodReport(state="failed", exits=with_few_texts(ended(rank, VICTIM) for rank in range(8)))
+    assert len(report_arguments(report)["body"]) < BRIEF + 8 * 150
 
 
 def as_brief(report: PodReport) -> PodReport:

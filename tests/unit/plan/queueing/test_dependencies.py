@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -222,6 +223,23 @@ def test_never_more_than_may_run_at_once(phases: list[Phase], most: int) -> None
     running = sum(phase in USES_TIME for phase in phases)
     free = [job for job in jobs if job.phase in ("queued", "holding", "paused") and not blocked(cluster, job)]
     assert len(free) == min(max(0, most - running), sum(p in ("queued", "holding", "paused") for p in phases))
+
+
+def test_whose_turn_it_is_takes_no_look_at_the_others_for_each() -> None:
+    jobs = [member(i, at_once=300, count=400) for i in range(400)]
+    cluster = a_cluster(*jobs)
+    blocked(cluster, jobs[0])  # the arrays are looked at once
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    turns = [not blocked(cluster, job) for job in jobs]
+    sys.setprofile(None)
+    assert turns == [True] * 300 + [False] * 100
+    assert calls < 20 * len(jobs)
 
 
 def after_array(need: Need, count: int = 2) -> JobRecord:

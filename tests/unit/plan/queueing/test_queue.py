@@ -21,7 +21,7 @@ from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.pods.pod import Prepare, Retire, plan_pods
 from nodeagent.plan.pods.prepare import UNFIT_KEPT
 from nodeagent.plan.queueing import queue, reservations
-from nodeagent.plan.queueing.room import room_for
+from nodeagent.plan.queueing.room import Room, room_for
 from nodeagent.plan.steps import Decision, Propose
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
@@ -281,3 +281,26 @@ def test_a_job_that_fits_and_one_that_gets_ready() -> None:
     assert isinstance(decide(cluster, job, WALL).step, Propose)
     later = make_cluster([make_node("n1", ready={"u-a": PREPARING})], job)
     assert decide(later, job, WALL) == Decision(None, ("needs 1 node, 0 fit, 1 could get ready",), 0)
+
+
+class Uid(str):
+    """Counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Uid.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_many_that_have_had_their_turn_are_not_compared_with_each_other() -> None:
+    uids = [Uid(f"u-{i}") for i in range(500)]
+    cluster = replace(make_cluster([]), served=200_000)
+    line = [
+        queue.Waiting(make_job(uid=uid).model_copy(update={"uid": uid}), Room(1, 0, 0, 1, True, True)) for uid in uids
+    ]
+    up = queue.next_up(cluster, line, queue.NextUp(since=dict.fromkeys(uids, 0))).up
+    assert up == {"u-0", "u-1", "u-2", "u-3"}
+    assert Uid.compared < 10 * len(uids)
