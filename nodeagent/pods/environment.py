@@ -29,7 +29,7 @@ else the first that is no parameter server."""
 
 SCHEDULER = "scheduler"
 """The role whose worker is MindSpore's scheduler."""
-MOST_VALUE = 36 << 10
+MOST_VALUE = 24 << 10
 """The most characters of a variable that we set; a longer one is left out. Lists of all ranks grow with the job, and
 Linux starts no program with one of 128 KiB. So short that a fork server (``MOST_REPORTED``) takes all of them."""
 
