@@ -16,7 +16,7 @@ import pytest
 
 from nodeagent.pods import pod
 from nodeagent.pods.folder import PodRecord
-from nodeagent.pods.pod import PodHandle
+from nodeagent.pods.pod import LINE_MAX, PodHandle
 
 BOUND = 20.0
 
@@ -77,7 +77,7 @@ DEEP = b'{"v": 1, "error": ' + b"[" * 100_000 + b"\n"
 @pytest.mark.parametrize(
     ("received", "why"),
     [
-        (b"x" * (1 << 21), "a line of more than"),
+        (b"x" * (LINE_MAX + 2), "a line of more than"),
         (b"[]\n", "no status"),
         (b'{"v": 1, "status": {"uid": "u", "phase": "dancing"}}\n', "no status"),
         (b'{"v": 1, "status": {"uid": "other", "phase": "ready"}}\n', "another pod"),
