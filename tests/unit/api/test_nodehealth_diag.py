@@ -15,6 +15,7 @@ from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.model.health import Figure
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.spec.healthconfig import HealthConfig
+from tests.integration.shim_support import wait_for
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_nodehealth import post
 from tests.unit.api.test_server_away import answered, served
@@ -63,9 +64,7 @@ async def test_a_run_and_what_came_of_it(tmp_path: Path) -> None:
         done = await until_done(session)
         repeated, same = await post(session, PATH)
         another, used = await post(session, PATH, busy=True)
-        async with asyncio.timeout(BOUND):  # a run is over before its results are on the disk
-            while not diagnosis.figures:
-                await asyncio.sleep(0.02)
+        await wait_for(lambda: diagnosis.figures)  # a run is over before its results are on the disk
     assert before["state"] == "none"
     assert (status, begun["state"], again) == (200, "running", 200)
     assert (other, "already" in refused["error"]["message"]) == (409, True)
