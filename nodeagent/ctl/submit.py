@@ -181,6 +181,8 @@ def _submit_all(client: Client, jobs: list[Submission], request_id: str | None, 
     _say_unmet((job["spec"]["name"] if dry_run else job["name"], job) for job in done["jobs"])
     if dry_run:
         for job in done["jobs"]:
+            if len(done["jobs"]) > 1:
+                echo("---")
             dump(job["spec"], "yaml")
             times = f", {job['jobs']} times" if job["jobs"] > 1 else ""
             echo(f"job/{job['spec']['name']} would be submitted{times} (dry run)", err=True)
