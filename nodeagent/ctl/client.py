@@ -396,6 +396,11 @@ def job_path(job: str) -> str:
     return f"/v1/jobs/{quote(job, safe='')}"
 
 
+def array_path(array: str) -> str:
+    """The path of an array, by name."""
+    return f"/v1/arrays/{quote(array, safe='')}"
+
+
 def node_path(node: str) -> str:
     """The path of a node."""
     return f"/v1/nodes/{quote(node, safe='')}"
