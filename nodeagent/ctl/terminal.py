@@ -74,7 +74,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-RUN_CODES = {
+RUN_CODES: dict[int, int] = {
     Exit.REFUSED: 120,
     Exit.FAILED: 121,
     Exit.USAGE: 122,
