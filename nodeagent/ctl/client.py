@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from nodeagent.ctl.terminal import BY_STATUS, CtlError, Exit, NoAgentError, echo
+from nodeagent.ctl.terminal import BY_STATUS, CtlError, Exit, NoAgentError, echo, local_failures
 from nodeagent.ctl.where import ENV, ENV_CACERT, ENV_FINGERPRINT, Where
 
 Json = dict[str, Any]
@@ -77,10 +77,11 @@ def usual_sockets() -> list[str]:
 
 
 def local_clusters() -> dict[str, list[str]]:
-    """Name to sockets of each of this user's running development clusters."""
+    """Name to sockets of each of this user's running development clusters. Raises ``CtlError``."""
     from nodeagent.local.registry import find
 
-    return {name: [str(path) for path in sockets] for name, sockets in find().items()}
+    with local_failures():
+        return {name: [str(path) for path in sockets] for name, sockets in find().items()}
 
 
 def _listens(path: str) -> bool:

@@ -22,7 +22,7 @@ from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Streams, local_ranks, log_base, words_of
 from nodeagent.ctl.preloads import guess_preload, module_of, script_of
 from nodeagent.ctl.session import STOP_ON, Session
-from nodeagent.ctl.submit import readable_shell, send
+from nodeagent.ctl.submit import readable_shell, send, this_submitter
 from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError, echo
 from nodeagent.ctl.torchline import TorchLine, command_of, torch_options, unneeded_line, workers
 from nodeagent.ctl.waiting import mention_unsaved
@@ -325,15 +325,14 @@ def _spec(
 ) -> JobSpec:
     from nodeagent.model.jobspec import Policy
     from nodeagent.spec.errors import SpecError
-    from nodeagent.spec.jobargs import capture_submitter, job_from_args
-    from nodeagent.spec.jobvalues import RECORDED
+    from nodeagent.spec.jobargs import job_from_args
 
     no_fork_server = asked["no_fork_server"]
     try:
         spec = job_from_args(
             name=asked["name"] or default_name(command),
             command=command,
-            submitter=capture_submitter(readable_shell(RECORDED.__contains__), str(Path.cwd())),
+            submitter=this_submitter(),
             nodes=asked["nodes"] or str(local or 1),
             nproc=workers(asked["nproc"] or manner.nproc, lambda: _see_gpus(ctx, local)),
             max_restarts=_restarts(manner.max_restarts if asked["max_restarts"] is None else asked["max_restarts"]),

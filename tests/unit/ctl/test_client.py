@@ -19,6 +19,8 @@ import pytest
 from nodeagent.ctl import client
 from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError
 from nodeagent.ctl.where import ENV, Where
+from nodeagent.local import registry
+from nodeagent.local.layout import LocalTimedOutError
 
 
 @pytest.fixture
@@ -281,3 +283,15 @@ def test_token_files(tmp_path: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(CtlError, match="everybody here can use"):
         Where(token_file=str(file)).token()
+
+
+def test_local_clusters_that_cannot_be_looked_at_are_a_failure_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that another command is clearing away."""
+
+    def find() -> dict[str, list[Path]]:
+        raise LocalTimedOutError("another command has been cleaning up")
+
+    monkeypatch.setattr(registry, "find", find)
+    with pytest.raises(CtlError, match="another command has been cleaning up") as raised:
+        client.local_clusters()
+    assert raised.value.code == Exit.TIMED_OUT
