@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from nodeagent.ctl.client import Client
+from nodeagent.ctl.client import Client, array_path
 from nodeagent.ctl.options import ENDED
 from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
@@ -60,7 +60,7 @@ def _row(jobs: list[Json]) -> Json:
 def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool, request_id: str | None) -> bool:
     """``stop`` or ``delete`` every job of the array, and wait for the end. False if there is no array of this name.
     Raises ``CtlError``."""
-    path = f"/v1/arrays/{name}"
+    path = array_path(name)
     try:
         if verb == "delete":
             after = client.change("DELETE", path, request_id)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from nodeagent.ctl.terminal import BY_STATUS, CtlError, Exit, NoAgentError, echo
+from nodeagent.ctl.terminal import BY_STATUS, CtlError, Exit, NoAgentError, echo, local_failures
 from nodeagent.ctl.where import ENV, ENV_CACERT, ENV_FINGERPRINT, Where
 
 Json = dict[str, Any]
@@ -48,8 +48,13 @@ HOW_TO_WAKE = (
 HOW_TO_REACH = "see that it runs, that its api.listen is on, and that no firewall is between; or ask another agent"
 
 
-class _SilentError(Exception):
-    """An agent took the request and did not answer in time."""
+class _LostError(Exception):
+    """The request was sent, at least in part, and its answer did not come: the agent may have done what it says."""
+
+    def __init__(self, what: str, *, silent: bool = False) -> None:
+        super().__init__(what)
+        self.silent = silent
+        """The agent is connected, and says nothing."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -72,10 +77,11 @@ def usual_sockets() -> list[str]:
 
 
 def local_clusters() -> dict[str, list[str]]:
-    """Name to sockets of each of this user's running development clusters."""
+    """Name to sockets of each of this user's running development clusters. Raises ``CtlError``."""
     from nodeagent.local.registry import find
 
-    return {name: [str(path) for path in sockets] for name, sockets in find().items()}
+    with local_failures():
+        return {name: [str(path) for path in sockets] for name, sockets in find().items()}
 
 
 def _listens(path: str) -> bool:
@@ -150,7 +156,8 @@ def find(where: Where | str | None = None) -> Client:
 SAME_REQUEST = "the same request id"
 """The words with which agents report that a change may or may not have been done."""
 UNKNOWN_OUTCOME = "unknown_outcome"
-"""The store stopped answering in the middle of a change; sent again with the same request id, it happens once."""
+"""The store, or the agent, stopped answering in the middle of a change; sent again with the same request id, it happens
+once."""
 ASK_AGAIN_FOR = 10.0
 """Seconds to send such a change again before a person is asked to: a store that is restarted is back by then."""
 ASK_AGAIN_EVERY = 0.5
@@ -207,15 +214,37 @@ class Client:
         Then again for ``ASK_FOR_SAVED`` seconds until it is on enough disks: the answer is the first one, with what
         the last one says of that."""
         asked = request_id or new_request_id()
+        try:
+            done = self._until_saved(method, path, {"request_id": asked, **body})
+        except CtlError as error:
+            error.next_step = error.next_step.replace(SAME_REQUEST, f"{SAME_REQUEST} (--request-id {asked})")
+            raise
+        done["request_id"] = asked
+        return done
+
+    def _until_saved(self, method: str, path: str, body: Json) -> Json:
+        try:
+            done = self._until_known(method, path, body)
+            give_up = time.monotonic() + ASK_FOR_SAVED
+            while done.get("saved", {}).get("text") and time.monotonic() < give_up:
+                time.sleep(ASK_AGAIN_EVERY)
+                try:
+                    done["saved"] = self._call(method, path, body)["saved"]
+                except CtlError:  # the answer stands; what has changed since is not what was asked
+                    break
+            return done
+        except KeyboardInterrupt:
+            raise _unknown("interrupted", code=Exit.INTERRUPTED) from None
+
+    def _until_known(self, method: str, path: str, body: Json) -> Json:
         unknown: CtlError | None = None
-        give_up = time.monotonic() + ASK_AGAIN_FOR
+        give_up = 0.0
         while True:
             try:
-                done = self._call(method, path, {"request_id": asked, **body})
-                break
+                return self._call(method, path, body)
             except CtlError as error:
-                error.next_step = error.next_step.replace(SAME_REQUEST, f"{SAME_REQUEST} (--request-id {asked})")
                 if error.kind == UNKNOWN_OUTCOME:
+                    give_up = give_up or time.monotonic() + ASK_AGAIN_FOR
                     unknown = error
                 if unknown is None or error.code != Exit.UNREACHABLE:
                     raise
@@ -223,26 +252,16 @@ class Client:
             if time.monotonic() >= give_up:
                 raise unknown
             time.sleep(ASK_AGAIN_EVERY)
-        give_up = time.monotonic() + ASK_FOR_SAVED
-        while done.get("saved", {}).get("text") and time.monotonic() < give_up:
-            time.sleep(ASK_AGAIN_EVERY)
-            try:
-                again = self._call(method, path, {"request_id": asked, **body})
-            except CtlError:  # the answer stands; what has changed since is not what was asked
-                break
-            done["saved"] = again["saved"]
-        done["request_id"] = asked
-        return done
 
     def _call(self, method: str, path: str, body: Json | None) -> Json:
         response = self._open(method, path, body)
         try:
-            text = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise NoAgentError(f"the agent's answer broke off: {error}", "ask again") from error
+            value = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            broken = f"the agent's answer broke off: {error}"
+            raise (NoAgentError(broken, "ask again") if body is None else _unknown(broken)) from error
         finally:
             response.close()
-        value = json.loads(text)
         assert isinstance(value, dict)
         return value
 
@@ -272,9 +291,14 @@ class Client:
             for at in list(self.sockets) if self.remote is None else [self.remote]:
                 try:
                     response = _send(at, method, path, body, self._report_slow)
-                except _SilentError:
-                    failed, step = f"the agent at {_name(at)} did not answer within {ANSWER_TIMEOUT:g} s", HOW_TO_WAKE
-                    continue
+                except _LostError as error:
+                    failed, step = f"the agent at {_name(at)} {error}", HOW_TO_WAKE if error.silent else away
+                    if body is None:
+                        continue
+                    if isinstance(at, str):  # the next attempt begins with another one
+                        self.sockets.remove(at)
+                        self.sockets.append(at)
+                    raise _unknown(failed, HOW_TO_WAKE if error.silent else "") from error
                 except (OSError, http.client.HTTPException) as error:
                     why = str(error) or type(error).__name__
                     failed, step = f"no answer from the agent at {_name(at)}: {why}", away
@@ -310,10 +334,19 @@ def _name(at: str | Where) -> str:
     return str(at.agent) if isinstance(at, Where) else at
 
 
+def _unknown(what: str, more: str = "", code: int = Exit.UNREACHABLE) -> CtlError:
+    """The failure when a change was sent and its answer did not come. ``more`` to do than to ask again."""
+    again = f"ask again with {SAME_REQUEST}: it happens once" + (f"; {more}" if more else "")
+    error = CtlError(f"{what}; it is not known whether the change was done", code, again)
+    error.kind = UNKNOWN_OUTCOME
+    return error
+
+
 def _send(
     at: str | Where, method: str, path: str, body: Json | None, slow: Callable[[str], None]
 ) -> http.client.HTTPResponse:
-    """``slow`` is called with the agent's name when it takes long. Raises ``_SilentError``, OSError, HTTPException."""
+    """``slow`` is called with the agent's name when it takes long. Raises OSError, HTTPException as long as nothing was
+    sent, then ``_LostError``."""
     headers = {"Content-Type": "application/json", "Connection": "close"}
     connection: http.client.HTTPConnection
     if isinstance(at, Where):
@@ -324,15 +357,18 @@ def _send(
         connection = _UnixConnection(at, ANSWER_TIMEOUT)
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, headers)
-        poll = select.poll()
-        poll.register(connection.sock, select.POLLIN)
-        if not poll.poll(SLOW * 1000):
-            slow(_name(at))
+        connection.connect()
         try:
+            connection.request(method, path, payload, headers)
+            poll = select.poll()
+            poll.register(connection.sock, select.POLLIN)
+            if not poll.poll(SLOW * 1000):
+                slow(_name(at))
             return connection.getresponse()
         except TimeoutError as error:
-            raise _SilentError from error
+            raise _LostError(f"did not answer within {ANSWER_TIMEOUT:g} s", silent=True) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _LostError(f"hung up: {str(error) or type(error).__name__}") from error
     except BaseException:
         connection.close()
         raise
@@ -359,6 +395,11 @@ def _query(query: dict[str, object]) -> str:
 def job_path(job: str) -> str:
     """The path of a job, by name or uid."""
     return f"/v1/jobs/{quote(job, safe='')}"
+
+
+def array_path(array: str) -> str:
+    """The path of an array, by name."""
+    return f"/v1/arrays/{quote(array, safe='')}"
 
 
 def node_path(node: str) -> str:

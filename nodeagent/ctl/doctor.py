@@ -9,7 +9,7 @@ import click
 
 from nodeagent.ctl.jobtext import limits_text
 from nodeagent.ctl.options import agent_option, connect, output_option
-from nodeagent.ctl.output import Column, coloured, dump, fold, hang, show, terminal_width
+from nodeagent.ctl.output import Column, coloured, dump, fold, show, terminal_width
 from nodeagent.ctl.terminal import Exit, NoAgentError, echo
 from nodeagent.ctl.where import Where
 
@@ -75,12 +75,12 @@ def lines(findings: list[Json], colour: bool, width: int | None = None) -> list[
     out = []
     for f in findings:
         severity, left = f["severity"].ljust(7), 7 + 2 + wide + 2
-        first, *more = hang(f"{severity}  {f['where'].ljust(wide)}  {f['what']}", width, left)
+        first, *more = fold(f"{severity}  {f['where'].ljust(wide)}  {f['what']}", width, left)
         if colour:
             first = click.style(severity, fg=COLOURS.get(f["severity"])) + first.removeprefix(severity)
         out += [first, *more]
         if f["fix"]:
-            out += hang(f"{'':{left}}fix: {f['fix']}", width, left)
+            out += fold(f"{'':{left}}fix: {f['fix']}", width, left)
     return out
 
 

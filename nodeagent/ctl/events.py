@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option
-from nodeagent.ctl.output import dump, hang, terminal_width
+from nodeagent.ctl.output import dump, fold, terminal_width, yaml_text
 from nodeagent.ctl.terminal import NoAgentError, echo, one_line
 from nodeagent.ctl.waiting import PATIENCE
 
@@ -27,7 +27,7 @@ def event_line(event: Json, wide: bool = False, width: int | None = None) -> str
     parts = (event["id"] if wide else "", when, f"{event['kind']:<18}", " ".join(a for a in about if a), event["text"])
     before = sum(len(part) + 2 for part in parts[:3] if part)
     line = one_line("  ".join(part for part in parts if part))  # a line end in a text would look like another event
-    return "\n".join(hang(line, width, before))
+    return "\n".join(fold(line, width, before))
 
 
 @click.command(short_help="Print what happened in the cluster.")
@@ -75,7 +75,5 @@ def _text(event: Json, fmt: str) -> str:
 
         return json.dumps(event, ensure_ascii=False)
     if fmt == "yaml":
-        import yaml
-
-        return "---\n" + str(yaml.safe_dump(event, sort_keys=False, allow_unicode=True)).rstrip()
+        return "---\n" + yaml_text(event).rstrip()
     return event_line(event, fmt == "wide", terminal_width())

@@ -3,8 +3,6 @@ switch power, not work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,7 @@ import click
 
 from nodeagent.ctl.options import NODE, Duration, output_option
 from nodeagent.ctl.output import Column, dump, show
-from nodeagent.ctl.terminal import CtlError, echo
+from nodeagent.ctl.terminal import echo, local_failures
 
 if TYPE_CHECKING:
     from nodeagent.local.registry import LocalCluster
@@ -32,17 +30,6 @@ COLUMNS = (
 )
 
 name_option = click.option("--name", metavar="NAME", help="The cluster, where there are several.")
-
-
-@contextmanager
-def _telling() -> Iterator[None]:
-    """Turns errors of a local cluster into failures of the tool."""
-    from nodeagent.local.layout import LocalError
-
-    try:
-        yield
-    except LocalError as error:
-        raise CtlError(str(error), error.code) from error
 
 
 def _cluster(name: str | None) -> LocalCluster:
@@ -71,7 +58,7 @@ def up(count: int, name: str) -> None:
     """Bring up a cluster of N nodes that stays until `local down`; return when all have joined."""
     from nodeagent.local.session import up as bring_up
 
-    with _telling():
+    with local_failures():
         cluster = bring_up(count, name)
     for node in cluster.nodes():
         echo(f"node/{node}")
@@ -87,7 +74,7 @@ def up(count: int, name: str) -> None:
 @name_option
 def add(name: str | None) -> None:
     """Add a node to the cluster; return when it has joined."""
-    with _telling():
+    with local_failures():
         node = _ask(name, "add")["node"]
         _await(name, node)
     echo(f"node/{node}")
@@ -98,7 +85,7 @@ def add(name: str | None) -> None:
 @name_option
 def kill(node: str, name: str | None) -> None:
     """Cut the power of NODE: its agent, shims and workers are killed at once, and it stays down until `local start`."""
-    with _telling():
+    with local_failures():
         reply = _ask(name, "kill", node=node)
     echo(
         f"node/{reply['node']} " + (f"killed ({reply['killed']} processes)" if reply["changed"] else "was down already")
@@ -110,7 +97,7 @@ def kill(node: str, name: str | None) -> None:
 @name_option
 def start(node: str, name: str | None) -> None:
     """Switch the power of NODE on again, as after a reboot; return when it has joined."""
-    with _telling():
+    with local_failures():
         reply = _ask(name, "start", node=node)
         _await(name, reply["node"])
     echo(f"node/{reply['node']} " + ("started" if reply["changed"] else "was on already"))
@@ -123,7 +110,7 @@ def start(node: str, name: str | None) -> None:
 def restart(node: str, away: float, name: str | None) -> None:
     """Restart the agent of NODE as `systemctl restart` or an upgrade does: it is asked to end (SIGTERM), and started
     again. Its workers train on meanwhile (for 30 s at most). Does not wait."""
-    with _telling():
+    with local_failures():
         reply = _ask(name, "restart", node=node, away=away)
     echo(f"node/{reply['node']} restarting (agent {reply['agent_pid']} was asked to end)")
 
@@ -135,7 +122,7 @@ def status(name: str | None, fmt: str) -> None:
     """Show the nodes of the cluster: power, agent, how often it was started, how it last ended."""
     from nodeagent.local.control import agent_ready
 
-    with _telling():
+    with local_failures():
         found = _ask(name, "status")
     for node in found["nodes"]:
         if node["power"] == "off" or node["failed"]:
@@ -161,7 +148,7 @@ def down(name: str | None, keep_logs: bool) -> None:
     """End the cluster and whatever runs on it: no process, socket or folder of it is left."""
     from nodeagent.local.session import down as take_down
 
-    with _telling():
+    with local_failures():
         cluster = _cluster(name)
         take_down(cluster, keep_logs=keep_logs)
     echo(f"cluster {cluster.name} is down" + (f"; its logs are in {cluster.data}" if keep_logs else ""))

@@ -9,7 +9,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import click
@@ -91,29 +95,52 @@ class Tool(click.Group):
         """Never returns: exits with one of the contract's codes."""
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        usage = RUN_CODES[Exit.USAGE] if _verb(words) == "run" else None
-        end_as(lambda: super(Tool, self).main(words, *rest, **extra), usage)
+        codes = RUN_CODES if _verb(words) == "run" else {}
+        end_as(lambda: super(Tool, self).main(words, *rest, **extra), codes)
 
 
-def end_as(call: Callable[[], Any], usage: int | None = None) -> NoReturn:
-    """End the process with the contract's code for the call's result or error. ``usage``: the code for a wrong command
-    line, if it is not click's own."""
+def end_as(call: Callable[[], Any], codes: Mapping[int, int] = MappingProxyType({})) -> NoReturn:
+    """End the process with the code that the call returns, or with the contract's for its error. ``codes``: what stands
+    for them where they differ."""
+    _prepare_streams()
+    try:
+        code = _code_of(call, codes)
+    except OSError as error:
+        with suppress(OSError):  # often it is our own output that cannot be written
+            if not isinstance(error, BrokenPipeError):
+                echo(f"nodeagentctl: {error}", err=True)
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # the interpreter must not fail once more when it flushes
+            os.dup2(null, stream.fileno())
+        code = codes.get(Exit.FAILED, Exit.FAILED)
+    sys.exit(code)
+
+
+def _code_of(call: Callable[[], Any], codes: Mapping[int, int]) -> int:
     try:
         code = call()
     except CtlError as error:
         error.show()
-        code = error.code
+        return codes.get(error.code, error.code)
     except click.ClickException as error:
         error.show()
-        code = usage or error.exit_code
+        return codes.get(error.exit_code, error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         echo("nodeagentctl: interrupted", err=True)
-        code = Exit.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; the interpreter must not complain when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = Exit.FAILED
-    sys.exit(code if isinstance(code, int) else Exit.DONE)
+        return Exit.INTERRUPTED
+    except SystemExit as end:  # click's: the reader of our output has gone
+        code = codes.get(Exit.FAILED, end.code) if end.code == Exit.FAILED else end.code
+    return code if isinstance(code, int) else Exit.DONE
+
+
+def _prepare_streams() -> None:
+    """What is printed to a closed stream (``>&-``) goes nowhere; characters that the locale lacks become escapes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _verb(words: list[str]) -> str:
@@ -159,13 +186,9 @@ def run_main() -> None:
     from nodeagent.ctl.run import as_torchrun
 
     def call() -> Any:
-        try:
-            return as_torchrun.main(prog_name="nodeagent-run", standalone_mode=False)
-        except CtlError as error:
-            error.code = Exit.USAGE if error.code == RUN_CODES[Exit.USAGE] else error.code
-            raise
+        return as_torchrun.main(prog_name="nodeagent-run", standalone_mode=False)
 
-    end_as(call)
+    end_as(call, {**RUN_CODES, Exit.USAGE: Exit.USAGE})
 
 
 if __name__ == "__main__":

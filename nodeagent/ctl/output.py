@@ -110,9 +110,12 @@ def part(value: float | None) -> str:
 
 
 def fold(line: str, width: int | None, indent: int) -> list[str]:
-    """The line, broken between words (and after commas) if it is wider than ``width``; the rest is indented."""
+    """The line, broken between words (and after commas) if it is wider than ``width``; the rest is indented, less where
+    there would be no room to read it."""
     if width is None or len(line) <= width:
         return [line]
+    if width - indent < LEAST_TEXT:
+        indent = min(indent, 4, width // 2)
     lines, rest = [], ""
     for word in _WORDS.findall(line):
         if rest.strip() and len(rest) + len(word) > width:
@@ -124,11 +127,6 @@ def fold(line: str, width: int | None, indent: int) -> list[str]:
             lines.append(rest[:width])
             rest = " " * indent + rest[width:]
     return [*lines, rest.rstrip()] if rest.strip() else lines
-
-
-def hang(line: str, width: int | None, indent: int) -> list[str]:
-    """``fold`` below the line's last part, which begins at ``indent``, if there is room to read it there."""
-    return fold(line, width, indent if width is None or width - indent >= LEAST_TEXT else 4)
 
 
 def table_lines(
@@ -181,13 +179,17 @@ def _row(cells: Sequence[str], inside: Sequence[int], widths: Sequence[int], gap
 def dump(value: object, fmt: str) -> None:
     """Prints JSON or YAML."""
     if fmt == "yaml":
-        import yaml
-
-        plain = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
-        safe = plain if printable(plain) == plain else yaml.safe_dump(value, sort_keys=False)
-        echo(safe, nl=False)
+        echo(yaml_text(value), nl=False)
     else:
         echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def yaml_text(value: object) -> str:
+    """The value as YAML, in a form that reads back as the same value once ``echo`` has shown its control characters."""
+    import yaml
+
+    plain: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return plain if printable(plain) == plain else str(yaml.safe_dump(value, sort_keys=False))
 
 
 def notice(answer: Json, fmt: str) -> None:

@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,14 +16,14 @@ import click
 
 from nodeagent import hardware_missing
 from nodeagent.ctl import client as agent_client
-from nodeagent.ctl.client import Client
+from nodeagent.ctl.client import UNKNOWN_OUTCOME, Client
 from nodeagent.ctl.logs import PlainPrinter, Printer
 from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Streams, local_ranks, log_base, words_of
 from nodeagent.ctl.preloads import guess_preload, module_of, script_of
 from nodeagent.ctl.session import STOP_ON, Session
-from nodeagent.ctl.submit import readable_shell, send
-from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit, NoAgentError, echo
+from nodeagent.ctl.submit import readable_shell, send, this_submitter
+from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError, echo
 from nodeagent.ctl.torchline import TorchLine, command_of, torch_options, unneeded_line, workers
 from nodeagent.ctl.waiting import mention_unsaved
 from nodeagent.ctl.where import Where
@@ -127,7 +127,7 @@ TORCHRUNS = Manner(nproc="1", max_restarts=0, role="default", script=True, early
 
 def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
     """Runs the job and returns the exit code. Raises ``CtlError``."""
-    with _own_codes(), ExitStack() as stack:
+    with ExitStack() as stack:
         if line := unneeded_line(ctx):
             echo(f"nodeagentctl: {line}", err=True)
         rules, stop_on = _rules(asked), _signals(asked["signals_to_handle"])
@@ -156,20 +156,30 @@ def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
         client, private = _agent(ctx, stack, local, spec, detach)
         if private:
             spec = _with_shell(spec)
+        after = _submitted(client, spec, asked["request_id"])
+        mention_unsaved(f"job/{after['name']} submit", after)
+        if detach:
+            echo(f"job/{spec.name}")
+            return 0
+        outputs = _outputs(stack, rules, asked["log_dir"], spec, client, after["uid"])
+        if manner.plain:
+            printer: Printer = PlainPrinter(spec.role.name, os.environ.get(PREFIX_TEMPLATE), outputs=outputs)
+        else:
+            printer = Printer(outputs=outputs)
         session = Session(client, stays=not private, stop_on=stop_on)
-        with session.signals():
-            after = send(client, spec, asked["request_id"])
-            mention_unsaved(f"job/{after['name']} submit", after)
-            outputs = _outputs(stack, rules, asked["log_dir"], spec, client, after["uid"])
-            if manner.plain:
-                printer: Printer = PlainPrinter(spec.role.name, os.environ.get(PREFIX_TEMPLATE), outputs=outputs)
-            else:
-                printer = Printer(outputs=outputs)
-            session.begin(after, printer)
-            if detach:
-                echo(f"job/{spec.name}")
-                return 0
-            return session.follow()
+        session.begin(after, printer)
+        return session.follow()
+
+
+def _submitted(client: Client, spec: JobSpec, request_id: str | None) -> Json:
+    try:
+        return send(client, spec, request_id)
+    except CtlError as error:
+        if error.kind == UNKNOWN_OUTCOME and request_id is None:  # asked again, the job would have another name
+            error.next_step = (
+                f"see whether it is there: nodeagentctl describe {spec.name}; nodeagentctl stop {spec.name}"
+            )
+        raise
 
 
 def _local(asked: Mapping[str, Any]) -> int | None:
@@ -263,16 +273,6 @@ def _check_local(local: int, spec: JobSpec) -> None:
         )
 
 
-@contextmanager
-def _own_codes() -> Iterator[None]:
-    """Maps this tool's failures to 120 to 125."""
-    try:
-        yield
-    except CtlError as error:
-        error.code = RUN_CODES.get(Exit(error.code), error.code)
-        raise
-
-
 def _agent(ctx: click.Context, stack: ExitStack, local: int | None, spec: JobSpec, detach: bool) -> tuple[Client, bool]:
     """The agent to ask, and whether it was started for this command alone."""
     if local is not None:
@@ -325,15 +325,14 @@ def _spec(
 ) -> JobSpec:
     from nodeagent.model.jobspec import Policy
     from nodeagent.spec.errors import SpecError
-    from nodeagent.spec.jobargs import capture_submitter, job_from_args
-    from nodeagent.spec.jobvalues import RECORDED
+    from nodeagent.spec.jobargs import job_from_args
 
     no_fork_server = asked["no_fork_server"]
     try:
         spec = job_from_args(
             name=asked["name"] or default_name(command),
             command=command,
-            submitter=capture_submitter(readable_shell(RECORDED.__contains__), str(Path.cwd())),
+            submitter=this_submitter(),
             nodes=asked["nodes"] or str(local or 1),
             nproc=workers(asked["nproc"] or manner.nproc, lambda: _see_gpus(ctx, local)),
             max_restarts=_restarts(manner.max_restarts if asked["max_restarts"] is None else asked["max_restarts"]),

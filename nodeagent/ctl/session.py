@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -56,13 +57,15 @@ class Session:
         self._printer = Printer()
         self._asked_to_end = 0
         """The signal that requested the job's end; 0 for none."""
+        self._stopping = False
+        """The requested stop was accepted, or is not needed."""
         self._stopped_at: float | None = None
         """When (monotonic) the job was first seen to have ended on request."""
         self._over = threading.Event()
 
     @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Handles SIGHUP and the signals that request the end while the context is open."""
+    def _signals(self) -> Iterator[None]:
+        """Handles SIGHUP and the signals that request the end while the context is open: while a job is followed."""
         mine = dict.fromkeys(self._stop_on, self._end) | {int(signal.SIGHUP): self._hang_up}
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -83,14 +86,15 @@ class Session:
 
     def _hang_up(self, _number: int, _frame: FrameType | None) -> None:
         null = os.open(os.devnull, os.O_RDWR)
-        for stream in (sys.stdin, sys.stdout, sys.stderr):
-            os.dup2(null, stream.fileno())
+        for stream in (sys.stdout, sys.stderr):  # a terminal has gone, and the reader of a pipe has had this signal too
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                os.dup2(null, stream.fileno())
         os.close(null)
         if self._stays:
             raise _Leave(128 + signal.SIGHUP)
 
     def begin(self, job: Json, printer: Printer) -> None:
-        """The job was submitted; its output goes to ``printer``."""
+        """The job was submitted; its output goes to ``printer``. Until ``follow``, signals have their usual effect."""
         self._job, self._printer = job, printer
 
     def follow(self) -> int:
@@ -99,12 +103,15 @@ class Session:
         uid, name = self._job["uid"], self._job["name"]
         watcher = threading.Thread(target=self._watch, args=(uid,), name="status", daemon=True)
         try:
-            self._client.endure(PATIENCE)
-            watcher.start()
-            print_logs(self._client, uid, self._printer, follow=True, enough=self._is_enough, first=1)
-            job = self._ended(uid)
+            with self._signals():
+                self._client.endure(PATIENCE)
+                watcher.start()
+                print_logs(self._client, uid, self._printer, follow=True, enough=self._is_enough, first=1)
+                job = self._ended(uid)
         except _Leave as leave:
             if self._asked_to_end:
+                if self._stays and not self._stopping:
+                    self._stop(self._client, uid)
                 self._printer.announce(f"not waiting any longer: job {name} is being stopped, with its grace")
             return leave.code
         finally:
@@ -138,26 +145,30 @@ class Session:
     def _watch(self, uid: str) -> None:
         """Runs in a thread of its own: reports changes of state, and sends a requested stop."""
         client = self._client.twin()
-        shown, announced, stopped = "", False, False
+        shown = ""
         while not self._over.wait(POLL):
             try:
-                if self._asked_to_end and not stopped:
-                    if not announced:
-                        self._printer.announce("stopping the job gracefully (again: do not wait for it)")
-                    announced = True
-                    stopped = self._stop(client, uid)
+                if self._asked_to_end and not self._stopping:
+                    self._stopping = self._stop(client, uid)
+                    if self._stopping:
+                        self._report("stopping the job gracefully (again: do not wait for it)")
                 job = client.get(job_path(uid))
                 if self._asked_to_end and self._stopped_at is None and job["phase"] in ENDED:
                     self._stopped_at = time.monotonic()
             except CtlError as error:
                 if shown != error.message:
                     shown = error.message
-                    self._printer.announce(error.message)
+                    self._report(error.message)
                 continue
             line = status_line(job)
             if line != shown and job["phase"] not in ENDED:  # the end is reported at the end
                 shown = line
-                self._printer.announce(line)
+                self._report(line)
+
+    def _report(self, line: str) -> None:
+        """Without a reader too the watching thread goes on: it sends the stop."""
+        with suppress(OSError):
+            self._printer.announce(line)
 
     @staticmethod
     def _stop(client: Client, uid: str) -> bool:

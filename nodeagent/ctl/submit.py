@@ -18,7 +18,7 @@ from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import demand_saved
 
 if TYPE_CHECKING:
-    from nodeagent.model.jobspec import JobSpec, Submission
+    from nodeagent.model.jobspec import JobSpec, Submission, Submitter
 
 Json = dict[str, Any]
 
@@ -41,12 +41,24 @@ def readable_shell(wanted: Callable[[str], bool]) -> dict[str, str]:
     return {name: value for name, value in shell.items() if name not in odd}
 
 
+def this_submitter() -> Submitter:
+    """Who submits, from where, with which variables. Raises ``CtlError``."""
+    from nodeagent.spec.jobargs import capture_submitter
+    from nodeagent.spec.jobvalues import RECORDED
+
+    try:
+        folder = str(Path.cwd())
+    except OSError:
+        raise CtlError(
+            "the current folder does not exist any more", Exit.USAGE, "change to one that does: it is the job's"
+        ) from None
+    return capture_submitter(readable_shell(RECORDED.__contains__), folder)
+
+
 def read_jobs(file: str) -> list[Submission]:
     """The jobs in a file (``-``: stdin). Raises ``CtlError`` with every mistake."""
     from nodeagent.spec.errors import SpecError
-    from nodeagent.spec.jobargs import capture_submitter
     from nodeagent.spec.jobfile import parse_jobs
-    from nodeagent.spec.jobvalues import RECORDED
     from nodeagent.spec.yamlfile import MAX_BYTES
 
     name = "<stdin>" if file == "-" else file
@@ -62,9 +74,7 @@ def read_jobs(file: str) -> list[Submission]:
     except UnicodeDecodeError as error:
         raise CtlError(f"{name} is not UTF-8 text: {error}", Exit.USAGE, "is it a job file?") from None
     try:
-        return parse_jobs(
-            text, name, capture_submitter(readable_shell(RECORDED.__contains__), str(Path.cwd())), time.time()
-        )
+        return parse_jobs(text, name, this_submitter(), time.time())
     except SpecError as error:
         count = len(error.problems)
         raise CtlError(
@@ -181,6 +191,8 @@ def _submit_all(client: Client, jobs: list[Submission], request_id: str | None, 
     _say_unmet((job["spec"]["name"] if dry_run else job["name"], job) for job in done["jobs"])
     if dry_run:
         for job in done["jobs"]:
+            if len(done["jobs"]) > 1:
+                echo("---")
             dump(job["spec"], "yaml")
             times = f", {job['jobs']} times" if job["jobs"] > 1 else ""
             echo(f"job/{job['spec']['name']} would be submitted{times} (dry run)", err=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import IO, Any
 
@@ -74,7 +75,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-RUN_CODES = {
+RUN_CODES: dict[int, int] = {
     Exit.REFUSED: 120,
     Exit.FAILED: 121,
     Exit.USAGE: 122,
@@ -130,3 +131,14 @@ class WaitTimedOutError(CtlError):
 
     def __init__(self, message: str, next_step: str = "") -> None:
         super().__init__(message, Exit.TIMED_OUT, next_step)
+
+
+@contextmanager
+def local_failures() -> Iterator[None]:
+    """Turns errors of a local cluster into failures of the tool."""
+    from nodeagent.local.layout import LocalError
+
+    try:
+        yield
+    except LocalError as error:
+        raise CtlError(str(error), error.code) from error

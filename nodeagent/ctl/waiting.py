@@ -10,13 +10,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from nodeagent.ctl.output import span
-from nodeagent.ctl.terminal import WaitTimedOutError, echo, status_line
+from nodeagent.ctl.terminal import CtlError, WaitTimedOutError, echo, status_line
 
 Json = dict[str, Any]
 T = TypeVar("T")
 
 POLL = 0.2
 """Seconds between two polls."""
+LIMIT = "limit"
+"""The agent's code for a user who has asked too often, or too much at once."""
 PATIENCE = 30.0
 """Seconds that an agent may be unreachable during a wait (an agent's restart takes two)."""
 
@@ -50,16 +52,24 @@ class ProgressLine:
 def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], str], timeout: float, what: str) -> T:
     """Poll until ``done``. ``done`` may raise to refuse. Raises ``WaitTimedOutError``, whose text has the last line."""
     until = time.monotonic() + timeout
+    last = ""
     with ProgressLine() as progress:
         while True:
-            seen = look()
-            if done(seen):
-                return seen
-            progress.show(line(seen))
+            try:
+                seen = look()
+            except CtlError as error:
+                if error.kind != LIMIT:  # else this look was refused, not what is waited for
+                    raise
+                last = last or error.message
+            else:
+                if done(seen):
+                    return seen
+                last = line(seen)
+                progress.show(last)
             if time.monotonic() >= until:
                 break
             time.sleep(POLL)
-    raise WaitTimedOutError(f"{what}: not so after {span(timeout)}; {line(seen)}")
+    raise WaitTimedOutError(f"{what}: not so after {span(timeout)}; {last}")
 
 
 def job_line(job: Json) -> str:

@@ -77,7 +77,7 @@ class LocalFolders:
             data, wanted = Path("/var/lib/nodeagent/local"), Path("/run/nodeagent/local")
         else:
             state = os.environ.get("XDG_STATE_HOME", "")
-            data = (Path(state) if state.startswith("/") else Path.home() / ".local/state") / "nodeagent/local"
+            data = (Path(state) if state.startswith("/") else _home(uid) / ".local/state") / "nodeagent/local"
             wanted = Path(runtime) / "nodeagent/local" if runtime.startswith("/") else private
         if len(os.fsencode(wanted)) > LONGEST_BASE:
             wanted = private
@@ -157,6 +157,13 @@ def temporary_data() -> Path:
     path = Path(tempfile.mkdtemp(prefix="nodeagent-local-"))
     path.chmod(folder_mode())
     return path
+
+
+def _home(uid: int) -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise LocalError(f"uid {uid} has no home folder: set HOME or {HOME_VARIABLE}") from None
 
 
 def _usable(path: Path) -> Path:

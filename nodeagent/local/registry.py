@@ -72,7 +72,7 @@ class LocalCluster:
 def find() -> dict[str, list[Path]]:
     """The api sockets of all live nodes of this user's running clusters, by the cluster's name: clusters that ``up``
     started before those of a single command, newer before older, n1 before n2; a cluster without a live node is left
-    out. Removes clusters whose supervisor died."""
+    out. Removes clusters whose supervisor died. Raises LocalError if that cannot be done."""
     try:
         folders = LocalFolders.of_user()
     except LocalError:  # no folder for local clusters, so there are none; ``up`` reports the error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, cast
+from urllib.parse import unquote
 
 import pytest
 
-from nodeagent.ctl.arrays import folded, members
+from nodeagent.ctl.arrays import end_all, folded, members
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.logs import _of_array
 from nodeagent.ctl.terminal import CtlError, Exit
@@ -73,3 +75,14 @@ def test_what_one_job_never_had_does_not_keep_the_output_of_the_others(capsys: p
     shown = capsys.readouterr()
     assert shown.out == "[0]<stdout>: x\n"
     assert shown.err == "==> s-0 <==\nnodeagentctl: job 's-0' has no generation 2\n==> s-1 <==\n"
+
+
+@pytest.mark.parametrize("name", ["my job", "jöb", "a/b?c"])
+def test_any_name_can_be_asked_for(name: str) -> None:
+    class Paths(Agent):
+        def change(self, _method: str, path: str, _request_id: str | None) -> None:
+            assert unquote(path) == f"/v1/arrays/{name}"
+            assert re.fullmatch(r"/v1/arrays/[\w.%-]+", path, re.ASCII)
+            raise CtlError("no such array", Exit.NOT_FOUND)
+
+    assert not end_all(cast(Client, Paths()), name, "delete", 1.0, no_wait=True, request_id=None)

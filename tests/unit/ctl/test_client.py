@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,8 +17,10 @@ from typing import ClassVar
 import pytest
 
 from nodeagent.ctl import client
-from nodeagent.ctl.terminal import CtlError, NoAgentError
+from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError
 from nodeagent.ctl.where import ENV, Where
+from nodeagent.local import registry
+from nodeagent.local.layout import LocalTimedOutError
 
 
 @pytest.fixture
@@ -122,7 +126,8 @@ def test_a_dead_socket_is_passed_over(nowhere: Path, listeners: ExitStack) -> No
 
 
 class Away(BaseHTTPRequestHandler):
-    """An agent that loses the store in the middle of a change, and then answers as ``answers`` say, one by one."""
+    """An agent that loses the store in the middle of a change, and then answers as ``answers`` say, one by one. At
+    ``hang up`` it ends in the middle, at ``break off`` while it answers, and at ``ctrl-c`` we are interrupted."""
 
     asked: ClassVar[list[str]] = []
     answers: ClassVar[list[str]] = []
@@ -130,10 +135,15 @@ class Away(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request_id"])
         kind = self.answers.pop(0)
+        if kind == "ctrl-c":
+            os.kill(os.getpid(), signal.SIGINT)
+        if kind in ("hang up", "ctrl-c"):
+            return
         error = {"code": kind, "message": kind, "next": "ask again with the same request id: it happens once"}
-        self.send_response(200 if kind == "done" else 409 if kind == "state" else 503)
+        self.send_response(200 if kind in ("done", "break off") else 409 if kind == "state" else 503)
         self.end_headers()
-        self.wfile.write(json.dumps({"error": error}).encode())
+        text = json.dumps({"error": error}).encode()
+        self.wfile.write(text[:-9] if kind == "break off" else text)
 
     def log_message(self, *_: object) -> None:
         """Nobody reads it."""
@@ -154,11 +164,15 @@ def away(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Clie
             agent.join()
 
 
+UNKNOWN = ("unknown_outcome", "hang up", "break off")
+
+
+@pytest.mark.parametrize("first", UNKNOWN)
 @pytest.mark.parametrize("later", [["done"], ["unknown_outcome", "store_away", "not_joined", "done"]])
 def test_a_change_of_unknown_outcome_is_sent_again_under_its_id(
-    away: client.Client, monkeypatch: pytest.MonkeyPatch, later: list[str]
+    away: client.Client, monkeypatch: pytest.MonkeyPatch, first: str, later: list[str]
 ) -> None:
-    monkeypatch.setattr(Away, "answers", ["unknown_outcome", *later])
+    monkeypatch.setattr(Away, "answers", [first, *later])
     assert away.change("POST", "/v1/jobs/a/stop")["error"]["code"] == "done"
     assert len(Away.asked) == 1 + len(later)
     assert len(set(Away.asked)) == 1
@@ -176,19 +190,38 @@ class Clock:
         self.now += client.ASK_AGAIN_FOR
 
 
+@pytest.mark.parametrize("first", UNKNOWN)
 @pytest.mark.parametrize("last", ["unknown_outcome", "store_away"])
 def test_the_request_id_is_named_while_the_outcome_stays_unknown(
-    away: client.Client, monkeypatch: pytest.MonkeyPatch, last: str
+    away: client.Client, monkeypatch: pytest.MonkeyPatch, first: str, last: str
 ) -> None:
     """The last refusal says that nothing was changed by it; the first attempt may have changed something."""
-    monkeypatch.setattr(Away, "answers", ["unknown_outcome", last])
+    monkeypatch.setattr(Away, "answers", [first, last])
     monkeypatch.setattr(client, "time", Clock())
     with pytest.raises(CtlError) as refusal:
         away.change("POST", "/v1/jobs/a/stop")
     (own,) = set(Away.asked)
     assert refusal.value.kind == "unknown_outcome"
+    assert refusal.value.code == Exit.UNREACHABLE
     assert refusal.value.next_step == f"ask again with the same request id (--request-id {own}): it happens once"
     assert Away.answers == []
+
+
+def test_an_interrupt_names_the_request_id_too(away: client.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Away, "answers", ["ctrl-c"])
+    with pytest.raises(CtlError, match="interrupted; it is not known whether the change was done") as raised:
+        away.change("POST", "/v1/jobs/a/scaleout")
+    assert raised.value.code == Exit.INTERRUPTED
+    assert f"(--request-id {Away.asked[0]})" in raised.value.next_step
+
+
+def test_a_change_that_an_agent_does_not_answer_is_sent_to_another_one(
+    away: client.Client, listeners: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr(Away, "answers", ["done"])
+    away.sockets.insert(0, listen(listeners, tmp_path / "hung.sock"))
+    assert away.change("POST", "/v1/jobs/a/stop")["error"]["code"] == "done"
 
 
 @pytest.mark.parametrize("answers", [["store_away"], ["unknown_outcome", "state"]])
@@ -250,3 +283,15 @@ def test_token_files(tmp_path: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(CtlError, match="everybody here can use"):
         Where(token_file=str(file)).token()
+
+
+def test_local_clusters_that_cannot_be_looked_at_are_a_failure_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that another command is clearing away."""
+
+    def find() -> dict[str, list[Path]]:
+        raise LocalTimedOutError("another command has been cleaning up")
+
+    monkeypatch.setattr(registry, "find", find)
+    with pytest.raises(CtlError, match="another command has been cleaning up") as raised:
+        client.local_clusters()
+    assert raised.value.code == Exit.TIMED_OUT

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from nodeagent.ctl.events import event_line
+from nodeagent.ctl.events import _text, event_line
+from nodeagent.ctl.terminal import printable
 
 EVENT = {
     "id": "1700000000000-0", "kind": "GenerationForming", "job": "digits", "node": "", "generation": 3,
@@ -30,3 +32,8 @@ def test_no_text_looks_like_another_event() -> None:
     forged = EVENT | {"text": "why\n2026-11-25 12:00:00  JobDeleted          job/digits"}
     line = event_line(forged)
     assert "\n" not in line and line.endswith("why\\n2026-11-25 12:00:00  JobDeleted          job/digits")
+
+
+def test_as_yaml_it_reads_back_as_it_was() -> None:
+    odd = EVENT | {"text": "a\u200eb"}
+    assert yaml.safe_load(printable(_text(odd, "yaml"))) == odd

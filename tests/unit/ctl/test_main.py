@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +14,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nodeagent.ctl.main import COMMANDS, cli, run_main
+from nodeagent.ctl.logs import Printer
+from nodeagent.ctl.main import COMMANDS, cli, end_as, run_main
+from nodeagent.ctl.output import Column, show
+from nodeagent.ctl.waiting import ProgressLine
 
 EVERYWHERE = ("--agent", "--token-file", "--cacert", "--fingerprint", "--output")
 """Options that are told of once."""
@@ -131,3 +136,53 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(cli, ["get"])
     assert result.exit_code == 130
     assert "interrupted" in result.stderr
+
+
+@pytest.mark.parametrize("gone", ["disk full", "reader gone"])
+@pytest.mark.parametrize(
+    ("console", "words", "code"), [("main", ["get"], 1), ("main", ["run"], 121), ("run_main", [], 121)]
+)
+def test_output_that_cannot_be_written_is_a_failure_of_the_tool(
+    console: str, words: list[str], code: int, gone: str
+) -> None:
+    """Of ``run`` too: 1 would be the job's."""
+    script = f"from nodeagent.ctl.main import {console}; {console}()"
+    reader, pipe = os.pipe()
+    os.close(reader)
+    with os.fdopen(pipe, "w") as broken, Path("/dev/full").open("w") as full:
+        out = full if gone == "disk full" else broken
+        result = subprocess.run(
+            [sys.executable, "-c", script, *words, "--help"], stdout=out, stderr=subprocess.PIPE, text=True, timeout=30
+        )
+    named = "nodeagentctl: [Errno 28] No space left on device\n" if gone == "disk full" else ""
+    assert (result.returncode, result.stderr) == (code, named)
+
+
+@pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")])
+def test_closed_streams_are_written_to_in_vain(streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in cron, or with ``>&-``: no word about what was done is lost by an error."""
+
+    def call() -> int:
+        with ProgressLine() as progress:
+            progress.show("forming")
+        Printer().announce("running")
+        show({"items": [{"name": "a"}]}, "table", "job", (Column("NAME", lambda row: row["name"]),))
+        return 7
+
+    for name in streams:
+        monkeypatch.setattr(sys, name, None)
+    with pytest.raises(SystemExit) as ended:
+        end_as(call)
+    assert ended.value.code == 7
+    for name in streams:
+        getattr(sys, name).close()
+
+
+def test_text_that_the_locale_has_no_letters_for_is_written_as_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    line = {"stream": "stdout", "text": "100 \N{EURO SIGN}", "partial": False, "generation": 1, "rank": 0, "node": "n1",
+            "time": "1"}  # fmt: skip
+    with pytest.raises(SystemExit):
+        end_as(lambda: Printer().put(line))
+    assert raw.getvalue() == b"[0]<stdout>: 100 \\u20ac\n"

@@ -8,9 +8,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.ctl import waiting
+from nodeagent.ctl.jobtext import folded
 from nodeagent.ctl.options import Duration
 from nodeagent.ctl.output import Column, Json, fold, show, span, table_lines
-from nodeagent.ctl.terminal import WaitTimedOutError
+from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError
 from nodeagent.ctl.waiting import wait
 
 SPANS = [
@@ -80,7 +82,16 @@ def test_lists_break_after_commas() -> None:
     assert "".join(line.strip() for line in lines[1:]).replace("j", "", 1).strip() == names
 
 
-@given(st.text("ab, ", max_size=80), st.integers(8, 40), st.integers(0, 6))
+@pytest.mark.timeout(30)
+def test_a_word_that_begins_beyond_the_width_is_folded() -> None:
+    """As in Python's tracebacks, which point below a long line."""
+    lines = folded(["    call(a, b)", " " * 90 + "^" * 30], 80)
+    assert all(len(line) <= 80 for line in lines)
+    assert "".join(lines).count("^") == 30
+    assert folded(["Phase:       running"], 10)
+
+
+@given(st.text("ab, ", max_size=80), st.integers(1, 40), st.integers(0, 60))
 def test_folding_loses_nothing(line: str, width: int, indent: int) -> None:
     lines = fold(line, width, indent)
     assert "".join("".join(lines).split()) == "".join(line.split())
@@ -101,6 +112,24 @@ def test_show_says_nothing_on_stdout_when_there_is_nothing() -> None:
 
     result = CliRunner().invoke(command)
     assert (result.stdout, result.stderr) == ("", "no jobs\n")
+
+
+def too_busy() -> str:
+    error = CtlError("alice has 32 requests under way; nothing was changed", Exit.REFUSED)
+    error.kind = "limit"
+    raise error
+
+
+def test_a_wait_goes_on_while_there_are_too_many_requests(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it waits for was accepted before."""
+    monkeypatch.setattr(waiting, "POLL", 0.0)
+    states = iter(["", "forming", "", "running"])
+    assert wait(lambda: next(states) or too_busy(), lambda s: s == "running", lambda s: s, 5.0, "starting") == "running"
+    assert capsys.readouterr().err == "forming\n"
+    with pytest.raises(WaitTimedOutError, match="starting: not so after 0s; alice has 32 requests"):
+        wait(too_busy, lambda _: False, lambda s: s, 0.0, "starting")
 
 
 def test_a_wait_tells_changes_once_and_gives_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,14 @@ from socketserver import UnixStreamServer
 from typing import Any, ClassVar
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.submit import send
-from nodeagent.ctl.terminal import CtlError, Exit
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.ctl.main import cli
+from nodeagent.ctl.submit import _submit_all, send
+from nodeagent.ctl.terminal import RUN_CODES, CtlError, Exit
+from nodeagent.model.jobspec import JobSpec, Submission
 from nodeagent.spec.jobargs import capture_submitter
 from nodeagent.spec.jobfile import parse_jobs
 
@@ -79,3 +82,23 @@ def test_a_live_job_of_the_name_is_refused_at_once(tmp_path: Path, spec: JobSpec
         send(client, spec)
     assert error.value.code == Exit.REFUSED
     assert len(Agent.asked) == 1
+
+
+def test_a_dry_run_of_several_jobs_prints_a_file_of_several_jobs(
+    tmp_path: Path, spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [{"spec": {"name": name}, "jobs": 1} for name in ("a", "b")]
+    with answering(tmp_path, (200, {"jobs": jobs})) as client:
+        _submit_all(client, [Submission(spec), Submission(spec)], None, dry_run=True)
+    assert list(yaml.safe_load_all(capsys.readouterr().out)) == [{"name": "a"}, {"name": "b"}]
+
+
+@pytest.mark.parametrize("words", [["validate", "-"], ["run", "--nproc-per-node", "1", "--", "sleep", "1"]])
+def test_a_removed_folder_is_named(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    result = CliRunner().invoke(cli, words, input="name: train\nnodes: 1\ncommand: [python, t.py]\n")
+    assert result.exit_code == (Exit.USAGE if words[0] == "validate" else RUN_CODES[Exit.USAGE])
+    assert "the current folder does not exist any more" in result.stderr
