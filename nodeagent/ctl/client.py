@@ -230,8 +230,10 @@ class Client:
                 time.sleep(ASK_AGAIN_EVERY)
                 try:
                     done["saved"] = self._call(method, path, body)["saved"]
-                except CtlError:  # the answer stands; what has changed since is not what was asked
-                    break
+                except CtlError as error:
+                    if method == "DELETE" and error.code == Exit.NOT_FOUND:  # more than asked for: it is done
+                        done["saved"]["text"] = ""
+                    break  # the answer stands; what has changed since is not what was asked
             return done
         except KeyboardInterrupt:
             raise _unknown("interrupted", code=Exit.INTERRUPTED) from None

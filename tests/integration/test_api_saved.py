@@ -76,10 +76,21 @@ def test_a_command_asks_again_until_it_is_saved(
     agent: LiveAgent, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], answer: str
 ) -> None:
     """Nodes that are busy are late. The answer is the first one's."""
+    agent.obeys = False  # what is deleted stays until then
     asked = saved_late(agent, monkeypatch)
     done = ctl(agent, *words)
     assert (done.exit_code, len(asked), done.stderr) == (0, 2, "")
     assert answer in done.stdout
+
+
+def test_a_job_that_is_gone_before_its_deletion_is_saved_is_deleted(
+    agent: LiveAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.view.disks = ("n1",)
+    monkeypatch.setattr(client, "ASK_FOR_SAVED", 60.0)
+    done = ctl(agent, "delete", "digits", "--no-wait")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "digits" not in ctl(agent, "get").stdout
 
 
 def test_a_node_that_is_forgotten_again_until_it_is_saved_is_not_removed(
