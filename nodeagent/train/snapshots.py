@@ -92,6 +92,8 @@ class WorkerSnapshots:
         if self._link is None or time.monotonic() < self._not_before:
             return False
         flat = take_apart(state)
+        if replicated and flat.sharded:
+            raise ValueError("replicated=True, but the state has DTensors: of those each rank has its own part")
         try:
             self._keep(self._link, flat, step, replicated)
         except (LinkError, OSError) as error:
@@ -149,7 +151,7 @@ class WorkerSnapshots:
                 got = hand_out(choice.giver, parts if self._place.rank == choice.giver else None, parts is None)
                 parts = got if parts is None else parts
             assert parts is not None
-            put_back(state, put_together(*parts))
+            put_back(state, put_together(*parts, state))
         self._adopt(kept, choice)
         return choice.step if choice is not None else None
 
@@ -267,14 +269,21 @@ def _checked(path: Path, content: mmap.mmap, header: Header) -> Parts:
 def load_written(state: State, path: Path, rank: int, world: int) -> str:
     """Load a written snapshot into the state, in place. Every rank calls it. Returns the first problem of any
     rank, or ""."""
-    parts, problem = None, ""
+    parts, found, problem = None, {}, ""
     try:
         parts = read_written(path, rank, world)
     except (OSError, ValueError) as error:
         problem = str(error)
     problem = next(filter(None, gather(problem, world)), "")
-    if parts is not None and not problem:
-        put_back(state, put_together(*parts))
+    if parts is None or problem:
+        return problem
+    try:
+        found = put_together(*parts, state)
+    except ValueError as error:
+        problem = str(error)
+    problem = next(filter(None, gather(problem, world)), "")
+    if not problem:
+        put_back(state, found)
     return problem
 
 
