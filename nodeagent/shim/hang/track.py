@@ -48,7 +48,12 @@ class Page:
         self.path = path
         path.unlink(missing_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.write(self._fd, PAGE.pack(MAGIC, -1, 0.0, 0.0, b""))
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing has been reported. Raises OSError."""
+        if self._fd >= 0:
+            os.pwrite(self._fd, PAGE.pack(MAGIC, -1, 0.0, 0.0, b""), 0)
 
     def read(self, now: float) -> WorkerProgress | None:
         """None: nothing has been reported yet, or what is there is no page. A time in the future is now."""

@@ -65,8 +65,9 @@ def test_what_others_may_make_is_not_given_a_second_time() -> None:
     fds = [made(machine, 10 * MIB) for _ in range(3)]
     for slot, fd in enumerate(fds):
         assert machine.put(10 * MIB, [fd], slot) == ""
-        os.close(fd)
     assert machine.put(5 * MIB, [], 3) == "", "what has been made is counted once"
+    for fd in fds:
+        os.close(fd)
 
 
 def test_what_one_that_ended_might_have_made_is_free() -> None:
