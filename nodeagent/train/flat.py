@@ -42,6 +42,10 @@ class Layout(NamedTuple):
     stride: tuple[int, ...]
 
 
+class UnfitStateError(TypeError):
+    """No snapshot of such a state can be kept, at no step: the script has to give another one."""
+
+
 class Flat(NamedTuple):
     """A state in parts; the tensors are still the state's own."""
 
@@ -54,7 +58,7 @@ class Flat(NamedTuple):
 
 
 def take_apart(state: Mapping[str, Any]) -> Flat:
-    """Raises TypeError for a tensor that is not plain memory."""
+    """Raises UnfitStateError for a tensor that is not plain memory."""
     out = io.BytesIO()
     pickler = _Pickler(out)
     pickler.dump({name: v.state_dict() if hasattr(v, "state_dict") else v for name, v in state.items()})
@@ -124,7 +128,7 @@ class _Pickler(pickle.Pickler):
 
     def _place(self, obj: torch.Tensor) -> TensorPlace:
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or obj.layout != torch.strided or obj.is_quantized:
-            raise TypeError(f"a snapshot keeps plain tensors and DTensors, not a {type(obj).__name__}")
+            raise UnfitStateError(f"a snapshot keeps plain tensors and DTensors, not a {type(obj).__name__}")
         tensor = obj.detach()
         place = TensorPlace(tensor.dtype, tuple(tensor.shape), self.end)
         self.tensors.append(tensor)
