@@ -31,7 +31,7 @@ class TensorPlace(NamedTuple):
     begin: int
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """How a DTensor lies on the ranks."""
 
     mesh: tuple[Any, ...]
@@ -122,7 +122,7 @@ class _Pickler(pickle.Pickler):
         if not _is_dtensor(obj):
             return tuple(self._place(obj))
         whole: Any = obj.detach()
-        layout = Layout(_named(whole.device_mesh), whole.placements, tuple(whole.shape), tuple(whole.stride()))
+        layout = TensorLayout(_named(whole.device_mesh), whole.placements, tuple(whole.shape), tuple(whole.stride()))
         self.meshes[layout.mesh] = whole.device_mesh
         return (*self._place(whole.to_local()), *layout)
 
@@ -146,9 +146,9 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> torch.Tensor:
         place, layout = TensorPlace(*pid[: len(TensorPlace._fields)]), pid[len(TensorPlace._fields) :]
         tensor = cut(self._data, place)
-        return self._whole(tensor, Layout(*layout)) if layout else tensor.clone()
+        return self._whole(tensor, TensorLayout(*layout)) if layout else tensor.clone()
 
-    def _whole(self, local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _whole(self, local: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
         from torch.distributed.tensor import DTensor
 
         if self._meshes is None:
