@@ -125,6 +125,9 @@ class Parts(Supervision):
     """A new one; it calls this when it is over."""
     unready: Callable[[str], None]
     """A worker of this place is started again: the place is not ready before it is looked at again."""
+    anew: Callable[[int], None]
+    """A worker of this rank is started again: what the one before reported of itself is not the new one's.
+    Raises OSError."""
 
 
 class LocalGang:
@@ -688,6 +691,7 @@ class LocalGang:
             self.on_fence()
             return
         try:
+            self.parts.anew(w.rank)
             fresh = self._new_worker(w.rank, w.local_rank, w.error_file, w.log, w.place)
         except OSError as error:
             w.again, w.record, w.failed, w.ended = None, w.failed, None, True

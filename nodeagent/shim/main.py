@@ -267,7 +267,7 @@ class Shim:
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.fork_server,
             self.preparation.containers() if fit else None, self.pod, self.state, self.logs, self._gang_changed,
-            self.link.launched, self._file, self._write_out, self._unready,
+            self.link.launched, self._file, self._write_out, self._unready, self._anew,
         )  # fmt: skip
         if self.readiness is not None:
             self.readiness.close()
@@ -298,6 +298,10 @@ class Shim:
     def _unready(self, place: str) -> None:
         if self.readiness is not None:
             self.readiness.again(place)
+
+    def _anew(self, rank: int) -> None:
+        if self.hang is not None:
+            self.hang.forget(rank)
 
     def _do_release(self, command: Command) -> None:
         if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:

@@ -18,13 +18,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.shim.hook import Hook, Program, Supervision
 from nodeagent.shim.link import Asker, Call, PendingCommits, WorkerLink
 from nodeagent.shim.output import RotatingFile
 from nodeagent.shim.peers import VERSION, Command, Peer
 from nodeagent.shim.restarts import role_of
+
+if TYPE_CHECKING:
+    from nodeagent.shim.gang import Worker
 
 BUFFERS = 2
 """Memories of each worker: one whole, one being written."""
@@ -39,6 +42,8 @@ class KeptSnapshots:
         self._kept: dict[tuple[int, int], int] = {}
         self._roles: dict[int, str] = {}
         """Whose those of each number are."""
+        self._granted: dict[tuple[int, int], tuple[Worker, int]] = {}
+        """Who may make a memory and has not brought it yet, and its bytes: they look available still."""
         self._changed, self._available = changed, available
         self.bytes = 0
         link.add("snapshot.put", self._put)
@@ -52,12 +57,17 @@ class KeptSnapshots:
         place = (call.local_rank, index)
         old = self._kept.get(place)
         freed = os.fstat(old).st_size if old is not None else 0
-        made = os.fstat(call.fds[0]).st_blocks * 512 if call.fds else 0  # not available any more: it was, before
-        most = int((self._available() + made + freed) * SHARE)
+        self._granted.pop(place, None)
+        if call.fds:
+            own = os.fstat(call.fds[0]).st_blocks * 512  # not available any more: it was, before
+        else:
+            own = -sum(granted for worker, granted in self._granted.values() if not worker.ended)
+        most = max(0, int((self._available() + own + freed) * SHARE))
         if size > most:
             call.refuse(f"a snapshot of {size >> 20} MiB is more than this node has memory for ({most >> 20} MiB)")
             return
         if not call.fds:  # only asked whether it may
+            self._granted[place] = call.worker, size
             call.answer()
             return
         if os.fstat(call.fds[0]).st_size > size:

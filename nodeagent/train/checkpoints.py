@@ -64,14 +64,19 @@ class Checkpoints:
     def save(self, state: State, step: int) -> bool:
         """Begin to write the state of ``step``; the state may be changed as soon as this returns. False: the checkpoint
         is left out, since the previous one is still being written or waits for the store (use ``save_now`` if it must
-        not be)."""
+        not be), or the folder cannot be read."""
         if self._agreed(self._thread is not None and self._thread.is_alive()):
             if self._rank == 0:
                 announce(f"no checkpoint of step {step}: the one before is not finished")
             return False
         self.wait()
-        order = files.next_order(self.folder) if self._rank == 0 else 0
-        entry = CheckpointEntry(self._agreed(order), step, self._place.generation)
+        order, problem = self._agreed(self._next_order())
+        if problem:
+            self._committed = False
+            if self._rank == 0:
+                announce(f"no checkpoint of step {step}: {problem}")
+            return False
+        entry = CheckpointEntry(order, int(step), self._place.generation)
         # DCP makes the folder itself, in its thread: a full disk is no reason to end the training
         writing = dcp.async_save(_taken(state), checkpoint_id=self.folder / entry.name, process_group=self._group)
         self._committed = False
@@ -80,8 +85,8 @@ class Checkpoints:
         return True
 
     def save_now(self, state: State, step: int) -> bool:
-        """Save, and wait; returns whether the checkpoint was committed. Never leaves it out: for leaving, and for the
-        end."""
+        """Save, and wait; returns whether the checkpoint was committed. Does not leave it out for an earlier one: for
+        leaving, and for the end."""
         self.wait()
         self.save(state, step)
         return self.wait()
@@ -100,6 +105,15 @@ class Checkpoints:
         self._group = self._talk = None
         return committed
 
+    def _next_order(self) -> tuple[int, str]:
+        """Rank 0's count and problem: the file server may answer again at the next save."""
+        if self._rank == 0:
+            try:
+                return files.next_order(self.folder), ""
+            except OSError as error:
+                return 0, _described(self._rank, error)
+        return 0, ""
+
     def _finish(self, entry: CheckpointEntry, writing: Any) -> None:
         path = self.folder / entry.name
         mine: dict[str, list[int]] = {}
@@ -114,13 +128,16 @@ class Checkpoints:
         gathered = self._gathered((mine, problem), self._group)
         problem = next((p for _, p in gathered if p), "")
         if self._rank == 0:
-            if problem:
-                problem = self._given_up(entry, problem)
-            else:
-                problem = self._commit(entry, {name: v for found, _ in gathered for name, v in found.items()})
-            if problem:
-                announce(f"the checkpoint of step {entry.step} does not count: {problem}")
+            try:
+                if problem:
+                    problem = self._given_up(entry, problem)
+                else:
+                    problem = self._commit(entry, {name: v for found, _ in gathered for name, v in found.items()})
+            except Exception as error:  # noqa: BLE001 (the other ranks wait for the result)
+                problem = _described(self._rank, error)
         self._committed = self._agreed(not problem, self._group)
+        if self._rank == 0 and problem:
+            announce(f"the checkpoint of step {entry.step} does not count: {problem}")
 
     def _own_files(self, path: Path) -> list[str]:
         names = sorted(file.name for file in path.glob(f"__{self._rank}_*"))

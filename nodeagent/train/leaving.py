@@ -173,7 +173,7 @@ class Leaving:
             self._saved(wait=False)  # the others need not wait for a rank that failed
             raise
         took = time.monotonic() - began if kept else None
-        self._send("leave.done", step=step, seconds=took)
+        self._send("leave.done", step=int(step), seconds=took)
         self._saved(wait=True)
         goodbye()
 

@@ -5,8 +5,8 @@ costs as much as copying memory. ``load`` is a collective: all ranks of a new ge
 that each of them can get, and no rank reads a disk. Without nodeagent both do nothing. When a job's nodes are given up,
 ``writeout.py`` writes what is in memory to disk, each rank's snapshot exactly as it was; ``load_written`` loads that.
 
-Must never fail a training: if a state cannot be kept, a message reports it, and training continues. Must never load a
-snapshot in which a byte changed.
+Must never fail a training: if a state cannot be kept, a message reports it, and training continues; only a state that
+can be kept at no step is an error, from the first call on. Must never load a snapshot in which a byte changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +26,18 @@ import torch
 import torch.distributed as dist
 
 from nodeagent.train.context import Context, context
-from nodeagent.train.flat import Flat, State, TensorPlace, copy_into, cut, put_back, put_together, take_apart, total
+from nodeagent.train.flat import (
+    Flat,
+    State,
+    TensorPlace,
+    UnfitStateError,
+    copy_into,
+    cut,
+    put_back,
+    put_together,
+    take_apart,
+    total,
+)
 from nodeagent.train.folder import CheckpointEntry, candidates, damage, entry_of, part_name, read_manifest
 from nodeagent.train.link import Link, LinkError
 from nodeagent.train.memory import HEADER, Choice, Header, SharedBuffer, SnapshotOffer, choose, header_of, size_of
@@ -91,12 +102,17 @@ class WorkerSnapshots:
         """See ``nodeagent.train.snapshot``."""
         if self._link is None or time.monotonic() < self._not_before:
             return False
-        flat = take_apart(state)
         try:
-            self._keep(self._link, flat, step, replicated)
-        except (LinkError, OSError) as error:
+            flat = take_apart(state)
+            if replicated and flat.sharded:
+                raise UnfitStateError("replicated=True, but of the state's DTensors each rank has its own part")
+            self._keep(self._link, flat, int(step), replicated)
+        except UnfitStateError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the training goes on, whatever state_dict or a copy raised)
             self._not_before = time.monotonic() + TRY_AGAIN
-            announce(f"no snapshot of step {step} ({error}); the next is tried in {TRY_AGAIN:g} s")
+            why = str(error) if isinstance(error, LinkError) else f"{type(error).__name__}: {error}"
+            announce(f"no snapshot of step {step} ({why}); the next is tried in {TRY_AGAIN:g} s")
             return False
         return True
 
@@ -149,7 +165,7 @@ class WorkerSnapshots:
                 got = hand_out(choice.giver, parts if self._place.rank == choice.giver else None, parts is None)
                 parts = got if parts is None else parts
             assert parts is not None
-            put_back(state, put_together(*parts))
+            put_back(state, put_together(*parts, state))
         self._adopt(kept, choice)
         return choice.step if choice is not None else None
 
@@ -222,7 +238,7 @@ def hand_out(giver: int, given: Parts | None, wanted: bool) -> Parts | None:
     shared: list[Any] = [(given[0], len(given[1]))] if given is not None else [None]
     dist.broadcast_object_list(shared, src=giver)
     rest, size = shared[0]
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    device = device_among([found.type for found in dist.group.WORLD._device_types])
     data = torch.empty(size if wanted else 0, dtype=torch.uint8)
     for begin in range(0, size, PIECE):
         end = min(begin + PIECE, size)
@@ -234,6 +250,13 @@ def hand_out(giver: int, given: Parts | None, wanted: bool) -> Parts | None:
         if wanted:
             data[begin:end] = piece.cpu()
     return (rest, data) if wanted else None
+
+
+def device_among(types: Sequence[str]) -> torch.device:
+    """The device on which a group that communicates on devices of these types sends bytes of the CPU's memory."""
+    if "cpu" in types:
+        return torch.device("cpu")
+    return torch.device(types[0], torch.get_device_module(types[0]).current_device())
 
 
 def read_written(path: Path, rank: int, world: int) -> Parts:
@@ -267,14 +290,21 @@ def _checked(path: Path, content: mmap.mmap, header: Header) -> Parts:
 def load_written(state: State, path: Path, rank: int, world: int) -> str:
     """Load a written snapshot into the state, in place. Every rank calls it. Returns the first problem of any
     rank, or ""."""
-    parts, problem = None, ""
+    parts, found, problem = None, {}, ""
     try:
         parts = read_written(path, rank, world)
     except (OSError, ValueError) as error:
         problem = str(error)
     problem = next(filter(None, gather(problem, world)), "")
-    if parts is not None and not problem:
-        put_back(state, put_together(*parts))
+    if parts is None or problem:
+        return problem
+    try:
+        found = put_together(*parts, state)
+    except ValueError as error:
+        problem = str(error)
+    problem = next(filter(None, gather(problem, world)), "")
+    if not problem:
+        put_back(state, found)
     return problem
 
 
@@ -304,17 +334,18 @@ def snapshot(state: State, step: int, *, replicated: bool = False) -> bool:
 
 def restore(state: State) -> int | None:
     """Load the newest snapshot that every rank can get into ``state``, in place; returns its step. It comes from
-    memory, or from the disk if it was written there when the job's nodes were given up; damaged ones are named and
-    passed over. None: there is none, and nothing was changed. Every rank calls it once, after
-    ``init_process_group``."""
+    memory, or from the disk if it was written there when the nodes of this job, or of an earlier one with the same
+    checkpoint_dir, were given up; damaged ones are named and passed over. None: there is none, and nothing was changed.
+    Every rank calls it once, after ``init_process_group``."""
     place = context()
     entry = entry_of(place.checkpoint)
-    if entry is None or not entry.snapshot or place.checkpoint_dir is None:
+    written = entry.snapshot if entry is not None else not place.checkpoint
+    if place.checkpoint_dir is None or not written:
         return own_snapshots().load(state)
-    step = own_snapshots().load(state, (entry.generation, entry.step))
+    step = own_snapshots().load(state, (entry.generation, entry.step) if entry is not None else (0, 0))
     if step is not None:
         return step
-    for one in _written(place.checkpoint_dir, entry, place):
+    for one in _written(place.checkpoint_dir, place):
         problem = load_written(state, place.checkpoint_dir / one.name, place.rank, place.world_size)
         if not problem:
             return one.step
@@ -323,11 +354,12 @@ def restore(state: State) -> int | None:
     return None
 
 
-def _written(folder: Path, newest: CheckpointEntry, place: Context) -> list[CheckpointEntry]:
+def _written(folder: Path, place: Context) -> list[CheckpointEntry]:
     """A collective: the written snapshots that may be loaded, the newest first, as rank 0 sees them. Those older than a
     checkpoint of the script's own do not count: it is better, and the script's to load."""
-    mine = [newest]
+    pointer = entry_of(place.checkpoint)
+    mine = [pointer] if pointer is not None else []
     if place.rank == 0:
         with contextlib.suppress(OSError):  # reading the newest reports the error, on all ranks
-            mine = candidates(folder, newest.name)
+            mine = candidates(folder, place.checkpoint)
     return [*takewhile(lambda entry: entry.snapshot, gather(mine, place.world_size)[0])]

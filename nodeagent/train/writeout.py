@@ -60,7 +60,8 @@ class WriteOrder(NamedTuple):
     memories: Sequence[tuple[int, int, int]]
     """Local rank, index and descriptor of each memory that the shim keeps."""
     since: tuple[int, int]
-    """(generation, step) of the committed checkpoint: a state that is not newer is not written."""
+    """(generation, step) of the job's committed checkpoint: a state that is not newer is not written. What else is in
+    the folder may be another job's, with generations of the same numbers."""
     stays: bool
     """Other nodes of the gang continue and have its state in memory, if all ranks have the same state."""
     until: float
@@ -170,8 +171,7 @@ class _Talk:
         for node, (ranks, offers) in received.items():
             for rank in ranks:
                 by_rank[rank], nodes[rank] = offers, node
-        own = [e for e in files.candidates(self._folder, "") if e.generation == order.generation]
-        generation, step = max([tuple(order.since), *((e.generation, e.step) for e in own)])
+        generation, step = order.since
         choice = choose(by_rank, (generation, step + 1))
         if choice is None:
             return None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.model.jobspec import JobSpec, Nodes, Policy, Ready, RestartLimits, Role
+from nodeagent.model.jobspec import Hang, JobSpec, Nodes, Policy, Ready, RestartLimits, Role
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus, StartOrder
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, token, wait_for
@@ -177,6 +177,38 @@ async def test_a_service_that_fails_is_started_again_alone(tmp_path: Path, fork_
         bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "exited")
         assert [e.rank for e in status.exits if not e.stopped] == [1]
+
+
+REPORTS = f"""
+import os, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from nodeagent.train import progress
+if not os.path.exists("again"):
+    progress(5)
+    time.sleep(1)
+    open("again", "x")
+    sys.exit(7)
+end = time.monotonic() + 3
+while time.monotonic() < end: pass
+"""
+
+
+async def test_a_service_that_is_started_again_has_its_own_progress(tmp_path: Path) -> None:
+    """It computes, and has reported nothing; the one before had, and was silent for a while."""
+    job = service(tmp_path, False, RestartLimits(max=2)).model_copy(update={"hang": Hang(progress=2.0)})
+    (tmp_path / "server.py").write_text(REPORTS)
+    stalls = []
+
+    def over(status: PodStatus) -> bool:
+        stalls.append(status.stall)
+        return bool(status.exits)
+
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, job)
+        await bench.until(over)
+        assert not any(stalls)
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
 
 
 async def test_a_service_that_fails_again_and_again_fails_in_the_end(tmp_path: Path) -> None:

@@ -75,6 +75,53 @@ assert writing.wait(30)
 print(checkpoints.save(state, 2), checkpoints.save_now(state, 3))
 """
 
+TROUBLE = """
+import errno, json, os, sys
+sys.path.insert(0, {root!r})
+import torch, torch.distributed as dist
+from nodeagent.train import Checkpoints, folder
+from nodeagent.train.link import ShimAnswer
+
+class Shim:
+    def ask(self, op, timeout=0.0, /, **fields):
+        json.dumps(fields)
+        return ShimAnswer(name="")
+
+class Number:  # as numpy's
+    def __init__(self, value):
+        self.value = value
+    def __index__(self):
+        return self.value
+    def __format__(self, how):
+        return format(self.value, how)
+
+class Checked(Checkpoints):
+    broken = False
+    def _commit(self, *what):
+        if self.broken:
+            raise TypeError("unforeseen")
+        return super()._commit(*what)
+
+def stale(_):
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+dist.init_process_group("gloo")
+checkpoints, state, order = Checked(), {{"weights": torch.ones(4)}}, folder.next_order
+checkpoints._link = Shim()
+results = [checkpoints.save_now(state, Number(1))]
+checkpoints.broken = True
+results.append(checkpoints.save_now(state, 2))
+checkpoints.broken = False
+folder.next_order = stale
+results.append(checkpoints.save(state, 3))
+results.append(checkpoints.save_now(state, 4))
+folder.next_order = order
+results.append(checkpoints.save_now(state, 5))
+print(dist.get_rank(), *results, checkpoints.close(), flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
 
 def train(folder: Path, last: int, ranks: int = 0) -> tuple[list[str], str]:
     """What rank 0 printed, and all that was complained of. 0 ranks: no torchrun at all."""
@@ -127,6 +174,19 @@ def test_one_that_must_not_be_left_out_waits_for_the_one_before(tmp_path: Path) 
     )
     assert (done.returncode, done.stdout) == (0, "False True\n"), done.stderr
     assert [e.step for e in entries(tmp_path / "ckpt")] == [3, 1]
+
+
+def test_what_goes_wrong_on_rank_0_is_known_to_all_and_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(TROUBLE.format(root=str(ROOT)))
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("NODEAGENT")} | {"OMP_NUM_THREADS": "1"}
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*run, "t.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = "True False False False True True"
+    assert sorted(done.stdout.splitlines()) == [f"0 {results}", f"1 {results}"], done.stderr
+    assert "the checkpoint of step 2 does not count: rank 0: TypeError: unforeseen" in done.stderr
+    assert "no checkpoint of step 3: rank 0: OSError: [Errno 116] Stale file handle" in done.stderr
+    assert [e.step for e in entries(tmp_path / "ckpt") if e.step != 2] == [5, 1]
 
 
 def newest_damaged(output: str) -> str:

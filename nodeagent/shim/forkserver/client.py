@@ -31,6 +31,10 @@ does not fit into a socket's buffer (200 KiB) is not sent at all."""
 NOTES, NOTE_CHARS = 20, 500
 """Of what a fork server says went wrong: so many notes, each so long."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+AT_START = ("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_", "LANG", "LC_", "TZ")
+"""How the names of variables begin that count when a program starts, and not in a fork; but for ``UNBUFFERED``, which
+server.py obeys."""
+UNBUFFERED = "PYTHONUNBUFFERED"
 
 _NO_MESSAGE = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 """What the job's modules can write where the fork server answers raises one of these."""
@@ -61,6 +65,7 @@ class ForkServer:
         self._notes: list[str] = []
         self._programs: Sequence[Sequence[str]] = ()
         self._path = ""
+        self._at_start: Mapping[str, str] = {}
 
     @property
     def notes(self) -> list[str]:
@@ -87,6 +92,7 @@ class ForkServer:
         source = str(Path(__file__).with_name("server.py"))
         argv = [command[0], source, json.dumps(config)]
         self._programs, self._path = [list(program) for program in programs], env.get("PATH", "")
+        self._at_start = _of_start(env)
         env = {"RES_OPTIONS": "timeout:1 attempts:1", **env, **ONE_THREAD}
         with contextlib.closing(theirs):
             try:
@@ -108,9 +114,10 @@ class ForkServer:
 
     def takes(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether it could start this: it is warm, this is a program for the very interpreter that it is (another role
-        may have another one, or none), and the message is one that a socket takes whole."""
+        may have another one, or none, or start it with another environment), and the message is one that a socket takes
+        whole."""
         found = "/" in argv[0] or env.get("PATH", "") == self._path
-        if not (self.warm and found and list(argv) in self._programs):
+        if not (self.warm and found and list(argv) in self._programs and _of_start(env) == self._at_start):
             return False
         return len(json.dumps([list(argv), dict(env)])) < MOST_REPORTED
 
@@ -275,6 +282,10 @@ class ForkServer:
     def _overdue(self, link: socket.socket) -> None:
         if self._link is link and not self.warm:
             self.give_up(f"it was not warm after {WARM_BOUND:.0f} s")
+
+
+def _of_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(AT_START) and name != UNBUFFERED}
 
 
 def _close(fds: Sequence[int]) -> None:

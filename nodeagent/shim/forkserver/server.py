@@ -34,6 +34,9 @@ REHEARSAL_BOUND = 10
 """Seconds for a step of a small network; the kernel ends one that hangs."""
 NOTES, NOTE_CHARS = 20, 500
 """What goes to the shim of what went wrong: so many notes, each so long."""
+RANK_AT_IMPORT = (("lightning_utilities.core.rank_zero", "RANK"), ("torchmetrics.utilities.prints", "LOCAL_RANK"))
+"""Modules whose ``rank_zero_only`` is given its rank from this variable as they are imported: the fork server has
+none, so it would be 0 in every worker."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _compiled: dict[tuple[str, bytes], types.CodeType] = {}
 """The script, by its path and text: compiled while this worker was pre-forked."""
@@ -274,7 +277,7 @@ def host_store(command: dict[str, Any], fds: list[int]) -> None:
 
 
 def become_worker(command: dict[str, Any], fds: list[int]) -> None:
-    """Give this fork the worker's output, environment, folder, threads and seeds."""
+    """Give this fork the worker's output, environment, folder, rank, threads and seeds."""
     null = os.open("/dev/null", os.O_RDONLY)
     for fd, target in ((null, 0), (fds[0], 1), (fds[1], 2)):
         os.dup2(fd, target)
@@ -293,6 +296,10 @@ def become_worker(command: dict[str, Any], fds: list[int]) -> None:
         binding.bind(os.environ)
     for number, value in command["limits"]:
         resource.setrlimit(number, (value, value))
+    for name, variable in RANK_AT_IMPORT:
+        only: Any = getattr(sys.modules.get(name), "rank_zero_only", None)
+        if hasattr(only, "rank") and os.environ.get(variable, "").isdecimal():
+            only.rank = int(os.environ[variable])
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

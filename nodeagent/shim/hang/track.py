@@ -48,7 +48,12 @@ class Page:
         self.path = path
         path.unlink(missing_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.write(self._fd, PAGE.pack(MAGIC, -1, 0.0, 0.0, b""))
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing has been reported. Raises OSError."""
+        if self._fd >= 0:
+            os.pwrite(self._fd, PAGE.pack(MAGIC, -1, 0.0, 0.0, b""), 0)
 
     def read(self, now: float) -> WorkerProgress | None:
         """None: nothing has been reported yet, or what is there is no page. A time in the future is now."""
@@ -78,18 +83,24 @@ class StepPace:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._longest = 0.0
         self._steps = 0
+        self._waited = 0.0
+        """Seconds that were seen to pass after the last progress: the steps of one look may be short but for one."""
 
-    def see(self, progress: WorkerProgress) -> None:
+    def see(self, progress: WorkerProgress, now: float) -> None:
         """Each look at the page. Only what passes between two steps of training counts, and not the first one, in
         which things are compiled and filled."""
         last, self._last = self._last, progress
-        if last is None or last.at == progress.at or {last.phase, progress.phase} != {TRAIN}:
+        if last is not None and last.at == progress.at:
+            self._waited = now - progress.at
+            return
+        waited, self._waited = self._waited, 0.0
+        if last is None or {last.phase, progress.phase} != {TRAIN}:
             return
         if last.step is None or progress.step is None or progress.step <= last.step:
             return
         first = self._steps == 0
         self._steps += progress.step - last.step
-        gap = (progress.at - last.at) / (progress.step - last.step)
+        gap = max(waited, (progress.at - last.at) / (progress.step - last.step))
         if not first:
             self._recent.append(gap)
             self._longest = max(self._longest, gap)
@@ -156,7 +167,7 @@ class Track:
         self._now = look.at
         if look.progress is not None:
             self.progress = look.progress
-            self._pace.see(look.progress)
+            self._pace.see(look.progress, look.at)
         if look.written != self._written:
             self._written, self._written_at = look.written, look.at
         if (look.letter, look.own) != (self._letter, self._own):

@@ -112,6 +112,12 @@ class HangWatch:
             return {}
         return {"NODEAGENT_PROGRESS": str(self._pages[rank].path)}
 
+    def forget(self, rank: int) -> None:
+        """Another process is to have this rank: what the one before reported is not its own. Raises OSError."""
+        self._tracks.pop(rank, None)
+        if rank in self._pages:
+            self._pages[rank].clear()
+
     def watch(self, gang: LocalGang) -> None:
         """Look at this generation until it has settled."""
         self._gang = gang

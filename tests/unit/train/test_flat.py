@@ -17,7 +17,7 @@ def through_memory(state: dict[str, Any]) -> dict[str, Any]:
     flat = take_apart(state)
     data = torch.full((flat.data_bytes,), 7, dtype=torch.uint8)
     copy_into([cut(data, place) for place in flat.places], flat.tensors)
-    return put_together(flat.rest, data)
+    return put_together(flat.rest, data, state)
 
 
 def test_every_kind_of_tensor() -> None:

@@ -1,8 +1,10 @@
-"""A snapshot that the shim does not take."""
+"""A snapshot that the shim does not take, or that cannot be made."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,3 +40,39 @@ def test_its_memory_is_given_back() -> None:
     own = WorkerSnapshots(cast("Link", Refusing()), Context())
     assert not own.take({"x": torch.zeros(1000)}, 1)
     assert memories() == before
+
+
+class Unready:
+    """A part of a state that has none at this moment."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("CUDA error: out of memory")
+
+
+def test_what_fails_never_fails_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    own = WorkerSnapshots(cast("Link", Refusing()), Context())
+    assert not own.take({"x": torch.zeros(1000), "scaler": Unready()}, 7)
+    assert "no snapshot of step 7 (RuntimeError: CUDA error: out of memory)" in capsys.readouterr().err
+
+
+def test_a_state_that_can_never_be_kept_is_an_error_of_the_script() -> None:
+    own = WorkerSnapshots(cast("Link", Refusing()), Context())
+    with pytest.raises(TypeError, match="plain tensors"):
+        own.take({"x": torch.eye(3).to_sparse()}, 1)
+
+
+@pytest.mark.parametrize(
+    ("types", "device"),
+    [(["cpu"], "cpu"), (["npu", "cpu"], "cpu"), (["npu"], "npu:3")],
+    ids=["gloo", "gloo and another", "hccl"],
+)
+def test_a_state_is_handed_out_on_a_device_of_the_group(types: list[str], device: str) -> None:
+    code = (
+        "import torch, types\n"
+        "torch.utils.rename_privateuse1_backend('npu')\n"
+        "torch._register_device_module('npu', types.SimpleNamespace(current_device=lambda: 3))\n"
+        "from nodeagent.train.snapshots import device_among\n"
+        f"print(device_among({types}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == f"{device}\n", done.stderr

@@ -120,3 +120,25 @@ def test_a_checkpoint_that_is_newer_than_what_is_left_is_the_scripts_own_matter(
     monkeypatch.setenv("NODEAGENT_CHECKPOINT_DIR", str(tmp_path))
     monkeypatch.setenv("NODEAGENT_CHECKPOINT", newest.name)
     assert restore({"weights": torch.ones(100), "step": 1}) is None
+
+
+def restored(monkeypatch: pytest.MonkeyPatch, folder: Path, pointer: str) -> int | None:
+    monkeypatch.setattr(snapshots, "_own", [])
+    monkeypatch.setenv("NODEAGENT_CHECKPOINT_DIR", str(folder))
+    monkeypatch.setenv("NODEAGENT_CHECKPOINT", pointer)
+    return restore({"weights": torch.ones(100), "step": 1})
+
+
+def test_a_job_that_is_submitted_again_finds_what_the_one_before_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert restored(monkeypatch, tmp_path / "none", "") is None
+    newest = [written(tmp_path, kept(0, 1, True, step)) for step in (7, 9)][-1]
+    assert restored(monkeypatch, tmp_path, "") == 9
+    assert restored(monkeypatch, tmp_path, "a-name-of-the-scripts-own") is None
+    (newest / part_name(0)).write_bytes(b"x")
+    assert restored(monkeypatch, tmp_path, "") == 7
+    later = CheckpointEntry(next_order(tmp_path), 10, 1)
+    (tmp_path / later.name).mkdir()
+    mark_committed(tmp_path / later.name)
+    assert restored(monkeypatch, tmp_path, "") is None, "the script's own is newer"

@@ -106,15 +106,21 @@ def test_a_node_that_has_nothing_to_say_is_waited_for_only_so_long(tmp_path: Pat
     assert [e.step for e in entries(tmp_path)] == [7]
 
 
-def test_what_is_not_newer_than_what_this_generation_committed_is_left(tmp_path: Path) -> None:
+def test_what_is_not_newer_than_what_the_job_committed_is_left(tmp_path: Path) -> None:
     gang = Gang(tmp_path, 1)
-    done = CheckpointEntry(5, 8, 3)
-    (tmp_path / done.name).mkdir()
-    mark_committed(tmp_path / done.name)
-    orders = [gang.order(0, [kept(0, step, world=2, shared=True)]) for step in (7, 8, 9)]
-    assert [gang.run(order)[0].partition(" written")[0] for order in orders] == ["", "", "snapshot of step 9"]
     orders = [gang.order(0, [kept(0, 20, world=2, shared=True)])._replace(since=(3, step)) for step in (20, 19)]
     assert [gang.run(order)[0].partition(" written")[0] for order in orders] == ["", "snapshot of step 20"]
+
+
+def test_what_another_job_committed_in_this_folder_does_not_count(tmp_path: Path) -> None:
+    """Its generations had the same numbers."""
+    gang = Gang(tmp_path, 1)
+    done = CheckpointEntry(5, 800, 3)
+    (tmp_path / done.name).mkdir()
+    mark_committed(tmp_path / done.name)
+    order = gang.order(0, [kept(0, 7, world=2, shared=True)])
+    assert gang.run(order)[0].startswith("snapshot of step 7 written out")
+    assert entries(tmp_path) == [CheckpointEntry(6, 7, 3, True), done]
 
 
 def test_where_others_stay_only_parts_are_written(tmp_path: Path) -> None:

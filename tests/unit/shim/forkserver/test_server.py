@@ -35,3 +35,37 @@ def test_it_says_what_came_of_it_and_ends_without_another_word(body: str, says: 
         if says == b"ok":
             host.send_signal(signal.SIGINT)
         assert (host.communicate(timeout=60)[0], host.returncode) == ("", 1)
+
+
+WORKER = """
+import os, sys, types
+from nodeagent.shim.forkserver import server
+
+def only():
+    pass
+
+for name in ("lightning_utilities.core.rank_zero", "torchmetrics.utilities.prints"):
+    each = types.FunctionType(only.__code__, {{}})
+    each.rank = 0
+    sys.modules[name] = types.SimpleNamespace(rank_zero_only=each)
+if {unset}:
+    del sys.modules["lightning_utilities.core.rank_zero"].rank_zero_only.rank
+server.become_worker({{"env": {env}, "cwd": "/", "limits": []}}, [os.dup(1), os.dup(2)])
+for name in ("lightning_utilities.core.rank_zero", "torchmetrics.utilities.prints"):
+    print(getattr(sys.modules[name].rank_zero_only, "rank", None))
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "unset", "ranks"),
+    [
+        ({"RANK": "9", "LOCAL_RANK": "1"}, False, "9\n1\n"),
+        ({"RANK": "9", "LOCAL_RANK": "1"}, True, "None\n1\n"),
+        ({}, False, "0\n0\n"),
+    ],
+    ids=["a rank", "not set yet", "no rank"],
+)
+def test_what_reads_its_rank_as_it_is_imported_gets_the_workers(env: dict[str, str], unset: bool, ranks: str) -> None:
+    code = WORKER.format(env=env, unset=unset)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == (ranks, 0), done.stderr

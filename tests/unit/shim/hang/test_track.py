@@ -149,10 +149,10 @@ def test_auto_gives_who_computes_half_an_hour() -> None:
 
 def walked(gaps: list[float], first: float = 0.0) -> StepPace:
     pace, at = StepPace(), first
-    pace.see(progress(0, at))
+    pace.see(progress(0, at), at)
     for step, gap in enumerate(gaps, start=1):
         at += gap
-        pace.see(progress(step, at))
+        pace.see(progress(step, at), at)
     return pace
 
 
@@ -176,17 +176,29 @@ def test_what_was_long_ago_counts_twice_not_tenfold() -> None:
 
 def test_phases_and_steps_that_go_back_teach_nothing() -> None:
     pace = walked([1.0] * 30)
-    pace.see(progress(31, 5000.0, "evaluate"))
-    pace.see(progress(32, 9000.0))
-    pace.see(progress(3, 19000.0))
+    pace.see(progress(31, 5000.0, "evaluate"), 5000.0)
+    pace.see(progress(31, 5000.0, "evaluate"), 8000.0)
+    pace.see(progress(32, 9000.0), 9000.0)
+    pace.see(progress(3, 19000.0), 19000.0)
     assert pace.limit() == 60.0
 
 
 def test_several_steps_between_two_looks_are_shared_out() -> None:
     pace = StepPace()
     for look_at in range(20):
-        pace.see(progress(look_at * 10, look_at * 100.0))
+        pace.see(progress(look_at * 10, look_at * 100.0), look_at * 100.0)
     assert pace.limit() == 100.0
+
+
+def test_a_pause_counts_whole_though_many_steps_follow_before_the_next_look() -> None:
+    pace = walked([1.0] * 30)
+    for waited in range(5, 60, 5):
+        pace.see(progress(30, 30.0), 30.0 + waited)
+    pace.see(progress(130, 93.0), 95.0)
+    assert pace.limit() == 550.0
+    for step in range(131, 300):
+        pace.see(progress(step, float(step)), float(step))
+    assert pace.limit() == 110.0, "as any long step, when it was long ago"
 
 
 # --- looks at real processes --------------------------------------------------------------------------

@@ -42,6 +42,14 @@ def test_nothing_is_reported_at_first(page: Page) -> None:
     assert page.read(boottime()) is None
 
 
+def test_nothing_is_reported_after_it_was_cleared(page: Page) -> None:
+    run("progress(7)", page.path)
+    page.clear()
+    assert page.read(boottime()) is None
+    run("progress(8)", page.path)
+    assert reported(page).step == 8
+
+
 @pytest.mark.parametrize(
     ("calls", "step", "phase", "bound"),
     [
