@@ -48,6 +48,25 @@ async def started(c: SimCluster, minimum: int, size: int) -> None:
     await asyncio.sleep(5)
 
 
+def test_a_deleted_job_that_may_run_on_failsafe_time_keeps_no_other_back() -> None:
+    """Its removal was refused for a day, and no agent came to the jobs behind it in all that time."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 3, 3)
+        for name in members(c):
+            await c.nodes[name].power_cut()
+        await asyncio.sleep(15)
+        await c.operate("j", desired="stop", delete=True)
+        await asyncio.sleep(5)
+        assert c.job("j").phase == "stopped"
+        await c.submit("k", 1, 1, 1)
+        await running(c, 1, "k")
+        await asyncio.sleep(10)
+        assert c.find("j") is not None, "one of those nodes may still keep it running"
+
+    simulate(5, scenario)
+
+
 @pytest.mark.slow
 def test_an_hour_without_the_store_disturbs_nobody() -> None:
     async def scenario(c: SimCluster) -> None:
