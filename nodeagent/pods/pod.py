@@ -74,7 +74,7 @@ class ShimReport(Record):
 
 
 class NotStartedError(Exception):
-    """A shim that somebody else was to start did not come; ``str()`` says why."""
+    """A shim that somebody else was to start, or had started, is not there; ``str()`` says why."""
 
 
 class PodHandle:
@@ -129,10 +129,15 @@ class PodHandle:
 
     def starts(self, start: Coroutine[None, None, tuple[int, int]]) -> None:
         """Somebody else starts it, and this tells its pid and pidfd: then it listens. Raises ``NotStartedError``."""
+        self._started_here = True
+        self.finds(start)
+
+    def finds(self, look: Coroutine[None, None, tuple[int, int]], useless: str = "") -> asyncio.Task[None]:
+        """As ``starts``, of one that an earlier agent started. ``useless``: why it is given up once it is found."""
 
         async def begin() -> None:
             try:
-                pid, pidfd = await start
+                pid, pidfd = await look
             except NotStartedError as error:
                 self._start = None
                 self._set(reason=str(error))
@@ -140,10 +145,13 @@ class PodHandle:
             else:
                 self._start = None
                 self.watch(pidfd, pid)
-                self._reconnect()
+                if useless:
+                    self.give_up(useless)
+                else:
+                    self._reconnect()
 
-        self._started_here = True
         self._start = self._loop.create_task(begin())
+        return self._start
 
     def watch(self, pidfd: int, pid: int) -> None:
         """Learn of its death."""

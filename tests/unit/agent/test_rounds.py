@@ -18,7 +18,7 @@ from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.pod import Prepare, Retire, Start, plan_pods
 from nodeagent.plan.steps import Decision, Remove
 from nodeagent.pods.base import PodStatus
-from nodeagent.store.errors import StoreRefusedError
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Proposal
 from tests.unit.plan.build import (
     READY,
@@ -96,7 +96,6 @@ class Proposals:
     async def propose(self, proposal: Proposal) -> JobRecord:
         self.made.append(proposal)
         return make_job(uid=proposal.uid)
-
 
     async def remove(self, uid: str) -> None:
         raise StoreRefusedError("stale", f"job {uid} still stops its workers on node n2")
