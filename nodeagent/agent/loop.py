@@ -183,6 +183,8 @@ class Agent:
             return ""
         if not self._quiet():
             return "workers run here"
+        if not self._snapshot.complete and self._process.status()[0] not in ("idle", "left"):
+            return "what needs it has not been read yet"
         return needed_by(self.cluster(), self._node, self._lease.incarnation.life)
 
     @property

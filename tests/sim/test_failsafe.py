@@ -67,6 +67,28 @@ def test_a_deleted_job_that_may_run_on_failsafe_time_keeps_no_other_back() -> No
     simulate(5, scenario)
 
 
+def test_a_failsafe_members_agent_that_has_read_nothing_yet_does_not_leave() -> None:
+    """A second restart while the store was away gave its promises up, and healthy gangs elsewhere stopped."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 2)
+        job = c.job("j")
+        assert job.generation is not None
+        (keeper,) = set(job.failsafe_members) - set(job.generation.members)
+        before = pids(c)
+        cut(c, c.nodes)
+        await asyncio.sleep(5)
+        for _ in range(2):
+            c.nodes[keeper].end_agent()
+            await c.nodes[keeper].ended()
+            c.nodes[keeper].start_agent()
+            await asyncio.sleep(3)
+        await asyncio.sleep(5)
+        assert pids(c) == before
+
+    simulate(4, scenario)
+
+
 @pytest.mark.slow
 def test_an_hour_without_the_store_disturbs_nobody() -> None:
     async def scenario(c: SimCluster) -> None:
