@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
-from nodeagent.shim.rendezvous import bind_free
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.rendezvous import Holder, bind_free
+
+BOUND = 20.0
 
 
 @pytest.fixture
@@ -44,3 +50,55 @@ def test_what_counts_up_from_a_port_stays_in_the_range(low: int, above: int) -> 
     finally:
         for one in taken:
             one.close()
+
+
+class Stores:
+    """A fork server whose store processes serve nobody."""
+
+    warm = has_torch = True
+
+    def __init__(self) -> None:
+        self.last: subprocess.Popen[bytes] | None = None
+
+    def host_store(self, _host: str, _port: int, _fd: int, answer: int, forked: Callable[[int, str], None]) -> None:
+        self.last = subprocess.Popen(["sleep", "600"])
+        forked(self.last.pid, "")
+        os.write(answer, b"ok")
+
+    def reap(self, _pid: int, _then: Callable[[int], None]) -> None:
+        assert self.last is not None
+        self.last.wait()
+
+
+def test_an_address_whose_store_has_died_is_held_no_longer() -> None:
+    """Nobody could have joined there, and nothing asked for another one."""
+    loop, stores, token = Loop(), Stores(), {"number": 1, "id": "g1"}
+    seen: list[tuple[dict[str, Any] | None, str]] = []
+
+    def hold() -> None:
+        holder.hold(token, "127.0.0.1", cast(Any, stores))
+
+    def changed() -> None:
+        seen.append((holder.held, holder.problem))
+        if len(seen) == 1:
+            assert stores.last is not None
+            stores.last.kill()
+        elif holder.failed:
+            loop.after(0.0, hold)
+        else:
+            loop.stop()
+
+    holder = Holder(loop, "127.0.0.1", (20_000, 20_999), changed)
+    loop.after(BOUND, loop.stop)
+    try:
+        hold()
+        loop.run()
+        (first, _), (none, problem), (second, _) = seen
+        assert (none, problem) == (None, "the store process died")
+        assert first is not None and second is not None and first["store_hosted"] and second["store_hosted"]
+        assert first["address"] != second["address"]
+    finally:
+        holder.release()
+        if stores.last is not None:
+            stores.last.kill()
+            stores.last.wait()
