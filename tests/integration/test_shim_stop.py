@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.model.jobspec import Hooks
 from nodeagent.osutil.linux import boottime, is_running, pids
-from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, token, wait_for
+from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
 from tests.processes import command_line
 
 PYTHON = sys.executable
@@ -81,6 +81,28 @@ async def test_a_polite_worker_uses_its_grace(tmp_path: Path, fork_server: bool)
         assert [(e.code, e.stopped) for e in status.exits] == [(5, True)]
         bench.host.stop(UID, None)  # nothing runs: nothing happens
         await bench.run_another(2)
+
+
+async def test_a_worker_that_starts_too_late_for_a_stop_costs_the_others_no_grace(tmp_path: Path) -> None:
+    late = """
+fork, calls = client.ForkServer.fork, []
+def slow(self, argv, env, cwd, limits, fds, forked):
+    calls.append(argv)
+    late = lambda pid, error: self._loop.after(1.0, lambda: forked(pid, error))
+    fork(self, argv, env, cwd, limits, fds, late if len(calls) == 2 else forked)
+client.ForkServer.fork = slow
+"""
+    leaves = POLITE.replace("sys.exit(5)", "(time.sleep(2), sys.exit(5))")
+    async with open_bench(tmp_path, shim_with(tmp_path, late)) as bench:
+        await bench.ready(make_spec(script(tmp_path, leaves), tmp_path))
+        bench.host.start(UID, bench.order(1, ({}, {})))
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert {e.rank: (e.code, e.signal, e.stopped) for e in status.exits} == {
+            0: (5, None, True),
+            1: (None, 9, True),
+        }
 
 
 async def test_a_worker_that_died_before_the_stop_was_not_stopped(tmp_path: Path) -> None:
