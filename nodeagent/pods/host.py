@@ -195,7 +195,7 @@ class ShimHost:
 
     def start(self, uid: str, order: StartOrder) -> None:
         if uid in self._pods:
-            self._pods[uid].start(**order.model_dump())
+            self._pods[uid].start(order)
 
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
         self._command(uid, "release", token=token.model_dump(), roles=list(roles))

@@ -209,6 +209,7 @@ class Shim:
         self.peers.notify_agent(f"unknown command {command['op']}")
 
     def _do_ping(self, command: Command) -> None:
+        self._push()  # an echo answers all that came before it
         self.peers.echo(command["number"])
 
     def _do_promise(self, command: Command) -> None:

@@ -98,6 +98,22 @@ def test_a_shim_that_dies_between_its_promise_and_the_acknowledgement_costs_no_t
     simulate(3, scenario)
 
 
+def test_what_is_still_ordered_to_start_is_not_quiet() -> None:
+    """A shim was busy, its agent promised that nothing ran, and then it carried out the start: two generations."""
+
+    async def scenario(c: SimCluster) -> None:
+        machine = c.nodes["n3"].machine
+        machine.start_late = 0.75
+        await c.submit("j", 2, 3, 3)
+        await c.until(lambda: any(pod.ordered is not None for pod in machine.pods.values()), 30, "it is on its way")
+        await c.operate("j", target=2)
+        await running(c, 2)
+        await asyncio.sleep(5)
+        assert machine.running("uid-j") is None
+
+    simulate(3, scenario)
+
+
 def test_a_gang_that_asks_to_be_re_formed_at_each_start_backs_off_for_free() -> None:
     """In a minute: at once, at once, then after 0.5, 1, 2, 4, 8, 16 and 30 s."""
 
