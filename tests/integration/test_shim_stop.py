@@ -247,14 +247,14 @@ async def test_refused_starts(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path))
         bench.host.start(UID, bench.order(3, late=-1))
-        status = await bench.until(lambda s: s.generation == token(3))
+        status = await bench.until(lambda s: s.generation == token(3) and s.refused)
         assert (status.phase, status.workers, status.exits) == ("exited", (), ())
         assert "too late" in status.refused
         bench.host.start(UID, bench.order(3))  # twice
         bench.host.start(UID, bench.order(2))  # lower
         bench.host.promise(UID, token(5), False)
-        status = await bench.until(lambda s: s.highest == token(5))
-        assert status.generation == token(3)
+        bench.host.ping()
+        await bench.until(lambda s: (s.highest, s.generation) == (token(5), token(3)))
         bench.host.start(UID, bench.order(4))  # lower than promised
         other = bench.order(5).model_copy(update={"token": token(5).model_copy(update={"id": "other"})})
         bench.host.start(UID, other)
@@ -264,12 +264,13 @@ async def test_refused_starts(tmp_path: Path) -> None:
         bench.host.start(UID, bench.order(5))
         bench.host.start(UID, bench.order(6))  # something older lives
         bench.host.promise(UID, token(7), False)
+        bench.host.ping()
         bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "exited")
         assert (status.generation, status.highest, status.exits[0].pid) == (token(5), token(5), pid)
         bench.grant(-1)
         bench.host.start(UID, bench.order(6))
-        status = await bench.until(lambda s: s.generation == token(6))
+        status = await bench.until(lambda s: s.generation == token(6) and s.refused)
         assert "nobody has granted this pod time" in status.refused
 
 
@@ -309,12 +310,12 @@ async def test_stop_and_fence_during_pre_start(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path, hooks=hooks))
         bench.host.start(UID, bench.order(1))
-        await bench.until(lambda s: s.phase == "starting")
+        await bench.until(lambda s: s.phase == "starting" and s.highest == token(1))  # it is carried out
         bench.host.stop(UID, 600)
         status = await bench.until(lambda s: s.phase == "exited")
         assert "was stopped" in status.refused
         bench.host.start(UID, bench.order(2))
-        await bench.until(lambda s: s.phase == "starting")
+        await bench.until(lambda s: s.phase == "starting" and s.highest == token(2))
         bench.grant(-1)
         status = await bench.until(lambda s: s.phase == "exited" and s.generation == token(2))
         assert "nobody granted" in status.refused
