@@ -225,7 +225,10 @@ class Applier:
                 return await self._write(self._store.judge(Judgement(**self._seen(job), number=number, spend=counted)))
             case steps.Remove():
                 log.info("remove", why=why)
-                await self._store.remove(job.uid)
+                try:
+                    await self._store.remove(job.uid)
+                except StoreRefusedError as refusal:
+                    return await self._refused(refusal)
                 self._snapshot.forget_job(job.uid)
                 return True
             case None:
@@ -280,13 +283,17 @@ class Applier:
         )
 
     async def _write(self, step: Awaitable[JobRecord]) -> bool:
-        """Await a store step and take in its reply. A refusal means that the view was old: read again."""
+        """Await a store step and take in its reply."""
         try:
             return self._snapshot.absorb_job(await step)
         except StoreRefusedError as refusal:
-            self._log.debug("refused", code=refusal.code, why=str(refusal))
-            await self._lease.beat()
-            return False
+            return await self._refused(refusal)
+
+    async def _refused(self, refusal: StoreRefusedError) -> bool:
+        """The view was old: read again. No step was taken: false."""
+        self._log.debug("refused", code=refusal.code, why=str(refusal))
+        await self._lease.beat()
+        return False
 
 
 def _counter(job: JobRecord, number: int) -> str:

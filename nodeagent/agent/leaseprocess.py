@@ -295,7 +295,7 @@ class LocalLeaseProcess:
             else:
                 began, last = boottime(), renewed
                 await self._watch(*holder)
-                before, renewed = True, self._renewed()
+                before, renewed = holder[1] == __version__, self._renewed()  # another one was stopped here
                 # It does not renew while the store is away.
                 failed = renewed in (0.0, last) and boottime() - began < LAST_RETRY
                 retry = retry if failed else FIRST_RETRY

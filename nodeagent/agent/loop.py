@@ -183,6 +183,8 @@ class Agent:
             return ""
         if not self._quiet():
             return "workers run here"
+        if not self._snapshot.complete and self._process.status()[0] not in ("idle", "left"):
+            return "what needs it has not been read yet"
         return needed_by(self.cluster(), self._node, self._lease.incarnation.life)
 
     @property
@@ -238,6 +240,7 @@ class Agent:
                 while not self._quiet():
                     for uid in self._host.status():
                         self._host.stop(uid, None)
+                    self._host.ping()  # whose answer tells what came of orders that were on their way
                     await asyncio.sleep(self._timing.kill / 4)
         except TimeoutError:
             self._log.error("some workers could not be stopped: the lease is left to lapse")

@@ -88,16 +88,16 @@ def outdated(
 
 
 class Retention:
-    """The task. ``view`` gives what is known of jobs, and which are to be spared; None while that is not certain."""
+    """The task. ``view`` gives what is known of jobs, which are to be spared, and the Unix time that it is for the
+    others; None while that is not certain."""
 
     def __init__(
         self,
         dirs: DirsConfig,
         keep: Callable[[], RetentionConfig],
-        view: Callable[[], tuple[Mapping[str, JobRecord], Collection[str]] | None],
-        wall: Callable[[], float],
+        view: Callable[[], tuple[Mapping[str, JobRecord], Collection[str], float] | None],
     ) -> None:
-        self._dirs, self._keep, self._view, self._wall = dirs, keep, view, wall
+        self._dirs, self._keep, self._view = dirs, keep, view
         self._log = structlog.get_logger("retention")
 
     async def run(self) -> None:
@@ -125,7 +125,7 @@ class Retention:
             self._log.warning("what ended jobs left is not looked at", why=str(error))
             return
         view = self._view()
-        for one in outdated(left, *view, self._wall(), self._keep()) if view is not None else ():
+        for one in outdated(left, *view, self._keep()) if view is not None else ():
             try:
                 await aside(lambda one=one: remove_tree(one.above, one.name), LOOK_LIMIT)  # type: ignore[misc]
             except UntrustedError as error:

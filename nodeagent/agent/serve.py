@@ -42,6 +42,7 @@ from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock, SystemClock
 from nodeagent.osutil.linux import boot_id
 from nodeagent.osutil.threads import DaemonPool
+from nodeagent.plan.queueing.dependencies import believed
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import AgentConfig, LogConfig, node_id
 from nodeagent.store.client import connect
@@ -196,11 +197,13 @@ async def _until_ended(
 
 
 def _retention(agent: Agent, clock: Clock) -> Retention:
-    def view() -> tuple[Mapping[str, JobRecord], Collection[str]] | None:
+    def view() -> tuple[Mapping[str, JobRecord], Collection[str], float] | None:
+        if not agent.certain:
+            return None
         cluster = agent.cluster()
-        return (cluster.jobs, {*agent.pods(), *cluster.unread}) if agent.certain else None
+        return cluster.jobs, {*agent.pods(), *cluster.unread}, believed(cluster, clock.wall())
 
-    return Retention(agent.config.dirs, lambda: agent.config.jobs.retention, view, clock.wall)
+    return Retention(agent.config.dirs, lambda: agent.config.jobs.retention, view)
 
 
 async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callable[[], None]) -> None:

@@ -46,6 +46,10 @@ class UntrustedError(Exception):
     """A file is missing, or not what it should be; ``str()`` is a phrase for the log."""
 
 
+class NotSeenError(UntrustedError):
+    """There was no time, or no thread, for a look: what is there is as unknown as before."""
+
+
 class UntrustedFolder:
     """An open folder that belongs to ``owner`` (None: to any user). Use it with ``with``.
 
@@ -329,7 +333,7 @@ _aside: set[asyncio.Future[Any]] = set()
 
 
 async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
-    """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises UntrustedError if it
+    """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises NotSeenError if it
     does not end within ``seconds``, or if too many earlier calls have not ended."""
     import asyncio
 
@@ -337,11 +341,11 @@ async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
 
     _aside.difference_update([one for one in _aside if one.done() or one.get_loop().is_closed()])
     if len(_aside) >= ASIDE_MAX:
-        raise UntrustedError(f"{ASIDE_MAX} looks at users' files have not come back")
+        raise NotSeenError(f"{ASIDE_MAX} looks at users' files have not come back")
     done = in_daemon(work, "untrusted")
     _aside.add(done)
     try:
         async with asyncio.timeout(seconds):
             return await asyncio.shield(done)
     except TimeoutError:
-        raise UntrustedError(f"it did not come back within {seconds:g} s") from None
+        raise NotSeenError(f"it did not come back within {seconds:g} s") from None

@@ -106,6 +106,14 @@ class PodStatus(Record):
     stall: Stall | None = None
     """What the workers of ``generation`` do, while they or others of their gang make no progress."""
 
+    def starting(self, token: Token) -> PodStatus:
+        """As long as an order to start this generation may still be on its way to the shim."""
+        of_generation: dict[str, object] = {
+            "workers": (), "exits": (), "restarted": (), "fenced": False, "refused": "", "written": "", "stepped": None,
+            "stall": None, "waiting": (), "ready": (), "rounds": {}, "down": (),
+        }  # fmt: skip
+        return self.model_copy(update={"phase": "starting", "generation": token, **of_generation})
+
     @property
     def quiet(self) -> bool:
         """No worker of any generation is alive, as far as it is known."""

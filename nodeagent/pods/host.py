@@ -26,7 +26,7 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, passing, power_mark, prefer_session, start_time
-from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside, remove_tree
+from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.folder import (
     PodRecord,
@@ -44,7 +44,7 @@ from nodeagent.pods.folder import (
     state_folder,
 )
 from nodeagent.pods.login import Login, Logins, Look, NoAnswerError, UserError, find_login
-from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, NotStartedError, PodHandle, connect
+from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, NotStartedError, PodHandle
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,12 @@ PID_MAX = 1 << 22
 LISTEN_LIMIT = 10.0
 """Seconds from a shim's start to its socket."""
 ADOPT_LIMIT = 0.5
-"""Seconds for a look at one pod's folder when an agent starts: the other pods wait meanwhile."""
+"""Seconds for a look at one pod's folder when an agent starts, and until the next one: other pods wait meanwhile."""
+LOOKS_AT_ONCE = 32
+"""Fewer than ``untrusted.ASIDE_MAX``: other looks are made meanwhile."""
+LOOKS_MOST = 20
+"""At a pod whose folder never lets itself be looked at; then it is killed."""
+NO_GRANT = "its shim has no grant record: it is of a version before them, or somebody removed it"
 CLEAR_LIMIT = 60.0
 """Seconds for the removal of a run folder."""
 CLOSE_LIMIT = 1.0
@@ -112,6 +117,8 @@ class ShimHost:
             if folder.name not in known:
                 try:
                     record = await aside(partial(record_of_before, folder, self._logs), ADOPT_LIMIT)
+                except NotSeenError as error:  # the next agent looks again
+                    log.warning("whether a pod is in %s is not known: %s", folder, error)
                 except UntrustedError as error:
                     log.warning("no pod in %s, it is removed: %s", folder, error)
                     self._clear(folder)
@@ -124,30 +131,12 @@ class ShimHost:
         for key in grants:
             if key not in known:
                 self._remove_grant(key)
-        async with asyncio.TaskGroup() as group:
-            for name, record in known.items():
-                group.create_task(self._adopt(folders / name, record, name in grants))
-
-    async def _adopt(self, folder: Path, record: PodRecord, granted: bool) -> None:
-        """``granted``: it has a grant record."""
-        handle = self._handle(record, folder, "unknown")
-        try:
-            pid, pidfd = await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT)
-        except UntrustedError as error:
-            log.warning("no shim of %s: %s", record.uid, error)
-            handle.sweep()
-            return
-        handle.watch(pidfd, pid)
-        if not granted:
-            handle.give_up("its shim has no grant record: it is of a version before them, or somebody removed it")
-            return
-        try:
-            link = await aside(lambda: connect(folder, record.owner, pidfd), ADOPT_LIMIT)
-        except UntrustedError as error:
-            log.warning("the shim of %s does not answer (%s): killed", record.uid, error)
-            handle.sweep()
-            return
-        handle.attach(link)
+        looks, found = asyncio.Semaphore(LOOKS_AT_ONCE), []
+        for name, record in known.items():
+            handle, useless = self._handle(record, folders / name, "unknown"), "" if name in grants else NO_GRANT
+            found.append(handle.finds(_find_in_time(folders / name, record, looks), useless))
+        if found:
+            await asyncio.wait(found, timeout=ADOPT_LIMIT)  # those that take longer stay unknown meanwhile
 
     def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         found = {uid: promised_number(self._state, uid) for uid in uids}
@@ -206,7 +195,7 @@ class ShimHost:
 
     def start(self, uid: str, order: StartOrder) -> None:
         if uid in self._pods:
-            self._pods[uid].start(**order.model_dump())
+            self._pods[uid].start(order)
 
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
         self._command(uid, "release", token=token.model_dump(), roles=list(roles))
@@ -395,13 +384,30 @@ def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
         raise UntrustedError(f"{folder / 'shim.json'} names no process")
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError as error:
+    except ProcessLookupError as error:
         raise UntrustedError(f"its process {pid} is gone") from error
+    except OSError as error:
+        raise NotSeenError(f"its process {pid} cannot be looked at: {error}") from error
     same = stored.get("boot") == boot_id() and stored.get("start") == start_time(pid)
     if same and is_running(pid) and has_mark(pid, record.mark, record.owner):
         return pid, pidfd
     os.close(pidfd)
     raise UntrustedError(f"process {pid} is not its shim")
+
+
+async def _find_in_time(folder: Path, record: PodRecord, looks: asyncio.Semaphore) -> tuple[int, int]:
+    """As ``_find_shim``, beside the loop, until it could look. Raises NotStartedError: the shim is not there."""
+    for _ in range(LOOKS_MOST):
+        try:
+            async with looks:
+                return await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT)
+        except NotSeenError as error:
+            log.warning("the shim of %s is looked for again: %s", record.uid, error)
+        except UntrustedError as error:
+            log.warning("no shim of %s: %s", record.uid, error)
+            raise NotStartedError(str(error)) from error
+        await asyncio.sleep(ADOPT_LIMIT)
+    raise NotStartedError(f"{folder} was not to be looked at, {LOOKS_MOST} times")
 
 
 async def _remove(away: Path) -> None:

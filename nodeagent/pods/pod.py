@@ -22,9 +22,10 @@ from pydantic import ValidationError
 
 from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
+from nodeagent.model.world import Token
 from nodeagent.osutil.linux import kill_marked, read_proc
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
-from nodeagent.pods.base import PodStatus
+from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
 from nodeagent.shim.peers import VERSION
@@ -74,7 +75,7 @@ class ShimReport(Record):
 
 
 class NotStartedError(Exception):
-    """A shim that somebody else was to start did not come; ``str()`` says why."""
+    """A shim that somebody else was to start, or had started, is not there; ``str()`` says why."""
 
 
 class PodHandle:
@@ -111,13 +112,16 @@ class PodHandle:
         """Of a shim that this host gave up."""
         self._sweeping_since = 0.0
         self._started_here = self._spoke = False
-        self._pinged = 0
+        self._pinged = self._numbered = 0
+        """The newest pings that were sent, and that were asked for."""
+        self._ordered: tuple[Token, int] | None = None
+        """Of an order to start that may still be on its way: its generation, and the newest ping before it."""
         self._unanswered: asyncio.TimerHandle | None = None
         """Until it is killed, unless it answers a ping."""
         self.retiring = False
         self.retry_at = 0.0
         """Loop time before which a shim that could not even start is not started again."""
-        self.status = PodStatus(uid=record.uid, phase=phase)
+        self.status = self._reported = PodStatus(uid=record.uid, phase=phase)
 
     # -- the shim process
 
@@ -129,10 +133,15 @@ class PodHandle:
 
     def starts(self, start: Coroutine[None, None, tuple[int, int]]) -> None:
         """Somebody else starts it, and this tells its pid and pidfd: then it listens. Raises ``NotStartedError``."""
+        self._started_here = True
+        self.finds(start)
+
+    def finds(self, look: Coroutine[None, None, tuple[int, int]], useless: str = "") -> asyncio.Task[None]:
+        """As ``starts``, of one that an earlier agent started. ``useless``: why it is given up once it is found."""
 
         async def begin() -> None:
             try:
-                pid, pidfd = await start
+                pid, pidfd = await look
             except NotStartedError as error:
                 self._start = None
                 self._set(reason=str(error))
@@ -140,10 +149,13 @@ class PodHandle:
             else:
                 self._start = None
                 self.watch(pidfd, pid)
-                self._reconnect()
+                if useless:
+                    self.give_up(useless)
+                else:
+                    self._reconnect()
 
-        self._started_here = True
         self._start = self._loop.create_task(begin())
+        return self._start
 
     def watch(self, pidfd: int, pid: int) -> None:
         """Learn of its death."""
@@ -279,9 +291,13 @@ class PodHandle:
             return
         self.attach(link)
 
-    def start(self, **order: Any) -> None:
+    def start(self, order: StartOrder) -> None:
+        """Until it is carried out, or a later ping is answered, the pod is not quiet: its shim may be busy for long."""
         self._asked = None
-        self.command("start", **order)
+        self.command("start", **order.model_dump())
+        if not self.gone:
+            self._ordered = order.token, self._numbered
+            self.status = self._reported.starting(order.token)
 
     def stop(self, **arguments: Any) -> None:
         """Asked again and again while workers die. Their shim gets the order once, and again where they are others or
@@ -303,6 +319,7 @@ class PodHandle:
 
     def ping(self, number: int) -> None:
         """Numbers grow. A shim that does not answer in time has hung, and is killed."""
+        self._numbered = number
         self.command("ping", number=number)
         if self._link is not None:
             self._pinged = number
@@ -320,6 +337,9 @@ class PodHandle:
 
     def _echoed(self, number: int) -> None:
         """One that is behind, but goes on, has all of its time anew."""
+        if self._ordered is not None and number > self._ordered[1]:  # its shim has not done what it was ordered
+            self._ordered = None
+            self._show()
         self._stop_waiting()
         if number < self._pinged:
             self._wait_for_echo(SILENT)
@@ -370,8 +390,10 @@ class PodHandle:
         if received.status.uid != self.uid:
             self.give_up("its shim sent the status of another pod")
             return
-        self.status, self._spoke = received.status, True
-        self._changed()
+        self._reported, self._spoke = received.status, True
+        if self._ordered is not None and self._reported.generation == self._ordered[0]:
+            self._ordered = None
+        self._show()
 
     def give_up(self, why: str) -> None:
         """A shim that is of no use is killed: then its pod is gone, and is reported so."""
@@ -383,7 +405,11 @@ class PodHandle:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _set(self, **fields: Any) -> None:
-        self.status = self.status.model_copy(update=fields)
+        self._reported, self._ordered = self._reported.model_copy(update=fields), None
+        self._show()
+
+    def _show(self) -> None:
+        self.status = self._reported if self._ordered is None else self._reported.starting(self._ordered[0])
         self._changed()
 
     def let_go(self) -> None:

@@ -552,11 +552,14 @@ class LocalGang:
             self.workers.remove(w)
             for capture in w.captures:
                 capture.close()
-        if self.stopping or self.refused:
+        if self.refused or self.doomed:
             self._drop_held()
             for other in self.living():
                 other.stopped = True
             self._kill_all()
+        elif self.stopping:  # the others have their grace
+            w.stopped = True
+            self.parts.guard.signal(w.pid, signal.SIGKILL)
         self.parts.launched()
         if not self._forking:
             self.parts.changed()

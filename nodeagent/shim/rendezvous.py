@@ -176,8 +176,9 @@ class Holder:
 
         def ended() -> None:
             self._loop.forget(pidfd)
-            if self._store == pidfd:
-                self._store = -1
+            if self._store == pidfd:  # by itself: nobody can join there
+                self._store, self.held, self.problem = -1, None, "the store process died"
+                self._changed()
             os.close(pidfd)
             fork_server.reap(pid, lambda _status: None)
 

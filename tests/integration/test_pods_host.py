@@ -215,7 +215,7 @@ async def test_unfit_command(tmp_path: Path) -> None:
         status = await bench.ready(spec)
         assert (status.reason, status.code) == ("command 'pythn' was not found in PATH (/usr/bin)", 127)
         bench.host.start(UID, bench.order(1))
-        status = await bench.until(lambda s: s.generation == token(1))
+        status = await bench.until(lambda s: s.refused)
         assert "pythn" in status.refused
 
 

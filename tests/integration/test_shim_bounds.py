@@ -65,6 +65,7 @@ async def test_a_promise_need_not_wait_for_what_has_been_sent_sigkill(tmp_path: 
         status = await bench.until(lambda s: s.rendezvous)
         assert (status.phase, status.highest) == ("stopping", token(2))
         bench.host.start(UID, bench.order(2))  # refused: something older lives
+        bench.host.ping()
         os.kill(pid, signal.SIGKILL)
         status = await bench.until(lambda s: s.phase == "exited")
         assert (status.generation, status.highest) == (token(1), token(2))

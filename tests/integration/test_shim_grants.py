@@ -51,7 +51,7 @@ async def test_time_that_is_taken_back_ends_the_workers(tmp_path: Path) -> None:
         ended = await bench.until(lambda s: s.phase == "exited")
         assert (ended.fenced, any(map(is_running, pids))) == (True, False)
         bench.host.start(UID, bench.order(2))
-        refused = await bench.until(lambda s: s.generation == token(2))
+        refused = await bench.until(lambda s: s.generation == token(2) and s.refused)
         assert "nobody has granted this pod time" in refused.refused
         bench.grant()
         await bench.run_another(3)
@@ -91,7 +91,7 @@ async def test_a_record_that_is_gone_or_damaged_gives_no_time(tmp_path: Path, da
         assert (await bench.until(lambda s: s.phase == "exited")).fenced
         assert not any(map(is_running, pids))
         bench.host.start(UID, bench.order(2))
-        refused = await bench.until(lambda s: s.generation == token(2))
+        refused = await bench.until(lambda s: s.generation == token(2) and s.refused)
         assert "nobody has granted this pod time" in refused.refused
 
 
@@ -100,7 +100,7 @@ async def test_a_shim_that_finds_no_record_starts_nothing(tmp_path: Path) -> Non
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         await bench.ready(make_spec(("sleep", "600"), tmp_path, fork_server=False))
         bench.host.start(UID, bench.order(1))
-        refused = await bench.until(lambda s: s.generation)
+        refused = await bench.until(lambda s: s.refused)
         assert "nobody has granted this pod time" in refused.refused
 
 
@@ -145,7 +145,7 @@ async def test_where_nothing_runs_that_is_reported_at_once_and_also_after_a_star
         idle = bench.stop_in_order()
         await wait_for(lambda: bench.obeyed() == idle)
         bench.host.start(UID, bench.order(1))
-        await bench.until(lambda s: s.phase == "starting")
+        await bench.until(lambda s: s.phase == "starting" and s.highest == token(1))  # it is carried out
         asked = bench.stop_in_order()
         await wait_for(lambda: bench.obeyed() == asked)
         await bench.until(lambda s: "was stopped" in s.refused)

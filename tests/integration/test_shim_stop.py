@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.model.jobspec import Hooks
 from nodeagent.osutil.linux import boottime, is_running, pids
-from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, token, wait_for
+from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
 from tests.processes import command_line
 
 PYTHON = sys.executable
@@ -81,6 +81,28 @@ async def test_a_polite_worker_uses_its_grace(tmp_path: Path, fork_server: bool)
         assert [(e.code, e.stopped) for e in status.exits] == [(5, True)]
         bench.host.stop(UID, None)  # nothing runs: nothing happens
         await bench.run_another(2)
+
+
+async def test_a_worker_that_starts_too_late_for_a_stop_costs_the_others_no_grace(tmp_path: Path) -> None:
+    late = """
+fork, calls = client.ForkServer.fork, []
+def slow(self, argv, env, cwd, limits, fds, forked):
+    calls.append(argv)
+    late = lambda pid, error: self._loop.after(1.0, lambda: forked(pid, error))
+    fork(self, argv, env, cwd, limits, fds, late if len(calls) == 2 else forked)
+client.ForkServer.fork = slow
+"""
+    leaves = POLITE.replace("sys.exit(5)", "(time.sleep(2), sys.exit(5))")
+    async with open_bench(tmp_path, shim_with(tmp_path, late)) as bench:
+        await bench.ready(make_spec(script(tmp_path, leaves), tmp_path))
+        bench.host.start(UID, bench.order(1, ({}, {})))
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert {e.rank: (e.code, e.signal, e.stopped) for e in status.exits} == {
+            0: (5, None, True),
+            1: (None, 9, True),
+        }
 
 
 async def test_a_worker_that_died_before_the_stop_was_not_stopped(tmp_path: Path) -> None:
@@ -225,14 +247,14 @@ async def test_refused_starts(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path))
         bench.host.start(UID, bench.order(3, late=-1))
-        status = await bench.until(lambda s: s.generation == token(3))
+        status = await bench.until(lambda s: s.generation == token(3) and s.refused)
         assert (status.phase, status.workers, status.exits) == ("exited", (), ())
         assert "too late" in status.refused
         bench.host.start(UID, bench.order(3))  # twice
         bench.host.start(UID, bench.order(2))  # lower
         bench.host.promise(UID, token(5), False)
-        status = await bench.until(lambda s: s.highest == token(5))
-        assert status.generation == token(3)
+        bench.host.ping()
+        await bench.until(lambda s: (s.highest, s.generation) == (token(5), token(3)))
         bench.host.start(UID, bench.order(4))  # lower than promised
         other = bench.order(5).model_copy(update={"token": token(5).model_copy(update={"id": "other"})})
         bench.host.start(UID, other)
@@ -242,12 +264,13 @@ async def test_refused_starts(tmp_path: Path) -> None:
         bench.host.start(UID, bench.order(5))
         bench.host.start(UID, bench.order(6))  # something older lives
         bench.host.promise(UID, token(7), False)
+        bench.host.ping()
         bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "exited")
         assert (status.generation, status.highest, status.exits[0].pid) == (token(5), token(5), pid)
         bench.grant(-1)
         bench.host.start(UID, bench.order(6))
-        status = await bench.until(lambda s: s.generation == token(6))
+        status = await bench.until(lambda s: s.generation == token(6) and s.refused)
         assert "nobody has granted this pod time" in status.refused
 
 
@@ -287,12 +310,12 @@ async def test_stop_and_fence_during_pre_start(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path, hooks=hooks))
         bench.host.start(UID, bench.order(1))
-        await bench.until(lambda s: s.phase == "starting")
+        await bench.until(lambda s: s.phase == "starting" and s.highest == token(1))  # it is carried out
         bench.host.stop(UID, 600)
         status = await bench.until(lambda s: s.phase == "exited")
         assert "was stopped" in status.refused
         bench.host.start(UID, bench.order(2))
-        await bench.until(lambda s: s.phase == "starting")
+        await bench.until(lambda s: s.phase == "starting" and s.highest == token(2))
         bench.grant(-1)
         status = await bench.until(lambda s: s.phase == "exited" and s.generation == token(2))
         assert "nobody granted" in status.refused

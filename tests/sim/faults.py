@@ -298,8 +298,10 @@ async def step_store_clock(cluster: SimCluster) -> None:
 
 
 async def late_guard(cluster: SimCluster) -> None:
-    """Within assumption A2: a shim acts up to 0.2 s after its deadline."""
-    _any(cluster).machine.guard_late = cluster.rng.uniform(0, 0.2)
+    """Within assumption A2: a shim acts up to 0.2 s after its deadline. So busy, it is late to start something, too."""
+    machine = _any(cluster).machine
+    machine.guard_late = cluster.rng.uniform(0, 0.2)
+    machine.start_late = 5 * machine.guard_late
 
 
 async def scale(cluster: SimCluster) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
-from tests.sim.machine import SimMachine
+from tests.sim.machine import SimMachine, SimPod
 from tests.sim.network import Gate
 
 RECEIVED_WITHIN = 0.3
@@ -27,7 +27,7 @@ class SimHost:
         self._unseen: set[str] = set()
 
     def status(self) -> Mapping[str, PodStatus]:
-        return {uid: self._received(uid, pod.status()) for uid, pod in self._machine.pods.items()}
+        return {uid: self._received(uid, _shown(pod)) for uid, pod in self._machine.pods.items()}
 
     def _received(self, uid: str, status: PodStatus) -> PodStatus:
         silent_nodes = uid in self._unseen and status.phase != "gone"
@@ -41,6 +41,10 @@ class SimHost:
             self._machine.later(rng.uniform(0, RECEIVED_WITHIN), lambda uid=uid: self._hear(uid))  # type: ignore[misc]
 
     def _hear(self, uid: str) -> None:
+        pod = self._machine.pods.get(uid)
+        if pod is not None and pod.ordered is not None:  # of the agent before: its shim reads that first
+            pod.behind.append(lambda: self._hear(uid))
+            return
         self._unseen.discard(uid)
         self.changed.set()
 
@@ -55,6 +59,9 @@ class SimHost:
         else:
             action()
 
+    def _order(self, uid: str, action: Callable[[], None]) -> None:
+        self._do(lambda: self._machine.in_turn(uid, action))
+
     def thaw(self) -> None:
         queue, self._queue = self._queue, []
         for action in queue:
@@ -68,19 +75,19 @@ class SimHost:
         self._do(prepare)
 
     def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0, above: int = 0) -> None:
-        self._do(lambda: self._machine.promise(uid, token, rendezvous, ports))
+        self._order(uid, lambda: self._machine.promise(uid, token, rendezvous, ports))
 
     def start(self, uid: str, order: StartOrder) -> None:
-        self._do(lambda: self._machine.start(uid, order))
+        self._order(uid, lambda: self._machine.order_start(uid, order))
 
     def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
-        self._do(lambda: self._machine.release(uid, token, roles))
+        self._order(uid, lambda: self._machine.release(uid, token, roles))
 
     def stop_role(self, uid: str, token: Token, role: str, number: int) -> None:
-        self._do(lambda: self._machine.stop_role(uid, token, role, number))
+        self._order(uid, lambda: self._machine.stop_role(uid, token, role, number))
 
     def start_role(self, uid: str, token: Token, role: str, number: int, wait: float) -> None:
-        self._do(lambda: self._machine.start_role(uid, token, role, number, wait))
+        self._order(uid, lambda: self._machine.start_role(uid, token, role, number, wait))
 
     def stop(
         self,
@@ -91,14 +98,14 @@ class SimHost:
         sooner: Mapping[str, float] = NOBODY,
         later: tuple[str, ...] = (),
     ) -> None:
-        self._do(lambda: self._machine.stop(uid, grace, given_up, broken, later))
+        self._order(uid, lambda: self._machine.stop(uid, grace, given_up, broken, later))
 
     def look(self, uid: str, limit: float | None = None) -> None:
         if limit is None:  # simulated workers that others outlive do nothing for ever
             self._do(lambda: self._machine.look(uid))
 
     def retire(self, uid: str) -> None:
-        self._do(lambda: self._machine.retire(uid))
+        self._order(uid, lambda: self._machine.retire(uid))
 
     def committed(self, uid: str, commit_request: CommitRequest, refused: str) -> None:
         self._do(lambda: self._machine.committed(uid, commit_request))
@@ -111,3 +118,9 @@ class SimHost:
 
     async def close(self) -> None:
         self.dead = True
+
+
+def _shown(pod: SimPod) -> PodStatus:
+    """As ``pods/pod.py`` shows it: the answer to a ping comes after a start that was ordered before."""
+    status = pod.status()
+    return status if pod.ordered is None or status.phase == "gone" else status.starting(pod.ordered)

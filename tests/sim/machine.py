@@ -114,6 +114,10 @@ class SimPod:
     obeyed: float = 0.0
     """As ``lease.grants.GrantAnswer``."""
     retiring: bool = False
+    ordered: Token | None = None
+    """What an order to start, which is still on its way, is for."""
+    behind: list[Callable[[], None]] = field(default_factory=list)
+    """What its host ordered since."""
 
     _last_status: tuple[tuple[object, ...], PodStatus] | None = None
     """The last status, and what it was made of."""
@@ -214,6 +218,8 @@ class SimMachine:
         """When (the loop's clock, which all share) workers of which role left at a planned stop."""
         """Workers that are to leave wait for others, until their grace is over."""
         self.guard_late = 0.0
+        self.start_late = 0.0
+        """Seconds that an order to start takes: shims are busy."""
         self.changed = asyncio.Event()
         self.peers: Callable[[str, Token, str], None] = lambda uid, token, name: None
         """Tells the other members that this node's part of a collective is gone."""
@@ -642,6 +648,31 @@ class SimMachine:
                 self.touch()
 
         self.later(self.rng.uniform(0.001, 0.02), done)
+
+    def in_turn(self, uid: str, action: Callable[[], None]) -> None:
+        """What a host orders is done in that order."""
+        pod = self.pods.get(uid)
+        if pod is not None and pod.ordered is not None:
+            pod.behind.append(action)
+        else:
+            action()
+
+    def order_start(self, uid: str, order: StartOrder) -> None:
+        pod = self._acts(uid)
+        if pod is None or not self.start_late:
+            self.start(uid, order)
+            return
+        pod.ordered = order.token
+
+        def carry_out() -> None:
+            behind, pod.ordered, pod.behind = pod.behind, None, []
+            if self.pods.get(uid) is pod:
+                self.start(uid, order)
+                for action in behind:
+                    self.in_turn(uid, action)
+            self.touch()
+
+        self.later(self.start_late, carry_out)
 
     def start(self, uid: str, order: StartOrder) -> None:
         pod = self._acts(uid)

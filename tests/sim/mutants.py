@@ -147,6 +147,11 @@ def unseen_is_quiet(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimHost, "_received", received)
 
 
+def an_order_on_its_way_is_quiet(patch: pytest.MonkeyPatch) -> None:
+    """A pod counts as quiet though its shim may still read an order to start."""
+    patch.setattr(PodStatus, "starting", lambda status, token: status)
+
+
 def a_primary_is_its_process(patch: pytest.MonkeyPatch) -> None:
     """A primary that was a replica in between counts as the one of before."""
     patch.setattr(Server, "_history", property(lambda server: f"{server._starts:x}"))
@@ -607,6 +612,7 @@ MUTANTS = (
     Mutant(freed_and_still_counted, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
     Mutant(unseen_is_quiet, provocations.scaled_in_while_its_agent_restarts),
+    Mutant(an_order_on_its_way_is_quiet, provocations.scaled_in_while_it_is_ordered_to_start),
     Mutant(a_primary_is_its_process, provocations.fails_back_with_writes_lost),
     Mutant(who_answers_is_the_failsafe_member, provocations.one_address_for_two),
     Mutant(lease_shorter_than_the_fence, provocations.falls_silent_and_scales),

@@ -64,6 +64,17 @@ async def scaled_in_while_its_agent_restarts(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
 
 
+async def scaled_in_while_it_is_ordered_to_start(cluster: SimCluster) -> None:
+    """The others form anew without a node whose shim is busy, and has yet to read the order to start."""
+    late = list(cluster.nodes.values())[-1]
+    late.machine.start_late = 0.75
+    await cluster.submit("a", 1, 4, 4, grace=0.05)
+    await cluster.until(lambda: any(pod.ordered for pod in late.machine.pods.values()), 90, "it is on its way")
+    await cluster.scale("a", "scalein", nodes=[late.name])
+    await asyncio.sleep(8)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
+
+
 async def back_before_its_loss_is_known(cluster: SimCluster) -> None:
     """Random seed 52: a node trained on the time that its failsafe members lent, was declared lost meanwhile, and
     reached the emptied store first. It got a lease there before the one node came that knew of its successor."""

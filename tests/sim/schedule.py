@@ -80,7 +80,7 @@ async def heal(cluster: SimCluster) -> None:
     cluster.net.cut.clear()
     for node in cluster.nodes.values():
         node.link.restore()
-        node.machine.guard_late = 0.0
+        node.machine.guard_late = node.machine.start_late = 0.0
         node.thaw()
         node.find()
         node.power_on()

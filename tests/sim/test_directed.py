@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.node import Cordon
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import PodReport
+from nodeagent.model.world import PodReport, Token
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster, started
 from tests.sim.machine import GRACE
@@ -74,6 +74,44 @@ def test_worker_killed() -> None:
         assert [e.counts for e in job.budget.values()] == [True]
 
     simulate(4, scenario)
+
+
+@pytest.mark.parametrize("name", ["n1", "n2"])
+def test_a_shim_that_dies_between_its_promise_and_the_acknowledgement_costs_no_time(name: str) -> None:
+    """Group rank 0's next one read the promise from the disk, and held no address for it: 15 s."""
+
+    async def scenario(c: SimCluster) -> None:
+        machine, died = c.nodes[name].machine, list[int]()
+        promise = machine.promise
+
+        def then_die(uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+            promise(uid, token, rendezvous, ports)
+            if not died:
+                died.append(token.number)
+                asyncio.get_running_loop().call_soon(machine.kill_shim, uid)
+
+        machine.promise = then_die  # type: ignore[method-assign]
+        await c.submit("j", 3, 3, 3)
+        await running(c, 3, limit=10)
+        assert died == [1]
+
+    simulate(3, scenario)
+
+
+def test_what_is_still_ordered_to_start_is_not_quiet() -> None:
+    """A shim was busy, its agent promised that nothing ran, and then it carried out the start: two generations."""
+
+    async def scenario(c: SimCluster) -> None:
+        machine = c.nodes["n3"].machine
+        machine.start_late = 0.75
+        await c.submit("j", 2, 3, 3)
+        await c.until(lambda: any(pod.ordered is not None for pod in machine.pods.values()), 30, "it is on its way")
+        await c.operate("j", target=2)
+        await running(c, 2)
+        await asyncio.sleep(5)
+        assert machine.running("uid-j") is None
+
+    simulate(3, scenario)
 
 
 def test_a_gang_that_asks_to_be_re_formed_at_each_start_backs_off_for_free() -> None:

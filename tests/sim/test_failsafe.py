@@ -48,6 +48,47 @@ async def started(c: SimCluster, minimum: int, size: int) -> None:
     await asyncio.sleep(5)
 
 
+def test_a_deleted_job_that_may_run_on_failsafe_time_keeps_no_other_back() -> None:
+    """Its removal was refused for a day, and no agent came to the jobs behind it in all that time."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 3, 3)
+        for name in members(c):
+            await c.nodes[name].power_cut()
+        await asyncio.sleep(15)
+        await c.operate("j", desired="stop", delete=True)
+        await asyncio.sleep(5)
+        assert c.job("j").phase == "stopped"
+        await c.submit("k", 1, 1, 1)
+        await running(c, 1, "k")
+        await asyncio.sleep(10)
+        assert c.find("j") is not None, "one of those nodes may still keep it running"
+
+    simulate(5, scenario)
+
+
+def test_a_failsafe_members_agent_that_has_read_nothing_yet_does_not_leave() -> None:
+    """A second restart while the store was away gave its promises up, and healthy gangs elsewhere stopped."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 2)
+        job = c.job("j")
+        assert job.generation is not None
+        (keeper,) = set(job.failsafe_members) - set(job.generation.members)
+        before = pids(c)
+        cut(c, c.nodes)
+        await asyncio.sleep(5)
+        for _ in range(2):
+            c.nodes[keeper].end_agent()
+            await c.nodes[keeper].ended()
+            c.nodes[keeper].start_agent()
+            await asyncio.sleep(3)
+        await asyncio.sleep(5)
+        assert pids(c) == before
+
+    simulate(4, scenario)
+
+
 @pytest.mark.slow
 def test_an_hour_without_the_store_disturbs_nobody() -> None:
     async def scenario(c: SimCluster) -> None:

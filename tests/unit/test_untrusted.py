@@ -116,7 +116,6 @@ MET: dict[str, tuple[str, str]] = {
     "lease/statefiles.py": ("loads", FILE),
     "osutil/untrusted.py": ("connect loads", "this is the way"),
     "pods/folder.py": ("loads", "the agent's own records of pods"),
-    "pods/host.py": ("connect", "a pod's shim, by the pod's UntrustedFolder"),
     "pods/pod.py": ("connect", "UntrustedFolder's"),
     "store/server.py": ("connect", "a private Redis that it started itself"),
     "store/wire.py": ("connect", "the store"),

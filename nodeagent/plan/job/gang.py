@@ -92,6 +92,10 @@ def _ended(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if still:
         return Decision(None, (f"its last workers are being stopped on {', '.join(still)}",), steady=True)
     if job.control.delete and not dependencies.is_awaited(cluster, job):
+        if job.failsafe_members:
+            names = ", ".join(sorted(job.failsafe_members, key=natural))
+            why = silence(cluster, job) or f"waits for one of {names} to let go of the last generation"
+            return Decision(None, (why,), steady=True)
         return Decision(Remove(), ("it has ended and its deletion was asked for",))
     return Decision(None, steady=True)
 

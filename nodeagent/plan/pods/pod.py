@@ -474,14 +474,12 @@ def _form(case: PodCase) -> PodAction | None:
         return None
     if node in strays(cluster, job, {node: status.folder}):
         return None  # the others form without it as soon as its record says so
-    if status.highest != generation.token:
+    leads, rendezvous = generation.members[node].group_rank == 0, status.rendezvous
+    lacks = leads and (rendezvous is None or rendezvous.token != generation.token)
+    # A shim that has its promise from the disk, or found no free port, holds none; one that is about to hears it twice.
+    if status.highest != generation.token or lacks or len(status.ports) != generation.members[node].ports:
         return _promise(cluster, job, generation, node)
-    leads = generation.members[node].group_rank == 0
-    if leads and (status.rendezvous is None or status.rendezvous.token != generation.token):
-        return None
-    if len(status.ports) != generation.members[node].ports:
-        return None
-    address = status.rendezvous.address if leads and status.rendezvous else ""
+    address = rendezvous.address if leads and rendezvous is not None else ""
     return _ack(job, generation, node, life, status, address, case.lends)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, Outcome
 from nodeagent.model.jobspec import After
@@ -202,12 +203,12 @@ def believed(cluster: Cluster, wall: float) -> float:
 
 def outlived(cluster: Cluster, wall: float, keep_for: float, keep: int) -> list[JobRecord]:
     """The oldest few of the ended jobs that ended more than ``keep_for`` seconds, or their own ``ttl``, before ``wall``
-    (this node's Unix time, as far as it is ``believed``), or are not among the ``keep`` that ended last. None on which
-    a node may still run workers."""
+    (this node's Unix time, as far as it is ``believed``), or are not among the ``keep`` that ended last. None that
+    is still held."""
     ended = sorted(_records(cluster), key=lambda job: (job.ended or 0.0, job.order))
     surplus, wall = max(0, len(ended) - keep), believed(cluster, wall)
     old = [job for i, job in enumerate(ended) if i < surplus or (job.ended or 0.0) < wall - _kept_for(job, keep_for)]
-    return [job for job in old[: 2 * AT_ONCE] if not holding_nodes(cluster, job)][:AT_ONCE]
+    return list(islice((job for job in old if not _is_held(cluster, job)), AT_ONCE))
 
 
 def history_room(keep: int) -> int:
@@ -216,13 +217,18 @@ def history_room(keep: int) -> int:
 
 
 def due_for_history(cluster: Cluster, wall: float) -> list[JobRecord]:
-    """The oldest ended jobs but the newest ``IN_VIEW``, a step's worth. None on which a node may still run workers, nor
-    one that somebody wants deleted, or that has a ``ttl``: of the history only age and number are known."""
+    """The oldest ended jobs but the newest ``IN_VIEW``, a step's worth. None that is still held, nor one that somebody
+    wants deleted, or that has a ``ttl``: of the history only age and number are known."""
     ended = sorted(_records(cluster), key=lambda job: (job.ended or 0.0, job.order))
     surplus, wall = ended[: max(0, len(ended) - IN_VIEW)], believed(cluster, wall)
     due = [job for job in surplus if (job.ended or 0.0) < wall - AFTER and not job.control.delete]
     due = [job for job in due if job.spec.ttl is None]
-    return [job for job in due[: 2 * SHELVED_AT_ONCE] if not holding_nodes(cluster, job)][:SHELVED_AT_ONCE]
+    return list(islice((job for job in due if not _is_held(cluster, job)), SHELVED_AT_ONCE))
+
+
+def _is_held(cluster: Cluster, job: JobRecord) -> bool:
+    """A node may still run workers of this ended job, or lend them time: its record has to stay."""
+    return bool(job.failsafe_members or holding_nodes(cluster, job))
 
 
 def keeps_history(cluster: Cluster, node: str) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from nodeagent.agent.retention import Retention, found
+from nodeagent.agent.serve import _retention
 from nodeagent.model.job import JobRecord
 from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
 from tests.unit.ctl.samples import job as sample
+from tests.unit.plan.build import NOW as SERVED
+from tests.unit.plan.build import make_cluster
 
 NOW = 1_000_000_000.0
 DAY = 86_400.0
@@ -46,7 +50,7 @@ async def after(
 ) -> set[int]:
     keep = RetentionConfig(age=7 * DAY, jobs=most)
     view = {record.uid: record for record in jobs}
-    await Retention(dirs, lambda: keep, lambda: (view, spared), lambda: NOW).look()
+    await Retention(dirs, lambda: keep, lambda: (view, spared, NOW)).look()
     return there(dirs)
 
 
@@ -79,7 +83,7 @@ async def test_what_was_written_lately_stays_whatever_end_its_record_has(tmp_pat
 
 async def test_much_more_than_is_kept_is_noticed_between_two_looks(tmp_path: Path) -> None:
     dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
-    retention = Retention(dirs, lambda: RetentionConfig(age=7 * DAY, jobs=8), lambda: ({}, ()), lambda: NOW)
+    retention = Retention(dirs, lambda: RetentionConfig(age=7 * DAY, jobs=8), lambda: ({}, (), NOW))
     assert not await retention.crowded()
     for number in range(1, 11):
         leave(dirs, number)
@@ -95,7 +99,21 @@ async def test_much_more_than_is_kept_is_noticed_between_two_looks(tmp_path: Pat
 async def test_nothing_goes_while_it_is_not_certain_which_jobs_there_are(tmp_path: Path) -> None:
     dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
     leave(dirs, 1, written_days_ago=30)
-    await Retention(dirs, RetentionConfig, lambda: None, lambda: NOW).look()
+    await Retention(dirs, RetentionConfig, lambda: None).look()
+    assert there(dirs) == {1}
+
+
+async def test_a_clock_that_is_far_ahead_makes_nothing_old(tmp_path: Path) -> None:
+    """It removed the output of all ended jobs; the records were protected."""
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    leave(dirs, 1, written_days_ago=1)
+    view = make_cluster(["n1"], job(1, 1).model_copy(update={"since": SERVED - round(DAY * 1000)}))
+    jobs = SimpleNamespace(retention=RetentionConfig(age=7 * DAY))
+    agent = SimpleNamespace(
+        cluster=lambda: view, pods=dict, certain=True, config=SimpleNamespace(dirs=dirs, jobs=jobs)
+    )  # fmt: skip
+    clock = SimpleNamespace(wall=lambda: NOW + 365 * DAY)
+    await _retention(cast(Any, agent), cast(Any, clock)).look()
     assert there(dirs) == {1}
 
 

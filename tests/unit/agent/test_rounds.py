@@ -16,7 +16,9 @@ from nodeagent.model.timing import Timing
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.pod import Prepare, Retire, Start, plan_pods
+from nodeagent.plan.steps import Decision, Remove
 from nodeagent.pods.base import PodStatus
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Proposal
 from tests.unit.plan.build import (
     READY,
@@ -95,9 +97,16 @@ class Proposals:
         self.made.append(proposal)
         return make_job(uid=proposal.uid)
 
+    async def remove(self, uid: str) -> None:
+        raise StoreRefusedError("stale", f"job {uid} still stops its workers on node n2")
+
 
 class Me:
     node = "n1"
+    beats = 0
+
+    async def beat(self) -> None:
+        self.beats += 1
 
     def keeps_steps(self, uid: str) -> bool:
         return False
@@ -118,6 +127,8 @@ async def test_a_proposal_names_the_view_that_it_was_decided_on() -> None:
     applier = Applier(cast(Any, context), cast(Any, me), seal=none, verifier=none, stopwatch=none, reach=none)
     turns = ProposalTurns(cast(Any, context), applier)
     decision = decide(view, jobs[0], WALL)
+    refused = await turns.take(view, jobs[0], Decision(Remove(), ("it has ended",)))
+    assert (refused, me.beats) == ((False, None), 1), "a removal that is refused keeps no other job back"
     for job in jobs:
         await turns.take(view, job, decision)
         snapshot.rev += 1

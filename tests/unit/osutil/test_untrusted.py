@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.osutil import untrusted
-from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside, object_of, remove_tree
+from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside, object_of, remove_tree
 
 
 def _link(path: Path) -> None:
@@ -204,7 +204,7 @@ async def test_what_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
         await aside(lambda: 1 // 0)
     try:
         for message in ("within 0.01 s", "within 0.01 s", "have not come back"):
-            with pytest.raises(UntrustedError, match=message):
+            with pytest.raises(NotSeenError, match=message):
                 await aside(gate.wait, seconds=0.01)
     finally:
         gate.set()

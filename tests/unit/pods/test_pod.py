@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.model.world import Token
 from nodeagent.pods import pod
+from nodeagent.pods.base import StartOrder
 from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.pod import LINE_MAX, PodHandle
 
@@ -69,6 +71,44 @@ async def test_half_of_a_surrogate_pair_costs_one_letter(tmp_path: Path) -> None
         assert shim.handle.status.reason == "\ufffd and \U0001f600 and \\ud800 \ufffd"
         shim.say(phase="exited")
         await shim.until(lambda: shim.handle.status.phase == "exited")
+
+
+def order(number: int) -> StartOrder:
+    return StartOrder(token=Token(number=number, id=f"g{number}"), environments=(), ranks=(), not_after=0.0)
+
+
+async def test_a_pod_that_may_be_about_to_start_is_not_quiet(tmp_path: Path) -> None:
+    """Its shim was busy, and the agent promised that nothing runs: then the shim carried out the start."""
+    old = {"number": 1, "id": "g1"}
+    async with fake(tmp_path) as shim:
+        shim.say(phase="exited", generation=old, refused="no time")
+        await shim.until(lambda: shim.handle.status.phase == "exited")
+        shim.handle.ping(7)
+        shim.handle.start(order(2))
+        shim.say(phase="exited", generation=old, reason="sent before it read the order")
+        await shim.until(lambda: shim.handle.status.reason)
+        shim.say_bytes(b'{"v": 1, "echo": 7}\n')
+        shim.say(phase="exited", generation=old, reason="still")
+        await shim.until(lambda: shim.handle.status.reason == "still")
+        now = shim.handle.status
+        assert (now.phase, now.generation, now.refused, now.quiet) == ("starting", order(2).token, "", False)
+        shim.say(generation={"number": 2, "id": "g2"})
+        await shim.until(lambda: shim.handle.status.phase == "running")
+
+
+async def test_a_start_that_a_shim_refuses_is_over_with_the_next_echo(tmp_path: Path) -> None:
+    async with fake(tmp_path) as shim:
+        shim.say(phase="exited")
+        await shim.until(lambda: shim.handle.status.phase == "exited")
+        shim.handle.start(order(2))
+        assert not shim.handle.status.quiet
+        shim.handle.ping(8)
+        shim.say_bytes(b'{"v": 1, "echo": 8}\n')
+        await shim.until(lambda: shim.handle.status.quiet)
+        shim.handle.start(order(2))
+        shim.process.kill()
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert shim.handle.status.generation is None
 
 
 DEEP = b'{"v": 1, "error": ' + b"[" * 100_000 + b"\n"

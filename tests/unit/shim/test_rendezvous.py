@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ import pytest
 from nodeagent.plan.pods.report import without_output
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.rendezvous import Holder, bind_free
+
+BOUND = 20.0
 
 
 @pytest.fixture
@@ -63,3 +66,55 @@ def test_without_a_store_process_the_workers_start_and_what_it_wrote_is_not_for_
     assert holder.problem == "no store process: RuntimeError: s3cret"
     assert without_output(holder.problem) == ("no store process", "RuntimeError: s3cret")
     holder.release()
+
+
+class Stores:
+    """A fork server whose store processes serve nobody."""
+
+    warm = has_torch = True
+
+    def __init__(self) -> None:
+        self.last: subprocess.Popen[bytes] | None = None
+
+    def host_store(self, _host: str, _port: int, _fd: int, answer: int, forked: Callable[[int, str], None]) -> None:
+        self.last = subprocess.Popen(["sleep", "600"])
+        forked(self.last.pid, "")
+        os.write(answer, b"ok")
+
+    def reap(self, _pid: int, _then: Callable[[int], None]) -> None:
+        assert self.last is not None
+        self.last.wait()
+
+
+def test_an_address_whose_store_has_died_is_held_no_longer() -> None:
+    """Nobody could have joined there, and nothing asked for another one."""
+    loop, stores, token = Loop(), Stores(), {"number": 1, "id": "g1"}
+    seen: list[tuple[dict[str, Any] | None, str]] = []
+
+    def hold() -> None:
+        holder.hold(token, "127.0.0.1", cast(Any, stores))
+
+    def changed() -> None:
+        seen.append((holder.held, holder.problem))
+        if len(seen) == 1:
+            assert stores.last is not None
+            stores.last.kill()
+        elif holder.failed:
+            loop.after(0.0, hold)
+        else:
+            loop.stop()
+
+    holder = Holder(loop, "127.0.0.1", (20_000, 20_999), changed)
+    loop.after(BOUND, loop.stop)
+    try:
+        hold()
+        loop.run()
+        (first, _), (none, problem), (second, _) = seen
+        assert (none, problem) == (None, "the store process died")
+        assert first is not None and second is not None and first["store_hosted"] and second["store_hosted"]
+        assert first["address"] != second["address"]
+    finally:
+        holder.release()
+        if stores.last is not None:
+            stores.last.kill()
+            stores.last.wait()

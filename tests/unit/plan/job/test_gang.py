@@ -22,6 +22,7 @@ from tests.unit.plan.build import (
     UNFIT,
     WALL,
     WARMING,
+    life,
     make_cluster,
     make_generation,
     make_job,
@@ -433,6 +434,16 @@ def test_ended(phase: Phase) -> None:
     stopping = make_job(phase, make_generation(["n1"], state="ended", holders=["n1"]), active=1, delete=True)
     assert waits(take(["n1"], stopping)) == "its last workers are being stopped on n1"
     assert isinstance(take(["n1"], stopping, lapsed=["n1"]).step, Remove)
+
+
+def test_a_record_stays_while_a_failsafe_member_may_lend_time() -> None:
+    """The store refused to remove it, and every agent asked again in each round."""
+    job = make_job("stopped", make_generation(["n1"], state="ended"), active=1, delete=True)
+    lends = job.model_copy(update={"failsafe_members": {"n1": life("n1"), "n2": life("n2")}})
+    assert waits(take(["n1", "n2", "n3"], lends)) == "waits for one of n1, n2 to let go of the last generation"
+    silent = waits(take(["n1", "n2", "n3"], lends, lapsed=["n1", "n2"]))
+    assert "nothing has been received from n1, n2" in silent
+    assert "nodeagentctl forget NODE" in silent
 
 
 def test_a_job_that_was_stopped_while_it_formed_pays_for_no_lost_node() -> None:

@@ -67,6 +67,12 @@ def test_what_has_not_ended_or_may_still_run_somewhere_stays() -> None:
     assert gone(live, stops, keep=0) == []
 
 
+def test_what_a_failsafe_member_may_lend_time_to_stays_and_keeps_no_other_back() -> None:
+    lent = [ended(i, 1000 + i).model_copy(update={"failsafe_members": {"n9": "l9"}}) for i in range(4 * AT_ONCE)]
+    assert gone(*lent, ended(99, 500), keep=0) == ["j99"]
+    assert shelved(*lent) == []
+
+
 def shelved(*jobs: JobRecord) -> list[str]:
     return [job.name for job in due_for_history(make_cluster(["n1"], *jobs), WALL)]
 

@@ -1,0 +1,85 @@
+"""Who starts the lease process again after its end: systemd what it keeps, the agent what it ended itself."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nodeagent import __version__
+from nodeagent.agent import leaseprocess
+from nodeagent.agent.leaseprocess import LocalLeaseProcess
+from nodeagent.osutil import units
+from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
+
+BOUND = 20.0
+
+
+class Unit:
+    """The lease process's, as systemd shows it: a process that holds the lock, of this version."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.process = subprocess.Popen(["sleep", "600"])
+        self.started = asyncio.Event()
+        self.waits: list[float] = []
+
+    def holder(self, _folder: Path) -> tuple[int, str] | None:
+        return (self.process.pid, self.version) if self.process.poll() is None else None
+
+    async def start(self, command: list[str]) -> None:
+        if "stop" in command:
+            self.process.kill()
+            self.process.wait()
+        else:
+            self.started.set()
+            await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def kept(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Unit]:
+    """An agent keeps it."""
+    unit = Unit(version)
+    monkeypatch.setattr(leaseprocess, "find_holder", unit.holder)
+    monkeypatch.setattr(units, "start", unit.start)
+    config = AgentConfig(dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
+    process = LocalLeaseProcess(config, "n1", cast(Any, SimpleNamespace(reached=None)), "na.service", cast(Any, None))
+    process._order = cast(Any, object())
+
+    async def is_there(seconds: float) -> bool:
+        unit.waits.append(seconds)
+        return False
+
+    monkeypatch.setattr(process, "_is_there", is_there)
+    keeping = asyncio.create_task(process.run())
+    try:
+        yield unit
+    finally:
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
+        if unit.process.poll() is None:
+            unit.process.kill()
+        unit.process.wait()
+
+
+async def test_one_that_the_agent_has_ended_is_started_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody renewed for a second at each upgrade: systemd does not start again what was to stop."""
+    async with kept(tmp_path, "0.0.1", monkeypatch) as unit, asyncio.timeout(BOUND):
+        await unit.started.wait()
+        assert unit.waits == []
+
+
+async def test_one_that_ended_by_itself_is_left_to_systemd_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept(tmp_path, __version__, monkeypatch) as unit, asyncio.timeout(BOUND):
+        asyncio.get_running_loop().call_later(0.1, unit.process.kill)
+        await unit.started.wait()
+        assert unit.waits == [leaseprocess.COMES_BACK]
