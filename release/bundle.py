@@ -33,7 +33,8 @@ def lay_out(wheel: Path, pythons: Sequence[str], machine: str, folder: Path) -> 
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """``folder`` as a .tar.gz, owned by root."""
+    """``folder`` as a .tar.gz, owned by root; ``setup.sh`` comes last: where it was unpacked, all was."""
+    last = f"{folder.name}/setup.sh"
 
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
@@ -41,4 +42,5 @@ def pack(folder: Path, archive: Path) -> None:
         return entry
 
     with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder, arcname=folder.name, filter=plain)
+        tar.add(folder, arcname=folder.name, filter=lambda entry: None if entry.name == last else plain(entry))
+        tar.add(folder / "setup.sh", arcname=last, filter=plain)

@@ -24,10 +24,11 @@ SECRETS = {"redis_password": "agents-secret", "redis_admin_password": "admins-se
 
 def why_not() -> str:
     """Why there is no Ansible here; empty if there is."""
-    return "" if _program("ansible-playbook") else "no ansible-playbook here: pip install ansible-core"
+    return "" if program("ansible-playbook") else "no ansible-playbook here: pip install ansible-core"
 
 
-def _program(name: str) -> str | None:
+def program(name: str) -> str | None:
+    """One of Ansible's commands; None where it is not installed."""
     return shutil.which(name, path=_path())
 
 
@@ -67,7 +68,7 @@ class Rollout:
 
     def _install(self) -> None:
         """The collection, as ansible/README.md says: what it brings along must be in it."""
-        galaxy = _program("ansible-galaxy")
+        galaxy = program("ansible-galaxy")
         assert galaxy is not None
         words = ["collection", "install", "--offline", "-p", str(self.folder / "collections"), str(ROOT / "ansible")]
         subprocess.run([galaxy, *words], check=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
@@ -87,15 +88,15 @@ class Rollout:
     def lint(self) -> subprocess.CompletedProcess[str]:
         """ansible-lint's judgement of the collection."""
         return subprocess.run(
-            [_program("ansible-lint") or "ansible-lint", "--offline", "--nocolor", "--profile", "production"],
+            [program("ansible-lint") or "ansible-lint", "--offline", "--nocolor", "--profile", "production"],
             cwd=ROOT / "ansible", capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
             env=os.environ | {"ANSIBLE_COLLECTIONS_PATH": str(self.folder / "collections"), "PATH": _path()},
         )  # fmt: skip
 
     def play(self, playbook: str, *options: str, **variables: object) -> Recap:
         """Run ``nodeagent.cluster.PLAYBOOK``; never raises for a play that failed."""
-        program = _program("ansible-playbook")
-        assert program is not None
+        ansible = program("ansible-playbook")
+        assert ansible is not None
         settings = {
             "ANSIBLE_COLLECTIONS_PATH": self.folder / "collections", "ANSIBLE_PIPELINING": "1", "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_HOST_KEY_CHECKING": "0", "ANSIBLE_HOME": self.folder / "ansible", "ANSIBLE_FORKS": "8",
@@ -105,7 +106,7 @@ class Rollout:
         extra = [f"-e{name}={value}" for name, value in variables.items()]
         environment = [f"{name}={value}" for name, value in settings.items()]
         done = self._lab.from_hub(
-            "env", *environment, program, "-i", str(self.folder / "inventory.yml"), f"nodeagent.cluster.{playbook}",
+            "env", *environment, ansible, "-i", str(self.folder / "inventory.yml"), f"nodeagent.cluster.{playbook}",
             *options, *extra, limit=LIMIT,
         )  # fmt: skip
         return Recap(done.returncode, done.stdout + done.stderr, _recap(done.stdout))

@@ -59,12 +59,24 @@ def bundles(bare: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 @pytest.fixture(scope="module")
-def rollout(bare: Lab, bundles: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Rollout:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The CA of Redis' certificates."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def issue(one: Lab, authority: Authority) -> tuple[Path, Path]:
+    """A certificate for Redis, in the place of the one before, and its key."""
+    addresses = ("127.0.0.1", *(one.nodes[name].address for name in STORES))
+    return authority.issue("redis", ",".join(f"IP:{address}" for address in addresses))
+
+
+@pytest.fixture(scope="module")
+def rollout(
+    bare: Lab, authority: Authority, bundles: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Rollout:
     """The operator's folder."""
     one = Rollout(bare, tmp_path_factory.mktemp("operator"), bundles[0])
-    authority = Authority(one.folder)
-    names = ",".join(f"IP:{address}" for address in ("127.0.0.1", *(bare.nodes[name].address for name in STORES)))
-    cert, key = authority.issue("redis", names)
+    cert, key = issue(bare, authority)
     one.variables["redis_tls"] = {"cert": str(cert), "key": str(key), "ca": str(authority.ca)}
     one.variables["nodeagent_redis_ca_file"] = str(authority.ca)
     sentinels = ",".join(f"{bare.nodes[name].address}:26379" for name in STORES)
@@ -90,6 +102,13 @@ def states(one: Lab) -> dict[str, str]:
 
 def versions(one: Lab) -> set[str]:
     return {one.nodes[name].run("readlink", "/opt/nodeagent/bin").stdout.strip() for name in NODES}
+
+
+def running(one: Lab) -> set[str]:
+    """As ``versions``, of the agents that run."""
+    show = "tr '\\0' '\\n' </proc/$(systemctl show -P MainPID nodeagent)/cmdline"
+    programs = {Path(one.nodes[name].run("sh", "-c", show).stdout.splitlines()[0]) for name in NODES}
+    return {str(program.parent.relative_to("/opt/nodeagent")) for program in programs}
 
 
 def workers(one: Lab) -> dict[int, int]:
@@ -181,6 +200,39 @@ def test_a_later_run_leaves_the_primary_where_sentinel_has_put_it(bare: Lab, rol
     until(lambda: states(bare) == dict.fromkeys(NODES, "ready"), "the agents have followed")
 
 
+def test_a_renewed_certificate_is_what_servers_and_sentinels_show(
+    bare: Lab, rollout: Rollout, authority: Authority
+) -> None:
+    """Sentinels went on with the one that they had loaded, until it lapsed."""
+    cert, _ = issue(bare, authority)
+    rollout.inventory({"redis": STORES})
+    play = rollout.play("site")
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    assert play.code == 0, play.text
+    for name in STORES:
+        for port in (6379, 26379):
+            peer = f"{bare.nodes[name].address}:{port}"
+            shown = bare.nodes["n4"].run("openssl", "s_client", "-connect", peer, check=False).stdout
+            assert cert.read_text() in shown, (peer, shown)
+    until(lambda: sorted(roles(bare).values()) == ["master", "slave", "slave"], "one store is the primary")
+    until(lambda: states(bare) == dict.fromkeys(NODES, "ready"), "the agents are back")
+
+
+def test_redis_keeps_the_tls_that_its_sentinels_have(bare: Lab, rollout: Rollout) -> None:
+    """The servers went over to the other, and all sentinels and agents lost them."""
+    before, tls = roles(bare), rollout.variables.pop("redis_tls")
+    rollout.inventory({"redis": STORES})
+    try:
+        play = rollout.play("site")
+    finally:
+        rollout.variables["redis_tls"] = tls
+        rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    assert play.code != 0
+    assert play.changed == 0, play.text
+    assert "put redis_tls back as it was" in " ".join(play.text.split()), play.text
+    assert roles(bare) == before
+
+
 def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: tuple[Path, Path]) -> None:
     count(bare)
     before, old = workers(bare), versions(bare)
@@ -202,6 +254,35 @@ def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: t
     assert (job["generation"], job["phase"]) == (1, "running")
     assert {line.split()[0] for line in steps(bare, 0)} == {"1"}
     record_time("Ansible, upgrade of four nodes, one after the other", "same processes before and after", took)
+
+
+def test_an_upgrade_that_stopped_halfway_is_completed_and_undone(
+    bare: Lab, rollout: Rollout, bundles: tuple[Path, Path]
+) -> None:
+    """Agents whose neighbour had failed kept the old version, and no later run restarted them. A rollback took those
+    forward that were back already."""
+    count(bare)
+    before, old = workers(bare), versions(bare)
+    rollout.variables["nodeagent_bundle"] = str(bundles[1])
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    password = "/etc/nodeagent/redis.password"
+    bare.nodes["n4"].run("sh", "-c", f"mv {password} {password}.away && mkdir {password}")  # it cannot be written
+    stopped = rollout.play("agents", nodeagent_serial="100%")
+    bare.nodes["n4"].run("sh", "-c", f"rmdir {password} && mv {password}.away {password}")
+    assert stopped.code != 0, stopped.text
+    assert versions(bare) != old, "switched to"
+    assert running(bare) == old, "and started nowhere"
+    play = rollout.play("agents")
+    assert play.code == 0, play.text
+    new = versions(bare)
+    assert running(bare) == new != old, play.text
+    for limit in ("n1", "n1,n2,n3,n4"):
+        back = rollout.play("rollback", "--limit", limit)
+        assert back.code == 0, back.text
+    assert versions(bare) == running(bare) == old, back.text
+    again = rollout.play("rollback")
+    assert (again.code, again.changed) == (0, 0), again.text
+    assert workers(bare) == before
 
 
 def test_one_node_cannot_be_reached(bare: Lab, rollout: Rollout) -> None:

@@ -154,3 +154,11 @@ def test_a_node_that_is_lost_is_seen(bare: Lab) -> None:
     bare.nodes["n2"].cut_power()
     wait_for(lambda: "NodeagentNodeLost" in alerts(), 120, "the alert is pending", lambda: str(asked(bare, "alerts")))
     assert targets(bare)[f"https://{bare.nodes['n1'].address}:9470/metrics"] == "up"
+
+
+def test_a_node_that_cannot_be_reached_leaves_monitoring_its_turn(bare: Lab, rollout: Rollout) -> None:
+    bare.nodes[WATCHER].run("rm", "/etc/prometheus/rules/nodeagent.yml")
+    play = rollout.play("site")
+    assert play.code != 0
+    assert "n2 could not be reached, and is as it was" in " ".join(play.text.split())
+    assert text_of(bare, "/etc/prometheus/rules/nodeagent.yml") == RULES.read_text()
