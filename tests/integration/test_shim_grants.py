@@ -85,7 +85,7 @@ def overwrite(record: Path) -> None:
 async def test_a_record_that_is_gone_or_damaged_gives_no_time(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """What was granted before it holds to its end."""
     async with open_bench(tmp_path) as bench:
-        async with bench.renewing():
+        async with bench.renewing(4.0):
             pids = await running(bench)
         damage(bench.grants / folder_name(UID))
         assert (await bench.until(lambda s: s.phase == "exited")).fenced
