@@ -47,7 +47,7 @@ class UntrustedError(Exception):
 
 
 class NotSeenError(UntrustedError):
-    """There was no time, or no thread, for a look: what is there is as unknown as before."""
+    """There was no time, no thread or no room in a queue for a look: what is there is as unknown as before."""
 
 
 class UntrustedFolder:
@@ -148,7 +148,7 @@ class UntrustedFolder:
 
     def connect(self, name: str) -> tuple[socket.socket, int]:
         """A non-blocking connection to the owner's socket of this name, and the pid of the process that listens there.
-        Does not wait: if too many connections already wait, it raises."""
+        Does not wait: if too many connections already wait, it raises NotSeenError."""
         path = self.path / name
         with _naming(path):
             at = _pinned(self.fd, name, stat.S_ISSOCK, {self.owner})
@@ -160,6 +160,9 @@ class UntrustedFolder:
                     pid, uid = peer(link)
                     if uid != self.owner:
                         raise UntrustedError(f"uid {uid} listens at {path}, not {self.owner}")
+                except BlockingIOError as error:
+                    link.close()
+                    raise NotSeenError(f"too many wait at {path}") from error
                 except (OSError, UntrustedError):
                     link.close()
                     raise

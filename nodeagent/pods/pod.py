@@ -24,7 +24,7 @@ from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil.linux import kill_marked, read_proc
-from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
+from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
@@ -286,8 +286,11 @@ class PodHandle:
             return
         try:
             link = connect(self.folder, self._record.owner, self._pidfd)
-        except UntrustedError:
-            self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
+        except UntrustedError as error:
+            if isinstance(error, NotSeenError) or self._spoke or self._started_here:
+                self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
+            else:  # it listened before its file said so, and whoever may change its folder has taken its socket
+                self.give_up(f"its shim is not reached: {error}")
             return
         self.attach(link)
 

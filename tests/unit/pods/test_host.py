@@ -16,7 +16,7 @@ import pytest
 
 from nodeagent.lease.grants import grants_folder, make_grant
 from nodeagent.osutil.linux import MARK, boot_id, start_time
-from nodeagent.osutil.untrusted import ASIDE_MAX, UntrustedError
+from nodeagent.osutil.untrusted import ASIDE_MAX, NotSeenError, UntrustedError
 from nodeagent.pods import host, pod
 from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, run_folder
 from nodeagent.pods.host import ShimHost, ShimStart
@@ -115,13 +115,28 @@ async def test_a_shim_that_many_others_connect_to_is_connected_to_again(
         def full(*asked: object) -> socket.socket:
             if not refused:
                 refused.append("once")
-                raise UntrustedError("Resource temporarily unavailable")
+                raise NotSeenError("too many wait at s")
             return here.connect(*asked)
 
         monkeypatch.setattr(pod, "connect", full)
         await here.host.adopt()
         await until(lambda: all(map(here.host.connected, here.shims)))
         assert here.alive() == 1
+
+
+async def test_a_shim_in_whose_place_something_else_listens_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(tmp_path, 1, monkeypatch) as here:
+
+        def taken(*_: object) -> socket.socket:
+            raise UntrustedError("process 7 listens there, not the shim")
+
+        monkeypatch.setattr(pod, "connect", taken)
+        await here.host.adopt()
+        await until(lambda: not here.alive())
+        (status,) = here.host.status().values()
+        assert status.reason == "its shim is not reached: process 7 listens there, not the shim"
 
 
 @pytest.mark.parametrize("dead", ["process", "start", "mark"])
