@@ -142,6 +142,7 @@ def newest(folder: Path) -> Path:
     return folder / "ckpt" / entries(folder / "ckpt")[0].name
 
 
+@pytest.mark.timeout(4 * 100)  # four trainings, each with its own bound
 def test_one_process_goes_on_and_passes_over_what_is_damaged(tmp_path: Path) -> None:
     (start, end), _ = train(tmp_path, 3)
     assert start.startswith("from 0 0")
