@@ -325,6 +325,7 @@ class LocalLeaseProcess:
             if self._unit:
                 await units.start(units.lease_command(self._unit, env, command))
             else:
+                await self._end_child()
                 self._fork(command, env)
         except (OSError, units.UnitError) as error:
             self._complain(f"the lease process does not start: {error}")
@@ -335,6 +336,12 @@ class LocalLeaseProcess:
         if not there:
             self._complain("the lease process does not start: see its log")
         return there
+
+    async def _end_child(self) -> None:
+        """One that has not taken the lock in time, or that ended unseen."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+            await asyncio.to_thread(self._child.wait)
 
     def _fork(self, command: list[str], env: dict[str, str]) -> None:
         """A child in a session of its own."""

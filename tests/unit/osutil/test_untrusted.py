@@ -115,7 +115,7 @@ def test_connecting(tmp_path: Path) -> None:
         listener.listen(0)
         link, pid = folder.connect("s")
         assert pid == os.getpid()
-        with pytest.raises(UntrustedError, match="unavailable"):  # nobody accepts: it is not waited for
+        with pytest.raises(UntrustedError, match="too many wait"):  # nobody accepts: it is not waited for
             for _ in range(3):
                 folder.connect("s")[0].close()
         link.close()
