@@ -156,7 +156,8 @@ class Shim:
         return self.gang is None or self.gang.settled
 
     def _end(self) -> None:
-        """Remove the runtime files and go; the fork server goes with us."""
+        """Remove the runtime files and go; the fork server goes with us. How it ended is sent before."""
+        self._push()
         self.holder.release()
         self.preparation.fork_server.kill()
         self.peers.close()
