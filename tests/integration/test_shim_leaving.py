@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from textwrap import indent
 
+from nodeagent.pods.folder import run_folder
 from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -249,3 +252,16 @@ async def test_one_that_had_no_more_to_do_is_not_missed(tmp_path: Path) -> None:
         status = await bench.until(lambda s: len(s.exits) == 1)
         assert (status.exits[0].code, status.exits[0].missed, status.phase) == (0, False, "stopping")
         assert [w.state for w in status.workers] == ["exited", "running"]
+
+
+async def test_a_shim_that_is_retired_tells_how_its_workers_ended(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(("sleep", "600"), tmp_path, fork_server=False))
+        await bench.running()
+        path = run_folder(bench.grants.parent, UID) / "s"
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(path))
+            bench.host.retire(UID)
+            read = await asyncio.to_thread(lambda: b"".join(iter(lambda: link.recv(1 << 16), b"")))
+        last = json.loads(read.splitlines()[-1])["status"]
+        assert [(end["signal"], end["stopped"]) for end in last["exits"]] == [(signal.SIGKILL, True)]
