@@ -41,7 +41,7 @@ _PASSING = frozenset({
     errno.ESTALE, errno.ETIMEDOUT,
 })  # fmt: skip
 PREFERRED = -10
-"""Niceness of processes on whose speed the workers depend: agents and shims."""
+"""Niceness of processes on whose speed the workers depend: agents, shims, and a private Redis."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,12 +51,13 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def prefer() -> None:
-    """Schedules this process and its later children before others if cores are short; only root may."""
-    if os.getpriority(os.PRIO_PROCESS, 0) > PREFERRED:
+def prefer(process: int = 0) -> None:
+    """Schedules this process, or a child that was just started, and its later children before others if cores are
+    short; only root may."""
+    if os.getpriority(os.PRIO_PROCESS, process) > PREFERRED:
         with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, PREFERRED)
-    prefer_session(os.getpid())
+            os.setpriority(os.PRIO_PROCESS, process, PREFERRED)
+    prefer_session(process or os.getpid())
 
 
 def prefer_session(leader: int) -> None:

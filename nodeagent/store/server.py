@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nodeagent.osutil.linux import prefer
 from nodeagent.osutil.tether import tethered
 
 LONGEST_SOCKET_PATH = 107
@@ -129,8 +130,10 @@ class PrivateRedis:
         ]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
-            )
+                tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
+                start_new_session=True,
+            )  # fmt: skip
+        prefer(self._process.pid)  # as its agents are: some that start on a busy machine would keep it from answering
 
     def wait_ready(self, timeout: float = 10.0) -> None:
         """Return when the server answers PING. ``timeout``: seconds without an answer; a server that says that it reads

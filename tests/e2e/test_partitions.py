@@ -76,16 +76,17 @@ def silent_nodes(calm: Bare, *nodes: str) -> Iterator[None]:
         calm.frozen.difference_update(nodes)
 
 
-def runs(calm: Bare, name: str, job: str, count: int) -> tuple[list[str], dict[str, list[int]]]:
-    """Submit a job and let it make some steps: its nodes by rank, and their workers."""
+def runs(calm: Bare, name: str, job: str, count: int) -> tuple[int, list[str], dict[str, list[int]]]:
+    """Submit a job and let it make some steps: its generation then, its nodes by rank, and their workers."""
     calm.submit(job)
-    record = calm.until_running(name, count)
+    calm.until_running(name, count)
     calm.until_steps(name, 5)
-    members = [pod["node"] for pod in record["pods"]]
-    return members, {node: list(calm.workers(name, node).values()) for node in members}
+    record = calm.until_running(name, count)
+    members = [pod["node"] for pod in record["pods"] if pod["generation"] == record["generation"]]
+    return record["generation"], members, {node: list(calm.workers(name, node).values()) for node in members}
 
 
-def steps(calm: Bare, name: str, nodes: str, count: int) -> tuple[list[str], dict[str, list[int]]]:
+def steps(calm: Bare, name: str, nodes: str, count: int) -> tuple[int, list[str], dict[str, list[int]]]:
     """The same with workers that need nobody, and so stop for nobody."""
     return runs(calm, name, stepper_job(calm.work, name, nodes), count)
 
@@ -114,10 +115,10 @@ WAYS: dict[str, Callable[[str], Sequence[Way]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_member_and_the_store(calm: Bare, net: Net, way: str) -> None:
-    members, pids = steps(calm, way, "2", 2)
+    formed, members, pids = steps(calm, way, "2", 2)
     lost, before = members[0], lives(calm)
     with net.cut(WAYS[way](lost)), silent_nodes(calm, lost):
-        job = calm.until_running(way, 2, above=1)
+        job = calm.until_running(way, 2, above=formed)
         assert not alive(pids, lost)
         assert (job["cause"]["kind"], job["cause"]["node"], job["budget"]["used"]) == ("node_lost", lost, 0)
         assert lost not in [pod["node"] for pod in job["pods"] if pod["generation"] == job["generation"]]
@@ -128,11 +129,11 @@ def test_a_member_and_the_store(calm: Bare, net: Net, way: str) -> None:
 
 
 def test_agents_that_do_not_hear_each_other(calm: Bare, net: Net, server: Server) -> None:
-    members, pids = steps(calm, "apart", "3", 3)
+    formed, members, pids = steps(calm, "apart", "3", 3)
     with net.cut([(members[0], members[1])], "udp"):
         time.sleep(CUT)
         assert (calm.job("apart")["generation"], calm.workers("apart")) == (
-            1,
+            formed,
             {r: pids[n][0] for r, n in enumerate(members)},
         )
         server.signal(signal.SIGSTOP)
@@ -140,17 +141,17 @@ def test_agents_that_do_not_hear_each_other(calm: Bare, net: Net, server: Server
             calm.until(lambda: not alive(pids, *members[:2]), 20, "the fence stops those that are not heard")
         finally:
             server.signal(signal.SIGCONT)
-        calm.until_running("apart", 3, above=1)
+        calm.until_running("apart", 3, above=formed)
     assert f"{members[1]} does not answer" in calm.log(members[0]), "its question did not arrive"
     assert f"{members[0]} does not answer" in calm.log(members[1]), "nor did its answer"
     ends_well(calm, "apart")
 
 
-def parted(calm: Bare, net: Net, name: str, lost: Sequence[str], pids: dict[str, list[int]]) -> None:
+def parted(calm: Bare, net: Net, name: str, formed: int, lost: Sequence[str], pids: dict[str, list[int]]) -> None:
     """Cut these nodes off from the store and all others, and join them again: they are replaced, and come back."""
     rest, before = [node for node in NODES if node not in lost], lives(calm)
     with net.cut(both(lost, [*rest, "store"])), silent_nodes(calm, *lost):
-        job = calm.until_running(name, len(rest), above=1)
+        job = calm.until_running(name, len(rest), above=formed)
         assert not alive(pids, *lost)
         assert (job["cause"]["kind"], job["budget"]["used"]) == ("node_lost", 0)
         calm.until_steps(name, 5)
@@ -159,33 +160,33 @@ def parted(calm: Bare, net: Net, name: str, lost: Sequence[str], pids: dict[str,
 
 
 def test_a_node_cut_off_from_the_store_and_all_others(calm: Bare, net: Net) -> None:
-    members, pids = steps(calm, "away", "'1:4'", 4)
-    parted(calm, net, "away", members[:1], pids)
+    formed, members, pids = steps(calm, "away", "'1:4'", 4)
+    parted(calm, net, "away", formed, members[:1], pids)
     ends_well(calm, "away")
 
 
 def test_half_of_a_training_cut_off(calm: Bare, net: Net, reference: dict[int, float]) -> None:
     """Its other workers wait for what those do not send any more."""
     spec = digits_job(calm.work, "half", nodes="'1:4'", steps=600, delay=0.1, workers=1)
-    members, pids = runs(calm, "half", spec, 4)
-    parted(calm, net, "half", members[:2], pids)
+    formed, members, pids = runs(calm, "half", spec, 4)
+    parted(calm, net, "half", formed, members[:2], pids)
     ends_well(calm, "half", reference)
 
 
 def test_all_members_cut_off_and_a_spare_is_not(calm: Bare, net: Net) -> None:
     """One node is enough for the job, and still the spare may not begin."""
-    members, pids = steps(calm, "spare", "{min: 1, max: 4, target: 3}", 3)
+    formed, members, pids = steps(calm, "spare", "{min: 1, max: 4, target: 3}", 3)
     before, workers = lives(calm), calm.workers("spare")
     with net.cut(both(members, ["store"])), silent_nodes(calm, *members):
         calm.until(lambda: all(calm.nodes()[node] == "silent" for node in members), 20, "their leases are over")
         time.sleep(CUT)
         assert all(is_alive(pid) for pid in workers.values())
         seen = calm.job("spare")
-        assert (seen["generation"], seen["generations"][-1]["state"]) == (1, "active"), "and none is tried"
+        assert (seen["generation"], seen["generations"][-1]["state"]) == (formed, "active"), "and none is tried"
         assert any("nothing has been received from" in why for why in seen["why"]), seen["why"]
     calm.until(lambda: set(calm.nodes().values()) == {"ready"}, 20, "their leases are renewed")
     calm.until_steps("spare", 30)
-    assert (calm.job("spare")["generation"], calm.workers("spare"), lives(calm)) == (1, workers, before)
+    assert (calm.job("spare")["generation"], calm.workers("spare"), lives(calm)) == (formed, workers, before)
     check_undisturbed(read_steps(calm.work, "spare"))
     with (
         net.cut(both(members, ["store"])),
@@ -195,8 +196,8 @@ def test_all_members_cut_off_and_a_spare_is_not(calm: Bare, net: Net) -> None:
         calm.until(lambda: not alive(pids), 20, "nobody lends time any more")
         calm.until(lambda: all(calm.nodes()[node] == "silent" for node in members), 20, "their leases are over")
         time.sleep(CUT)
-        assert calm.job("spare")["generation"] == 1, "the spare cannot know"
-    calm.until_running("spare", 3, above=1)
+        assert calm.job("spare")["generation"] == formed, "the spare cannot know"
+    calm.until_running("spare", 3, above=formed)
     ends_well(calm, "spare")
 
 
@@ -207,14 +208,14 @@ def test_workers_that_do_not_reach_each_other(calm: Bare, net: Net, reference: d
         calm.work, "mute", nodes="2", steps=600, delay=0.1, workers=1, options=["--timeout", f"{COLLECTIVE:g}"]
     )
     spec += "policies: [{on: WorkerFailed, do: RestartJob}]\n"
-    members, pids = runs(calm, "mute", spec, 2)
+    formed, members, pids = runs(calm, "mute", spec, 2)
     with net.cut(both(members[:1], members[1:]), "tcp"):
         time.sleep(CUT)
         job = calm.job("mute")
-        assert (job["phase"], job["generation"]) == ("running", 1)
+        assert (job["phase"], job["generation"]) == ("running", formed)
         assert all(is_alive(pid) for node in pids for pid in pids[node]), "nobody kills them for it"
         calm.until(lambda: not alive(pids), 60, "their own timeout ends them")
-    calm.until_running("mute", 2, above=1)
+    calm.until_running("mute", 2, above=formed)
     output = calm.ctl("describe", "mute").stdout
     assert "lost its peers (exit code 1); who failed first is not known" in output
     assert "Timed out waiting" in output, "what the worker said itself"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.osutil.linux import prefer
 from nodeagent.osutil.tether import tethered
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.endpoint import StoreEndpoint
@@ -63,7 +64,10 @@ class Server:
         self.stop()
         command = [*(program or [str(find_server())]), str(self._config), *(["--sentinel"] if self._sentinel else [])]
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        prefer(self.process.pid)  # a machine of its own would not share its cores with agents that start
 
     def signal(self, number: int) -> None:
         assert self.process is not None

@@ -59,6 +59,20 @@ def test_serves_on_a_private_socket_and_leaves_nothing(program: Path, folder: Pa
     assert server.pid is None
 
 
+def test_agents_that_start_do_not_keep_it_from_answering(folder: Path) -> None:
+    """Root's agents go before others where cores are short; in a session of its own so does the store they ask."""
+    with PrivateRedis(folder) as server:
+        assert server.pid is not None
+        assert os.getsid(server.pid) == server.pid
+        niceness = os.getpriority(os.PRIO_PROCESS, server.pid)
+        agent = [
+            sys.executable,
+            "-c",
+            "from nodeagent.osutil.linux import prefer; prefer(); import os; print(os.nice(0))",
+        ]
+        assert niceness == int(subprocess.check_output(agent, timeout=60))
+
+
 @pytest.mark.parametrize("program", programs(), ids=lambda p: p.parent.parent.name + "-" + p.name)
 @pytest.mark.parametrize("persist", [True, False])
 def test_a_killed_server_keeps_its_data_only_if_asked(program: Path, folder: Path, persist: bool) -> None:

@@ -395,9 +395,8 @@ class LiveAgent:
         return str(self.view.config.dirs.run / "api.sock")
 
     def run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_until_complete(self._main())
-        self.loop.close()
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:  # as in an agent: nothing outlives its loop
+            runner.run(self._main())
 
     async def _main(self) -> None:
         await self.view.join()
