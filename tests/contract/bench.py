@@ -15,7 +15,7 @@ from nodeagent.model.job import BudgetEntry, Control, Desired, JobRecord, Phase,
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState, Stall
-from nodeagent.model.timing import Timing
+from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, Cause, Generation, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.calls import AnyLinks
@@ -27,7 +27,10 @@ from tests.inprocess.data import Stream
 from tests.inprocess.lease import era_of, renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks, HereStore, Server
 
-FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)
+FAST = Timing(heartbeat=0.05, credit=0.1, gap=60.0, lease=0.3)
+"""No silence of a slow machine is a gap: after one, nobody lapses for a while."""
+LASTING = FAST.model_copy(update={"lease": 30.0})
+"""For a recovery that must not be over yet however slow the machine is. ``Bench.age`` ends it."""
 LONG = 3_600_000
 BOUND = 10.0
 """Seconds a test waits for anything."""
@@ -67,6 +70,8 @@ class Bench:
         self.store: Store = store
         self.calls = store._calls
         self.lives: dict[str, Incarnation] = {}
+        self.timing = FAST
+        """The cluster's; another one is set before the first join."""
         self._seq: dict[str, int] = {}
         self.wall = time.time()
         """What the caller's clock shows when jobs end, if nothing else is said: about as the server's does."""
@@ -107,9 +112,11 @@ class Bench:
 
     # --- nodes
 
-    async def join(self, node: str, life: str = "", start: int = 1, timing: Timing = FAST, regroup: int = 0) -> None:
+    async def join(
+        self, node: str, life: str = "", start: int = 1, timing: Timing | None = None, regroup: int = 0
+    ) -> None:
         incarnation = Incarnation(life=life or f"{node}-a", start=start)
-        await self.store.join(node, incarnation, facts(node), timing, regroup)
+        await self.store.join(node, incarnation, facts(node), timing or self.timing, regroup)
         self.lives[node] = incarnation
 
     async def up(self, *nodes: str) -> None:
@@ -182,7 +189,7 @@ class Bench:
 
     async def _shortened(self, length: int) -> None:
         """No lease process renews for less than the lease; of tests that do so no beat is to find somebody guilty."""
-        if length < 1000 * FAST.lease:
+        if length < 1000 * self.timing.lease:
             async with self.calls.link() as link:
                 await link.ask("HSET", f"{self.calls.prefix}meta", "floor", "0")
 
@@ -219,6 +226,10 @@ class Bench:
         async with asyncio.timeout(BOUND):
             while (await self.beat(watcher)).served < start + ms:
                 await self.sleep(0.05)
+
+    async def usual_time_passes(self) -> None:
+        """At once: as much as a recovery lasts that waits for no node."""
+        await self.age(millis(self.timing.credit + self.timing.lease))
 
     async def recovered(self, watcher: str) -> None:
         """Until the store's recovery is over."""

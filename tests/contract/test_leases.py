@@ -10,9 +10,9 @@ import pytest
 
 from nodeagent.model.node import Cordon, Incarnation, Readiness
 from nodeagent.model.pod import PodState
-from nodeagent.model.timing import RELEASE, Timing, millis
+from nodeagent.model.timing import RELEASE, millis
 from nodeagent.store.messages import Note
-from tests.contract.bench import BOUND, FAST, LONG, Bench, facts, generation, refused
+from tests.contract.bench import BOUND, FAST, LASTING, LONG, Bench, facts, generation, refused
 
 
 async def test_a_join_gives_a_lease_and_tells_the_cluster(bench: Bench) -> None:
@@ -88,7 +88,7 @@ async def test_a_lost_life_is_refused_for_ever(bench: Bench) -> None:
 
 async def test_timing_that_differs_is_refused_with_the_difference(bench: Bench) -> None:
     await bench.up("n1")
-    other = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=7.0)
+    other = FAST.model_copy(update={"lease": 7.0})
     text = await refused("timing", bench.store.join("n2", Incarnation(life="b", start=1), facts("n2"), other))
     assert "lease is 0.3 there and 7.0 here" in text
     assert "gap" not in text
@@ -177,22 +177,27 @@ async def test_all_that_are_silent_are_named_however_many_and_only_when_they_are
 
 
 async def test_a_restarted_server_gives_everybody_an_amnesty(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2")
     await bench.lapse("n2", "n1")
     await bench.restart()
     reply = await bench.beat("n1")
     assert reply.lapsed == ()
     assert reply.next_lapse is not None
-    assert 0 < reply.next_lapse <= 400  # credit + lease
+    assert 0 < reply.next_lapse <= millis(LASTING.credit + LASTING.lease)
     await refused("recovering", bench.join("n2", life="n2-b"))
-    await bench.beat("n2", incarnation=Incarnation(life="n2-a", start=1), length=100)
+    await bench.beat("n2", incarnation=Incarnation(life="n2-a", start=1))
     await refused("lease_held", bench.join("n2", life="n2-b"))
     bench.lives["n2"] = Incarnation(life="n2-a", start=1)
+    await bench.beat("n2", length=1)
+    await bench.age(millis(LASTING.lease / 2))
+    assert "n2" in (await bench.beat("n1")).sheltered
+    await bench.age(millis(LASTING.lease / 2))
     await bench.until_lapsed("n2", "n1")
-    assert (await bench.beat("n1")).served >= reply.served + 300
 
 
 async def test_a_silent_server_counts_little_time_and_gives_an_amnesty(bench: Bench) -> None:
+    bench.timing = FAST.model_copy(update={"gap": 1.5})
     await bench.up("n1", "n2")
     before = await bench.beat("n2", length=350)
     await bench.sleep(1.6)  # longer than gap: nobody can say what happened meanwhile
@@ -206,6 +211,7 @@ async def test_a_silent_server_counts_little_time_and_gives_an_amnesty(bench: Be
 
 
 async def test_lost_and_left_nodes_stay_lapsed_in_an_amnesty(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2", "n3")
     job = await bench.active(await bench.submit(), "n1", "n2")
     await bench.lapse("n2", "n1")
@@ -215,6 +221,7 @@ async def test_lost_and_left_nodes_stay_lapsed_in_an_amnesty(bench: Bench) -> No
     reply = await bench.beat("n1")
     assert (reply.lapsed, reply.sheltered) == ((), ())
     await refused("recovering", bench.join("n2", life="n2-b"))
+    await bench.usual_time_passes()
     await bench.recovered("n1")
     await bench.join("n2", life="n2-b")
 
@@ -315,6 +322,7 @@ async def test_pods_are_published_by_node_and_expire(bench: Bench) -> None:
         return PodState.model_validate({"uid": uid, "job": "train", "role": "worker", "node": node, "phase": phase})
 
     await bench.beat("n2", pods=(pod("n2", "u1", "ready"), pod("n2", "u2", "stuck")))
+    began = time.monotonic()
     await bench.beat("n1", pods=(pod("n1", "u1", "running"),))
     reported = await bench.store.pods({"u1": ["n2", "n1", "n3"], "u2": ["n2"], "u9": ["n1"]})
     assert reported == {
@@ -326,7 +334,9 @@ async def test_pods_are_published_by_node_and_expire(bench: Bench) -> None:
     reported = await bench.store.pods({"u1": ["n1", "n2"], "u2": ["n2"]})
     assert [p.phase for p in reported["u1"]] == ["running", "gone"]
     assert reported["u2"] == (pod("n2", "u2", "stuck"),)  # not named: left to expire
-    assert 29_000 <= await bench.pod_ttl("u1", "n1") <= 30_000
+    left = await bench.pod_ttl("u1", "n1")
+    took = math.ceil((time.monotonic() - began) * 1000) + 1  # the server counts whole milliseconds
+    assert 30_000 - took <= left <= 30_000
 
 
 @pytest.mark.parametrize("length", [LONG, 50])

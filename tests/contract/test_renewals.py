@@ -121,7 +121,7 @@ class Hand:
         if dice < 0.6:
             self.clock[0] += self.random.choice(PAUSES)
         elif dice < 0.7:
-            self.clock[0] += self.random.choice((-0.005, -2.0, 1.51, 60.0))
+            self.clock[0] += self.random.choice((-0.005, -2.0, FAST.gap + 0.01, 2 * FAST.gap))
         elif dice < 0.8:
             await self._join(node)
         elif dice < 0.85:

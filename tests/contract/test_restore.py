@@ -8,7 +8,7 @@ from nodeagent.model.job import Admission, Control, JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store.messages import BeatReply, Restored, StoreCopy
-from tests.contract.bench import FAST, LONG, Bench, generation, refused, spec
+from tests.contract.bench import FAST, LASTING, LONG, Bench, generation, refused, spec
 
 
 @dataclass
@@ -16,6 +16,7 @@ class View:
     """What one agent has read."""
 
     reply: BeatReply
+    timing: Timing = FAST
 
     @property
     def jobs(self) -> dict[str, JobRecord]:
@@ -29,7 +30,7 @@ class View:
         """The whole view in one page."""
         plain: dict[str, object] = {
             "cluster_uid": self.reply.cluster_uid,
-            "timing": FAST,
+            "timing": self.timing,
             "era": self.reply.era,
             "rev": self.reply.rev,
             "served": self.reply.served,
@@ -44,7 +45,7 @@ class View:
 
 
 async def read(bench: Bench, node: str = "n1") -> View:
-    return View(await bench.beat(node))
+    return View(await bench.beat(node), bench.timing)
 
 
 async def read_after(bench: Bench, node: str = "n1") -> View:
@@ -136,6 +137,7 @@ async def test_after_it_numbers_names_devices_and_the_queue_go_on(bench: Bench) 
 
 
 async def test_nothing_is_decided_while_it_recovers(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1")
     queued = await bench.submit("u2", "other")
@@ -156,6 +158,7 @@ async def test_nothing_is_decided_while_it_recovers(bench: Bench) -> None:
     assert "try again" in text
     reply = await bench.beat("n1")
     assert (reply.recovering, reply.jobs, reply.nodes, reply.rev) == (True, (), (), 0)
+    await bench.usual_time_passes()
     await bench.recovered("n1")
     assert (await bench.job()) == job
     await bench.propose(job, "n1", "n2")

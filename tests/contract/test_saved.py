@@ -7,7 +7,7 @@ import asyncio
 
 from nodeagent.model.node import Cordon
 from nodeagent.store.messages import Restored, Saved
-from tests.contract.bench import BOUND, FAST, Bench, generation, refused
+from tests.contract.bench import BOUND, FAST, LASTING, Bench, generation, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
 LONG_WAIT = 60_000
@@ -83,37 +83,41 @@ async def lost(bench: Bench) -> None:
 
 
 USUAL = FAST.credit + FAST.lease
+LASTS = LASTING.credit + LASTING.lease
 
 
 async def test_a_store_that_lost_writes_waits_for_all_that_were_live(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2", "n3")
     view = await read(bench)
     await lost(bench)
     everybody = ("n1", "n2", "n3")
     done = await returns(bench, view, "n1", awaited=everybody)
     assert done.recovering
-    assert await left(bench) > USUAL
+    assert await left(bench) > LASTS
     assert (await bench.beat("n1")).awaited == ("n2", "n3")
     text = await refused("recovering", bench.submit("u9", "late"))
     assert "waits for nodes that may know it: n2, n3;" in text
     await returns(bench, view, "n2", awaited=everybody)
     await returns(bench, view, "n2", awaited=everybody)  # was heard before
-    assert await left(bench) > USUAL
+    assert await left(bench) > LASTS
     await returns(bench, view, "n3", awaited=everybody)
     reply = await bench.beat("n1")
-    assert (reply.recovering, reply.awaited, await left(bench) <= USUAL) == (True, (), True)
+    assert (reply.recovering, reply.awaited, await left(bench) <= LASTS) == (True, (), True)
     await bench.beat("n1")
+    await bench.usual_time_passes()
     assert {"n1", "n2", "n3"} <= set((await read_after(bench)).nodes)
 
 
 async def test_all_that_come_in_time_cost_no_time(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2")
     view = await read(bench)
     await lost(bench)
     await returns(bench, view, "n1", awaited=("n1", "n2"))
-    await bench.sleep(FAST.credit)
+    await bench.sleep(LASTING.credit)
     await returns(bench, view, "n2", awaited=("n1", "n2"))
-    assert 0 < await left(bench) <= USUAL - FAST.credit
+    assert 0 < await left(bench) <= LASTS - LASTING.credit
 
 
 async def test_who_comes_after_the_usual_time_ends_the_wait_at_once_and_nobody_lapses(bench: Bench) -> None:

@@ -36,8 +36,8 @@ class Api:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
 
-    def ask(self, request: bytes) -> bytes:
-        """What it answers to these bytes."""
+    def ask(self, request: bytes, patience: float = SILENCE) -> bytes:
+        """What it answers to these bytes. ``patience``: seconds without a byte after which that was all."""
         if self._asked >= RENEWED_AFTER:
             self.close()
         if self._thread is None:
@@ -45,7 +45,7 @@ class Api:
         self._asked += 1
         answer = b""
         with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(SILENCE)
+            link.settimeout(patience)
             link.connect(self._path)
             with suppress(TimeoutError, ConnectionError):  # or it has hung up on what it cannot read
                 link.sendall(request)

@@ -167,6 +167,7 @@ async def test_an_agent_starts_whatever_lies_in_a_run_folder(open_folder: Path, 
     async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         here = await field(bench, spec)
         for trap in TRAPS:
+            signal.alarm(HANG)
             spoil(here.run, name, trap, here.secret)
             await here.restarted()
             if here.theirs is None or here.theirs.phase == "gone":

@@ -23,6 +23,8 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 ATTACKER = "nobody"
 HANG = 60
 """Seconds until a test is taken to hang."""
+GRANTED = 5.0
+"""Seconds from a shim's stop to the end of its pod, and how long the machine may stand still before that."""
 
 ESCAPE = """
 import ctypes, os, signal, sys, time
@@ -140,7 +142,7 @@ async def attack(bench: Bench, *ways: str, count: int, fork_server: bool = True)
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim(bench: Bench, way: str) -> None:
-    async with bench.renewing():
+    async with bench.renewing(GRANTED):
         status = await attack(bench, way, count=WAYS[way])
         assert status.shim_pid is not None
         os.kill(status.shim_pid, signal.SIGSTOP)
@@ -170,7 +172,7 @@ async def test_a_generation_has_ended_only_when_what_left_its_session_has(bench:
 
 async def test_a_chain_of_forks_ends_with_a_stopped_shims_time(bench: Bench) -> None:
     """Each link lives only as long as it takes to fork the next."""
-    async with bench.renewing():
+    async with bench.renewing(GRANTED):
         status = await attack(bench, "chain", count=0)
         assert status.shim_pid is not None
         os.kill(status.shim_pid, signal.SIGSTOP)

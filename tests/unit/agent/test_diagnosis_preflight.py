@@ -39,7 +39,7 @@ class Node:
     def __init__(self, folder: Path, **plan: Any) -> None:
         self.clock, self.view, self._file = Clock(), FakeView(folder), folder / "hand"
         self.plan(**plan)
-        health = HealthConfig.model_validate({"diag": {"python": HAND, "bound": 2}})
+        health = HealthConfig.model_validate({"diag": {"python": HAND, "bound": BOUND}})
         config = self.view.config.model_copy(update={"health": health})
         environ = {"HAND": str(self._file), "PATH": "/usr/bin:/bin"}
         self.changed = asyncio.Event()

@@ -47,15 +47,17 @@ def now() -> float:
 
 
 def test_a_pods_processes_are_counted_with_what_they_started(busy: tuple[int, int]) -> None:
-    meter = Meter()
-    first = meter.measure({"u": status(busy[0])}, now())["u"]
+    meter, at = Meter(), now()
+    first = meter.measure({"u": status(busy[0])}, at)["u"]
     assert (first.cpu, first.processes) == (None, 2)
     assert first.memory > 40 << 20
     end, seen = time.monotonic() + 20, first
     while not seen.cpu and time.monotonic() < end:
         time.sleep(0.1)
-        seen = meter.measure({"u": status(busy[0])}, now())["u"]
-    assert seen.cpu and 0 < seen.cpu < 2
+        before, at = at, now()
+        seen = meter.measure({"u": status(busy[0])}, at)["u"]
+    spent = (seen.cpu or 0) * (at - before)
+    assert 0 < spent < 2 * (now() - before)  # it is read some time after `at`, a long one where all stands still
 
 
 def test_nothing_is_read_of_pods_without_processes() -> None:

@@ -154,15 +154,17 @@ async def test_what_is_no_address_is_no_answer_and_ends_nothing(address: str) ->
 
 
 async def test_a_name_that_takes_long_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, over = list[str](), threading.Event()
+    asked, begun, over = list[str](), threading.Event(), threading.Event()
 
     def look_up(host: str, *_: object, **__: object) -> list[object]:
         asked.append(host)
+        begun.set()
         over.wait(30)
         raise socket.gaierror("nobody knows it")
 
     async with asker() as one:
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
         found = await asyncio.gather(*(one.ask("n1.example:5", QUESTION, SHORT) for _ in range(20)))
+        assert begun.wait(30), "its thread may begin late"
         assert (found, asked) == ([None] * 20, ["n1.example"])
         over.set()

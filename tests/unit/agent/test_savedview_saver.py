@@ -15,11 +15,12 @@ from nodeagent.agent.savedview import Acknowledged, Acknowledger, Saver, Writing
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.timing import Timing
-from nodeagent.osutil.clock import SystemClock
+from nodeagent.osutil.clock import Clock, SystemClock
 from nodeagent.store.messages import BeatReply, Saved
 from nodeagent.trust.key import ClusterKey
 from tests.contract.bench import HereBench
 from tests.inprocess.server import HereStore, Server
+from tests.sim.virtual import SimClock, run_virtual
 from tests.unit.ctl.samples import job as sample
 from tests.unit.ctl.samples import node
 
@@ -58,8 +59,9 @@ class Disk:
 class Scene:
     """One agent's saver."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.disk, self.snapshot, self.metrics, self.notify = Disk(), Snapshot(Timing()), Metrics(), 0
+        self.clock = clock or SystemClock()
         self.saver = self.start()
 
     def start(self) -> Saver:
@@ -69,7 +71,7 @@ class Scene:
             self.notify += 1
 
         return Saver(
-            "n1", self.disk, Writing(ClusterKey(bytes(32)), "default"), snapshot=self.snapshot, clock=SystemClock(),
+            "n1", self.disk, Writing(ClusterKey(bytes(32)), "default"), snapshot=self.snapshot, clock=self.clock,
             metrics=self.metrics, notify=notify,
         )  # fmt: skip
 
@@ -108,19 +110,21 @@ async def test_the_first_view_is_written_at_once_and_read_again_by_the_next_star
     assert (known.era, known.rev, [j.name for j in known.jobs]) == ("e", 3, ["a"])
 
 
-async def test_what_nobody_waits_for_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(savedview, "SETTLE", 1.0)
-    scene = Scene()
-    async with running(scene.saver):
-        scene.read(3)
-        await scene.until(1)
-        for rev in range(4, 9):
-            scene.read(rev)
-            await asyncio.sleep(0.01)
-        assert len(scene.disk.writes) == 1
-        await scene.until(2)
-        assert scene.saver.saved == Saved(era="e", rev=8)
-        assert scene.notify == 0
+def test_what_nobody_waits_for_is_gathered() -> None:
+    async def main() -> None:
+        scene = Scene(SimClock())
+        async with running(scene.saver):
+            scene.read(3)
+            await scene.until(1)
+            for rev in range(4, 9):
+                scene.read(rev)
+                await asyncio.sleep(0.01)
+            assert len(scene.disk.writes) == 1
+            await scene.until(2)
+            assert scene.saver.saved == Saved(era="e", rev=8)
+            assert scene.notify == 0
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
@@ -269,6 +273,7 @@ async def test_the_wait_has_a_bound_and_says_what_is_so() -> None:
     cluster = Cluster()
     await cluster.up("n1", "n2")
     async with running(cluster.scene.saver):
+        await cluster.scene.until(1)
         done = await cluster.acknowledge(0.1)
     assert (done.nodes, done.wanted, done.safe) == (("n1",), 2, False)
     assert done.waited >= 0.1

@@ -32,12 +32,14 @@ def hands(folder: Path, **plan: Any) -> dict[str, str]:
     return {"HAND": str(file), "PATH": "/usr/bin:/bin"}
 
 
-async def made(folder: Path, environ: dict[str, str], changes: list[None] | None = None) -> tuple[FakeView, Diagnosis]:
+async def made(
+    folder: Path, environ: dict[str, str], changes: list[None] | None = None, *, bound: float = BOUND
+) -> tuple[FakeView, Diagnosis]:
     """n1 has no driver, so its CPU is checked; n2's figures are known."""
     view = FakeView(folder)
     view.unlike["n2"] = {"figures": (Figure(kind="NVIDIA H200", check="matmul", value=100.0, unit="TFLOP/s"),)}
     await view.join()
-    health = HealthConfig.model_validate({"diag": {"python": HAND, "bound": 2}})
+    health = HealthConfig.model_validate({"diag": {"python": HAND, "bound": bound}})
     seen = changes if changes is not None else []
     config = view.config.model_copy(update={"health": health})
     diagnosis = view.diagnosis = Diagnosis(config, environ, SystemClock(), lambda: seen.append(None))
@@ -79,12 +81,12 @@ async def test_a_run_and_what_came_of_it(tmp_path: Path) -> None:
 
 
 async def test_a_hand_that_hangs_is_a_failure_and_the_run_ends(tmp_path: Path) -> None:
-    view, _ = await made(tmp_path, hands(tmp_path, matmul=None))
+    view, _ = await made(tmp_path, hands(tmp_path, matmul=None), bound=3.0)
     async with served(view) as session:
         await post(session, PATH)
         done = await until_done(session)
     assert done["report"]["passed"] is False
-    assert done["report"]["checks"][0]["why"] == "hung: no result within 2 s"
+    assert done["report"]["checks"][0]["why"] == "hung: no result within 3 s"
 
 
 async def test_gpus_are_not_given_away_while_they_are_checked(tmp_path: Path) -> None:

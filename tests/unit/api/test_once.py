@@ -61,7 +61,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 def window(node: str, **more: object) -> Change:
-    return "POST", "windows", {"nodes": [node], "starts": time.time() + 3600.0, "seconds": 60.0} | more
+    return "POST", "windows", {"nodes": [node], "starts": time.time() + 30 * 86_400.0, "seconds": 60.0} | more
 
 
 def submit(name: str, **more: object) -> Change:

@@ -50,7 +50,7 @@ def test_the_clock_runs_until_a_step_after_the_end_of_the_old_first_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frameworks, "SETTLE", (0.0, 0.0))
-    training, workers = Fake(tmp_path / "metrics.jsonl"), sleepers()
+    training, workers, over = Fake(tmp_path / "metrics.jsonl"), sleepers(), threading.Event()
 
     def old_steps_then_new() -> None:
         workers[1].wait()
@@ -59,13 +59,17 @@ def test_the_clock_runs_until_a_step_after_the_end_of_the_old_first_rank(
         workers[0].kill()
         workers[0].wait()
         time.sleep(0.3)
-        with training.file.open("a") as file:
-            file.write("a step of the new one\n")
+        while not over.wait(0.05):
+            with training.file.open("a") as file:
+                file.write("a step of the new one\n")
 
     acting = threading.Thread(target=old_steps_then_new)
     acting.start()
-    took = kill_one(training, {rank: worker.pid for rank, worker in enumerate(workers)})
-    acting.join()
+    try:
+        took = kill_one(training, {rank: worker.pid for rank, worker in enumerate(workers)})
+    finally:
+        over.set()
+        acting.join()
     assert workers[1].returncode == -signal.SIGKILL
     assert took >= 0.6
 

@@ -16,16 +16,19 @@ from nodeagent.diag.crew import WORKER, CannotRunError, CheckOutcome, work
 
 HAND = Path(__file__).with_name("hand.py")
 GPUS = (("GPU-a", "GPU 0"), ("GPU-b", "GPU 1"))
-BOUND = 1.0
+BOUND = 30.0
+"""Seconds for one check that is to end."""
+HANG = 3.0
+"""For one that hangs: all of it is waited for, and four times as long for a start."""
 
 
 async def checked(
-    folder: Path, **plan: dict[str, Any]
+    folder: Path, bound: float = BOUND, **plan: dict[str, Any]
 ) -> tuple[dict[tuple[str, str], CheckOutcome], list[str], list[str]]:
     """Outcomes by check and GPU, notes, and what was said on the way. ``GPU_a`` stands for GPU-a."""
     file, calls = folder / "plan", list[str]()
     file.write_text(json.dumps({name.replace("_", "-"): one for name, one in plan.items()}))
-    found, notes = await work(str(HAND), GPUS, {**os.environ, "HAND": str(file)}, BOUND, calls.append)
+    found, notes = await work(str(HAND), GPUS, {**os.environ, "HAND": str(file)}, bound, calls.append)
     return {(o.name, o.gpu): o for o in found}, notes, calls
 
 
@@ -41,16 +44,16 @@ async def test_all_is_well(tmp_path: Path) -> None:
 
 
 async def test_a_check_that_hangs_is_named_and_the_others_go_on(tmp_path: Path) -> None:
-    found, notes, _ = await checked(tmp_path, GPU_b={"host_to_device": None})
-    assert found["host_to_device", "GPU-b"].why == "hung: no result within 1 s"
+    found, notes, _ = await checked(tmp_path, HANG, GPU_b={"host_to_device": None})
+    assert found["host_to_device", "GPU-b"].why == f"hung: no result within {HANG:g} s"
     assert ("device_to_host", "GPU-b") not in found
     assert found["device_to_host", "GPU-a"].value == 100.0
     assert notes == ["no collective: GPU 1 takes no part in it"]
 
 
 async def test_a_start_that_hangs(tmp_path: Path) -> None:
-    found, _, _ = await checked(tmp_path, GPU_a={"start": None})
-    assert found["start", "GPU-a"].why == "hung: no result within 4 s"
+    found, _, _ = await checked(tmp_path, HANG, GPU_a={"start": None})
+    assert found["start", "GPU-a"].why == f"hung: no result within {4 * HANG:g} s"
     assert found["matmul", "GPU-b"].value == 100.0
 
 
@@ -109,10 +112,10 @@ async def test_one_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_result_and_one_hand_that_hangs_in_the_collective(tmp_path: Path) -> None:
-    found, _, _ = await checked(tmp_path, GPU_a={"matmul": "checksum 3, not 4"}, GPU_b={"collective": None})
+    found, _, _ = await checked(tmp_path, HANG, GPU_a={"matmul": "checksum 3, not 4"}, GPU_b={"collective": None})
     assert (found["matmul", "GPU-a"].value, found["matmul", "GPU-a"].why) == (None, "checksum 3, not 4")
     assert found["memory_bandwidth", "GPU-a"].value == 100.0, "it goes on"
-    assert found["collective", ""].why == "GPU 1: hung: no result within 2 s"
+    assert found["collective", ""].why == f"GPU 1: hung: no result within {2 * HANG:g} s"
 
 
 async def test_a_python_without_torch_cannot_check_gpus(tmp_path: Path) -> None:

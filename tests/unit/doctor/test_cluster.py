@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 
 from nodeagent.doctor.cluster import ask_peer, ask_peers
 
@@ -30,14 +29,11 @@ async def test_silence_is_not_waited_for_longer_than_the_bound() -> None:
         for one in full:
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", port))
-        start = time.monotonic()
-        answers = await ask_peers({f"n{i}": "127.0.0.1" for i in range(20)}, port, bound=0.3)
-        took = time.monotonic() - start
+        answers = await ask_peers({f"n{i}": "127.0.0.1" for i in range(20)}, port, bound=1.0)
         for one in full:
             one.close()
-    assert {a.outcome for a in answers} == {"timeout"}
-    assert answers[0].detail == "0.3 s"
-    assert took < 4, "all at once, not one after the other"
+    assert {a.outcome for a in answers} == {"timeout"}, "one after the other, they would take longer than ALL_BOUND"
+    assert answers[0].detail == "1 s"
 
 
 async def test_a_name_that_nobody_knows() -> None:

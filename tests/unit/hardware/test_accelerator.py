@@ -70,7 +70,7 @@ def test_a_tool_that_fails_hangs_or_floods_is_a_problem_that_passes(
 def test_what_a_tool_has_started_ends_with_it(tmp_path: Path) -> None:
     """Of a script around a program that hangs only the script was killed, at each look again."""
     script = f"(sleep 600 & echo $! > {tmp_path}/inner; wait) & echo $! > {tmp_path}/outer; wait"
-    command = Command(tool(tmp_path, script), bound=1.0)
+    command = Command(tool(tmp_path, script), bound=5.0)
     with pytest.raises(ProblemError, match="did not answer"):
         command.output()
     for name in ("inner", "outer"):

@@ -109,8 +109,12 @@ def test_many_are_received_a_few_at_a_time(make: Make) -> None:
     one, other = make(), make()
     for number in range(MOST + 5):
         one.ask(other.address, str(number), QUESTION)
-    assert len(list(other.receive())) == MOST
-    assert [nonce for _, nonce, _ in received(other, 5)] == [str(MOST + n) for n in range(5)]
+    goes: list[list[str]] = []
+    while sum(map(len, goes)) < MOST + 5:  # on a busy machine they arrive a while after they were sent
+        assert select.select([other], [], [], BOUND)[0], goes
+        goes.append([nonce for _, nonce, _ in other.receive()])
+    assert [nonce for nonces in goes for nonce in nonces] == [str(n) for n in range(MOST + 5)]
+    assert max(map(len, goes)) <= MOST
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,8 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     ('{"problem": "NVML: Driver/library version mismatch", "absent": false}', "version mismatch"),
     ("Segmentation fault", "without an answer"),
 ])  # fmt: skip
-def test_a_driver_that_fails_is_named(line: str, expected: str) -> None:
+def test_a_driver_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:
+    monkeypatch.setattr(discovery, "DEADLINE", 60.0)
     found, problem = installed_gpus((sys.executable, "-c", f"print({line!r})"))
     assert found == []
     assert expected in problem

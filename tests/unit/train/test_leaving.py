@@ -165,11 +165,12 @@ def test_ranks_that_cannot_agree_say_why() -> None:
 
 def test_a_rank_waits_for_the_others_only_so_long() -> None:
     store = MemoryStore()
-    last = LastStep(lambda mine: highest_of_all(store, 2, mine, 0.3), 0.1)
+    last = LastStep(lambda mine: highest_of_all(store, 2, mine, BOUND), 0.1)
     assert not last.at(3)
     stopper = asked(last)
     with pytest.raises(AgreementError, match=r"did not report their step within 0\.1 s"):
         last.at(4)
+    come(store, "published", 2)  # the other rank, too late
     stopper.join(BOUND)
 
 

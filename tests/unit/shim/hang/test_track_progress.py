@@ -86,10 +86,10 @@ def test_without_a_page_it_does_nothing(path: Path | None) -> None:
 
 def test_it_costs_next_to_nothing(page: Page) -> None:
     code = (
-        "import time\nprogress(0)\nstart = time.perf_counter()\nfor step in range(100000): progress(step)\n"
-        "print(time.perf_counter() - start)"
+        "import time\nprogress(0)\nstart = time.process_time()\nfor step in range(100000): progress(step)\n"
+        "print(time.process_time() - start)"
     )
-    assert float(run(code, page.path)) < 2.0, "20 microseconds a call, on the busiest machine"
+    assert float(run(code, page.path)) < 2.0, "20 microseconds of a processor a call, on the slowest machine"
     assert reported(page).step == 99999
 
 
