@@ -30,7 +30,7 @@ from nodeagent.osutil.linux import boot_id, socket_path
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 
-BOUND = 10.0
+BOUND = 60.0
 """Seconds that a test waits for anything."""
 CLUSTER = "test"
 NODE, LIFE = "n1", "n1-a"

@@ -126,10 +126,13 @@ class Yard:
         await until(lambda: _linked(of, replica, lines))
         return replica
 
-    async def sentinels(self, count: int, primary: Server, replicas: int, *lines: str) -> list[Server]:
-        """Sentinels that know each other and the primary's replicas; the service is called ``gpus``."""
+    async def sentinels(
+        self, count: int, primary: Server, replicas: int, *lines: str, down_after: float
+    ) -> list[Server]:
+        """Sentinels that know each other and the primary's replicas; the service is called ``gpus``. ``down_after``:
+        seconds; a machine that stands still for so long makes them fail over."""
         watch = f"sentinel monitor gpus 127.0.0.1 {primary.port} {count // 2 + 1}"
-        more = ["sentinel down-after-milliseconds gpus 1000", "sentinel failover-timeout gpus 4000"]
+        more = [f"sentinel down-after-milliseconds gpus {down_after * 1000:.0f}", "sentinel failover-timeout gpus 4000"]
         more.append("sentinel parallel-syncs gpus 2")
         found = [await self.server(watch, *more, *lines, sentinel=True) for _ in range(count)]
         for sentinel in found:

@@ -91,7 +91,7 @@ class Door:
     def speak(self, data: bytes, context: ssl.SSLContext | None = None) -> ssl.SSLSocket:
         """A connection on which this was sent."""
         context = context or trusting()
-        secure = context.wrap_socket(socket.create_connection((ADDRESS, self.port), 5), server_hostname=ADDRESS)
+        secure = context.wrap_socket(socket.create_connection((ADDRESS, self.port), 30), server_hostname=ADDRESS)
         secure.sendall(data)
         return secure
 

@@ -26,6 +26,8 @@ from tests.processes import command_line
 
 UID = "0123456789abcdef0123456789abcdef"
 ME = pwd.getpwuid(os.geteuid()).pw_name
+LAST_WORD = Hooks(post_stop=("echo", "over"))
+"""A shim has one thread that writes all logs, so this comes after what the workers printed."""
 
 
 def make_spec(
@@ -182,11 +184,11 @@ class Bench:
             except TimeoutError:
                 raise AssertionError(f"not reached: {status}") from None
 
-    async def ready(self, spec: JobSpec) -> PodStatus:
+    async def ready(self, spec: JobSpec, bound: float = 30.0) -> PodStatus:
         if self.granted_until < boottime():
             self.grant()
         self.host.prepare(UID, spec)
-        return await self.until(lambda s: s.phase in ("ready", "unfit") and s.shim_pid)
+        return await self.until(lambda s: s.phase in ("ready", "unfit") and s.shim_pid, bound)
 
     def order(self, number: int, environments: tuple[dict[str, str], ...] = ({},), late: float = 30.0) -> StartOrder:
         return StartOrder(
@@ -203,9 +205,11 @@ class Bench:
         self.host.start(UID, self.order(number, environments))
         return await self.until(lambda s: s.generation == token(number) and s.phase == "exited", bound)
 
-    async def running(self, number: int = 1, environments: tuple[dict[str, str], ...] = ({},)) -> PodStatus:
+    async def running(
+        self, number: int = 1, environments: tuple[dict[str, str], ...] = ({},), bound: float = 30.0
+    ) -> PodStatus:
         self.host.start(UID, self.order(number, environments))
-        return await self.until(lambda s: s.generation == token(number) and s.phase == "running")
+        return await self.until(lambda s: s.generation == token(number) and s.phase == "running", bound)
 
     async def run_another(self, number: int) -> None:
         """A later generation starts, and can be stopped. Its workers may have failed by then: they find nothing set."""
@@ -221,9 +225,26 @@ class Bench:
         records = [line.split(" ", 3) for line in lines]
         return [text for _, source, _, text in records if source == stream]
 
-    async def output_line(self, text: str, number: int = 1, rank: int = 0) -> None:
+    async def printed(self, *lines: str, number: int = 1, rank: int = 0) -> None:
+        """Wait until these are all that a rank has printed: a status comes after a moment, also if a thread of the
+        shim has not written all output by then."""
+        try:
+            await wait_for(lambda: self.output(number, rank) == list(lines))
+        except AssertionError:
+            raise AssertionError(f"{self.output(number, rank)} instead of {list(lines)}") from None
+
+    async def logged(self, text: str, file: str = "pod.log", times: int = 1) -> None:
+        """Wait until a log has this, so often."""
+        log = self.logs / file
+        await wait_for(lambda: log.exists() and log.read_text().count(text) >= times)
+
+    async def over(self, generations: int = 1) -> None:
+        """Wait until so many that had ``LAST_WORD`` have all their output written."""
+        await self.logged(" stdout F over\n", times=generations)
+
+    async def output_line(self, text: str, number: int = 1, rank: int = 0, bound: float = 30.0) -> None:
         """Wait until a rank has printed this line."""
-        await wait_for(lambda: text in self.output(number, rank))
+        await wait_for(lambda: text in self.output(number, rank), bound)
 
     def own(self) -> set[int]:
         """Living processes of the pod that are not the job's: shim, watchdog (a fork of it), fork server."""

@@ -34,7 +34,7 @@ def agent(tmp_path: Path) -> Iterator[LiveAgent]:
 
 def checks(agent: LiveAgent, view: PeerView, folder: Path) -> Diagnosis:
     """What checks n2."""
-    health = HealthConfig.model_validate({"diag": {"python": HAND, "bound": 2}})
+    health = HealthConfig.model_validate({"diag": {"python": HAND, "bound": 20}})
     config = view.config.model_copy(update={"health": health})
     environ = hands(folder, matmul=12.0)
 

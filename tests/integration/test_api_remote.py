@@ -244,7 +244,7 @@ def test_plain_http_is_not_served(door: Door) -> None:
 def ended(connection: socket.socket) -> float:
     """Seconds until the other side closes."""
     start = time.monotonic()
-    connection.settimeout(10)
+    connection.settimeout(30)
     try:
         while connection.recv(4096):
             pass
@@ -279,26 +279,26 @@ def test_what_keeps_it_from_listening_is_tried_again(agent: LiveAgent, tmp_path:
 
 def test_who_stays_silent_is_shown_out(agent: LiveAgent, tmp_path: Path) -> None:
     """Half a handshake, no request, half a request, a request without a token: none of them keeps a place."""
-    bounds = ServerBounds(connections=4, handshake=0.5, silent=0.5, body=0.5, keepalive=0.5)
+    bounds = ServerBounds(connections=4, handshake=2.0, silent=2.0, body=2.0, keepalive=2.0)
     tokens = str(write_tokens(tmp_path / "tokens.yaml", TOKENS))
     with https(agent, agent.view, bounds, tokens=tokens) as door:
         idle = [
-            socket.create_connection((ADDRESS, door.port), 5),
+            socket.create_connection((ADDRESS, door.port), 30),
             door.speak(b""),
             door.speak(b"GET /v1/jobs HTTP/1.1\r\nX-Slow: "),
             door.speak(b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\n\r\n"),
         ]
         start = time.monotonic()
         assert ctl(door, tmp_path, "get").exit_code == 0, "served when a place is free again"
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
         assert select.select(idle[:1], [], [], 0)[0], "it waited for the place of the one that came first"
-        assert all(ended(connection) < 5 for connection in idle)
+        assert all(ended(connection) < 30 for connection in idle)
         for connection in idle:
             connection.close()
         head = b"Host: a\r\nAuthorization: Bearer operates-secret\r\n"
         known = door.speak(b"GET /v1/jobs HTTP/1.1\r\n" + head + b"\r\nGET /v1/jobs H")
-        assert ended(known) < 5, "nor does half of the next request"
         slow = door.speak(b"POST /v1/jobs HTTP/1.1\r\n" + head + b"Content-Length: 9\r\n\r\n{")
-        assert b"did not arrive within 0.5 s" in slow.recv(4096)
+        assert ended(known) < 30, "nor does half of the next request"
+        assert b"did not arrive within 2 s" in slow.recv(4096)
         known.close()
         slow.close()

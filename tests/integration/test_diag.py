@@ -28,17 +28,22 @@ class Node:
 
     def __init__(self, folder: Path, library: Path) -> None:
         self._folder = folder
-        dirs = "".join(f", {name}: {folder / name}" for name in ("state", "logs"))
-        (folder / "config.yaml").write_text(
-            f"dirs: {{run: {folder / 'run'}{dirs}}}\nnode: {{gpus: [{', '.join(UUIDS)}]}}\n"
-            f"health: {{diag: {{python: {HAND}, bound: 2s}}}}\n"
-        )
+        self.bound(20)
         self._env = {
             **os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(library),
             "FAKE_NVML": str(folder / "driver"), "HAND": str(folder / "hand"),
         }  # fmt: skip
         self.driver()
         self.hands({})
+
+    def bound(self, seconds: int) -> None:
+        """Of each check."""
+        folder = self._folder
+        dirs = "".join(f", {name}: {folder / name}" for name in ("state", "logs"))
+        (folder / "config.yaml").write_text(
+            f"dirs: {{run: {folder / 'run'}{dirs}}}\nnode: {{gpus: [{', '.join(UUIDS)}]}}\n"
+            f"health: {{diag: {{python: {HAND}, bound: {seconds}s}}}}\n"
+        )
 
     def driver(self, *lines: str) -> None:
         write_state(self._folder / "driver", "gpus 2", *lines)
@@ -96,8 +101,10 @@ def test_gpus_in_use_are_left_alone_unless_asked_for(node: Node) -> None:
 
 def test_a_driver_that_hangs_and_one_that_lost_a_gpu(node: Node) -> None:
     node.driver("hang nvmlDeviceGetPowerUsage")
+    node.bound(4)
     code, found = node.diag("--verify")
-    assert (code, failed(found)) == (1, [("driver", "", "hung: the driver did not answer within 2 s")])
+    assert (code, failed(found)) == (1, [("driver", "", "hung: the driver did not answer within 4 s")])
+    node.bound(20)
     node.driver("0.lost 1")
     code, found = node.diag("--verify")
     assert code == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim_support import Bench, make_spec, open_bench
+from tests.integration.shim_support import LAST_WORD, Bench, make_spec, open_bench
 
 PYTHON = sys.executable
 
@@ -57,9 +57,21 @@ class Uploads(io.RawIOBase):
         super().close()
 
 
-def child(what):
+def runs(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+def child(other):
+    while runs(other):
+        time.sleep(0.01)
     time.sleep(0.3)
-    os.write(1, what)
+    os.write(1, b"child ends\\n")
+
+def daemon():
+    time.sleep(5)
+    os.write(1, b"daemon ends\\n")
 
 def later():
     time.sleep(0.2)
@@ -92,8 +104,9 @@ threading.Thread(target=later).start()
 pool = ThreadPoolExecutor()
 pool.submit(later)
 forked = multiprocessing.get_context("fork")
-forked.Process(target=child, args=(b"child ends\\n",)).start()
-forked.Process(target=child, args=(b"daemon ends\\n",), daemon=True).start()
+first = forked.Process(target=daemon, daemon=True)
+first.start()
+forked.Process(target=child, args=(first.pid,)).start()
 pipe = open("pipe", "w")
 pipe.write("through a pipe")
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -121,7 +134,8 @@ ENDS = {
     "ignored interrupt": "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nraise KeyboardInterrupt",
     "exit on SIGTERM in thread": "import os, signal, sys, threading, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-    "threading.Thread(target=lambda: (time.sleep(0.2), os.kill(os.getpid(), 15), time.sleep(0.2))).start()",
+    "def end():\n while threading.main_thread().is_alive(): time.sleep(0.01)\n"
+    " os.kill(os.getpid(), 15); time.sleep(0.2)\nthreading.Thread(target=end).start()",
     "error in thread": "import threading; threading.Thread(target=lambda: 1 / 0).start()",
     "exit in thread": "import sys, threading; threading.Thread(target=sys.exit, args=(3,)).start()",
     "atexit ends it": "import atexit, os; atexit.register(os._exit, 6)",
@@ -140,8 +154,9 @@ ENDS = {
 
 async def ran(bench: Bench, folder: Path, *, fork_server: bool) -> tuple[int | None, int | None, list[str], list[str]]:
     """Code, signal and output of t.py."""
-    await bench.ready(make_spec((PYTHON, "t.py"), folder, fork_server=fork_server))
+    await bench.ready(make_spec((PYTHON, "t.py"), folder, fork_server=fork_server, hooks=LAST_WORD))
     (end,) = (await bench.run()).exits
+    await bench.over()
     return end.code, end.signal, bench.output(), bench.output(stream="stderr")
 
 
@@ -189,6 +204,7 @@ async def test_what_python_promises_a_script_is_done(tmp_path: Path) -> None:
         (0, None, sorted(ends[1][2])),
     ]
     assert "a finalizer of the script's own" in ends[0][2]
+    assert "child ends" in ends[0][2]
     assert "daemon ends" not in ends[0][2]
     assert errors(ends[0][3]) == errors(ends[1][3])
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, token
+from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, token, wait_for
 
 pytest.importorskip("torch", reason="needs PyTorch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+BOUND = 110.0
+"""Seconds for a few processes that import torch."""
 PYTHON = sys.executable
 
 TRAIN = """
@@ -64,7 +66,7 @@ dist.destroy_process_group()
 async def gang(bench: Bench, number: int) -> tuple[dict[str, str], ...]:
     """Environments of two workers on a freshly promised address."""
     bench.host.promise(UID, token(number), True)
-    status = await bench.until(lambda s: s.rendezvous and s.rendezvous.token == token(number))
+    status = await bench.until(lambda s: s.rendezvous and s.rendezvous.token == token(number), BOUND)
     assert status.rendezvous is not None
     host, _, port = status.rendezvous.address.rpartition(":")
     common = {
@@ -85,19 +87,21 @@ async def test_gang_of_two_forked_and_plain(tmp_path: Path) -> None:
             spec = make_spec((PYTHON, "t.py"), tmp_path, preload=("torch",), fork_server=fork_server)
             bench.grant(600)
             bench.host.prepare(UID, spec)
-            status = await bench.until(lambda s: s.phase == "ready", 110)
+            status = await bench.until(lambda s: s.phase == "ready", BOUND)
             assert status.fork_server_warm == fork_server
             for number in (1, 2) if fork_server else (1,):
                 if number == 2:
-                    await bench.until(lambda s: len(s.preforked) == 2)
+                    await bench.until(lambda s: len(s.preforked) == 2, BOUND)
                 environments = await gang(bench, number)
                 rendezvous = bench.state().rendezvous
                 assert rendezvous is not None
                 assert rendezvous.store_hosted == fork_server
-                status = await bench.run(number, environments, 100)
+                status = await bench.run(number, environments, BOUND)
                 assert [(e.code, e.error) for e in status.exits] == [(0, ""), (0, "")]
                 assert bench.state().reason == ""
-                outputs += [bench.output(number, rank) for rank in range(2)]
+                for rank in range(2):
+                    await wait_for(lambda n=number, r=rank: len(bench.output(n, r)) == 3)  # type: ignore[misc]
+                    outputs.append(bench.output(number, rank))
     assert {lines[0] for lines in outputs} == {
         "sum [3.0, 3.0, 3.0, 3.0] batches [[0, 1], [2, 3], [4, 5], [6, 7]] threads 2"
     }
@@ -114,14 +118,14 @@ async def test_a_killed_member_and_the_next_generation(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         bench.grant(600)
         bench.host.prepare(UID, make_spec((PYTHON, "t.py"), tmp_path, preload=("torch",)))
-        await bench.until(lambda s: s.phase == "ready", 110)
+        await bench.until(lambda s: s.phase == "ready", BOUND)
         addresses = set()
         for number in (1, 2):
-            status = await bench.running(number, await gang(bench, number))
+            status = await bench.running(number, await gang(bench, number), BOUND)
             assert status.rendezvous is not None
             addresses.add(status.rendezvous.address)
-            await bench.output_line("up", number, 0)
-            await bench.output_line("up", number, 1)
+            for rank in range(2):
+                await bench.output_line("up", number, rank, BOUND)
             os.kill(pid_of(status.workers[0]), signal.SIGKILL)
             await bench.until(lambda s: s.exits)
             bench.host.stop(UID, None)
@@ -145,14 +149,15 @@ async def test_warming_up_leaves_nothing_behind(tmp_path: Path, interface: str) 
             spec = make_spec((PYTHON, "t.py"), tmp_path, preload=("torch",), fork_server=fork_server)
             bench.grant(600)
             bench.host.prepare(UID, spec)
-            await bench.until(lambda s: s.phase == "ready", 110)
+            await bench.until(lambda s: s.phase == "ready", BOUND)
             for number in (1, 2) if fork_server else (1,):
                 if number == 2:
-                    (ahead,) = (await bench.until(lambda s: s.preforked)).preforked
-                status = await bench.run(number, (env,), 100)
+                    (ahead,) = (await bench.until(lambda s: s.preforked, BOUND)).preforked
+                status = await bench.run(number, (env,), BOUND)
                 assert [(e.code, e.error) for e in status.exits] == [(0, "")]
             if fork_server:
                 assert [e.pid for e in status.exits] == [ahead]
+            await wait_for(lambda n=number: len(bench.output(n)) == 2)  # type: ignore[misc]
             state, group = bench.output(number)
             outputs.append(json.loads(state) | {"group": group})
     assert outputs[0] == outputs[1]

@@ -217,7 +217,7 @@ async def test_no_driver(tmp_path: Path, driver: Path) -> None:
 
 async def test_a_call_that_never_returns(tmp_path: Path, driver: Path) -> None:
     """Late, then hung, then replaced; and when the driver answers again, all is read again."""
-    async with probing(tmp_path, driver, "gpus 1", deadline=1.0) as (machine, probe):
+    async with probing(tmp_path, driver, "gpus 1", deadline=1.7) as (machine, probe):
         await machine.gpus()
         machine.set("gpus 1", "hang nvmlDeviceGetPowerUsage")
         missed: list[int] = []
@@ -237,7 +237,7 @@ async def test_gpus_that_are_slow_to_come_up_are_no_hung_driver(tmp_path: Path, 
     """Without persistence mode each takes seconds, and is let go with the process: the next one was as slow,
     for ever, and the node's reboot was asked for."""
     missed = set[int]()
-    async with probing(tmp_path, driver, "gpus 8", "cold 700", deadline=2.0) as (machine, probe):
+    async with probing(tmp_path, driver, "gpus 8", "cold 800", deadline=2.6) as (machine, probe):
         async with asyncio.timeout(BOUND):
             while not any("gpus" in reported for reported in machine.reported):
                 machine.came.clear()

@@ -22,10 +22,10 @@ from nodeagent.osutil.clock import SystemClock
 from nodeagent.osutil.linux import own_children
 
 PACE = 2_000
-"""Lines a second. The storms that fleets report are of one a second over days (NVSentinel #1710), and a serial console
-takes a hundred; a pipe holds 256 of them."""
+"""Lines a second, at most. The storms that fleets report are of one a second over days (NVSentinel #1710), and a
+serial console takes a hundred; a pipe holds 256 of them."""
 GALE = 20_000
-"""Lines a second, more than a pipe holds until it is read again."""
+"""Lines a second at most, more than a pipe holds until it is read again."""
 TICK = 0.01
 """Seconds between two gusts."""
 GPUS = 8
@@ -53,7 +53,7 @@ class Storm:
         began, cpu = time.monotonic(), time.thread_time()
         for n in range(self.lines):
             if n % int(self.pace * TICK) == 0:
-                time.sleep(max(0.0, began + n / self.pace - time.monotonic()))
+                time.sleep(TICK)
             code = 13 if n % 4 == 0 else 45
             self._write(f"NVRM: Xid (PCI:0000:{n % GPUS:02x}:00): {code}, pid={n % 900}, Ch {n:08x}")
             if n == self.lines // 2:
@@ -167,7 +167,7 @@ async def test_a_storm_costs_little_and_what_is_in_it_is_seen(tmp_path: Path, lo
     assert [v.rule for v in monitor.verdicts if v.bars] == ["xid.79"], "only what is fatal bars anything"
     assert storm.struck is not None
     assert seen[0] - storm.struck <= pace, "within a second of the storm"
-    if storm.seconds > 4.0:  # a short one is mostly the probe's usual work
+    if lines > 5_000:  # a short one is mostly the probe's usual work
         assert share < MOST
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,10 +25,12 @@ from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
 from tests.contract.bench import Bench
 from tests.integration.lease_support import CLUSTER, LIFE, NODE, POD, Node, order
-from tests.integration.redis_support import Server, Yard, ask, frozen, yard
+from tests.integration.redis_support import Server, Yard, ask, frozen, until, yard
 
 pytestmark = pytest.mark.redis
 KILLS = 100
+PATIENT = {"fence": 30.0, "lease": 40.0}
+"""In an order: where it is no matter how soon the next renewal comes."""
 
 
 class World:
@@ -43,6 +46,13 @@ class World:
     def begin(self, **changes: Any) -> None:
         self.node.give(self.order(**changes))
         self.node.start()
+
+    async def fall_silent(self, **changes: Any) -> None:
+        """Once the pods have their time."""
+        self.begin(**changes)
+        await self.node.renewed_again()
+        self.node.give(self.order(patience=0.3, **changes))
+        self.node.say({})
 
     async def lease(self) -> float:
         """When it ends, in served milliseconds."""
@@ -109,28 +119,34 @@ async def test_it_renews_and_grants(world: World, node: Node) -> None:
     assert node.grant().stop_before == 0.0
     before, first = await world.lease(), node.grant().until
     await node.until(lambda: node.grant().until > first)
-    assert await world.lease() > before
-    assert node.pulse.until == pytest.approx(node.pulse.renewed + 2.2)
+
+    async def renewed() -> bool:
+        return await world.lease() > before
+
+    await until(renewed)
+    pulse = node.pulse
+    assert pulse.until == pytest.approx(pulse.renewed + 2.2)
     assert node.status == ("holding", "", (LIFE, 1, world.era))
     assert node.process is not None and find_holder(node.folder) == (node.process.pid, "0.1.0")
 
 
 async def test_a_new_pod_has_its_time_at_a_word(world: World, node: Node) -> None:
-    world.begin(heartbeat=1.0)
-    await node.until(lambda: node.grant().until > 0)
+    world.begin(heartbeat=3600.0, lease=3600.0)
+    await node.until(lambda: node.grant().until > 0 < node.pulse.renewed)
     for _ in range(2):  # also where one takes the other's place
         node.add("p2")
         before = node.pulse
         node.say({})
         await node.until(lambda: node.grant("p2").until > 0)
-        assert node.pulse.renewed <= before.renewed + 1.0
+        assert node.pulse.renewed == before.renewed
 
 
+@pytest.mark.timeout(300)  # for so many processes that start
 async def test_no_reader_ever_sees_its_time_over_while_the_process_is_killed_again_and_again(
     world: World, node: Node
 ) -> None:
     chance = random.Random(1)
-    world.begin()
+    world.begin(**PATIENT)
     await node.until(lambda: node.grant().until > boottime())
     with Watcher(node) as shim:
         for number in range(KILLS):
@@ -146,7 +162,7 @@ async def test_no_reader_ever_sees_its_time_over_while_the_process_is_killed_aga
 
 
 async def test_one_that_stood_still_goes_on(world: World, node: Node) -> None:
-    world.begin()
+    world.begin(**PATIENT)
     await node.renewed_again()
     with Watcher(node) as shim:
         node.signal(signal.SIGSTOP)
@@ -171,20 +187,21 @@ async def test_there_is_one_at_a_time(world: World, node: Node, tmp_path: Path) 
 
 
 async def test_a_silent_agents_node_is_stopped_in_order_and_given_back(world: World, node: Node) -> None:
-    world.begin(patience=0.3)
+    await world.fall_silent()
     await node.until(lambda: node.grant().stop_before > 0)
     assert node.grant().until > boottime(), "while they are stopped, workers have their time"
     await node.renewed_again()
     node.obey(node.grant().stop_before)
     assert await node.ended() == 0
-    why = "its agent was silent for 0 s"
+    why = node.status.why
+    assert re.fullmatch(r"its agent was silent for \d+ s", why)
     assert node.status == ("left", why, (LIFE, 1, world.era))
     assert node.grant().until == 0.0
     assert (await world.events())[-1].text == f"node {NODE} left: {why}"
 
 
 async def test_shims_that_do_not_obey_have_their_time_taken_and_are_waited_for(world: World, node: Node) -> None:
-    world.begin(patience=0.3, grace=0.3, kill=0.5)
+    await world.fall_silent(grace=0.3, kill=0.5)
     await node.until(lambda: node.grant().stop_before > 0)
     await node.until(lambda: node.grant().until == 0.0)
     latest = node.pulse.renewed + 2.2
@@ -195,7 +212,7 @@ async def test_shims_that_do_not_obey_have_their_time_taken_and_are_waited_for(w
 
 
 async def test_no_restart_takes_back_that_a_life_goes(world: World, node: Node) -> None:
-    world.begin(patience=0.3)
+    await world.fall_silent()
     await node.until(lambda: node.grant().stop_before > 0)
     stop = node.grant().stop_before
     node.kill()
@@ -210,7 +227,7 @@ async def test_no_restart_takes_back_that_a_life_goes(world: World, node: Node) 
 async def test_one_that_took_the_time_back_and_died_is_followed_by_one_that_waits_for_the_shims(
     world: World, node: Node
 ) -> None:
-    world.begin(patience=0.3, grace=0.0)
+    await world.fall_silent(grace=0.0)
     await node.until(lambda: node.grant().until == 0.0 < node.grant().stop_before)
     stop = node.grant().stop_before
     node.kill()
@@ -220,8 +237,9 @@ async def test_one_that_took_the_time_back_and_died_is_followed_by_one_that_wait
 
 
 async def test_as_long_as_the_agent_speaks_nothing_is_stopped(world: World, node: Node) -> None:
-    world.begin(patience=0.5)
-    end = boottime() + 1.5
+    world.begin(patience=3.0)
+    await node.renewed_again()
+    end = boottime() + 4.0
     while boottime() < end:
         node.say({"alive": True})
         node.say(b"\xff{")
@@ -291,32 +309,30 @@ async def test_nothing_is_renewed_in_another_era(world: World, node: Node) -> No
     world.begin(fence=0.5)
     await node.renewed_again()
     node.give(world.order(era="another", fence=0.5))
-    await node.until(lambda: node.status.why)
+    await node.until(lambda: "lost writes" in node.status.why)
     assert node.status.state == "holding"
-    assert "lost writes" in node.status.why
     before = node.grant()
     await node.until(lambda: boottime() > before.until)
     assert node.grant() == before
     node.give(world.order(fence=0.5))
     await node.until(lambda: node.grant().until > boottime())
-    assert node.status.why == ""
+    await node.until(lambda: node.status.why == "")
 
 
 async def test_a_server_that_stands_still_for_a_while(world: World, node: Node) -> None:
-    world.begin()
+    world.begin(**PATIENT)
     await node.renewed_again()
     with Watcher(node) as shim:
         with frozen(world.server):
             await node.until(lambda: "did not answer within 0.5 s" in node.status.why)
             turned = node.pulse.turned
-            await asyncio.sleep(0.5)
-            assert node.pulse.turned > turned, "it waits, and says so"
+            await node.until(lambda: node.pulse.turned > turned)  # it waits, and says so
         await node.until(lambda: node.status.why == "")
         assert not shim.over
 
 
 async def test_connections_that_are_closed(world: World, node: Node) -> None:
-    world.begin()
+    world.begin(**PATIENT)
     await node.renewed_again()
     with Watcher(node) as shim:
         for _ in range(3):
@@ -359,7 +375,7 @@ async def test_that_the_agent_is_there_is_no_reason_for_a_turn(world: World) -> 
         await asyncio.sleep(0.02)
         turns.add(world.node.pulse.turned)
     renewals = (boottime() - began) / heartbeat
-    assert len(turns) <= 2 * renewals + 10, "two turns for each renewal"
+    assert len(turns) <= 2 * renewals + 50, "two turns for each renewal, and none for half of the words"
 
 
 async def test_words_without_end_keep_no_renewal_from_being_sent(world: World) -> None:

@@ -356,6 +356,7 @@ async def test_another_user(open_folder: Path) -> None:
         status = await bench.ready(spec)
         assert (status.phase, status.fork_server_warm) == ("ready", True)
         await bench.run()
+        await wait_for(lambda: len(bench.output()) == 3)
         facts, limits, capabilities = bench.output()
         groups = os.getgrouplist("nobody", other.pw_gid)
         assert json.loads(facts) == [other.pw_uid, other.pw_uid, other.pw_gid, groups, "nobody"]

@@ -153,7 +153,7 @@ async def test_a_cuda_context_in_the_fork_server_means_plain_starts(tmp_path: Pa
         assert "made a CUDA context, so forking is unsafe; workers start without a fork server" in status.reason
         assert not status.fork_server_warm
         await bench.run()
-        assert bench.output() == ["False"]
+        await bench.printed("False")
         assert not bench.state().preforked
 
 

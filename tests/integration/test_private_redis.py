@@ -113,7 +113,9 @@ def test_a_server_that_reads_its_data_is_waited_for(folder: Path) -> None:
     program.chmod(0o755)
     server = PrivateRedis(folder, program=program)
     try:
-        server.start(timeout=1.5)
+        server.spawn()
+        until(server.socket.exists, "it has started")
+        server.wait_ready(1.5)
     finally:
         server.stop()
         program.unlink()

@@ -12,6 +12,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.world import PodReport
 from nodeagent.plan.findings.store import judge
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig
+from nodeagent.store import calls
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.endpoint import StoreEndpoint
@@ -22,7 +23,11 @@ from tests.contract.bench import FAST, Bench, refused, spec
 from tests.integration.redis_support import BOUND, Server, Yard, ask, frozen, until, yard
 
 pytestmark = pytest.mark.redis
-TIMEOUT = 0.5
+TIMEOUT = 5.0
+"""Of a store that answers."""
+HASTY = 1.5
+"""Of one that is not to."""
+DOWN_AFTER = 30.0
 Watched = tuple[Server, list[Server], list[Server]]
 WATCH_PASSWORD, PASSWORD = "watch-pw", "server-pw"
 LOGIN = (f"requirepass {PASSWORD}", f"masterauth {PASSWORD}")
@@ -67,10 +72,16 @@ async def role(server: Server) -> str:
 # --- WAIT
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas that are not there are not waited for: most of a call's time is for its reply."""
+    monkeypatch.setattr(calls, "REPLICAS_SHARE", 0.1)
+
+
 async def test_a_step_that_no_replica_has_counts_as_lost(servers: Yard, stores: list[RedisStore]) -> None:
     primary = await servers.server()
     replica = await servers.replica(primary)
-    careful = opened(stores, RedisConfig(url=primary.url, replicas=1))
+    careful = opened(stores, RedisConfig(url=primary.url, replicas=1), 3.0)  # half of it is for the replica
     plain = opened(stores, RedisConfig(url=primary.url))
     bench = Bench(careful)
     await bench.up("n1", "n2")
@@ -91,11 +102,12 @@ async def test_a_step_that_no_replica_has_counts_as_lost(servers: Yard, stores: 
     assert await ask(replica, "EXISTS", f"na:{{test}}:job:{alpha.uid}") == 1
 
 
+@pytest.mark.usefixtures("soon")
 async def test_every_step_that_others_act_on_waits(servers: Yard, stores: list[RedisStore]) -> None:
     """On a server without any replica: none of them succeeds with ``replicas``, and without it each is done."""
     primary = await servers.server()
     bench = Bench(opened(stores, RedisConfig(url=primary.url)))
-    store = opened(stores, RedisConfig(url=primary.url, replicas=1))
+    store = opened(stores, RedisConfig(url=primary.url, replicas=1), HASTY)
     careful = Bench(store)
     await bench.up("n1")
     careful.lives = bench.lives
@@ -136,15 +148,17 @@ async def test_a_replica_is_never_talked_to(servers: Yard, stores: list[RedisSto
 
 
 @pytest.fixture
-async def watched(servers: Yard) -> Watched:
-    """A primary with two replicas, and three sentinels with a password of their own."""
+async def watched(servers: Yard, request: pytest.FixtureRequest) -> Watched:
+    """A primary with two replicas, and three sentinels with a password of their own. Its parameter: in how many
+    seconds they take the primary for down."""
+    down_after = getattr(request, "param", DOWN_AFTER)
     primary = await servers.server(*LOGIN)
     replicas = [await servers.replica(primary, *LOGIN) for _ in range(2)]
     lines = (
         f"requirepass {WATCH_PASSWORD}", f"sentinel sentinel-pass {WATCH_PASSWORD}",
         f"sentinel auth-pass gpus {PASSWORD}",
     )  # fmt: skip
-    return primary, replicas, await servers.sentinels(3, primary, 2, *lines)
+    return primary, replicas, await servers.sentinels(3, primary, 2, *lines, down_after=down_after)
 
 
 def through(sentinels: list[Server], folder: Path, **more: object) -> RedisConfig:
@@ -158,6 +172,7 @@ def through(sentinels: list[Server], folder: Path, **more: object) -> RedisConfi
     return RedisConfig.model_validate(base | more)
 
 
+@pytest.mark.parametrize("watched", [1.0], indirect=True, ids=["soon down"])
 async def test_a_fail_over_is_followed_and_nothing_acknowledged_is_lost(
     watched: Watched, stores: list[RedisStore], tmp_path: Path
 ) -> None:
@@ -221,7 +236,7 @@ async def test_what_the_sentinels_can_tell(watched: Watched, stores: list[RedisS
     assert facts.problem == ""
     seen = facts.sentinel
     assert seen is not None
-    assert (seen.listed, seen.answered, seen.known, seen.quorum, seen.down_after) == (3, 3, 3, 2, 1.0)
+    assert (seen.listed, seen.answered, seen.known, seen.quorum, seen.down_after) == (3, 3, 3, 2, DOWN_AFTER)
     assert seen.primaries == (f"127.0.0.1:{primary.port}",)
     assert (facts.replicas, facts.replicas_wanted, facts.min_replicas, facts.max_lag) == (2, 1, 0, 10)
     assert any("CONFIG SET min-replicas-to-write 1" in finding.fix for finding in judge(facts, FAST))
@@ -229,16 +244,16 @@ async def test_what_the_sentinels_can_tell(watched: Watched, stores: list[RedisS
     stranger = opened(stores, config.model_copy(update={"sentinel": SentinelConfig()}))
     assert "check redis.sentinel" in await unavailable(submit(stranger, "alpha"))
     wrong = through(sentinels, tmp_path, url=config.url.replace("/gpus/", "/cpus/"))
-    elsewhere = opened(stores, wrong, 8 * TIMEOUT)  # what they answer is the subject, not how soon
+    elsewhere = opened(stores, wrong)
     assert "knows no service 'cpus'" in await unavailable(submit(elsewhere, "alpha"))
 
     with frozen(sentinels[0]):  # two of three agree: nobody waits for the third
         assert await find_primary(StoreEndpoint(config), BOUND) == ("127.0.0.1", primary.port)
         with frozen(sentinels[1]):  # the one that is left decides when the patience is over
             assert await find_primary(StoreEndpoint(config), 2.0) == ("127.0.0.1", primary.port)
-            store = opened(stores, config)
+            store = opened(stores, config, HASTY)
             await submit(store, "alpha")
-            facts = await inspect(config, TIMEOUT)
+            facts = await inspect(config, HASTY)
             assert facts.sentinel is not None
             assert facts.sentinel.answered == 1
             with frozen(sentinels[2]):

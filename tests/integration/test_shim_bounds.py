@@ -25,11 +25,11 @@ async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None
     python = shim_with(tmp_path, "output.Capture._take = lambda *_: time.sleep(600)")
     async with open_bench(tmp_path, python) as bench:
         script = "until [ -e go ]; do sleep 0.05; done; echo blocked; sleep 600"
-        async with bench.renewing(1.5):
+        async with bench.renewing(3.0):
             first = await bench.ready(make_spec(("sh", "-c", script), tmp_path))
             status = await bench.running()
             (tmp_path / "go").touch()
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(3.5)
             assert is_running(pid_of(status.workers[0])), "the fence reads on"
         await wait_for(lambda: not is_running(pid_of(status.workers[0])))
         assert first.shim_pid is not None
@@ -162,7 +162,8 @@ async def test_a_look_at_the_checkpoint_folder_that_fails_disturbs_nothing(tmp_p
         (tmp_path / "file").rename(ckpt)
         await wait_for(lambda: "cannot be created: File exists" in log.read_text())
         seen = await bench.until(lambda s: f"checkpoint_dir {ckpt} cannot be created" in s.reason)  # while workers run
-        assert seen.model_copy(update={"reason": ""}) == running
+        no_reason = {"reason": ""}  # the first look may have been told of, or not
+        assert seen.model_copy(update=no_reason) == running.model_copy(update=no_reason)
         ckpt.unlink()
         changed = await bench.until(lambda s: s.folder != before.folder)
         assert (changed.folder, changed.workers) == (folder_id(ckpt), running.workers)
@@ -181,6 +182,7 @@ async def test_that_output_is_lost_is_reported_while_it_is(tmp_path: Path) -> No
         await bench.until(lambda s: s.phase == "running" and s.reason == lost)
         (bench.logs / "g1").unlink()
         await bench.until(lambda s: s.phase == "running" and not s.reason)
+        await wait_for(lambda: bench.output(stream="stderr"))
         first, *more = bench.output(stream="stderr")
         assert first.endswith("lines were lost: the log folder could not be written") and not more
 
@@ -191,7 +193,11 @@ async def test_a_working_folder_that_goes_away_is_named(tmp_path: Path, fork_ser
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "wait.py").write_text("import time; time.sleep(600)")
     spec = make_spec((sys.executable, "wait.py"), tmp_path / "work", fork_server=fork_server)
-    async with open_bench(tmp_path, shim_with(tmp_path, "prepare.FOLDER_AGAIN = prepare.CHECK_AGAIN = 0.1")) as bench:
+    change = (
+        "import os\nprepare.FOLDER_AGAIN = prepare.CHECK_AGAIN = 0.1\ndoubt = main.Shim._doubt\n"
+        f"main.Shim._doubt = lambda self: os.path.exists({str(tmp_path / 'tried')!r}) and doubt(self)"
+    )  # or it might refuse to start what is to fail
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         await bench.ready(spec)
         await bench.running()
         bench.host.stop(UID, None)
@@ -203,6 +209,7 @@ async def test_a_working_folder_that_goes_away_is_named(tmp_path: Path, fork_ser
         status = await bench.until(lambda s: s.generation == token(2) and s.exits)
         text = f"nodeagent: cannot enter working_dir {tmp_path / 'work'}: No such file or directory"
         assert (status.exits[0].code, status.exits[0].error) == (126, text)
+        (tmp_path / "tried").touch()
         status = await bench.until(lambda s: s.phase == "unfit")
         assert (status.reason, status.exits[0].code) == (gone, 126), "nothing starts here, and no budget is spent"
         (tmp_path / "gone").rename(tmp_path / "work")

@@ -68,6 +68,7 @@ async def test_a_worker_sees_its_image_its_folders_and_its_own_environment(tmp_p
         assert status.phase == "ready", status.reason
         status = await bench.run(1, ({"GREETING": "two\nlines", "RANK": "0"},), BOUND)
         assert status.exits[0].code == 7, bench.output(stream="stderr")
+        await wait_for(lambda: len(bench.output()) >= 8)
         out = bench.output()
         assert out[:2] == ["two", "lines"]
         assert out[2:5] == ["shell=", "no-root", str(tmp_path / "work")]
@@ -156,7 +157,7 @@ async def test_a_command_that_the_image_lacks(tmp_path: Path, path: str) -> None
         await bench.ready(contained((sys.executable + "-not-there",), tmp_path, path))
         status = await bench.run(1, bound=BOUND)
         assert status.exits[0].code == 1, "catatonit's own"
-        assert "no such file" in " ".join(bench.output(stream="stderr")).lower()
+        await wait_for(lambda: "no such file" in " ".join(bench.output(stream="stderr")).lower())
 
 
 async def test_what_a_killed_container_left_in_podmans_store_is_removed_by_the_next_pod(
@@ -189,5 +190,5 @@ async def test_the_runtime_is_left_alone_when_its_command_is_to_save(tmp_path: P
         await bench.output_line("on")
         bench.host.stop(UID, 60.0)
         status = await bench.until(lambda s: s.phase == "exited", BOUND)
-        assert "saved" in bench.output()
+        await bench.output_line("saved")
         assert (status.exits[0].code, status.exits[0].stopped) == (3, True)

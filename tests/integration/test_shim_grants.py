@@ -21,10 +21,10 @@ from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pi
 PYTHON = sys.executable
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 SAVES = (
-    "import signal, sys, time\n"
+    "import os, signal, sys, time\n"
     "def save(*_):\n"
     "    print('saving', flush=True)\n"
-    "    time.sleep(0.5)\n"
+    "    while not os.path.exists('save'): time.sleep(0.01)\n"
     "    print('saved', flush=True)\n"
     "    sys.exit(0)\n"
     "signal.signal(signal.SIGTERM, save)\n"
@@ -60,9 +60,9 @@ async def test_time_that_is_taken_back_ends_the_workers(tmp_path: Path) -> None:
 async def test_time_that_is_not_renewed_ends_and_time_that_is_goes_on(tmp_path: Path) -> None:
     """The loop looks far too seldom: the fence itself reads the record again."""
     async with open_bench(tmp_path, shim_with(tmp_path, "main.TICK = 600")) as bench:
-        async with bench.renewing(1.5):
+        async with bench.renewing(3.0):
             pids = await running(bench)
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(3.5)
             assert all(map(is_running, pids))
         ended = await bench.until(lambda s: s.phase == "exited")
         assert boottime() >= bench.granted_until
@@ -110,10 +110,11 @@ async def test_workers_that_are_to_stop_save_first_and_then_it_is_reported(tmp_p
         asked = bench.stop_in_order()
         await bench.output_line("saving")
         assert bench.obeyed() == 0.0, "they still run"
+        (tmp_path / "save").touch()
         ended = await bench.until(lambda s: s.phase == "exited")
         assert [(end.code, end.stopped) for end in ended.exits] == [(0, True)] * 2
         assert not ended.fenced
-        assert bench.output() == ["up", "saving", "saved"]
+        await bench.printed("up", "saving", "saved")
         await wait_for(lambda: bench.obeyed() == asked)
         await bench.running(2)
         await asyncio.sleep(4 * TICK)

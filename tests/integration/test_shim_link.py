@@ -263,6 +263,7 @@ async def test_a_commit_goes_to_the_agent_with_the_generations_token_and_comes_b
         bench.host.committed(UID, second, "it is not the newest")
         status = await bench.until(lambda s: s.phase == "exited")
         assert status.commit is None, "what an ended worker wished is forgotten"
+        await wait_for(lambda: len(bench.output(7)) >= 8)
         received = bench.output(7)
         assert received[:3] == ["{'name': 'c1'}", "it is not the newest", "c1"]
         assert ["not as it must be" in line for line in received[3:7]] == [True] * 4

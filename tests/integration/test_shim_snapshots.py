@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.model.jobspec import Nodes, Role
+from nodeagent.model.jobspec import JobSpec, Nodes, Role
 from nodeagent.pods.base import StartOrder
 from nodeagent.shim.snapshots import available_memory
 from nodeagent.train.memory import HEADER, parse
@@ -18,9 +18,11 @@ from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pi
 from tests.ports import free_port
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
+BOUND = 110.0
+"""Seconds for a few processes that import torch."""
 WORKER = """
 import json, os, sys, time
 sys.path.insert(0, {root!r})
@@ -53,13 +55,18 @@ def environments(last: int, world: int = 2, **more: str) -> tuple[dict[str, str]
 async def generation(bench: Bench, number: int, orders: tuple[dict[str, str], ...]) -> list[str]:
     """Run one to its last step, kill it, and return what each rank said it found."""
     orders = tuple(env | {"NODEAGENT_GENERATION": str(number)} for env in orders)
-    status = await bench.running(number, orders)
+    status = await bench.running(number, orders, BOUND)
     world = range(len(orders))
-    await wait_for(lambda: all(any(w.startswith("kept") for w in bench.output(number, r)) for r in world), 60)
+    await wait_for(lambda: all(any(w.startswith("kept") for w in bench.output(number, r)) for r in world), BOUND)
     for worker in status.workers:
         os.kill(pid_of(worker), signal.SIGKILL)
     await bench.until(lambda s: s.phase == "exited")
     return [bench.output(number, r)[0] for r in world]
+
+
+async def ready(bench: Bench, job: JobSpec) -> None:
+    bench.grant(600)
+    await bench.ready(job, BOUND)
 
 
 def write_worker(folder: Path, replicated: bool) -> tuple[str, str]:
@@ -82,7 +89,7 @@ def damage(shim: int | None, rank: int, step: int) -> None:
 
 async def test_every_rank_goes_on_from_its_own_newest_state(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(write_worker(tmp_path, False), tmp_path, preload=("torch", "torch.distributed")))
+        await ready(bench, make_spec(write_worker(tmp_path, False), tmp_path, preload=("torch", "torch.distributed")))
         assert await generation(bench, 1, environments(3)) == ["found None 0 0.0"] * 2
         assert await generation(bench, 2, environments(5)) == ["found 3 3 30.0", "found 3 3 31.0"]
         assert await generation(bench, 3, environments(5, UNEVEN="yes")) == ["found 5 5 50.0", "found 5 5 51.0"]
@@ -99,7 +106,7 @@ async def test_ranks_whose_local_rank_is_0_on_all_have_each_their_own(tmp_path: 
         return tuple(env | {"LOCAL_RANK": "0"} for env in environments(last))
 
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(write_worker(tmp_path, False), tmp_path, preload=("torch", "torch.distributed")))
+        await ready(bench, make_spec(write_worker(tmp_path, False), tmp_path, preload=("torch", "torch.distributed")))
         assert await generation(bench, 1, virtual(3)) == ["found None 0 0.0"] * 2
         assert await generation(bench, 2, virtual(5)) == ["found 3 3 30.0", "found 3 3 31.0"]
         assert await generation(bench, 3, virtual(6)) == ["found 5 5 50.0", "found 5 5 51.0"]
@@ -136,13 +143,13 @@ async def test_a_role_finds_what_it_has_kept_itself(tmp_path: Path) -> None:
         order = bench.order(number, orders).model_dump()
         places = tuple(f"{name}.0" for name in names)
         bench.host.start(UID, StartOrder.model_validate(order | {"places": places, "roles_file": "{}"}))
-        await wait_for(lambda: all("kept" in bench.output(number, r) for r in range(2)), 60)
+        await wait_for(lambda: all("kept" in bench.output(number, r) for r in range(2)), BOUND)
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.generation == token(number) and s.phase == "exited")
         return [bench.output(number, r)[0] for r in range(2)]
 
     async with open_bench(tmp_path) as bench:
-        await bench.ready(job)
+        await ready(bench, job)
         assert await play(bench, 1, "actor", "critic") == ["found None 0.0"] * 2
         assert await play(bench, 2, "actor", "critic") == ["found 6 1.0", "found 6 2.0"]
         changed = await play(bench, 3, "critic", "actor")
@@ -155,16 +162,16 @@ async def test_a_role_finds_what_it_has_kept_itself(tmp_path: Path) -> None:
 
 async def test_a_snapshot_that_memory_has_damaged_is_passed_over_by_all(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(write_worker(tmp_path, False), tmp_path, preload=("torch", "torch.distributed")))
+        await ready(bench, make_spec(write_worker(tmp_path, False), tmp_path, preload=("torch", "torch.distributed")))
         await generation(bench, 1, environments(5))
         damage(bench.state().shim_pid, 0, 5)
         assert await generation(bench, 2, environments(5)) == ["found 4 4 40.0", "found 4 4 41.0"]
-        assert "step 5 is damaged" in bench.output(2, 0, "stderr")[0]
+        await wait_for(lambda: "step 5 is damaged" in "".join(bench.output(2, 0, "stderr")[:1]))
 
 
 async def test_a_state_that_all_share_serves_ranks_that_have_none(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        await bench.ready(make_spec(write_worker(tmp_path, True), tmp_path, preload=("torch", "torch.distributed")))
+        await ready(bench, make_spec(write_worker(tmp_path, True), tmp_path, preload=("torch", "torch.distributed")))
         await generation(bench, 1, environments(4, 1))
         assert await generation(bench, 2, environments(4, 3)) == ["found 4 4 40.0"] * 3
 
@@ -179,5 +186,5 @@ async def test_too_much_is_refused_with_the_sizes(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec((sys.executable, str(tmp_path / "w.py")), tmp_path))
         await bench.run(1)
-        assert "is more than this node has memory for" in bench.output()[0]
+        await wait_for(lambda: "is more than this node has memory for" in "".join(bench.output()))
     assert available_memory() > 0

@@ -84,20 +84,35 @@ async def test_a_polite_worker_uses_its_grace(tmp_path: Path, fork_server: bool)
 
 
 async def test_a_worker_that_starts_too_late_for_a_stop_costs_the_others_no_grace(tmp_path: Path) -> None:
-    late = """
+    late = f"""
+import os
 fork, calls = client.ForkServer.fork, []
 def slow(self, argv, env, cwd, limits, fds, forked):
     calls.append(argv)
-    late = lambda pid, error: self._loop.after(1.0, lambda: forked(pid, error))
+    def late(pid, error):
+        if os.path.exists({str(tmp_path / "stopping")!r}):
+            forked(pid, error)
+        else:
+            self._loop.after(0.05, lambda: late(pid, error))
     fork(self, argv, env, cwd, limits, fds, late if len(calls) == 2 else forked)
 client.ForkServer.fork = slow
 """
-    leaves = POLITE.replace("sys.exit(5)", "(time.sleep(2), sys.exit(5))")
+    leaves = """
+import os, signal, sys, time
+def leave(*_):
+    while not os.path.exists("leave"): time.sleep(0.01)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, leave)
+"""
     async with open_bench(tmp_path, shim_with(tmp_path, late)) as bench:
-        await bench.ready(make_spec(script(tmp_path, leaves), tmp_path))
+        await bench.ready(make_spec(script(tmp_path, leaves + SLEEP), tmp_path))
         bench.host.start(UID, bench.order(1, ({}, {})))
         await bench.output_line("up")
         bench.host.stop(UID, 600)
+        await bench.until(lambda s: s.phase == "stopping")
+        (tmp_path / "stopping").touch()
+        await bench.until(lambda s: [e.rank for e in s.exits] == [1])
+        (tmp_path / "leave").touch()
         status = await bench.until(lambda s: s.phase == "exited")
         assert {e.rank: (e.code, e.signal, e.stopped) for e in status.exits} == {
             0: (5, None, True),
@@ -222,11 +237,11 @@ async def test_a_worker_that_saves_keeps_its_helpers(tmp_path: Path, fork_server
 
 
 async def test_helpers_have_the_signal_before_the_end_of_the_grace(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
+    async with open_bench(tmp_path, shim_with(tmp_path, "gang.LATE = 0.2")) as bench:
         await bench.ready(make_spec((*script(tmp_path, HELPED), "go on"), tmp_path))
         await bench.running()
         await bench.output_line("up")
-        bench.host.stop(UID, 6)
+        bench.host.stop(UID, 20)
         status = await bench.until(lambda s: s.phase == "exited")
         assert [(e.code, e.stopped) for e in status.exits] == [(6, True)]
         await bench.output_line(f"its helper ended by {-signal.SIGTERM}")
@@ -282,9 +297,8 @@ async def test_hooks(tmp_path: Path) -> None:
         status = await bench.run(1, ({"WHO": "w", "RANK": "0"}, {"WHO": "w", "RANK": "1"}))
         assert [e.code for e in status.exits] == [0, 0]
         assert (tmp_path / "hooks.txt").read_text() == "w 0\nw 0\n"
-        log = (bench.logs / "pod.log").read_text()
-        assert "stdout F said" in log
-        assert "hook post_stop failed with exit code 4" in log
+        await bench.logged("stdout F said")
+        await bench.logged("hook post_stop failed with exit code 4")
 
 
 @pytest.mark.parametrize(

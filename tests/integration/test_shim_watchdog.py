@@ -30,12 +30,12 @@ def watchdog(bench: Bench) -> int | None:
 async def test_a_stopped_shim_leaves_nothing_running_past_the_granted_time(tmp_path: Path, fork_server: bool) -> None:
     (tmp_path / "t.py").write_text(SLEEPER)
     async with open_bench(tmp_path) as bench:
-        async with bench.renewing(1.5):
+        async with bench.renewing(3.0):
             first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, fork_server=fork_server))
             status = await bench.running(1, ({}, {}))
             assert first.shim_pid is not None
             os.kill(first.shim_pid, signal.SIGSTOP)
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(3.5)
             assert all(is_running(pid_of(w)) for w in status.workers), "the watchdog reads what is granted since"
         try:
             await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
@@ -55,11 +55,11 @@ async def test_a_hook_is_watched_too(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, hooks=hooks))
         assert first.shim_pid is not None
-        bench.grant(1.5)
-        bench.host.start(UID, bench.order(1))
-        await wait_for(lambda: (tmp_path / "hook").exists() and (tmp_path / "hook").read_text().endswith("\n"))
-        hook = int((tmp_path / "hook").read_text())
-        os.kill(first.shim_pid, signal.SIGSTOP)
+        async with bench.renewing(3.0):
+            bench.host.start(UID, bench.order(1))
+            await wait_for(lambda: (tmp_path / "hook").exists() and (tmp_path / "hook").read_text().endswith("\n"))
+            hook = int((tmp_path / "hook").read_text())
+            os.kill(first.shim_pid, signal.SIGSTOP)
         try:
             await wait_for(lambda: not is_running(hook))
         finally:
@@ -72,7 +72,7 @@ async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path, 
     """Of 200 workers there is more to be told than its link holds: one was started after another, without end."""
     (tmp_path / "t.py").write_text(SLEEPER)
     async with open_bench(tmp_path) as bench:
-        async with bench.renewing():
+        async with bench.renewing(4.0):
             first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
             status = await bench.running(1, ({},) * workers)
             assert first.shim_pid is not None

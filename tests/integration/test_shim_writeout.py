@@ -29,13 +29,13 @@ for index, step in enumerate((6, 7)):
     header = Header(1, step, rank, world, bool(os.environ["SHARED"]), 64, 4, 0, 0)
     memory.map[4096:] = bytes([rank]) * 68
     memory.seal(header)
-print("kept", flush=True)
 if "STAYS" in os.environ:
     import signal
     signal.signal(signal.SIGTERM, lambda *_: save())
 def save():
     if "COMMITS" in os.environ and rank == 0:
         link.ask("commit", 20, name="own", step=int(os.environ["COMMITS"]), order=9)
+print("kept", flush=True)
 while True:
     time.sleep(600)
 """
@@ -64,6 +64,11 @@ def unseal(shim: int | None, rank: int, step: int) -> None:
                 header = header_of(memory.fileno())
                 if header is not None and (header.rank, header.step) == (rank, step):
                     memory.write(b"unsealed")
+
+
+def cut_short(bench: Bench) -> None:
+    """What is left of the grace, when all but the workers' end is done."""
+    bench.host.stop(UID, 3.0, ALL_GO)
 
 
 async def written(bench: Bench) -> str:
@@ -146,13 +151,15 @@ async def test_it_goes_with_the_rest_when_it_is_stopped_at_once_or_fenced(tmp_pa
 
 
 async def test_a_grant_that_wants_the_workers_stopped_leaves_the_agents_own_stop_as_it_is(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, shim_with(tmp_path, "gang.EARLY = 0.1")) as bench:
+    async with open_bench(tmp_path, shim_with(tmp_path, SOON)) as bench:
         await training(bench, STAYS="yes")
-        bench.host.stop(UID, 5, ALL_GO)
+        bench.host.stop(UID, 20.0, ALL_GO)
         bench.stop_in_order()
         status = await bench.until(lambda s: s.commit)
         assert status.commit is not None
         bench.host.committed(UID, status.commit, "")
+        await wait_for((tmp_path / "ckpt" / status.commit.name / MARKER).exists)
+        cut_short(bench)
         assert (await written(bench)).startswith("snapshot of step 7 written out in ")
 
 
@@ -195,24 +202,28 @@ async def test_a_part_that_no_rank_has_leaves_nothing_behind(tmp_path: Path) -> 
 async def test_workers_that_take_all_of_the_grace_leave_the_last_of_it_to_the_commit(tmp_path: Path) -> None:
     async with open_bench(tmp_path, shim_with(tmp_path, SOON)) as bench:
         await training(bench, STAYS="yes")
-        bench.host.stop(UID, 8.0, ALL_GO)
+        bench.host.stop(UID, 20.0, ALL_GO)
         status = await bench.until(lambda s: s.commit)
         assert status.commit is not None
         assert all(w.state == "running" for w in status.workers), "it did not wait for their end"
         bench.host.committed(UID, status.commit, "")
+        await wait_for((tmp_path / "ckpt" / status.commit.name / MARKER).exists)
+        cut_short(bench)
         assert (await written(bench)).startswith("snapshot of step 7 written out in ")
-        assert [end.overdue for end in bench.state().exits] == [8.0, 8.0]
+        assert [end.overdue for end in bench.state().exits] == [3.0, 3.0]
 
 
 async def test_what_the_workers_committed_meanwhile_is_later(tmp_path: Path) -> None:
     async with open_bench(tmp_path, shim_with(tmp_path, SOON)) as bench:
         await training(bench, STAYS="yes", COMMITS="8")
-        bench.host.stop(UID, 8.0, ALL_GO)
+        bench.host.stop(UID, 20.0, ALL_GO)
         status = await bench.until(lambda s: s.commit)
         assert status.commit is not None
         assert status.commit.name == "own"
         await wait_for(lambda: any((tmp_path / "ckpt").glob("ckpt-*/nodeagent-manifest.json")))
         bench.host.committed(UID, status.commit, "")
+        await wait_for(lambda: not any((tmp_path / "ckpt").glob("ckpt-*")))
+        cut_short(bench)
         assert await written(bench) == ""
         assert entries(tmp_path / "ckpt") == []
 

@@ -12,7 +12,9 @@ import pytest
 from nodeagent.train.folder import entries, entry_of
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+BOUND = 300.0
+"""Seconds for one training, on a machine where torch is slow to import."""
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(BOUND + 100)]
 ROOT = Path(__file__).parents[2]
 
 TRAIN = """
@@ -133,7 +135,7 @@ def train(folder: Path, last: int, ranks: int = 0) -> tuple[list[str], str]:
         logs = ["--local-ranks-filter", "0"]
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *logs]
         command = [*run, *command[1:]]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=BOUND)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines(), done.stderr
 
@@ -142,7 +144,7 @@ def newest(folder: Path) -> Path:
     return folder / "ckpt" / entries(folder / "ckpt")[0].name
 
 
-@pytest.mark.timeout(4 * 100)  # four trainings, each with its own bound
+@pytest.mark.timeout(4 * BOUND)  # four trainings, each with its own bound
 def test_one_process_goes_on_and_passes_over_what_is_damaged(tmp_path: Path) -> None:
     (start, end), _ = train(tmp_path, 3)
     assert start.startswith("from 0 0")
@@ -171,7 +173,7 @@ def test_one_that_must_not_be_left_out_waits_for_the_one_before(tmp_path: Path) 
     (tmp_path / "t.py").write_text(BUSY.format(root=str(ROOT)))
     environ = {k: v for k, v in os.environ.items() if not k.startswith("NODEAGENT")}
     done = subprocess.run(
-        [sys.executable, "t.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100
+        [sys.executable, "t.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=BOUND
     )
     assert (done.returncode, done.stdout) == (0, "False True\n"), done.stderr
     assert [e.step for e in entries(tmp_path / "ckpt")] == [3, 1]
@@ -181,7 +183,7 @@ def test_what_goes_wrong_on_rank_0_is_known_to_all_and_ends_nothing(tmp_path: Pa
     (tmp_path / "t.py").write_text(TROUBLE.format(root=str(ROOT)))
     environ = {k: v for k, v in os.environ.items() if not k.startswith("NODEAGENT")} | {"OMP_NUM_THREADS": "1"}
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*run, "t.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*run, "t.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=BOUND)
     assert done.returncode == 0, done.stdout + done.stderr
     results = "True False False False True True"
     assert sorted(done.stdout.splitlines()) == [f"0 {results}", f"1 {results}"], done.stderr
@@ -198,6 +200,7 @@ def newest_damaged(output: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * BOUND)
 def test_another_number_of_ranks_goes_on_with_the_same_state(tmp_path: Path) -> None:
     """The model's parts are spread over two ranks, then all on one."""
     two, _ = train(tmp_path, 2, 2)

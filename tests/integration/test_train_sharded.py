@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 TRAIN = """
@@ -116,6 +116,6 @@ def test_one_state_is_right_for_all(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(TRAIN.format(root=str(ROOT)))
     environ = {k: v for k, v in os.environ.items() if not k.startswith("NODEAGENT")} | {"OMP_NUM_THREADS": "1"}
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*run, "t.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*run, "t.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "end" in line) == ["end 0", "end 1"]

@@ -43,6 +43,8 @@ from tests.inprocess.server import HereStore, Server
 
 T = TypeVar("T")
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+BOUND = 60.0
+"""Seconds that a test waits for anything."""
 
 
 def spec(name: str = "digits", low: int = 1, high: int = 3, target: int = 2, **more: Any) -> JobSpec:
@@ -409,11 +411,11 @@ class LiveAgent:
                 await asyncio.sleep(0.02)
 
     def wait_ready(self) -> None:
-        assert self._ready.wait(10), "the fake agent did not start"
+        assert self._ready.wait(BOUND), "the fake agent did not start"
 
     def do(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run in the agent's loop."""
-        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(BOUND)
 
     def submit(self, job: JobSpec, owner: int = 1000) -> JobRecord:
         async def work() -> JobRecord:
@@ -423,7 +425,7 @@ class LiveAgent:
 
         return self.do(work)
 
-    def until(self, so: Callable[[], bool], limit: float = 10.0) -> None:
+    def until(self, so: Callable[[], bool], limit: float = BOUND) -> None:
         end = time.monotonic() + limit
         while not so():
             assert time.monotonic() < end, "it did not become so"
@@ -443,5 +445,5 @@ def live_agent(folder: Path, *, obeys: bool = True, **jobs: Any) -> Iterator[Liv
         yield agent
     finally:
         agent.stop()
-        thread.join(10)
+        thread.join(BOUND)
         assert not thread.is_alive(), "the fake agent did not stop"
