@@ -16,7 +16,7 @@ from nodeagent.local import power
 from tests.e2e.support import Cluster, check_complete, check_steps, digits_job, is_alive, read_steps
 from tests.processes import command_line
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 4
 FROZEN = 10.0

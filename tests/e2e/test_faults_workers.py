@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.stubborn import STUBBORN, outlived
 from tests.e2e.support import DIGITS, Cluster, check_complete, check_steps, digits_job, is_alive, read_steps
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 3
 STEPS = 80

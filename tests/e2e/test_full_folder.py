@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.redis,
     pytest.mark.torch,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(480),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 SMALL = "mkdir -p small && mount -t tmpfs -o size=8m tmpfs small"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.support import ROOT, Cluster, bounded, check_complete, check_steps, digits_job, read_steps
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 3
 

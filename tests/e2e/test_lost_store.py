@@ -13,7 +13,7 @@ import redis
 
 from tests.e2e.support import Cluster, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 3
 

@@ -14,7 +14,7 @@ from nodeagent.spec.agentconfig import AgentConfig
 from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 from tests.e2e.test_store_away import frozen, redis_pid, undisturbed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 3
 

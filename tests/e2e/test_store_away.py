@@ -14,7 +14,7 @@ import redis
 from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 from tests.e2e.test_lost_store import killed_without_its_data, redis_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 3
 AWAY = 10.0

@@ -14,7 +14,7 @@ from tests.e2e.datagrams import cut_off, why_not
 from tests.e2e.support import Cluster, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 from tests.e2e.wire import Wire
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 4
 CUT = 7.0
