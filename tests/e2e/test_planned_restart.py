@@ -127,7 +127,7 @@ def test_a_drain_tells_that_it_will_not_be_back(calm: Cluster, reference: dict[i
 
 def test_an_agent_without_work_gives_its_lease_back_at_once(calm: Cluster) -> None:
     agent = calm.node("n3")
-    calm.ctl("local", "restart", "n3", "--away", "6s")
-    calm.until(lambda: calm.nodes()["n3"] == "left", 5, "it has left, well before it is back")
+    calm.ctl("local", "restart", "n3", "--away", "10s")
+    calm.until(lambda: calm.nodes()["n3"] == "left", 8, "it has left, well before it is back")
     calm.until(lambda: not is_alive(agent["agent_pid"]), 10, "its process has ended, which it does after it has left")
     until_back(calm, "n3", agent)

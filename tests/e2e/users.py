@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from tests.e2e.support import CALL_LIMIT, TOOL, Cluster, cluster
+from tests.e2e.support import CALL_LIMIT, TOOL, UP_LIMIT, Cluster, cluster
 from tests.readable import packages
 
 STRANGER = "nobody"
@@ -67,4 +67,4 @@ def open_cluster(nodes: int) -> Iterator[Cluster]:
 @cache
 def _compiled() -> None:
     """As an installation is: else each agent compiles all that it imports anew, and so does each start of the tool."""
-    subprocess.run([SYSTEM_PYTHON, "-m", "compileall", "-q", str(packages())], capture_output=True, timeout=CALL_LIMIT)
+    subprocess.run([SYSTEM_PYTHON, "-m", "compileall", "-q", str(packages())], capture_output=True, timeout=UP_LIMIT)
