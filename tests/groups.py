@@ -36,7 +36,7 @@ WAYS: dict[str, tuple[str, ...]] = {
         "test_faults_agents.py::test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent",
     ),
     "an agent is restarted on purpose; its lease process holds the lease": (
-        "test_planned_restart.py::test_ten_seconds_without_an_agent_disturb_nothing",
+        "test_planned_restart.py::test_seconds_without_an_agent_disturb_nothing",
     ),
     "Redis freezes": ("test_store_away.py::test_redis_frozen_and_thawed",),
     "Redis dies and comes back": ("test_store_away.py::test_redis_killed_and_back_with_its_data",),

@@ -36,7 +36,7 @@ SETTLE = 20
 """Steps to train between two faults."""
 ACCURACY = 0.97
 TOLERANCE = 1e-5
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds to wait for any one thing."""
 BEGAN = time.monotonic()
 

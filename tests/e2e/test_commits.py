@@ -31,10 +31,9 @@ def commit(name, step):
 
 if place.rank == 0:
     commit(f"first-g{{place.generation}}", place.generation * 10)
-    if place.generation == 1:
-        while not (here / "thawed").exists():
-            time.sleep(0.01)
-        commit("stale", 999)
+    while not (here / f"thawed-g{{place.generation}}").exists():
+        time.sleep(0.01)
+    commit("stale", 999)
 time.sleep(600)
 """
 
@@ -49,19 +48,21 @@ def test_a_node_that_was_frozen_commits_nothing(calm: Cluster) -> None:
         f"checkpoint_dir: {calm.work / 'commits.ckpt'}\nenv: {{PYTHONPATH: {json.dumps(str(ROOT))}}}\n"
     )
     first = calm.until_running("commits", 2)
-    calm.until(lambda: written(here / "first-g1"), 30, "the first commit")
-    assert calm.job("commits")["checkpoint"] == {"name": "first-g1", "step": 10, "generation": 1}
-    worker = calm.workers("commits")[0]
+    old = first["generation"]  # 2 where a node was ready later than the other
+    calm.until(lambda: written(here / f"first-g{old}"), 30, "the first commit")
+    newest = {"name": f"first-g{old}", "step": old * 10, "generation": old}
+    calm.until(lambda: calm.job("commits")["checkpoint"] == newest, 10, "it counts")
+    worker = calm.until_workers("commits", 2)[0]
     stopped = stop_all(calm, first["chief"])
     assert worker in stopped
-    now = calm.until_running("commits", 1, above=1)
-    newest = f"first-g{now['generation']}"
-    calm.until(lambda: written(here / newest), 30, "the others have committed")
-    assert (here / newest).read_text() == "committed"
+    now = calm.until_running("commits", 1, above=old)
+    name = f"first-g{now['generation']}"
+    calm.until(lambda: written(here / name), 30, "the others have committed")
+    assert (here / name).read_text() == "committed"
     pointer = calm.job("commits")["checkpoint"]
-    assert pointer == {"name": newest, "step": now["generation"] * 10, "generation": now["generation"]}
+    assert pointer == {"name": name, "step": now["generation"] * 10, "generation": now["generation"]}
 
-    (here / "thawed").touch()
+    (here / f"thawed-g{old}").touch()
     go_on([worker])  # before anything that guards it: it asks for its commit
     others = stopped - {worker}
     go_on(pid for pid in others if not is_guard(pid))  # the agent, before the shim can act

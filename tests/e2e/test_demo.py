@@ -11,11 +11,11 @@ from tests.e2e.support import ROOT, cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis]
 
-DEMO_LIMIT = 400.0
+DEMO_LIMIT = 1200.0
 """Seconds: it takes 80 on an idle machine of two cores."""
 
 
-@pytest.mark.timeout(DEMO_LIMIT + 30)
+@pytest.mark.timeout(DEMO_LIMIT + 60)
 def test_the_demo_tells_its_story() -> None:
     with cluster(0) as home:
         done = subprocess.run(

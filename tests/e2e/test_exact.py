@@ -128,9 +128,9 @@ def test_kills_at_one_size_change_not_one_bit(calm: Cluster) -> None:
     for _ in range(KILLS):
         generation = calm.until_running("killed", 2, above=generation)["generation"]
         calm.until_steps("killed", chance.randrange(2, 12))
-        os.kill(chance.choice(sorted(calm.workers("killed").values())), signal.SIGKILL)
+        os.kill(chance.choice(sorted(calm.until_workers("killed", 4).values())), signal.SIGKILL)
     job = calm.until_phase("killed", "succeeded", 180)
-    assert (job["generation"], job["budget"]["used"]) == (KILLS + 1, KILLS)
+    assert (job["restarts"], job["budget"]["used"]) == (KILLS, KILLS)
     rows = read_steps(calm.work, "killed")
     check_complete(rows, steps)
     check_images(calm.work, "killed", redone=True)
@@ -149,11 +149,12 @@ def test_sizes_4_2_3_4_use_each_image_once_at_the_same_losses(calm: Cluster, ref
             "sized",
             nodes="{min: 1, max: 4, target: 4}",
             steps=steps,
+            delay=0.1,
             workers=1,
             script=recording(calm.work, "sized"),
         )
     )
-    generation = calm.until_running("sized", 4)["generation"]
+    first = generation = calm.until_running("sized", 4)["generation"]
     for size in (2, 3, 4):
         calm.until_steps("sized", 10)
         calm.ctl("scale", "sized", str(size), "--timeout", "60s")
@@ -161,7 +162,7 @@ def test_sizes_4_2_3_4_use_each_image_once_at_the_same_losses(calm: Cluster, ref
     calm.until_phase("sized", "succeeded", 120)
     rows = read_steps(calm.work, "sized")
     sizes = list(dict.fromkeys((row["generation"], row["world"]) for row in rows))
-    assert [world for _, world in sizes] == [4, 2, 3, 4]
+    assert [world for made_by, world in sizes if made_by >= first] == [4, 2, 3, 4]
     check_steps(rows, reference)
     check_complete(rows, steps)
     check_images(calm.work, "sized", redone=False)
@@ -190,7 +191,7 @@ def test_the_whole_example_uses_each_sample_once_whatever_happens(calm: Cluster)
         calm.until(lambda: steps() >= before + 8, 60, f"generation {generation} makes 8 steps")
 
     def killed() -> None:
-        os.kill(calm.workers(name)[1], signal.SIGKILL)
+        os.kill(calm.until_workers(name, 3)[1], signal.SIGKILL)
 
     def drained() -> None:
         calm.ctl("drain", calm.job(name)["pods"][0]["node"], "--reason", "test", "--timeout", "60s")

@@ -15,17 +15,17 @@ from nodeagent.model.timing import Timing
 from nodeagent.osutil.linux import boottime
 from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 3
 FENCE = Timing().fence
 
 
 def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, float]) -> None:
-    calm.submit(digits_job(calm.work, "agent", nodes="2", steps=250))
+    calm.submit(digits_job(calm.work, "agent", nodes="2", steps=600))
     before = calm.until_running("agent", 2)
     calm.until_steps("agent", 10)
-    workers = calm.workers("agent")
+    workers = calm.until_workers("agent", 4)
     shims = {p["node"]: p["shim_pid"] for p in before["pods"]}
     assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers.values()} == {0}, "only what is ours goes first"
     for node in shims:  # rank 0's agent, then the other's
@@ -35,15 +35,17 @@ def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, fl
         now = calm.node(node)["incarnation"]
         assert (now["life"], now["start"]) == (agent["incarnation"]["life"], agent["incarnation"]["start"] + 1)
         calm.until_steps("agent", 10)
-        assert calm.workers("agent") == workers
+        # A pod that the new agent has not reached at once is published without its workers until it looks again.
+        calm.until(lambda: calm.workers("agent") == workers, 20, "every pod is published again")
         assert {p["node"]: p["shim_pid"] for p in calm.job("agent")["pods"]} == shims
-    job = calm.until_phase("agent", "succeeded", 90)
-    assert (job["generation"], job["restarts"], job["budget"]["used"]) == (1, 0, 0)
+    calm.ctl("stop", "agent", "--timeout", "60s")
+    job = calm.job("agent")
+    assert (job["generation"], job["restarts"], job["budget"]["used"]) == (before["generation"], 0, 0)
     assert calm.restarts_counted("agent") == 0
     rows = read_steps(calm.work, "agent")
     check_undisturbed(rows)
     check_steps(rows, reference)
-    check_complete(rows, 250)
+    check_complete(rows, max(row["step"] for row in rows))
     for node in calm.nodes():
         assert proportional(calm.node(node)["agent_pid"]) < AGENT_MB, f"MB of {node}'s agent"
 
@@ -67,7 +69,7 @@ def test_restarts_are_counted_over_restarts_of_agents(calm: Cluster) -> None:
             os.kill(calm.node(node)["agent_pid"], signal.SIGKILL)
             starts[node] += 1
         os.kill(victim, signal.SIGKILL)
-        job = calm.until_running("counted", 2, above=kills)
+        job = calm.until_running("counted", 2, above=job["generation"])
 
         def back(starts: dict[str, int] = starts) -> bool:
             now = {node: calm.node(node) for node in before}
@@ -101,10 +103,11 @@ def thaw(calm: Cluster, node: str, pids: Iterable[int]) -> None:
 
 def test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing(calm: Cluster, reference: dict[int, float]) -> None:
     """The agent is stopped for four fences; then its lease process is killed ten times, each after a renewal."""
-    calm.submit(digits_job(calm.work, "stuck", nodes="2", steps=400, delay=0.05))
-    node = calm.until_running("stuck", 2)["pods"][0]["node"]
+    calm.submit(digits_job(calm.work, "stuck", nodes="2", steps=600, delay=0.1))
+    before = calm.until_running("stuck", 2)
+    node = before["pods"][0]["node"]
     calm.until_steps("stuck", 10)
-    workers, incarnation = calm.workers("stuck"), calm.node(node)["incarnation"]
+    workers, incarnation = calm.until_workers("stuck", 4), calm.node(node)["incarnation"]
     agent = calm.node(node)["agent_pid"]
     freeze(calm, node, [agent])
     try:
@@ -117,9 +120,11 @@ def test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing(calm: Cluster,
         killed = boottime()
         calm.until(lambda since=killed: calm.renewed(node) > since, 10, "another one renews the lease")  # type: ignore[misc]
     calm.until_steps("stuck", 10)
-    assert (calm.workers("stuck"), calm.node(node)["incarnation"]) == (workers, incarnation)
-    job = calm.until_phase("stuck", "succeeded", 90)
-    assert (job["generation"], job["restarts"]) == (1, 0)
+    calm.until(lambda: calm.workers("stuck") == workers, 20, "every pod is published again")
+    assert calm.node(node)["incarnation"] == incarnation
+    calm.ctl("stop", "stuck", "--timeout", "60s")
+    job = calm.job("stuck")
+    assert (job["generation"], job["restarts"]) == (before["generation"], 0)
     rows = read_steps(calm.work, "stuck")
     check_undisturbed(rows)
     check_steps(rows, reference)
@@ -128,10 +133,11 @@ def test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing(calm: Cluster,
 @pytest.mark.slow
 def test_20_s_without_an_agent_disturb_nothing(calm: Cluster, reference: dict[int, float]) -> None:
     """One node's agent stands still for 20 s; the other's is killed again whenever it is back."""
-    calm.submit(digits_job(calm.work, "alone", nodes="2", steps=590, delay=0.06))
-    stuck, crashing = (pod["node"] for pod in calm.until_running("alone", 2)["pods"])
+    calm.submit(digits_job(calm.work, "alone", nodes="2", steps=600, delay=0.1))
+    before = calm.until_running("alone", 2)
+    stuck, crashing = (pod["node"] for pod in before["pods"])
     calm.until_steps("alone", 10)
-    workers, lives = calm.workers("alone"), {n: calm.node(n)["incarnation"]["life"] for n in (stuck, crashing)}
+    workers, lives = calm.until_workers("alone", 4), {n: calm.node(n)["incarnation"]["life"] for n in (stuck, crashing)}
     agent, killed, end = calm.node(stuck)["agent_pid"], set[int](), time.monotonic() + 20
     freeze(calm, stuck, [agent])
     try:
@@ -141,15 +147,16 @@ def test_20_s_without_an_agent_disturb_nothing(calm: Cluster, reference: dict[in
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
             time.sleep(0.1)
-        assert len(killed) >= 3
+        assert len(killed) >= 2, "one that was back, too"
         assert all(is_alive(pid) for pid in workers.values())
     finally:
         thaw(calm, stuck, [agent])
     calm.until_steps("alone", 10)
-    assert calm.workers("alone") == workers
+    calm.until(lambda: calm.workers("alone") == workers, 20, "every pod is published again")
     assert {n: calm.node(n)["incarnation"]["life"] for n in lives} == lives
-    job = calm.until_phase("alone", "succeeded", 90)
-    assert (job["generation"], job["restarts"]) == (1, 0)
+    calm.ctl("stop", "alone", "--timeout", "60s")
+    job = calm.job("alone")
+    assert (job["generation"], job["restarts"]) == (before["generation"], 0)
     rows = read_steps(calm.work, "alone")
     check_undisturbed(rows)
     check_steps(rows, reference)
@@ -157,23 +164,26 @@ def test_20_s_without_an_agent_disturb_nothing(calm: Cluster, reference: dict[in
 
 def test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent(calm: Cluster, reference: dict[int, float]) -> None:
     """Its node leaves when a job waits for it, and comes back as a newcomer."""
-    calm.submit(digits_job(calm.work, "waits", nodes="'1:2'", steps=2000, delay=0.05, workers=1))
+    calm.submit(digits_job(calm.work, "waits", nodes="'1:2'", steps=600, delay=0.2, workers=1))
     job = calm.until_running("waits", 2)
-    calm.until_steps("waits", 10)
-    stuck, other = (pod["node"] for pod in job["pods"])
+    calm.until(lambda: any(p["phase"] == "ready" for p in calm.job("waits")["spares"]), 60, "a spare is ready")
+    calm.until_steps("waits", 5)
+    victim = calm.until_workers("waits", 2)[1]  # rank 0's agent is stuck
+    stuck = job["pods"][0]["node"]
     agent, life = calm.node(stuck)["agent_pid"], calm.node(stuck)["incarnation"]["life"]
     freeze(calm, stuck, [agent])
     try:
         time.sleep(2 * FENCE)
-        os.kill(next(iter(calm.workers("waits", other).values())), signal.SIGKILL)
-        job = calm.until_running("waits", 2, above=1, limit=15)  # with the spare
+        os.kill(victim, signal.SIGKILL)
+        # With the spare; and before a lease process without its agent would leave by itself (``without_agent``).
+        job = calm.until_running("waits", 2, above=job["generation"], limit=24)
         assert stuck not in [p["node"] for p in job["pods"] if p["generation"] == job["generation"]]
         assert calm.nodes()[stuck] == "left"
         assert job["budget"]["used"] == 0, "the one that was silent may have been the cause"
     finally:
         thaw(calm, stuck, [agent])
     calm.until(lambda: calm.node(stuck)["incarnation"]["life"] != life, 30, "it comes back with a new life")
-    calm.until_steps("waits", 10)
+    calm.until_steps("waits", 5)
     calm.ctl("stop", "waits", "--timeout", "60s")
     check_steps(read_steps(calm.work, "waits"), reference)
 
@@ -186,6 +196,7 @@ def test_frozen_past_the_lease(calm: Cluster, reference: dict[int, float], with_
     calm.submit(digits_job(calm.work, name, nodes="'1:3'", steps=600, delay=0.1, workers=1))
     before = calm.until_running(name, 3)
     calm.until_steps(name, 10)
+    calm.until_workers(name, 3)
     pod = before["pods"][0 if with_shim else 1]  # once rank 0's
     node = pod["node"]
     old, life = calm.workers(name, node), calm.node(node)["incarnation"]["life"]
@@ -194,7 +205,7 @@ def test_frozen_past_the_lease(calm: Cluster, reference: dict[int, float], with_
     try:
         if not with_shim:
             calm.until(lambda: not any(is_alive(p) for p in old.values()), 20, "the fence stopped its workers")
-        job = calm.until_running(name, 2, above=1)
+        job = calm.until_running(name, 2, above=before["generation"])
         assert node not in [p["node"] for p in job["pods"] if p["generation"] == job["generation"]]
         assert job["budget"]["used"] == 0, "whatever is seen first, a lost node costs nothing"
         calm.until_steps(name, 10)

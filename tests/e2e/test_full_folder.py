@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.redis,
     pytest.mark.torch,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(480),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 SMALL = "mkdir -p small && mount -t tmpfs -o size=8m tmpfs small"
@@ -114,7 +114,7 @@ def test_a_script_that_cannot_save_says_why_and_goes_on_when_submitted_again(
     calm: Cluster, there: Small, reference: dict[int, float]
 ) -> None:
     """It ends with an error of its own, as most scripts do; the next one loads the last whole checkpoint."""
-    text = digits_job(calm.work, "own", nodes="1", steps=60, more="restarts: {max: 0}\n")
+    text = digits_job(calm.work, "own", nodes="1", steps=200, more="restarts: {max: 0}\n")
     text = text.replace(str(calm.work / "own.ckpt"), str(there.inside / "own.ckpt"))
     calm.submit(text)
     calm.until_running("own", 1)
@@ -134,7 +134,7 @@ def test_a_script_that_cannot_save_says_why_and_goes_on_when_submitted_again(
     assert "resumed from step" in description(calm, "own")
     rows = read_steps(calm.work, "own")
     check_steps(rows, reference)
-    check_complete(rows, 60)
+    check_complete(rows, 200)
 
 
 def test_a_job_whose_folder_is_full_from_the_start_waits_for_room(calm: Cluster, there: Small) -> None:

@@ -1,5 +1,5 @@
-"""Hangs of a real job on two nodes: the right rank is named, its stacks are kept, the gang goes on to the end; and a
-long evaluation raises no alarm."""
+"""Hangs of a real job on two nodes: the right rank is named, its stacks are kept, the gang goes on; and a long
+evaluation raises no alarm."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.hanging import PLACES, WAYS, hanging_job, make_hang, step_of, trial, until_steps
+from tests.e2e.hanging import PLACES, WAYS, hanging_job, make_hang, trial, until_steps
 from tests.e2e.support import Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(360)]
 
 NODES = 2
 TRIALS = int(os.environ.get("NODEAGENT_HANG_TRIALS", "0"))
@@ -32,26 +32,31 @@ def empty(calm: Cluster) -> Cluster:
 @pytest.mark.parametrize("how", WAYS)
 def test_the_rank_that_hangs_is_named_and_the_gang_goes_on(empty: Cluster, how: str) -> None:
     name, rank, place = f"hang-{how}", WAYS.index(how), PLACES[WAYS.index(how) % 3]
-    empty.submit(hanging_job(empty.work, name, hang="{progress: 3s}", steps=60))
-    empty.until_running(name, 2)
+    # The limit: more than a busy machine may stand still, or take for a step.
+    empty.submit(hanging_job(empty.work, name, hang="{progress: 8s}", steps=10**6))
+    first = empty.until_running(name, 2)["generation"]
     until_steps(empty, 8)
+    empty.until_workers(name, 4)
     node = make_hang(empty, name, how, rank, place)
-    job = empty.until_running(name, 2, above=1)
+    job = empty.until_running(name, 2, above=first)
     assert (job["cause"]["kind"], job["cause"]["rank"], job["cause"]["node"]) == ("hang", rank, node)
     assert f"rank {rank} on {node} hangs at step " in job["cause"]["text"]
-    assert (job["restarts"], job["budget"]["used"], empty.restarts_counted(name)) == (1, 1, 1)
-    end = job["generations"][0]["ended_by"]
+    assert (job["restarts"], job["budget"]["used"]) == (1, 1)
+    empty.until(lambda: empty.restarts_counted(name) == 1, 10, "a restart is counted")
+    generations = {g["number"]: g for g in job["generations"]}
+    end = generations[first]["ended_by"]
     rows = end["error"].splitlines()
     assert len(rows) == 4
     assert rows[0].startswith(f"hangs: rank {rank} on {node}: ")
-    for row in rows:
-        assert "hanging.py" in Path(row.partition("; stacks: ")[2]).read_text(), row
-    assert job["generations"][1]["downtime"] > 3
-    empty.until_phase(name, "succeeded", 60)
-    assert step_of(empty.work) == 60
+    stacks = [Path(row.partition("; stacks: ")[2]).read_text() for row in rows]
+    assert "hanging.py" in stacks[0], rows[0]
+    assert all(stacks), "each rank has its file, if only with why there are none"
+    assert generations[job["generation"]]["downtime"] > 8
+    until_steps(empty, 8)
     output = empty.ctl("describe", name).stdout
     assert "what its workers did:" in output
     assert f"hangs: rank {rank} on {node}: " in output
+    empty.ctl("stop", name)
 
 
 def test_an_evaluation_that_is_reported_raises_no_alarm(empty: Cluster) -> None:
@@ -67,12 +72,13 @@ def test_without_the_helper(empty: Cluster, how: str) -> None:
     """An evaluation in which nobody says a word raises no alarm; a gang in which nothing moves does."""
     (empty.work / "evaluate-1").touch()
     name = f"plain-{how}"
-    empty.submit(hanging_job(empty.work, name, hang="{progress: 3s}", steps=80, helper=False))
+    empty.submit(hanging_job(empty.work, name, hang="{progress: 3s}", steps=200, helper=False))
     empty.until((empty.work / "evaluated").exists, 60, "the evaluation of 8 s is over")
     until_steps(empty, 5)
-    assert empty.job(name)["generation"] == 1
+    job = empty.job(name)
+    assert job["restarts"] == 0
     node = make_hang(empty, name, how, 3, "before")
-    job = empty.until_running(name, 2, above=1)
+    job = empty.until_running(name, 2, above=job["generation"])
     assert (job["cause"]["kind"], job["cause"]["rank"], job["cause"]["node"]) == ("hang", 3, node)
     empty.until_phase(name, "succeeded", 60)
 

@@ -266,8 +266,8 @@ def test_a_drill_is_for_the_nodes_own_agent_and_a_restart_forgets_nothing(calm: 
         return bool(node["agent_pid"] != before and node["state"] == "ready")
 
     cluster.until(again, BOUND, "its agent is started again")
-    assert calm.rules("n4") == {"xid.79": "active"}
-    assert cluster.workers("stays") == workers
+    cluster.until(lambda: calm.rules("n4") == {"xid.79": "active"}, BOUND, "n4 judges it still")
+    cluster.until(lambda: cluster.workers("stays") == workers, BOUND, "every pod is published again")
     cluster.until(lambda: len(probes(cluster.node("n4")["agent_pid"])) == 1, BOUND, "it asks the driver again")
     # where the machine is busy the first answer may be late, and the GPUs unknown until then
     cluster.until(lambda: calm.healthy("n4") == EACH - 1, BOUND, "all but the one are trusted")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, read_steps
 
-pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(480)]
 NODES = 2
 SLOTS = 64
 LAST = 200

@@ -52,6 +52,11 @@ def ask(*words: str) -> Json:
     return found
 
 
+def shown() -> list[str]:
+    """What the nodes are, by `local status`: "starting", too, if an agent does not answer at once."""
+    return [n["state"] for n in ask("local", "status")["nodes"]]
+
+
 def ready() -> set[str]:
     return {n["name"] for n in ask("nodes")["items"] if n["state"] == "ready"}
 
@@ -90,7 +95,7 @@ def test_a_cluster_and_its_job_from_up_to_down(home: Path) -> None:
     cluster = registry.cluster(LocalFolders.of_user())
     assert ready() == {"n1", "n2"}, "other commands find the cluster by themselves"
     assert "running already" in ctl("local", "up", "--nodes", "2", code=6)
-    assert [n["state"] for n in ask("local", "status")["nodes"]] == ["ready", "ready"]
+    until(lambda: shown() == ["ready", "ready"], "both are shown as ready")
     ctl("submit", "-", given=json.dumps(JOB))
     until(lambda: trains_on(2), "the job runs on both nodes", 60)
 
@@ -108,7 +113,7 @@ def test_a_cluster_and_its_job_from_up_to_down(home: Path) -> None:
     assert not any(map(running, victims))
     assert running(workers(after)["n1"][0])
     assert "was down already" in ctl("local", "kill", "n2")
-    assert [n["state"] for n in ask("local", "status")["nodes"]] == ["ready", "down"]
+    until(lambda: shown() == ["ready", "down"], "n2 is shown as down")
     until(lambda: trains_on(1), "the job goes on with one node", 60)
     assert "n9" in ctl("local", "kill", "n9", code=3)
     assert ctl("local", "add") == "node/n3\n"

@@ -19,7 +19,7 @@ from tests.integration.redis_support import Server
 
 WHY_NOT = why_not()
 pytestmark = [
-    pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240),
+    pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.support import Cluster, check_steps, digits_job, read_steps
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 4
 CHOOSY = 'placement: {exclude: {node: n1}, prefer: {node: "n[3-4]"}}\n'

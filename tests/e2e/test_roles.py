@@ -21,21 +21,22 @@ NODES = 3
 
 
 def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
-    shared.submit(roles_job(shared.work, "calm", pause=0.0))
+    steps = 120  # long enough to be looked at between the kills
+    shared.submit(roles_job(shared.work, "calm", pause=0.0, steps=steps))
     shared.until_phase("calm", "succeeded", 60)
-    shared.submit(roles_job(shared.work, "killed", pause=0.2))  # long enough to be looked at between its kills
+    shared.submit(roles_job(shared.work, "killed", pause=0.2, steps=steps))
+    job = shared.until_running("killed", NODES)
     for kills, place in enumerate(("trainer.1", "pserver.0"), start=1):
-        shared.until_running("killed", NODES, above=kills - 1)
         before = newest(shared.work, "killed")
         shared.until(lambda before=before: newest(shared.work, "killed") > before + 5, 30, "it trains")  # type: ignore[misc]
         shared.until(lambda: sorted(pids(shared, "killed")) == PLACES, 10, "all places are seen to run")
         os.kill(pids(shared, "killed")[place], signal.SIGKILL)
-        job = shared.until_running("killed", NODES, above=kills)
+        job = shared.until_running("killed", NODES, above=job["generation"])
         assert (job["restarts"], job["budget"]["used"], job["cause"]["kind"]) == (kills, kills, "worker_failed")
     described = shared.ctl("describe", "killed").stdout
     assert "pserver: 2 places" in described and "trainer.1" in described
     job = shared.until_phase("killed", "succeeded", 60)
-    assert job["reason"] == "every worker of role trainer of generation 3 exited 0"
+    assert job["reason"] == f"every worker of role trainer of generation {job['generation']} exited 0"
     assert result(shared.work, "killed") == result(shared.work, "calm")
     lines = shared.ctl("logs", "killed").stdout.splitlines()
     assert {line.partition("<")[0] for line in lines} == {f"[{place}]" for place in PLACES}
@@ -176,7 +177,7 @@ roles:
 
 def test_a_role_is_scaled_while_the_job_runs(shared: Cluster) -> None:
     shared.submit(roles_job(shared.work, "scaled", pause=0.2, steps=1000))
-    shared.until_running("scaled", NODES)
+    first = shared.until_running("scaled", NODES)["generation"]
     shared.until(lambda: newest(shared.work, "scaled") > 3, 30, "it trains")
     assert "did you mean 'trainer'?" in shared.ctl("scale", "scaled", "triner=3", check=6).stderr
     refused = shared.ctl("scale", "scaled", "3", check=6).stderr
@@ -193,7 +194,7 @@ def test_a_role_is_scaled_while_the_job_runs(shared: Cluster) -> None:
     shared.until(lambda: newest(shared.work, "scaled") > before + 3, 30, "the third trains along")
     assert "trains with 1 place of trainer on " in shared.ctl("scale", "trainer=1", "--job", "scaled").stdout
     job = shared.job("scaled")
-    assert (job["target"], job["budget"]["used"], job["cause"]["kind"], job["generation"]) == (3, 0, "scale", 3)
+    assert (job["target"], job["budget"]["used"], job["cause"]["kind"], job["generation"]) == (3, 0, "scale", first + 2)
     shared.until(lambda: newest(shared.work, "scaled") > before + 6, 30, "one trains on")
     shared.ctl("stop", "scaled")
 
@@ -203,14 +204,14 @@ def test_a_node_is_drained(shared: Cluster) -> None:
     shared.at_rest()
     shared.submit(roles_job(shared.work, "quiet", pause=0.0))
     shared.until_phase("quiet", "succeeded", 60)
-    shared.submit(roles_job(shared.work, "drained"))
-    shared.until_running("drained", NODES)
+    shared.submit(roles_job(shared.work, "drained", pause=0.2))
+    first = shared.until_running("drained", NODES)["generation"]
     shared.until(lambda: newest(shared.work, "drained") > 5, 30, "it trains")
     leaves = next(
         p["node"] for p in shared.job("drained")["pods"] if any(w["place"] == "trainer.1" for w in p["workers"])
     )
     shared.ctl("drain", leaves, "--reason", "a fan", "--timeout", "60s")
-    job = shared.until_running("drained", NODES - 1, above=1)
+    job = shared.until_running("drained", NODES - 1, above=first)
     assert (job["restarts"], job["budget"]["used"], job["cause"]["kind"]) == (1, 0, "drain")
     shared.until(lambda: sorted(pids(shared, "drained")) == PLACES, 10, "all places are on the other nodes")
     assert leaves not in [p["node"] for p in shared.job("drained")["pods"]]

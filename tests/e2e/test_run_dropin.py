@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.support import CALL_LIMIT, Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(480)]
 NODES = 2
 
 SEEN = """
@@ -86,7 +86,8 @@ def test_the_same_variables_and_arguments_as_under_torchrun(shell: Cluster) -> N
     one_node = ("run", "--nodes", "1", "--nproc-per-node", "2", "--max-restarts", "3")
     shell.ctl(*one_node, "--", "python", "seen.py", *ARGUMENTS)
     ours = take_seen(shell.work)
-    done = shell.ctl("run", "--local", "2", "--nproc-per-node", "2", "--", "python", "train.py", *ARGUMENTS)
+    words = ("run", "--local", "2", "--nproc-per-node", "2", "--", "python", "train.py", *ARGUMENTS)
+    done = shell.ctl(*words, limit=240)  # a cluster, and torch in four workers
     four = take_seen(shell.work)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>: sum 10.0 gradient 1.5" for rank in range(4)]
 

@@ -19,7 +19,7 @@ NODES = 3
 WORKERS = 2
 PAUSE = 10.0
 """Seconds that a busy machine may take for one step; with its workers gone there would be none for much longer."""
-HALF_A_MINUTE = pytest.param(30.0, marks=pytest.mark.timeout(300))
+HALF_A_MINUTE = pytest.param(30.0, marks=pytest.mark.timeout(480))
 TEN_MINUTES = pytest.param(600.0, marks=[pytest.mark.endurance, pytest.mark.timeout(1200)])
 
 

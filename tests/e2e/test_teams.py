@@ -70,7 +70,7 @@ def test_a_gang_of_roles_gets_what_its_queue_is_guaranteed(
     six.ctl("queue", "create", "a")
     six.ctl("queue", "create", "b", "guarantee.nodes=4")
     submit(six, "tall", "a", "{min: 1, max: 6}")
-    six.until_running("tall", 6, limit=90)
+    first = six.until_running("tall", 6, limit=90)  # where a node was ready late it has grown: a restart, too
     role = "workers_per_node: 1, gpus_per_worker: 0"
     six.submit(f"""\
 name: gang
@@ -90,5 +90,5 @@ roles:
     check_steps(rows, reference)
     check_complete(rows, STEPS["tall"])
     check_no_step_lost(rows, record_property, job)
-    assert (job["budget"]["used"], job["restarts"]) == (0, 2)
+    assert (job["budget"]["used"], job["restarts"]) == (0, first["restarts"] + 2)
     assert six.job("gang")["generation"] == 1

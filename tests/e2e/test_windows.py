@@ -16,7 +16,7 @@ from tests.e2e.conftest import FAILED
 from tests.e2e.support import check_complete, check_steps, digits_job, read_steps
 from tests.e2e.test_graceful import check_no_step_lost
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
 STEPS = 200
 OPEN = 15

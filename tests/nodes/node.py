@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.bounds import Bound
+
 BOOT_LIMIT = 180.0
 END_LIMIT = 150.0
 """Seconds for an orderly power-off: the agent's drain is part of it."""
@@ -252,10 +254,11 @@ class Node:
 
 
 def wait_for(holds: Callable[[], object], limit: float, what: str, state: Callable[[], str] = str) -> float:
-    """Poll until it holds; the seconds it took. AssertionError with the state after ``limit`` seconds."""
-    start = time.monotonic()
+    """Poll until it holds; the seconds it took. AssertionError with the state once ``limit`` seconds have passed that
+    count (``tests/bounds.py``)."""
+    bound = Bound(limit)
     while not holds():
-        if time.monotonic() - start > limit:
-            raise AssertionError(f"not within {limit:g} s: {what}\n{state()}")
+        if bound.over:
+            raise AssertionError(f"not within {limit:g} s ({bound.passed:.1f} s): {what}\n{state()}")
         time.sleep(0.05)
-    return time.monotonic() - start
+    return bound.passed

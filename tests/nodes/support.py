@@ -29,6 +29,8 @@ PASSWORD = "only-in-tests"
 UNITS = Path("/etc/systemd/system")
 POD_UNITS = "nodeagent-pod-*.service"
 READY_LIMIT = 120.0
+TRAINS_LIMIT = 180.0
+"""Seconds: three nodes on two cores import torch."""
 REDIS_CONF = f"""bind 0.0.0.0
 port 6379
 requirepass {PASSWORD}
@@ -150,7 +152,7 @@ class Site:
         self.lab.nodes[at].write(f"/shared/{name}.yaml", text)
         self.ctl(at, "submit", f"/shared/{name}.yaml", user="train")
 
-    def until_running(self, job: str, nodes: int, limit: float = 60.0, above: int = 0) -> dict[str, Any]:
+    def until_running(self, job: str, nodes: int, limit: float = TRAINS_LIMIT, above: int = 0) -> dict[str, Any]:
         """Until it runs whole on so many nodes, in a generation above ``above``."""
 
         def whole() -> bool:
@@ -174,7 +176,7 @@ class Site:
         wait_for(so, limit, f"{job} is {phase}", self.story)
         return self.job(job)
 
-    def until_steps(self, job: str, count: int = 10, limit: float = 60.0) -> None:
+    def until_steps(self, job: str, count: int = 10, limit: float = TRAINS_LIMIT) -> None:
         """Until it has made so many more steps than now."""
         before, world = len(self.steps(job)), self.job(job)["world_size"]
         wait_for(

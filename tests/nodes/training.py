@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.e2e.support import check_complete, check_steps, check_undisturbed
@@ -33,7 +34,11 @@ def undisturbed(calm: Site, name: str, reference: dict[int, float], steps: int =
 def stopped_as_planned(calm: Site, name: str, reference: dict[int, float], steps: int) -> None:
     """It ends well, and made no step twice: whatever stopped it had the last step saved first."""
     ends_well(calm, name, reference, steps)
-    made = [row["step"] for row in calm.steps(name) if row["rank"] == 0]
+    check_made_once(calm.steps(name))
+
+
+def check_made_once(rows: Sequence[Mapping[str, Any]]) -> None:
+    made = [row["step"] for row in rows if row["rank"] == 0]
     assert len(made) == len(set(made)), "a step was made twice: it had not been saved when its workers were stopped"
 
 

@@ -12,14 +12,15 @@ from unittest import mock
 
 from nodeagent.local import registry, session
 from nodeagent.local.layout import HOME_VARIABLE
+from tests.bounds import Bound
 from tests.folders import short
 
 
 def until(condition: Callable[[], object], what: str, bound: float = 30.0) -> None:
-    """Wait for a condition, at most ``bound`` seconds."""
-    deadline = time.monotonic() + bound
+    """Wait for a condition, at most ``bound`` seconds that count."""
+    limit = Bound(bound)
     while not condition():
-        assert time.monotonic() < deadline, f"not within {bound} s: {what}"
+        assert not limit.over, f"not within {bound} s ({limit.passed:.1f} s): {what}"
         time.sleep(0.02)
 
 
