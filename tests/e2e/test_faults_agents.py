@@ -19,6 +19,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark
 
 NODES = 3
 FENCE = Timing().fence
+AGENT_MB = 72
+"""What an agent may hold: the goal for both is 80, 8 of them the lease process's. How much it is depends on how many
+agents share their pages on this machine; `make bench` has the figure."""
 
 
 def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, float]) -> None:
@@ -48,11 +51,6 @@ def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, fl
     check_complete(rows, max(row["step"] for row in rows))
     for node in calm.nodes():
         assert proportional(calm.node(node)["agent_pid"]) < AGENT_MB, f"MB of {node}'s agent"
-
-
-AGENT_MB = 72
-"""What an agent may hold: the goal for both is 80, 8 of them the lease process's. How much it is depends on how many
-agents share their pages on this machine; `make bench` has the figure."""
 
 
 def test_restarts_are_counted_over_restarts_of_agents(calm: Cluster) -> None:

@@ -274,10 +274,9 @@ async def _reached_by_a_reader(cluster: SimCluster, lost: Mapping[str, int], sec
             job = cluster.server.state.jobs.get(uid)
             if job is not None and job.generation is not None and job.generation.number >= number:
                 continue
-            if job is None and not any(
-                node.agent and uid in node.agent.cluster().jobs for node in cluster.nodes.values()
-            ):
-                cluster.checker.forgotten.add(uid)  # who had read it died before it was given back
+            known = any(node.agent and uid in node.agent.cluster().jobs for node in cluster.nodes.values())
+            if job is None and not known and cluster.settled():
+                cluster.checker.forgotten.add(uid)  # damaged by hand, and who had read it died before it was noticed
             readers = [node for node in cluster.nodes.values() if node.has_read(uid, number)]
             if readers and all(node.link.cut or node.link.cut_replies for node in readers):
                 cluster.rng.choice(readers).link.restore()
