@@ -153,6 +153,43 @@ async def test_a_proposal_finds_that_the_number_of_its_job_is_missing(bench: Ben
     assert generation(job).number == 2
 
 
+@pytest.mark.parametrize("owner", ["nobody", "u1", "u3"])
+async def test_a_device_that_is_booked_against_the_records_is_booked_anew(bench: Bench, owner: str) -> None:
+    """The simulation found it: a job that was to go on was refused its node for ever, for one that is not there.
+    ``u1`` is the job itself, which may take the device at once; ``u3`` runs on another node."""
+    job, _ = await trained(bench)
+    await bench.active(await bench.submit("u3", "third"), "n3")
+    other = await bench.submit("u2", "other")
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "alloc:n1", "cpu2", owner)
+    if owner != "u1":
+        assert "alloc:n1" in await refused("recovering", bench.propose(other, "n1", first=2))
+        await rejoin(bench, "n1", "n2", "n3")  # no agent offers anything: the records are enough
+        other = (await read_after(bench)).jobs["u2"]
+        assert "belongs to job u1" in await refused("busy", bench.propose(other, "n1"))
+        assert "belongs to job u3" in await refused("busy", bench.propose(other, "n3"))
+        other = await bench.propose(other, "n1", first=2)
+        assert generation(other).number == 1
+    else:
+        job = await bench.propose(job, "n1", "n3", first=2)
+        assert generation(job).number == 2
+    assert (await bench.kinds()).count("StoreDamaged") == (owner != "u1")
+
+
+async def test_devices_of_a_job_whose_record_was_removed_are_not_free(bench: Bench) -> None:
+    """Its workers run: no other job may have them before it is given back."""
+    _, view = await trained(bench)
+    other = await bench.submit("u2", "other")
+    await bench.take("job:u1")
+    assert "alloc:n1" in await refused("recovering", bench.propose(other, "n1"))
+    await refused("recovering", bench.propose(other, "n1"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert after.jobs["u1"].phase == "running"
+    assert "belongs to job u1" in await refused("busy", bench.propose(after.jobs["u2"], "n1"))
+
+
 async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
     """Its record is no proof that its workers are gone."""
     job, _ = await trained(bench)

@@ -22,6 +22,21 @@ local function check_array(job)
   end
 end
 
+-- A device is booked for a job that does not have it by its record: somebody removed that record, or wrote over the
+-- bookings. Books what the records say. The agents restore what is missing, and its bookings, before the next decision.
+local function book_anew(node)
+  drop('alloc:' .. node)
+  booked_on[node] = nil
+  for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+    local uid = string.match(record, '^job:(.*)$')
+    local owner = uid and job_read(uid)
+    if owner then
+      book(node, uid, devices_of(owner)[node] or {})
+    end
+  end
+  return damaged('alloc:' .. node)
+end
+
 local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
@@ -64,6 +79,10 @@ for _, id in ipairs(order) do
   local taken = booked(id)
   for _, device in ipairs(members[id].devices) do
     if taken[device] and taken[device] ~= job.uid then
+      local owner = job_read(taken[device])
+      if not owner or not (devices_of(owner)[id] or {})[device] then
+        return book_anew(id)
+      end
       return refuse('busy', 'device ' .. device .. ' of node ' .. id .. ' belongs to job ' .. taken[device])
     end
   end
