@@ -17,6 +17,9 @@ from tests.integration.redis_support import Server, ask
 SERVICE, PASSWORD = "gpus", "server-pw"
 DOWN_AFTER, MAX_LAG = 3.0, 2
 """Seconds: max lag + 1 + fence < down-after + lease, as docs/config.md asks for."""
+PATIENT = 10.0
+"""Seconds, of the same kind: Sentinel promotes no replica whose link was down for more than ten times as long before the
+primary was (sentinel.c: sentinelSelectSlave). A slow machine takes more than ten times ``DOWN_AFTER`` for a few jobs."""
 LINES = (
     f"requirepass {PASSWORD}", f"masterauth {PASSWORD}", "appendonly yes", "min-replicas-to-write 1",
     f"min-replicas-max-lag {MAX_LAG}",
@@ -120,8 +123,11 @@ class Watched:
 
     @contextmanager
     def out_of_date(self, primary: Server) -> Iterator[None]:
-        """The replicas get nothing of what is written, and the primary goes on writing."""
+        """The replicas get nothing of what is written, and the primary goes on writing. The sentinels are patient from
+        then on."""
         replicas = [s for s in self.servers if s is not primary]
+        for sentinel in self.sentinels:
+            self.ask(sentinel, "SENTINEL", "SET", SERVICE, "down-after-milliseconds", f"{PATIENT * 1000:.0f}")
         for server in self.servers:
             self.ask(server, "CONFIG", "SET", "min-replicas-to-write", "0")
         for replica in replicas:
