@@ -18,8 +18,8 @@ SERVICE, PASSWORD = "gpus", "server-pw"
 DOWN_AFTER, MAX_LAG = 3.0, 2
 """Seconds: max lag + 1 + fence < down-after + lease, as docs/config.md asks for."""
 PATIENT = 10.0
-"""Seconds, of the same kind: Sentinel promotes no replica whose link was down for more than ten times as long before the
-primary was (sentinel.c: sentinelSelectSlave). A slow machine takes more than ten times ``DOWN_AFTER`` for a few jobs."""
+"""Seconds, of the same kind: Sentinel promotes no replica whose link was down for more than ten times that before the
+primary was (sentinel.c: sentinelSelectSlave). A slow machine takes more than ten ``DOWN_AFTER`` for a few jobs."""
 LINES = (
     f"requirepass {PASSWORD}", f"masterauth {PASSWORD}", "appendonly yes", "min-replicas-to-write 1",
     f"min-replicas-max-lag {MAX_LAG}",
