@@ -228,14 +228,18 @@ class Client:
         except KeyboardInterrupt:
             raise _unknown("interrupted", code=Exit.INTERRUPTED) from None
         give_up = time.monotonic() + ASK_FOR_SAVED
-        while done.get("saved", {}).get("text") and time.monotonic() < give_up:
-            time.sleep(ASK_AGAIN_EVERY)
-            try:
-                done["saved"] = self._call(method, path, body)["saved"]
-            except CtlError as error:
-                if method == "DELETE" and error.code == Exit.NOT_FOUND:  # more than asked for: it is done
-                    done["saved"]["text"] = ""
-                break  # the answer stands; what has changed since is not what was asked
+        try:
+            while done.get("saved", {}).get("text") and time.monotonic() < give_up:
+                time.sleep(ASK_AGAIN_EVERY)
+                try:
+                    done["saved"] = self._call(method, path, body)["saved"]
+                except CtlError as error:
+                    if method == "DELETE" and error.code == Exit.NOT_FOUND:  # more than asked for: it is done
+                        done["saved"]["text"] = ""
+                    break  # the answer stands; what has changed since is not what was asked
+        except KeyboardInterrupt:
+            again = f"ask again with {SAME_REQUEST}: it happens once, and counts as done when it is saved"
+            raise CtlError(f"interrupted: {done['saved']['text']}", Exit.INTERRUPTED, again) from None
         return done
 
     def _until_known(self, method: str, path: str, body: Json) -> Json:

@@ -127,7 +127,8 @@ def test_a_dead_socket_is_passed_over(nowhere: Path, listeners: ExitStack) -> No
 
 class Away(BaseHTTPRequestHandler):
     """An agent that loses the store in the middle of a change, and then answers as ``answers`` say, one by one. At
-    ``hang up`` it ends in the middle, at ``break off`` while it answers, and at ``ctrl-c`` we are interrupted."""
+    ``hang up`` it ends in the middle, at ``break off`` while it answers, and at ``ctrl-c`` we are interrupted. At
+    ``unsaved`` the change is done, and on no disk."""
 
     asked: ClassVar[list[str]] = []
     answers: ClassVar[list[str]] = []
@@ -140,9 +141,9 @@ class Away(BaseHTTPRequestHandler):
         if kind in ("hang up", "ctrl-c"):
             return
         error = {"code": kind, "message": kind, "next": "ask again with the same request id: it happens once"}
-        self.send_response(200 if kind in ("done", "break off") else 409 if kind == "state" else 503)
+        self.send_response(200 if kind in ("done", "break off", "unsaved") else 409 if kind == "state" else 503)
         self.end_headers()
-        text = json.dumps({"error": error}).encode()
+        text = json.dumps({"error": error, "saved": {"text": "on no disk" if kind == "unsaved" else ""}}).encode()
         self.wfile.write(text[:-9] if kind == "break off" else text)
 
     def log_message(self, *_: object) -> None:
@@ -213,6 +214,16 @@ def test_an_interrupt_names_the_request_id_too(away: client.Client, monkeypatch:
         away.change("POST", "/v1/jobs/a/scaleout")
     assert raised.value.code == Exit.INTERRUPTED
     assert f"(--request-id {Away.asked[0]})" in raised.value.next_step
+
+
+def test_an_interrupt_while_a_change_is_saved_says_that_it_is_done(
+    away: client.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Away, "answers", ["unsaved", "unsaved", "ctrl-c"])
+    with pytest.raises(CtlError, match=r"^interrupted: on no disk$") as raised:
+        away.change("POST", "/v1/jobs/a/stop")
+    assert (raised.value.code, len(set(Away.asked)), Away.answers) == (Exit.INTERRUPTED, 1, [])
+    assert f"(--request-id {Away.asked[0]}): it happens once" in raised.value.next_step
 
 
 def test_a_change_that_an_agent_does_not_answer_is_sent_to_another_one(
