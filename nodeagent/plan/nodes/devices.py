@@ -85,7 +85,8 @@ def _of(cluster: Cluster, job: JobRecord) -> dict[str, tuple[Booking, ...]]:
         return {}
     held: dict[str, tuple[Booking, ...]] = {}
     for node, member in generation.members.items() if generation.state != "ended" else ():
-        if not cluster.gone(node, member.life):
+        # a node that is back in another life: the store keeps the booking until the job re-forms
+        if cluster.live(node) or not cluster.gone(node, member.life):
             held[node] = ((job.uid, member.devices),)
     for node, holder in generation.holders.items():
         if not cluster.gone(node, holder.life):

@@ -24,7 +24,8 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
 
 
 def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
-    """Members and holders of the newest generation that can run nothing any more, in natural order."""
+    """Members and holders of the newest generation that can run nothing any more, in natural order. Of one that has ended
+    only holders could run something."""
     return _gang(cluster, job).gone
 
 
@@ -57,14 +58,15 @@ def _gang(cluster: Cluster, job: JobRecord) -> _Gang:
 def _look(cluster: Cluster, generation: Generation, before: _Gang | None) -> _Gang:
     """Anew only if the generation or something about one of its nodes changed."""
     now = seen(cluster)
-    members, holders = generation.members, generation.holders
+    members, holders, ended = generation.members, generation.holders, generation.state == "ended"
     if before is not None and before.generation is not None:
         same = before.generation.members is members and before.generation.holders is holders
+        same = same and (before.generation.state == "ended") == ended
         news = changed(cluster, before.seen) if same else None
         if news is not None and not any(n in members or n in holders for n in news):
             return _Gang(generation, now, before.survivors, before.gone, before.holding)
     alive = tuple(m for m in generation.ordered() if cluster.live(m.node, m.life))
-    gone = {m.node for m in members.values() if cluster.gone(m.node, m.life)}
+    gone = {m.node for m in members.values() if not ended and cluster.gone(m.node, m.life)}
     gone |= {n for n, h in holders.items() if cluster.gone(n, h.life)}
     holding = [n for n, h in holders.items() if not cluster.gone(n, h.life)]
     if before is not None and before.survivors == alive:

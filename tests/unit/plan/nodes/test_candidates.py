@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -91,8 +92,19 @@ def test_devices_of_members_and_holders_are_used_until_they_are_gone() -> None:
     assert used_devices(booked(cluster), "n1", "u-m") == frozenset()
     assert used_devices(booked(cluster), "n2", "u-x") == {"cpu0"}
     assert used_devices(booked(cluster), "n3", "u-x") == frozenset()
-    reborn = make_cluster([make_node("n1", of_life="new"), make_node("n2", lost=True)], member, holder)
-    assert used_devices(booked(reborn), "n1", "u-x") == used_devices(booked(reborn), "n2", "u-x") == frozenset()
+    gone = make_cluster([make_node("n1", lost=True), make_node("n2", lost=True)], member, holder)
+    assert used_devices(booked(gone), "n1", "u-x") == used_devices(booked(gone), "n2", "u-x") == frozenset()
+
+
+def test_a_member_that_is_back_in_another_life_is_booked_until_its_job_forms_anew() -> None:
+    """As in the store, which would refuse it to each other job: they would ask for it again and again."""
+    member = make_job("running", make_generation(["n1"], workers=2), uid="u-m")
+    holder = make_job("holding", make_generation(["n2"], state="ended", holders=["n2"]), uid="u-h")
+    reborn = [make_node("n1", of_life="new"), make_node("n2", of_life="new")]
+    cluster = make_cluster(reborn, member, holder)
+    assert used_devices(booked(cluster), "n1", "u-x") == {"cpu0", "cpu1"}
+    assert used_devices(booked(cluster), "n1", "u-m") == frozenset()
+    assert used_devices(booked(cluster), "n2", "u-x") == frozenset()  # a node joins without what it held
 
 
 def test_a_member_is_offered_its_own_devices_again() -> None:
@@ -112,3 +124,18 @@ def test_gone_and_holding_nodes() -> None:
     cluster = make_cluster(["n2", make_node("n3", of_life="new"), "n4"], job, lapsed=["n4"])
     assert gone_nodes(cluster, job) == ("n3", "n4", "n10")
     assert holding_nodes(cluster, job) == ("n2",)
+
+
+@pytest.mark.parametrize("looked", ["before", "after"])
+def test_of_a_generation_that_has_ended_only_holders_are_gone(looked: str) -> None:
+    """Who was a member then may have left for good, and nothing in the store shows any more that it has: no step would
+    take its loss, and the job could neither go on nor be stopped."""
+    generation = make_generation(["n1", "n2"])
+    job = make_job("paused", generation.model_copy(update={"state": "ended"}))
+    running = make_cluster(["n1"], make_job("running", generation))
+    if looked == "before":
+        assert gone_nodes(running, running.jobs[UID]) == ("n2",)
+    cluster = replace(running, jobs={UID: job})
+    assert gone_nodes(cluster, job) == ()
+    held = make_job("pausing", make_generation(["n2"], state="ended", holders=["n2", "n3"]))
+    assert gone_nodes(make_cluster(["n2"], held), held) == ("n3",)
