@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Cordon
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from tests.contract.bench import Bench, RedisBench, generation, refused
@@ -24,12 +25,12 @@ async def trained(bench: Bench) -> tuple[JobRecord, View]:
     return view.jobs["u1"], view
 
 
-async def noticed(bench: Bench, view: View, limit: int = 20) -> str:
+async def noticed(bench: Bench, view: View, limit: int = 20, runs: tuple[str, ...] = ("u1",)) -> str:
     """The refusal of a beat that finds out."""
     reply = view.reply
     for _ in range(limit):
         try:
-            await bench.beat("n1", rev=reply.rev, era=reply.era, runs=("u1",))
+            await bench.beat("n1", rev=reply.rev, era=reply.era, runs=runs)
         except Exception as error:  # noqa: BLE001 - judged below
             found: Exception = error
             break
@@ -161,17 +162,18 @@ async def test_a_device_that_is_booked_against_the_records_is_booked_anew(bench:
     await bench.active(await bench.submit("u3", "third"), "n3")
     other = await bench.submit("u2", "other")
     async with bench.calls.link() as link:
-        await link.ask("HSET", bench.calls.prefix + "alloc:n1", "cpu2", owner)
+        for node in ("n1", "n3"):
+            await link.ask("HSET", f"{bench.calls.prefix}alloc:{node}", "cpu2", owner if node == "n1" else "nobody")
     if owner != "u1":
-        assert "alloc:n1" in await refused("recovering", bench.propose(other, "n1", first=2))
+        assert "alloc:n1" in await refused("recovering", bench.propose(other, "n1", "n3", first=2))
         await rejoin(bench, "n1", "n2", "n3")  # no agent offers anything: the records are enough
         other = (await read_after(bench)).jobs["u2"]
         assert "belongs to job u1" in await refused("busy", bench.propose(other, "n1"))
         assert "belongs to job u3" in await refused("busy", bench.propose(other, "n3"))
-        other = await bench.propose(other, "n1", first=2)
+        other = await bench.propose(other, "n1", "n3", first=2)
         assert generation(other).number == 1
     else:
-        job = await bench.propose(job, "n1", "n3", first=2)
+        job = await bench.propose(job, "n1", "n2", first=2)
         assert generation(job).number == 2
     assert (await bench.kinds()).count("StoreDamaged") == (owner != "u1")
 
@@ -188,6 +190,79 @@ async def test_devices_of_a_job_whose_record_was_removed_are_not_free(bench: Ben
     after = await read_after(bench)
     assert after.jobs["u1"].phase == "running"
     assert "belongs to job u1" in await refused("busy", bench.propose(after.jobs["u2"], "n1"))
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "text"),
+    [
+        ("job:u1", "control", "{}"),
+        ("job:u1", "held", "{}"),
+        ("job:u1", "member:n2", "{}"),
+        ("cordons", "n1", "{}"),
+    ],
+)
+async def test_a_value_that_a_step_fails_on_is_looked_for_and_given_back(
+    bench: Bench, key: str, field: str, text: str
+) -> None:
+    """It failed again and again, and each agent that tried it looked at no job after this one."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + key, field, text)
+    with pytest.raises(StoreUnavailableError):
+        await bench.propose(job, "n1", "n3")
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert generation(await bench.propose(after.jobs["u1"], "n1", "n3")).number >= 2  # the failed step took one, too
+    assert (await bench.kinds()).count("StoreDamaged") == 1
+
+
+@pytest.mark.parametrize("text", ["x", "9000000000000000", "nan"])
+async def test_what_no_step_claimed_of_a_queue_refuses_nothing(bench: Bench, text: str) -> None:
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "claims", "team", text)
+    claims = {"claims": ("team",), "read": view.reply.rev}
+    assert generation(await bench.propose(job, "n1", "n3", **claims)).number == 2
+
+
+async def test_a_cordon_that_no_agent_has_read_is_read_once_it_refuses_a_node(bench: Bench) -> None:
+    """Somebody wrote it by hand: the same node was proposed again and again, while others were free."""
+    job, view = await trained(bench)
+    cordon = Cordon(reason="by hand", by="ann", at=1.0).to_json()
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "cordons", "n3", cordon)
+    assert "by hand" in await refused("not_live", bench.propose(job, "n1", "n3", read=view.reply.rev))
+    nodes = (await bench.beat("n1", rev=view.reply.rev, era=view.reply.era)).nodes
+    assert [(node.id, node.cordon.reason) for node in nodes if node.cordon] == [("n3", "by hand")]
+
+
+@pytest.mark.parametrize("by_hand", [("HSET", "queues", "rev", "1"), ("ZADD", "changes", "9000000000000000", "queues")])
+async def test_shared_records_at_a_wrong_place_are_noticed_once(bench: Bench, by_hand: tuple[str, ...]) -> None:
+    """In a cluster where nothing runs, the store was restored again and again, and decided nothing meanwhile."""
+    await bench.up("n1")
+    if by_hand[0] == "ZADD":
+        await bench.store.queues(0, Queues(rev=1, queues=(Queue(name="team"),)), "q", "made")
+    view = await read(bench)
+    async with bench.calls.link() as link:
+        await link.ask(by_hand[0], bench.calls.prefix + by_hand[1], *by_hand[2:])
+    await noticed(bench, view, 3, runs=())
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1")
+    after = await read_after(bench)
+    for _ in range(3):
+        await bench.beat("n1", rev=after.reply.rev, era=after.reply.era)
+    assert after.reply.queues == view.reply.queues
+    assert (await bench.kinds()).count("StoreDamaged") == 1
+    await bench.submit()
+
+
+async def test_a_number_of_beats_that_no_agent_counted_is_damage(bench: Bench) -> None:
+    """Each later beat came too late, and nobody said so: the node held its lease, and started nothing."""
+    _, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "node:n1", "seq", "99999999999999999")
+    assert "node:n1" in await noticed(bench, view, 1)
 
 
 async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:

@@ -206,7 +206,7 @@ end
 -- over theirs. Then silence is no proof of anything, and the next beat has them restored.
 local function shortened()
   local floor = tonumber(meta.floor or '0')
-  return floor > 0 and redis.call('ZCOUNT', LEASE, '-inf', '(' .. int(floor)) > tonumber(meta.floored)
+  return floor > 0 and redis.call('ZCOUNT', LEASE, '-inf', '(' .. int(floor)) > tonumber(meta.floored or '0')
 end
 
 local function lapsed(id)

@@ -179,8 +179,9 @@ end
 
 -- This node will never lend again. So no failsafe member that shares a job with it can lend.
 local function release_failsafe_members(node)
-  for _, uid in ipairs(redis.call('HVALS', NAMES)) do
-    local concerned = redis.call('HGET', P .. 'job:' .. uid, 'failsafe_member:' .. node) -- few are: read no other whole
+  for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+    local uid = string.match(record, '^job:(.*)$')
+    local concerned = uid and redis.call('HGET', P .. record, 'failsafe_member:' .. node) -- few are: read no other whole
     local job = concerned and job_read(uid)
     if job then
       put_entries(job, 'failsafe_member', {})

@@ -536,11 +536,19 @@ local function remember(request, subject, did)
   end
 end
 
+-- The revision at which somebody took more of a queue. None is above the store's own: that was written by hand, and
+-- would refuse the queue for ever.
+local CLAIMS = P .. 'claims'
+local function claimed(queue)
+  local rev = tonumber(redis.call('HGET', CLAIMS, queue) or '') or 0
+  return rev <= tonumber(redis.call('HGET', META, 'rev') or '0') and rev or 0
+end
+
 -- Of queues with a quota for each user, the revision of the newest write that added to what somebody's jobs ask for.
 -- A writer has counted those of its view: claims: {queues, read}, or nothing. No queue's name has a colon.
 local function check_quotas(claims)
   for _, queue in ipairs(claims and claims.queues or {}) do
-    if tonumber(redis.call('HGET', P .. 'claims', 'users:' .. queue) or '0') > claims.read then
+    if claimed('users:' .. queue) > claims.read then
       return refuse('stale', 'another job has been submitted to queue ' .. queue .. ', or has grown there, meanwhile')
     end
   end
@@ -548,7 +556,7 @@ end
 
 local function leave_quotas(claims, rev)
   for _, queue in ipairs(claims and claims.queues or {}) do
-    redis.call('HSET', P .. 'claims', 'users:' .. queue, rev)
+    redis.call('HSET', CLAIMS, 'users:' .. queue, rev)
   end
 end
 
@@ -622,6 +630,12 @@ function distrust(damaged)
     found[#found + 1] = key
     if string.find(key, '^job:') or string.find(key, '^node:') or string.find(key, '^usage:') or key == 'queues' or key == 'windows' then
       drop(key)
+    end
+  end
+  for _, shared in ipairs({ 'queues', 'windows' }) do -- perhaps no agent has read these: their signatures decide
+    local rev = redis.call('HGET', P .. shared, 'rev')
+    if rev and string.find(rev, '^%d+$') and (tonumber(redis.call('ZSCORE', CHANGES, shared) or '-1') < tonumber(rev)) then
+      redis.call('ZADD', CHANGES, rev, shared)
     end
   end
   local listed = redis.call('ZRANGE', CHANGES, 0, -1, 'WITHSCORES')

@@ -4,6 +4,7 @@
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
 -- everything)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 8192, 1048576, 1000, 2
+local SEQ_MAX = 1e15 -- no agent counts so far: written by hand
 local id = A.node
 local top = math.max(A.rev, A.top)
 local node = node_brief(id)
@@ -24,6 +25,9 @@ if no then
   return no
 end
 if A.seq <= tonumber(node.seq) then
+  if tonumber(node.seq) > SEQ_MAX then
+    return distrust({ 'node:' .. id })
+  end
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
 -- Looks for damage that no step would cause, in a job that runs on this node: the first damaged key, and another if
@@ -89,8 +93,11 @@ end
 
 -- Looks at the next few of all records: a missing one may belong to no node that could report it.
 local function damage_anywhere()
-  if unlisted('queues') or unlisted('windows') then
-    return 'changes'
+  for _, shared in ipairs({ 'queues', 'windows' }) do
+    if unlisted(shared) then
+      local score = tonumber(redis.call('ZSCORE', CHANGES, shared) or '-1')
+      return score > (tonumber(redis.call('HGET', P .. shared, 'rev')) or -1) and shared or 'changes'
+    end
   end
   local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
   local listed = redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1, 'WITHSCORES')

@@ -43,6 +43,18 @@ local function is_json(text)
     and pcall(cjson.decode, '[' .. text .. ']')
 end
 
+-- What the steps ask of a record: the numbers that each must have.
+local PARTS = { control = { 'rev', 'restart' }, held = { 'at', 'gpus', 'slots', 'saved', 'stands', 'started' } }
+local function has_parts(kind, record)
+  for _, name in ipairs(PARTS[kind] or {}) do
+    if type(record[name]) ~= 'number' then
+      return false
+    end
+  end
+  local gang = kind == 'member' or kind == 'holder'
+  return not gang or (type(record.life) == 'string' and type(record.devices) == 'table')
+end
+
 local function is_number(text)
   local number = string.find(text, '^%-?%d[%deE.+-]*$') and tonumber(text)
   return number and math.abs(number) < 1e300
@@ -61,7 +73,7 @@ local function is_value(field, text)
   if TEXTS[field] then
     return true
   end
-  return text and is_json(text) and (not RECORDS[kind] or first == '{') and (not QUOTED[kind] or first == '"')
+  return text and is_json(text) and (not RECORDS[kind] or (first == '{' and has_parts(kind, cjson.decode(text)))) and (not QUOTED[kind] or first == '"')
     and (kind ~= 'ports' or first == '[')
 end
 
@@ -99,6 +111,11 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
       if not node.err and (not is_number(node[1] or '0') or not is_number(node[2] or '0') or node[3] ~= id) then
         found[#found + 1] = record
       end
+      local cordon = redis.call('HGET', CORDONS, id)
+      if cordon and not (is_json(cordon) and string.find(cordon, '^%s*{') and type(cjson.decode(cordon).reason) == 'string') then
+        redis.call('HDEL', CORDONS, id)
+        found[#found + 1] = record -- it is restored with the cordon that agents know
+      end
     else
       check_type('counts:' .. id, 'hash', true)
       check_type('marks:' .. id, 'zset', true)
@@ -113,7 +130,8 @@ for _, shared in ipairs({ { 'queues', 'tree' }, { 'windows', 'windows' } }) do
   end
 end
 for _, name in ipairs(redis.call('HKEYS', HIGHEST)) do
-  if not string.find(redis.call('HGET', HIGHEST, name), '^%d+$') then
+  local number = redis.call('HGET', HIGHEST, name)
+  if #number > 15 or not string.find(number, '^%d+$') then -- a longer one cannot be raised by 1
     redis.call('HDEL', HIGHEST, name)
     found[#found + 1] = 'highest'
   end

@@ -1,7 +1,7 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), listed (members as words), lost
 -- (sorted), cause, reason, spend?, planned, kept, grace (JSON), form_ms, outside, failsafe members (node to JSON life),
 -- by, claims (queues), read
-local WAKE_EACH, CLAIMS = 64, P .. 'claims'
+local WAKE_EACH = 64
 
 -- In an array that limits the jobs that run at once, a job that has no nodes yet adds one.
 local function check_array(job)
@@ -23,18 +23,22 @@ local function check_array(job)
 end
 
 -- A device is booked for a job that does not have it by its record: somebody removed that record, or wrote over the
--- bookings. Books what the records say. The agents restore what is missing, and its bookings, before the next decision.
-local function book_anew(node)
-  drop('alloc:' .. node)
-  booked_on[node] = nil
+-- bookings. Books on all these nodes what the records say. The agents restore what is missing, and its bookings, before
+-- the next decision.
+local function book_anew(nodes, wrong)
+  for _, node in ipairs(nodes) do
+    drop('alloc:' .. node)
+    booked_on[node] = nil
+  end
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
     local uid = string.match(record, '^job:(.*)$')
     local owner = uid and job_read(uid)
-    if owner then
-      book(node, uid, devices_of(owner)[node] or {})
+    local devices = owner and devices_of(owner)
+    for _, node in ipairs(owner and nodes or {}) do
+      book(node, uid, devices[node] or {})
     end
   end
-  return damaged('alloc:' .. node)
+  return damaged('alloc:' .. wrong)
 end
 
 local job = job_read(A.uid)
@@ -64,7 +68,7 @@ end
 -- The proposer has counted what other jobs of the queue hold. Each job that came to hold more has left its revision
 -- here.
 for _, queue in ipairs(A.claims) do
-  if tonumber(redis.call('HGET', CLAIMS, queue) or '0') > A.read then
+  if claimed(queue) > A.read then
     return refuse('stale', 'another job of queue ' .. queue .. ' has been given nodes meanwhile')
   end
 end
@@ -74,6 +78,12 @@ for _, id in ipairs(order) do
     return refuse('not_live', 'node ' .. id .. ' is not live in the life that was proposed')
   end
   if cordons[id] then
+    if tonumber(redis.call('ZSCORE', CHANGES, 'node:' .. id)) <= A.read then -- written by hand: no agent has read it
+      local node = node_read(id)
+      node.rev = touch('node:' .. id)
+      redis.call('HSET', P .. 'node:' .. id, 'rev', node.rev)
+      node_pack(node)
+    end
     return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordons[id]).reason)
   end
   local taken = booked(id)
@@ -81,7 +91,7 @@ for _, id in ipairs(order) do
     if taken[device] and taken[device] ~= job.uid then
       local owner = job_read(taken[device])
       if not owner or not (devices_of(owner)[id] or {})[device] then
-        return book_anew(id)
+        return book_anew(order, id)
       end
       return refuse('busy', 'device ' .. device .. ' of node ' .. id .. ' belongs to job ' .. taken[device])
     end
