@@ -24,8 +24,8 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
 
 
 def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
-    """Members and holders of the newest generation that can run nothing any more, in natural order. Of one that has ended
-    only holders could run something."""
+    """Members and holders of the newest generation that can run nothing any more, in natural order. Of one that has
+    ended only holders could run something."""
     return _gang(cluster, job).gone
 
 

@@ -566,6 +566,14 @@ class _View:
     """The nodes of the view that it was made from."""
 
 
+def _notes_after(before: _View | None) -> Notes:
+    """The notes of the view before. Like the whole view's, they forget what is of views long past."""
+    if before is None:
+        return Notes()
+    before.cluster.notes.turn()
+    return before.cluster.notes
+
+
 def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
     """The view for jobs that must not use these nodes: in it these nodes are cordoned."""
 
@@ -573,14 +581,14 @@ def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
         known, copies = before.copies if before is not None else {}, dict[str, tuple[NodeRecord, NodeRecord]]()
         if before is not None and before.of is cluster.nodes and known.keys() == kept.nodes:
             nodes = before.cluster.nodes  # the same, so that what follows from nodes alone stays
-            now = replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=before.cluster.notes)
+            now = replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=_notes_after(before))
             return _View(now, known, cluster.nodes)
         for node in kept.nodes:
             own, last = cluster.nodes[node], known.get(node)
             copies[node] = last if last is not None and last[0] is own else (own, own.model_copy(update=_NO_WORK))
         nodes = {**cluster.nodes, **{node: copy for node, (_, copy) in copies.items()}}
-        notes = before.cluster.notes if before is not None else Notes()
-        return _View(replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=notes), copies, cluster.nodes)
+        now = replace(cluster, nodes=nodes, set_aside=_set_aside(kept), notes=_notes_after(before))
+        return _View(now, copies, cluster.nodes)
 
     what = f"without:{' '.join([*map(str, kept.by), kept.of])}:{kept.aside}"
     return cluster.once(what, look, kept, len(cluster.nodes)).cluster
@@ -593,8 +601,8 @@ def with_aside(cluster: Cluster, job: JobRecord) -> Cluster:
         return cluster
 
     def look(before: _View | None) -> _View:
-        notes = before.cluster.notes if before is not None else Notes()
-        return _View(replace(cluster, set_aside=_set_aside(kept), notes=notes), {}, cluster.nodes)
+        now = replace(cluster, set_aside=_set_aside(kept), notes=_notes_after(before))
+        return _View(now, {}, cluster.nodes)
 
     return cluster.once(f"aside:{kept.aside}", look, kept.aside, len(cluster.nodes)).cluster
 

@@ -16,13 +16,13 @@ from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.window import ReservedNode
 from nodeagent.model.world import CauseKind
-from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.cluster import VIEWS_KEPT, Cluster, Notes
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.prepare import should_prepare
 from nodeagent.plan.queueing import departures, reservations
 from nodeagent.plan.queueing.elastic import transfers
 from nodeagent.plan.queueing.queue import GIVE_WAY
-from nodeagent.plan.queueing.reservations import line, open_room, reserved
+from nodeagent.plan.queueing.reservations import line, open_room, reserved, with_aside
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import (
     NOW,
@@ -249,6 +249,27 @@ def test_one_that_runs_does_not_grow_into_what_is_kept() -> None:
     assert reserved(of_team(cluster_of(8, grows, big))).kept["u-a"].aside
     assert decided(of_team(cluster_of(8, grows, big)), "a")[0] is None
     assert decided(of_team(cluster_of(8, grows)), "a")[0] == {"n1", "n2", "n3"}
+
+
+def test_views_in_which_something_is_kept_forget_what_is_long_past() -> None:
+    """What they had worked out for jobs that are gone kept the views of that time."""
+
+    def view(number: int, notes: Notes) -> Cluster:
+        grows = runs(f"a{number}", ["n1"], order=2, size=3)
+        cluster = replace(of_team(cluster_of(8, grows, waits("big", 4, 1))), notes=notes)
+        assert decided(cluster, f"a{number}")[0] is None
+        notes.turn()
+        return cluster
+
+    def kept_after(views: int) -> int:
+        notes = Notes()
+        for number in range(views):
+            cluster = view(number, notes)
+        return len(with_aside(cluster, cluster.jobs[f"u-a{number}"]).notes)
+
+    always = kept_after(1)
+    assert (each := kept_after(2) - always) > 0
+    assert kept_after(3 * VIEWS_KEPT) <= always + each * 2 * VIEWS_KEPT
 
 
 def test_one_that_runs_replaces_what_it_loses_whatever_is_kept() -> None:
