@@ -32,6 +32,7 @@ from nodeagent.api.serializers import (
     condition,
     items,
     job_json,
+    planned_json,
     verdict_json,
     work_on,
 )
@@ -42,6 +43,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.usage import of_job, total
 from nodeagent.plan.nodes.health import breaker
+from nodeagent.plan.queueing.queue import places as in_line
 from nodeagent.store.base import StoreUnavailableError
 
 PATH = "/v1/status"
@@ -86,7 +88,11 @@ class StatusRoutes:
                 cluster = self.view.cluster()
                 jobs, more = shown(cluster)
                 stories = await self._stories.read(jobs, time.monotonic())
-                why = {job.uid: waits(self.view, job, cluster) for job in jobs}
+                line, store_waits = in_line(cluster), self.view.health().store_waits
+                why = {
+                    job.uid: planned_json(job, cluster, line) | waits(self.view, job, cluster, line, store_waits)
+                    for job in jobs
+                }
                 about = self._about() | {"more_jobs": more}
                 await self._names.learn(job.owner for job in jobs)
                 # a thousand nodes take tens of milliseconds
@@ -200,7 +206,7 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
 
 def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: Names) -> Json:
     """One job. Times are Unix seconds, so the answer does not change while nothing happens."""
-    row = job_json(job, cluster, {}, now, names=names) | why
+    row = job_json(job, cluster, {}, now, names=names, planned=why) | why
     costs = [g["downtime"] for g in story if g["downtime"] is not None]
     ran = [g for g in story if g["state"] != "not formed"]
     goodput = total(of_job(job, cluster.served, int(now * 1000))).goodput
