@@ -400,9 +400,10 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
 
 def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str, Work] | None = None) -> Json:
     """One node. ``work``: the result of ``work_on``, if the caller has it."""
-    state, reason = node_state(node, cluster)
+    work = work_on(cluster) if work is None else work
+    state, reason = node_state(node, cluster, work)
     facts = node.facts
-    booked, pods = (work_on(cluster) if work is None else work).get(node.id, ({}, []))
+    booked, pods = work.get(node.id, ({}, []))
     return {
         "name": node.id,
         "state": state,

@@ -181,7 +181,8 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
     """Nodes by name, with fewer fields than in ``node_json``, since there may be many; the number that is left out; and
     sums over all of them, and over all jobs."""
     work = work_on(cluster)
-    states = {name: node_state(node, cluster)[0] for name, node in cluster.nodes.items()}
+    stated = {name: node_state(node, cluster, work) for name, node in cluster.nodes.items()}
+    states = {name: state for name, (state, _) in stated.items()}
 
     def plain(name: str) -> bool:
         node = cluster.nodes[name]
@@ -191,7 +192,7 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
     there = [name for name, state in states.items() if state not in ("lost", "left")]
     gpus = [(name, gpu) for name in there for gpu in cluster.nodes[name].facts.gpus]
     return {
-        "nodes": [_node(cluster.nodes[name], cluster, *work.get(name, ({}, [])), now) for name in names],
+        "nodes": [_node(cluster.nodes[name], cluster, stated[name], work.get(name, ({}, [])), now) for name in names],
         "more_nodes": len(states) - len(names),
         "totals": {
             "nodes": len(states),
@@ -228,9 +229,8 @@ def _generation(reported: Json) -> Json:
     return reported | {"ended_by": None if ended is None else {k: v for k, v in ended.items() if k != "error"}}
 
 
-def _node(node: NodeRecord, cluster: Cluster, booked: dict[str, str], pods: list[Json], now: float) -> Json:
-    state, reason = node_state(node, cluster)
-    facts = node.facts
+def _node(node: NodeRecord, cluster: Cluster, stated: tuple[str, str], work: Work, now: float) -> Json:
+    (state, reason), (booked, pods), facts = stated, work, node.facts
     verdicts = [verdict_json(verdict, node, now) for verdict in facts.health]
     return {
         "name": node.id,
@@ -310,7 +310,7 @@ def _node_use(
     (booked, placed), facts = work, node.facts
     return {
         "name": node.id,
-        "state": node_state(node, cluster)[0],
+        "state": node_state(node, cluster, {node.id} if placed else ())[0],
         "load": None if on is None else on.load,
         "cpus": None if on is None else on.cpus,
         "memory_used": None if on is None else on.memory_used,
