@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
@@ -47,8 +47,9 @@ MAX_JOBS = 200
 """Most jobs that have series of their own, the oldest first; jobs beyond it are counted in ``nodeagent_jobs`` only."""
 
 
-def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
-    """The node's state in one word, and the reason."""
+def node_state(node: NodeRecord, cluster: Cluster, busy: Container[str] | None = None) -> tuple[str, str]:
+    """The node's state in one word, and the reason. ``busy``: the nodes with work, if the caller has them
+    (``busy_nodes``): who asks about many nodes would go through all jobs for each that is drained."""
     cordon = node.cordon
     own = cordon if cordon is not None and cordon.by != WINDOW else None
     kept = "" if own is None else f"; {'drained' if own.drain else 'cordoned'}: {own.reason} (by {own.by})"
@@ -70,7 +71,9 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
     if node.facts.notice is not None:
         return "leaving", node.facts.notice.text
     if cordon is not None:
-        state = "cordoned" if not cordon.drain else "draining" if _has_work(node, cluster) else "drained"
+        state = "cordoned"
+        if cordon.drain:
+            state = "draining" if node.id in (busy_nodes(cluster) if busy is None else busy) else "drained"
         return state, f"{cordon.reason} (by {cordon.by})"
     claim = claimed(node.facts)
     if claim is not None and claim.whole:
@@ -80,8 +83,10 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
     return "ready", ""
 
 
-def _has_work(node: NodeRecord, cluster: Cluster) -> bool:
-    return any(job.generation is not None and node.id in job.generation.occupied for job in cluster.jobs.values())
+def busy_nodes(cluster: Cluster) -> frozenset[str]:
+    """Those that run work, or are about to. Not kept with the view: it is asked for in threads too."""
+    generations = (job.generation for job in cluster.jobs.values())
+    return frozenset(node for generation in generations if generation is not None for node in generation.occupied)
 
 
 class Gauges:
@@ -122,7 +127,8 @@ class ClusterGauges:
     def read(self, cluster: Cluster) -> None:
         _set(self.jobs, "phase", get_args(Phase), Tally(job.phase for job in cluster.jobs.values()))
         _set(self.refused, "reason", get_args(RefusalKind), Tally(r.kind for r in cluster.refused.values()))
-        _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster)[0] for n in cluster.nodes.values()))
+        busy = busy_nodes(cluster)
+        _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster, busy)[0] for n in cluster.nodes.values()))
         _set(self.repairing, "stage", REPAIRING, repair_stages(cluster))
         self._read_line(cluster)
 

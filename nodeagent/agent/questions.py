@@ -5,9 +5,11 @@ store. Names of hosts are looked up in a thread: a look-up may take longer than 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 from nodeagent.lease.failsafe import RESEND
@@ -105,7 +107,9 @@ AGAIN = 60.0
 """Seconds between two look-ups of a name that was found."""
 RETRY = 2.0
 BOUND = 5.0
-"""Seconds that one look-up may take."""
+"""Seconds that one look-up is waited for."""
+AT_ONCE = 8
+"""Look-ups that are waited for at a time: with a name server that is silent each takes all of ``BOUND``."""
 
 
 class Names:
@@ -116,6 +120,10 @@ class Names:
         self._changed = changed
         self._found: dict[str, str] = {}
         self._due: dict[str, float] = {}
+        """When each is to be looked up again; never, as long as it is its turn now."""
+        self._look_ups: dict[str, asyncio.Future[str]] = {}
+        """Those that were begun, by host: one that takes longer than it is waited for is not begun again."""
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._new = asyncio.Event()
 
     def numeric(self, address: str) -> str:
@@ -135,26 +143,37 @@ class Names:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            self._new.clear()
-            for host in [host for host, due in self._due.items() if loop.time() >= due]:
-                await self._look_up(host)
-            wait = min(self._due.values(), default=loop.time() + AGAIN) - loop.time()
-            try:
-                async with asyncio.timeout(max(0.0, wait)):
-                    await self._new.wait()
-            except TimeoutError:
-                pass
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._new.clear()
+                for host in [host for host, due in self._due.items() if loop.time() >= due]:
+                    self._due[host] = math.inf
+                    tasks.create_task(self._look_up(host))
+                wait = min([*self._due.values(), loop.time() + AGAIN]) - loop.time()
+                try:
+                    async with asyncio.timeout(max(0.0, wait)):
+                        await self._new.wait()
+                except TimeoutError:
+                    pass
 
     async def _look_up(self, host: str) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(BOUND):
-                found = await loop.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-        except (TimeoutError, OSError, ValueError):
-            self._due[host] = loop.time() + RETRY
-            return
-        self._due[host] = loop.time() + AGAIN
-        if (new := str(found[0][4][0])) != self._found.get(host):
+        async with self._turns:
+            new = await self._address(host)
+        self._due[host] = asyncio.get_running_loop().time() + (RETRY if new is None else AGAIN)
+        self._new.set()
+        if new is not None and new != self._found.get(host):
             self._found[host] = new
             self._changed()
+
+    async def _address(self, host: str) -> str | None:
+        """None: nobody knows it, or not soon enough. An answer that comes later is taken at the next try."""
+        try:
+            if host not in self._look_ups:
+                self._look_ups[host] = in_daemon(partial(_address_of, host), "look-up")
+            async with asyncio.timeout(BOUND):
+                found = await asyncio.shield(self._look_ups[host])
+        except (TimeoutError, OSError, ValueError, RuntimeError):  # the last: there is no thread to be had
+            found = None
+        if host in self._look_ups and self._look_ups[host].done():
+            del self._look_ups[host]
+        return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from nodeagent.agent.gauges import node_state
+from nodeagent.agent.gauges import busy_nodes, node_state
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import UserDatabase
@@ -136,7 +136,8 @@ def _judged(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> tuple[Place
     """Runs in a thread: for a thousand nodes it takes longer than the agent's loop may be blocked."""
     from nodeagent.plan.findings.cluster import judge_cluster
 
-    states = {name: node_state(node, cluster) for name, node in cluster.nodes.items()}
+    busy = busy_nodes(cluster)
+    states = {name: node_state(node, cluster, busy) for name, node in cluster.nodes.items()}
     return judge_cluster(cluster, states, why)
 
 

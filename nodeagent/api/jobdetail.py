@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api.serializers import Json, budget_entry_json
@@ -26,7 +26,7 @@ from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.queueing.dependencies import blocked
 from nodeagent.plan.queueing.elastic import SHOWN
-from nodeagent.plan.queueing.queue import in_queue, places
+from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.plan.queueing.reservations import held, start_estimate, starts_at
 from nodeagent.plan.queueing.room import never, room_for
 from nodeagent.store.base import StoreUnavailableError
@@ -126,18 +126,17 @@ class AuditTail:
         return None
 
 
-def waits(view: AgentView, job: JobRecord, cluster: Cluster) -> Json:
+def waits(view: AgentView, job: JobRecord, cluster: Cluster, line: Mapping[str, int], store_waits: str) -> Json:
     """A better ``reason``, or nothing: first why the job is not run, then why the store decides nothing, then the
-    plan's."""
+    plan's. ``line``: the cluster's ``places``; ``store_waits``: as the agent's health has it."""
     if refusal := cluster.refused.get(job.uid):
         return {"reason": refusal.text}
-    if job.phase not in TERMINAL and (text := view.health().store_waits):
-        return {"reason": text}
+    if job.phase not in TERMINAL and store_waits:
+        return {"reason": store_waits}
     waiting = job.phase in ("queued", "holding") or (job.phase not in TERMINAL and silence(cluster, job))
     why = view.why(job.uid) if waiting else ()
-    place = places(cluster).get(job.uid)
-    line = (f"number {place} of {len(places(cluster))} in the queue",) if place is not None and why else ()
-    return {"reason": "; ".join((*why, *line))} if why else {}
+    place = (f"number {line[job.uid]} of {len(line)} in the queue",) if job.uid in line and why else ()
+    return {"reason": "; ".join((*why, *place))} if why else {}
 
 
 def policies_due(job: JobRecord, cluster: Cluster) -> list[Json]:

@@ -12,7 +12,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.once import Once, as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, Done, find_any_job, saved, write_again
-from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, shown_to
+from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
@@ -39,6 +39,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.failure.blame import describe_cut
 from nodeagent.plan.failure.hang import watching
 from nodeagent.plan.placing.topology import placed_text, placement_asked
+from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.queueing.room import never
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
@@ -46,6 +47,8 @@ from nodeagent.store.messages import QuotaClaims
 
 PAGE = 100
 """Jobs of the history in one answer at most."""
+SLICE = 0.02
+"""Seconds that the plan is asked about one job after the other without a pause: the agent's loop waits no longer."""
 _PLACE = re.compile(r"(?=\S{1,40} )-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)? [0-9A-Za-z._-]{1,64}")
 """A number as the store writes it, and a uid. What the store cannot read counts as its failure."""
 
@@ -86,9 +89,15 @@ class JobRoutes:
         return self._row(job, self.view.cluster(), pods, asking)
 
     def _row(self, job: JobRecord, cluster: Cluster, pods: dict[str, PodState], answered: bool) -> Json:
-        lent = lent_json(job, self.view.node, self.view.health(), self.view.pods().get(job.uid))
-        row = job_json(job, cluster, pods, time.time(), away=not answered, names=self._names.shown)
-        return row | {"lent": lent} | waits(self.view, job, cluster)
+        health = self.view.health()
+        planned = self._planned(job, cluster, places(cluster), health.store_waits)
+        lent = lent_json(job, self.view.node, health, self.view.pods().get(job.uid))
+        row = job_json(job, cluster, pods, time.time(), not answered, self._names.shown, planned)
+        return row | {"lent": lent} | planned
+
+    def _planned(self, job: JobRecord, cluster: Cluster, line: Mapping[str, int], store_waits: str) -> Json:
+        """What is known of a job only in the loop's thread: ``planned_json``, and why it waits."""
+        return planned_json(job, cluster, line) | waits(self.view, job, cluster, line, store_waits)
 
     async def index(self, request: web.Request) -> web.Response:
         """GET /v1/jobs: in the order of submission."""
@@ -96,11 +105,32 @@ class JobRoutes:
         cluster = self.view.cluster()
         await self._names.learn(job.owner for job in cluster.jobs.values())
         pods, answered = await published_of(self.view, cluster.jobs.values())
-        rows = [
-            shown_to(self._row(job, cluster, pods[job.uid], answered), seen=auth.may_see(who, job))
-            for job in sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted))
-        ]
-        return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
+        planned = await self._planned_all(cluster)
+        node, health, here, now = self.view.node, self.view.health(), self.view.pods(), time.time()
+
+        def row(job: JobRecord) -> Json:
+            lent, plan = lent_json(job, node, health, here.get(job.uid)), planned[job.uid]
+            found = job_json(job, cluster, pods[job.uid], now, not answered, self._names.shown, plan)
+            return shown_to(found | {"lent": lent} | plan, seen=auth.may_see(who, job))
+
+        def text() -> bytes:
+            rows = map(row, sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted)))
+            return json.dumps(items([*rows], store_away_since=health.store_away_since)).encode()
+
+        # In a thread: for a thousand jobs it takes longer than the agent's loop may be blocked.
+        return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
+
+    async def _planned_all(self, cluster: Cluster) -> dict[str, Json]:
+        """``_planned`` of every job, by uid. The line is the one of ``cluster``, looked up once: by a later slice the
+        loop may keep what belongs to a newer view, and would line all jobs up anew for this one."""
+        line, store_waits, found = places(cluster), self.view.health().store_waits, dict[str, Json]()
+        slice_began = time.monotonic()
+        for job in cluster.jobs.values():
+            if time.monotonic() - slice_began > SLICE:
+                await asyncio.sleep(0)  # a beat or a recovery that is due goes first
+                slice_began = time.monotonic()
+            found[job.uid] = self._planned(job, cluster, line, store_waits)
+        return found
 
     @requests.takes("after", "limit")
     async def history(self, request: web.Request) -> web.Response:

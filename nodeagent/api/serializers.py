@@ -173,10 +173,14 @@ def job_json(
     now: float,
     away: bool = False,
     names: Callable[[int], str] = DATABASE.shown,
+    planned: Json | None = None,
 ) -> Json:
     """One job, in the form of lists. ``now`` is Unix time; age and duration are seconds, and the duration is the
-    time that it had its nodes, as for its time limit; ``away``: see ``pods_json``; ``names``: users by uid."""
+    time that it had its nodes, as for its time limit; ``away``: see ``pods_json``; ``names``: users by uid;
+    ``planned``: the result of ``planned_json``, which a thread cannot ask for."""
     size, generation, cause = job.sized.nodes, job.generation, judged_cause(job)
+    if planned is None:
+        planned = planned_json(job, cluster, places(cluster))
     gang, spares = pods_json(job, cluster, published, away)
     chief = generation.ordered()[0].node if generation is not None and generation.members else None
     return {
@@ -190,7 +194,7 @@ def job_json(
         "min": size.min,
         "max": size.max,
         "target": job.control.target,
-        "borrowed": borrowed(cluster, job) if size.auto else None,
+        "borrowed": planned["borrowed"],
         "roles": _roles(job),
         "age": round(max(0.0, now - job.submitted), 1),
         "duration": None if job.first_active is None else round(job.time_used(cluster.served) / 1000, 1),
@@ -215,7 +219,7 @@ def job_json(
         "failsafe_members": _failsafe_members(job, cluster),
         "checkpoint": _checkpoint(job),
         "priority": job.spec.priority,
-        "queue": _queue(job, cluster),
+        "queue": planned["queue"],
         "in_queue": queue_of(job.spec.queue),
         "time_left": job.time_left(cluster.served),
         "array": None if job.spec.array is None else job.spec.array.model_dump(),
@@ -258,10 +262,14 @@ def _roles(job: JobRecord) -> Json:
     return {role.name: {"target": role.places, "places": has.get(role.name, 0)} for role in job.sized.roles}
 
 
-def _queue(job: JobRecord, cluster: Cluster) -> Json | None:
-    """The queue position of a job that waits: its place among ``of`` jobs; None for other jobs."""
-    found = places(cluster)
-    return {"place": found[job.uid], "of": len(found)} if job.uid in found else None
+def planned_json(job: JobRecord, cluster: Cluster, line: Mapping[str, int]) -> Json:
+    """What the plan adds to a job's record: how many nodes it borrows, and its position in the ``queue``, if it waits.
+    ``line``: the cluster's ``places``. Must never be called in a thread: what is kept with a view (``Cluster.once``) is
+    the loop's."""
+    return {
+        "borrowed": borrowed(cluster, job) if job.sized.nodes.auto else None,
+        "queue": {"place": line[job.uid], "of": len(line)} if job.uid in line else None,
+    }
 
 
 def _checkpoint(job: JobRecord) -> Json | None:
@@ -392,9 +400,10 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
 
 def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str, Work] | None = None) -> Json:
     """One node. ``work``: the result of ``work_on``, if the caller has it."""
-    state, reason = node_state(node, cluster)
+    work = work_on(cluster) if work is None else work
+    state, reason = node_state(node, cluster, work)
     facts = node.facts
-    booked, pods = (work_on(cluster) if work is None else work).get(node.id, ({}, []))
+    booked, pods = work.get(node.id, ({}, []))
     return {
         "name": node.id,
         "state": state,

@@ -32,6 +32,7 @@ from nodeagent.api.serializers import (
     condition,
     items,
     job_json,
+    planned_json,
     verdict_json,
     work_on,
 )
@@ -42,6 +43,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.usage import of_job, total
 from nodeagent.plan.nodes.health import breaker
+from nodeagent.plan.queueing.queue import places as in_line
 from nodeagent.store.base import StoreUnavailableError
 
 PATH = "/v1/status"
@@ -86,7 +88,11 @@ class StatusRoutes:
                 cluster = self.view.cluster()
                 jobs, more = shown(cluster)
                 stories = await self._stories.read(jobs, time.monotonic())
-                why = {job.uid: waits(self.view, job, cluster) for job in jobs}
+                line, store_waits = in_line(cluster), self.view.health().store_waits
+                why = {
+                    job.uid: planned_json(job, cluster, line) | waits(self.view, job, cluster, line, store_waits)
+                    for job in jobs
+                }
                 about = self._about() | {"more_jobs": more}
                 await self._names.learn(job.owner for job in jobs)
                 # a thousand nodes take tens of milliseconds
@@ -175,7 +181,8 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
     """Nodes by name, with fewer fields than in ``node_json``, since there may be many; the number that is left out; and
     sums over all of them, and over all jobs."""
     work = work_on(cluster)
-    states = {name: node_state(node, cluster)[0] for name, node in cluster.nodes.items()}
+    stated = {name: node_state(node, cluster, work) for name, node in cluster.nodes.items()}
+    states = {name: state for name, (state, _) in stated.items()}
 
     def plain(name: str) -> bool:
         node = cluster.nodes[name]
@@ -185,7 +192,7 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
     there = [name for name, state in states.items() if state not in ("lost", "left")]
     gpus = [(name, gpu) for name in there for gpu in cluster.nodes[name].facts.gpus]
     return {
-        "nodes": [_node(cluster.nodes[name], cluster, *work.get(name, ({}, [])), now) for name in names],
+        "nodes": [_node(cluster.nodes[name], cluster, stated[name], work.get(name, ({}, [])), now) for name in names],
         "more_nodes": len(states) - len(names),
         "totals": {
             "nodes": len(states),
@@ -200,7 +207,7 @@ def nodes_json(cluster: Cluster, now: float) -> Json:
 
 def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: Names) -> Json:
     """One job. Times are Unix seconds, so the answer does not change while nothing happens."""
-    row = job_json(job, cluster, {}, now, names=names) | why
+    row = job_json(job, cluster, {}, now, names=names, planned=why) | why
     costs = [g["downtime"] for g in story if g["downtime"] is not None]
     ran = [g for g in story if g["state"] != "not formed"]
     goodput = total(of_job(job, cluster.served, int(now * 1000))).goodput
@@ -222,9 +229,8 @@ def _generation(reported: Json) -> Json:
     return reported | {"ended_by": None if ended is None else {k: v for k, v in ended.items() if k != "error"}}
 
 
-def _node(node: NodeRecord, cluster: Cluster, booked: dict[str, str], pods: list[Json], now: float) -> Json:
-    state, reason = node_state(node, cluster)
-    facts = node.facts
+def _node(node: NodeRecord, cluster: Cluster, stated: tuple[str, str], work: Work, now: float) -> Json:
+    (state, reason), (booked, pods), facts = stated, work, node.facts
     verdicts = [verdict_json(verdict, node, now) for verdict in facts.health]
     return {
         "name": node.id,
@@ -304,7 +310,7 @@ def _node_use(
     (booked, placed), facts = work, node.facts
     return {
         "name": node.id,
-        "state": node_state(node, cluster)[0],
+        "state": node_state(node, cluster, {node.id} if placed else ())[0],
         "load": None if on is None else on.load,
         "cpus": None if on is None else on.cpus,
         "memory_used": None if on is None else on.memory_used,

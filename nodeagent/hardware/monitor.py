@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,8 @@ class Monitor:
         self._before_at = 0.0
         self._fine_since: dict[str, float] = {}
         self._our_pids: frozenset[int] = frozenset()
+        self._pids_for: tuple[GpuReading, ...] = ()
+        """The readings that they were looked for at."""
         self._paused = self._stale = False
         """The driver is left alone; and has not answered since."""
         self.waiting: frozenset[str] = frozenset()
@@ -316,7 +319,7 @@ class Monitor:
 
     @property
     def strangers(self) -> frozenset[int]:
-        """Those of them that were none of this node's workers when it was judged last."""
+        """Those of them that were none of this node's workers when they were first judged."""
         return frozenset(pid for pids in (self.processes or {}).values() for pid in pids) - self._our_pids
 
     async def pause(self) -> None:
@@ -374,12 +377,20 @@ class Monitor:
             checks=self._checks.readings,
         )  # fmt: skip
         elapsed = now - self._before_at if self._before is not None else 0.0
-        self._our_pids = self._own.pids()
+        self._look_for_ours()
         policy = replace(self._policy, declared=self.declared)
         memory = judge(self._memory, readings, self._before, at, elapsed, self._our_pids, policy)
         if readings.gpus is not None and (self._before is None or elapsed >= REPLAY_WINDOW):
             self._before, self._before_at = readings, now
         self._take(self._verify(memory, now, at))
+
+    def _look_for_ours(self) -> None:
+        """Which processes are this node's, once for each reading that lists any: with thousands of them a look takes
+        tens of milliseconds, and each event of a storm is judged."""
+        listing = tuple(device for device in self.devices if device.processes)
+        known = len(listing) == len(self._pids_for) and all(map(is_, listing, self._pids_for))
+        if listing and not known:
+            self._our_pids, self._pids_for = self._own.pids(), listing
 
     def _ready_events(self) -> tuple[DeviceEvent, ...]:
         """Those whose GPU is known by its UUID, as far as it ever will be; without those of other nodes' GPUs."""

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from nodeagent.agent.gauges import node_state
+from nodeagent.agent.gauges import ClusterGauges, node_state
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon
+from nodeagent.model.world import Generation
 from nodeagent.plan.nodes.availability import BY as WINDOW
 from tests.unit.plan.build import make_cluster, make_generation, make_job, make_node
 
@@ -45,3 +47,22 @@ def test_the_cordon_of_a_node_that_is_away_is_in_its_reason(
 def test_a_node_is_drained_when_no_work_is_left_on_it(jobs: list[JobRecord], state: str) -> None:
     node = make_node("n1", drain=True)
     assert node_state(node, make_cluster([node, "n2"], *jobs))[0] == state
+
+
+def test_a_page_asks_each_job_once_where_its_work_is_however_many_nodes_are_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, occupied = list[int](), vars(Generation)["occupied"].fget
+
+    def counted(generation: Generation) -> tuple[str, ...]:
+        asked.append(generation.number)
+        return tuple(occupied(generation))
+
+    nodes = [make_node(f"n{i}", drain=True) for i in range(1, 10)]
+    jobs = [make_job("running", make_generation([f"n{i}"], number=i), uid=f"u{i}") for i in range(1, 5)]
+    registry, cluster = CollectorRegistry(), make_cluster(nodes, *jobs)
+    monkeypatch.setattr(Generation, "occupied", property(counted))
+    ClusterGauges(registry).read(cluster)
+    assert sorted(asked) == [1, 2, 3, 4]
+    states = [registry.get_sample_value("nodeagent_nodes", {"state": state}) for state in ("draining", "drained")]
+    assert states == [4, 5]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from nodeagent.agent.questions import AGAIN, RETRY, Names
+from nodeagent.agent import questions
+from nodeagent.agent.questions import AGAIN, AT_ONCE, BOUND, RETRY, Names
 from tests.sim.virtual import run_virtual
 
 
@@ -19,9 +20,25 @@ class Resolver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.known: dict[str, str] = {}
         self.asked: list[str] = []
-        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", self._look_up)
+        self.silent = False
+        """A look-up of a name that is not known hangs, until the test ends it."""
+        self.hang: list[asyncio.Future[str]] = []
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+        monkeypatch.setattr(questions, "in_daemon", self._in_daemon)
 
-    async def _look_up(self, host: str, port: None, **_more: int) -> list[tuple[Any, ...]]:
+    def _in_daemon(self, work: Callable[[], str], _name: str) -> asyncio.Future[str]:
+        """At once: there are no threads in virtual time."""
+        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        try:
+            done.set_result(work())
+        except (OSError, ValueError) as error:
+            if self.silent:
+                self.hang.append(done)
+            else:
+                done.set_exception(error)
+        return done
+
+    def _look_up(self, host: str, port: None, **_more: int) -> list[tuple[Any, ...]]:
         self.asked.append(host)
         if ".." in host:
             raise UnicodeError("label empty or too long")  # as Python does
@@ -82,6 +99,68 @@ def test_what_is_no_name_keeps_no_other_from_being_looked_up(resolver: Resolver)
         await asyncio.sleep(0.1)
         names.numeric("n1.example:5")
         await asyncio.sleep(0.1)
+        assert names.numeric("n1.example:5") == "10.0.0.1:5"
+        running.cancel()
+
+    play(scenario())
+
+
+def test_a_name_whose_look_up_hangs_delays_no_other_and_is_taken_when_it_is_known(resolver: Resolver) -> None:
+    """With a silent name server the last of twenty members was found after 100 s."""
+    resolver.known["n1.example"], resolver.silent = "10.0.0.1", True
+
+    async def scenario() -> None:
+        names = Names(lambda: None)
+        running = asyncio.ensure_future(names.run())
+        names.numeric("silent.example:5")
+        await asyncio.sleep(0.1)
+        names.numeric("n1.example:5")
+        await asyncio.sleep(0.1)
+        assert names.numeric("n1.example:5") == "10.0.0.1:5"
+        await asyncio.sleep(BOUND)
+        (hangs,) = resolver.hang
+        hangs.set_result("10.0.0.2")
+        await asyncio.sleep(RETRY)
+        assert names.numeric("silent.example:5") == "10.0.0.2:5"
+        assert resolver.asked == ["silent.example", "n1.example"], "one that hangs is begun once"
+        running.cancel()
+
+    play(scenario())
+
+
+def test_only_so_many_names_are_looked_up_at_a_time(resolver: Resolver) -> None:
+    resolver.silent = True
+
+    async def scenario() -> None:
+        names = Names(lambda: None)
+        running = asyncio.ensure_future(names.run())
+        for i in range(AT_ONCE + 1):
+            names.numeric(f"n{i}.example:5")
+        await asyncio.sleep(BOUND / 2)
+        assert len(resolver.asked) == AT_ONCE
+        await asyncio.sleep(BOUND)
+        assert len(resolver.asked) == AT_ONCE + 1
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+    play(scenario())
+
+
+def test_where_no_thread_is_to_be_had_it_tries_again(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver.known["n1.example"] = "10.0.0.1"
+
+    def no_thread(_work: object, _name: str) -> asyncio.Future[str]:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        names = Names(lambda: None)
+        running = asyncio.ensure_future(names.run())
+        with monkeypatch.context() as crowded:
+            crowded.setattr(questions, "in_daemon", no_thread)
+            names.numeric("n1.example:5")
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(RETRY)
         assert names.numeric("n1.example:5") == "10.0.0.1:5"
         running.cancel()
 

@@ -33,7 +33,7 @@ class Watched:
 
     def __init__(
         self, folder: Path, *, configured: tuple[str, ...] | None = None, gpus: bool = True, checked: bool = False,
-        boot: str = "boot", plugins: tuple[Plugin, ...] = (), **policy: Any,
+        boot: str = "boot", plugins: tuple[Plugin, ...] = (), own: OwnWork | None = None, **policy: Any,
     ) -> None:  # fmt: skip
         self.clock, self.changes = Clock(), 0
         machine = Machine(boot=boot, gpus=gpus, configured=configured, plugins=plugins)
@@ -44,7 +44,7 @@ class Watched:
             self.clock,
             policy=JudgePolicy(**policy),
             changed=self._changed,
-            own=OwnWork(),
+            own=own or OwnWork(),
             checked=checked,
         )
 
@@ -522,3 +522,39 @@ def test_without_nvidias_driver_the_processes_on_a_plug_ins_devices_are_known(tm
     one, vendor = with_npus(tmp_path)
     npus(one, vendor, *IN_USE)
     assert one.monitor.processes == {"acme-0": [4711], "acme-1": [4711]}
+
+
+class Looked(OwnWork):
+    """Counts how often this node's processes were looked for."""
+
+    times = 0
+
+    def pids(self) -> frozenset[int]:
+        self.times += 1
+        return frozenset({7})
+
+
+def test_this_nodes_processes_are_looked_for_once_a_reading_that_lists_any(tmp_path: Path) -> None:
+    """A storm of events held the agent's loop for as long as each look takes."""
+    own = Looked()
+    one = Watched(tmp_path, own=own)
+    one.read(*UUIDS, processes=[])
+    one.later(5)
+    assert own.times == 0, "nobody's processes are there to be told apart"
+    one.read(*UUIDS, processes=[(7, 1)])
+    for _ in range(100):
+        one.kernel(79, BUS["GPU-b"])
+    assert (own.times, one.monitor.strangers) == (1, frozenset())
+    one.read(*UUIDS, processes=[(7, 1), (8, 1)])
+    one.later(1)
+    assert (own.times, one.monitor.strangers) == (2, frozenset({8}))
+
+
+def test_this_nodes_processes_on_a_plug_ins_devices_are_looked_for_too(tmp_path: Path) -> None:
+    own = Looked()
+    one = Watched(tmp_path, gpus=False, plugins=(ACME,), own=own)
+    (vendor,) = one.monitor._vendors
+    for times in (1, 2):
+        npus(one, vendor, *IN_USE)
+        one.later(1)
+        assert (own.times, one.monitor.strangers) == (times, frozenset({4711}))
