@@ -39,7 +39,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_AR
 
 .PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease bench-frameworks scale live packages sim mutants clean
 help:
-	@sed -n '3,15s/^#     //p' Makefile
+	@sed -n '/^$$/q; s/^#     //p' Makefile
 
 setup: $(READY)
 

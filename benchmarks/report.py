@@ -14,6 +14,7 @@ import yaml
 from benchmarks import leasecurve, nodes, paired
 from benchmarks.goals import LEASE, judged, p95, speed_ratio, times_faster
 from benchmarks.launcher import PYTHON, TRAIN, Shape
+from benchmarks.lease import CLOCKWORKS
 from benchmarks.ours import job_file
 from benchmarks.phases import FLAT_OUT, IDLE
 from benchmarks.recovery import FULL_GANG, GROWING, HANGING, LEAVING, ROWS, SHRINKING, WITH_GPUS
@@ -27,12 +28,23 @@ SNAPSHOTS = Path(__file__).with_name("snapshots.json")
 NODES = Path(__file__).with_name("nodes.json")
 """What ``make nodes`` has measured."""
 
+
+def _shorter() -> str:
+    """The second clockwork of the lease study as an agent's configuration has it: what differs from the default."""
+    usual, shorter = Timing().model_dump(), CLOCKWORKS[1].model_dump()
+    differ = {key: value for key, value in shorter.items() if value != usual[key]}
+    texts = (f"{key}: {f'{s:g}s' if s == int(s) else f'{s * 1000:g}ms'}" for key, s in differ.items())
+    return f"timing: {{{', '.join(texts)}}}"
+
+
 VERDICT = f"""\
 **What follows.** Busy cores hardly delay a renewal: see the gaps. A lease must also outlive a lease process that is
 killed and started again: its gap is above. (The agent renews nothing, so it may be away for much longer.) But this
 study has no slow disk below Redis, no memory that is short, no virtual machine that moves, no network. So the default
 stays: heartbeat {Timing().heartbeat:g} s, lease {LEASE:g} s. Where cores are to spare and a vanished node must be
-replaced sooner, the second row's clockwork is consistent.
+replaced sooner, the second row's clockwork, with all that goes with it, is consistent; on every node the same:
+
+    {_shorter()}
 """
 """What follows from the lease study for the default."""
 METHOD = f"""\

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nodeagent.ctl.options import agent_option, connect, job_option, output_option
+from nodeagent.ctl.options import JOB, agent_option, complete_jobs, connect, output_option
 from nodeagent.ctl.output import dump, fold, terminal_width, yaml_text
 from nodeagent.ctl.terminal import NoAgentError, echo, one_line
 from nodeagent.ctl.waiting import PATIENCE
@@ -34,7 +34,9 @@ def event_line(event: Json, wide: bool = False, width: int | None = None) -> str
 @click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N (default 100).")
 @click.option("--after", metavar="ID", help="Only events after this one.")
-@job_option
+@click.option(
+    "--job", "job_named", type=JOB, metavar="JOB", shell_complete=complete_jobs, help="Only events of this job."
+)
 @output_option
 @agent_option
 @click.pass_context

@@ -93,8 +93,8 @@ def _one(client: Client, ref: str, fmt: str, *, everything: bool) -> None:
 @click.pass_context
 def get(ctx: click.Context, job: str | None, job_named: str | None, everything: bool, fmt: str) -> None:
     """List jobs in the order of their submission, of the ended ones the newest; with --all before them those in the
-    history, in the order of their ends. An array is one line, but with --all and -o wide. Or show one JOB, or the jobs
-    of an array. PLACE is the place in line of a job that waits for nodes, of so many that do.
+    history, in the order of their ends. An array is one line, except with --all or another -o. Or show one JOB, or the
+    jobs of an array. PLACE is the place in line of a job that waits for nodes, of so many that do.
     """
     client = connect(ctx)
     if named := job or job_named:

@@ -28,6 +28,12 @@ RULES = (
 )
 
 
+_request_id_option = click.option(
+    "--request-id", metavar="ID", help="Id of this request; it is not remembered: asked again, it is done again."
+)
+"""The node's own agent keeps no ids of these two."""
+
+
 @click.group(short_help="The rules for faulty hardware; confirm a repair; drills.")
 def health() -> None:
     """Faulty hardware: the rules that find it, and what people do about it. `nodes` and `describe node/NAME` show the
@@ -47,7 +53,7 @@ def rules(ctx: click.Context, fmt: str) -> None:
 @node_argument()
 @click.option("--gpu", metavar="UUID", default="", help="Only this GPU.")
 @click.option("--rule", metavar="ID", default="", help="Only the findings of this rule.")
-@request_id_option
+@_request_id_option
 @agent_option
 @click.pass_context
 def ack(ctx: click.Context, node: str, gpu: str, rule: str, request_id: str | None) -> None:
@@ -64,7 +70,7 @@ def ack(ctx: click.Context, node: str, gpu: str, rule: str, request_id: str | No
 @node_argument()
 @click.option("--xid", type=click.IntRange(1, 9999), required=True, help="Its number.")
 @click.option("--gpu", metavar="UUID", default="", help="The GPU [the node's first].")
-@request_id_option
+@_request_id_option
 @agent_option
 @click.pass_context
 def inject(ctx: click.Context, node: str, xid: int, gpu: str, request_id: str | None) -> None:

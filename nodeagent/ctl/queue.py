@@ -84,7 +84,7 @@ def queue() -> None:
 @click.pass_context
 def get(ctx: click.Context, name: str | None, fmt: str) -> None:
     """List the queues, those below a queue under it; or show one QUEUE. Amounts are of GPUs (g), nodes (n) and CPU
-    slots (s). SHARE is the largest part of the cluster that a queue uses, of one of them."""
+    slots (s). SHARE is the part that a queue uses of the cluster's GPUs, nodes or slots, whichever is largest."""
     client = connect(ctx)
     if name:
         show(client.get(queue_path(name)), fmt, "queue", COLUMNS, single=True)
@@ -145,7 +145,7 @@ def queue_lines(found: Json, width: int | None = None) -> list[str]:
 @agent_option
 @click.pass_context
 def create(ctx: click.Context, name: str, settings: tuple[str, ...], dry_run: bool, request_id: str | None) -> None:
-    """Make QUEUE. A setting is KEY=VALUE, such as weight=2, parent=research, guarantee.gpus=8 or users=[ann,bob]."""
+    """Make QUEUE. A setting is KEY=VALUE, such as weight=2, parent=research, guarantee.gpus=8 or 'users=[ann,bob]'."""
     _change(connect(ctx), "POST", f"{queue_path(name)}/create", request_id, dry_run, settings=list(settings))
 
 

@@ -51,7 +51,7 @@ def reserve() -> None:
 @agent_option
 @click.pass_context
 def nodes(ctx: click.Context, words: tuple[str, ...], why: str, request_id: str | None) -> None:
-    """Keep nodes free of work for a time: n[1-8] from 2030-01-31T22:00 for 4h. A TIME without an
+    """Keep nodes free of work for a time: 'n[1-8]' from 2030-01-31T22:00 for 4h. A TIME without an
     offset is this machine's (with one: 2030-01-31T22:00+01:00); +2h counts from now.
 
     Jobs that would not have ended by then start elsewhere. Work on the nodes leaves in time, as for a drain; a job
@@ -92,7 +92,7 @@ def parse(words: tuple[str, ...]) -> tuple[tuple[str, ...], float, float]:
 
     if len(words) < 5 or (words[-4], words[-2]) != ("from", "for"):
         raise CtlError(
-            f"write {_GRAMMAR}", Exit.USAGE, "such as: nodeagentctl reserve nodes n[1-8] from 2030-01-31T22:00 for 4h"
+            f"write {_GRAMMAR}", Exit.USAGE, "such as: nodeagentctl reserve nodes 'n[1-8]' from 2030-01-31T22:00 for 4h"
         )
     try:
         return tuple(w.removeprefix("node/") for w in words[:-4]), moment(words[-3], time.time), duration(words[-1])

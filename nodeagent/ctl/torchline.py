@@ -118,7 +118,16 @@ _CHOICES = {"--numa-binding": click.Choice(("node", "socket", "exclusive", "core
 _ALSO = {"--nnodes": ("--nodes", "nodes"), "--nproc-per-node": ("nproc",), "--standalone": ("standalone",)}
 """Other spellings, and the parameter's name if it is not the option's."""
 _NODES = "Nodes to train on [default: 1, or all N of --local]."
-_HELP = {"--nnodes": _NODES, "--nproc-per-node": "Workers per node.", "--max-restarts": "The restart budget."}
+_HELP = {
+    "--nnodes": _NODES,
+    "--nproc-per-node": "Workers per node [default: gpu; nodeagent-run: 1].",
+    "--standalone": "One node, or all of --nnodes, is brought up here for this command.",
+    "--max-restarts": "The restart budget [default: 10; nodeagent-run: 0].",
+    "--run-path": "The script is run as python -u SCRIPT.",
+    "--tee": "The same to files and to the console, there with a prefix.",
+    "--signals-to-handle": "Signals that stop the job with its grace.",
+}
+"""The help of options that do here something else than torchrun's, or whose default is ours."""
 
 
 class TorchLine(click.Command):

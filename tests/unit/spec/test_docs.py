@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import get_args
 
 import pytest
+from click.testing import CliRunner
 from pydantic import BaseModel
 
+from nodeagent.ctl.main import cli
 from nodeagent.model.jobspec import ActionName, EventName, JobSpec
 from nodeagent.spec import jobvalues
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.check import annotation_at
 from nodeagent.spec.errors import Path as KeyPath
 from nodeagent.spec.jobfile import JobFile
-from tests.unit.spec.helpers import job, problems
+from tests.unit.spec.helpers import job
 
 ROOT = Path(__file__).parents[3]
 JOB_FILE = (ROOT / "docs" / "job-file.md").read_text()
@@ -47,6 +50,16 @@ def test_every_key_is_in_the_sample(key: str) -> None:
     assert re.search(rf"^# *{key}:", sample, re.MULTILINE)
 
 
+def test_the_table_of_the_top_level_has_every_key() -> None:
+    table = CONFIG.partition("## Top level\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(AgentConfig.model_fields)
+
+
+def test_the_list_of_what_is_recorded_is_that() -> None:
+    listed = JOB_FILE.partition("With the job are recorded,")[2].partition(". ")[0]
+    assert tuple(re.findall(r"`(\w+)`", listed)) == jobvalues.RECORDED
+
+
 def test_every_word_of_a_job_is_in_the_document() -> None:
     for word in (*get_args(EventName), *get_args(ActionName), *jobvalues.RECORDED):
         assert f'`"{word}"`' in JOB_FILE or f"`{word}`" in JOB_FILE, word
@@ -63,7 +76,8 @@ def test_the_example_is_read() -> None:
     assert job(block).role.nodes.target == 4
 
 
-def test_the_shown_mistakes_are_what_is_reported() -> None:
-    text = "name: a\ncomand: x\nnodes: 8:2\nenv: {OMP_NUM_THREADS: 4}\ngrace: 30 sec\ncommand: x"
-    shown = [line.strip() for line in JOB_FILE.splitlines() if line.startswith("    job.yaml:")]
-    assert [str(p) for p in problems(lambda: job(text))] == shown
+def test_the_shown_mistakes_are_what_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("name: a\ncomand: x\nnodes: 8:2\nenv: {OMP_NUM_THREADS: 4}\ngrace: 30 sec\n")
+    shown = JOB_FILE.partition("    $ nodeagentctl validate job.yaml\n")[2].partition("\n\n")[0] + "\n"
+    assert CliRunner().invoke(cli, ["validate", "job.yaml"]).stderr == dedent(shown)
