@@ -41,6 +41,7 @@ from nodeagent.lease.statefiles import (
 )
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil import units
+from nodeagent.osutil.commands import DIES, ends
 from nodeagent.osutil.linux import boot_id, boottime, power_mark, socket_path
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.endpoint import AccessError, StoreEndpoint
@@ -341,7 +342,7 @@ class LocalLeaseProcess:
         """One that has not taken the lock in time, or that ended unseen."""
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
-            await asyncio.to_thread(self._child.wait)
+            await ends(self._child, DIES)
 
     def _fork(self, command: list[str], env: dict[str, str]) -> None:
         """A child in a session of its own."""

@@ -17,7 +17,7 @@ import structlog
 
 from nodeagent.model.node import Notice
 from nodeagent.osutil.commands import Checks, SiteCheck
-from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside
+from nodeagent.osutil.untrusted import OneAside, UntrustedError, UntrustedFolder
 from nodeagent.spec.agentconfig import NoticeConfig
 
 UNDATED = 120.0
@@ -27,7 +27,7 @@ MOST = 4096
 SHOWN = 100
 """Characters of its words that people see."""
 BOUND = 5.0
-"""Seconds that the command may take."""
+"""Seconds that the command may take, and a look at the file."""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d(?::?\d\d)?)?")
 
@@ -65,9 +65,10 @@ class NoticeWatch:
                 tasks.create_task(self._watch_file(self._config.file))
 
     async def _watch_file(self, path: Path) -> None:
+        aside = OneAside()
         while True:
             try:
-                self._found("file", await aside(lambda: _words_in(path)))
+                self._found("file", await aside.run(lambda: _words_in(path), BOUND))
             except (OSError, UntrustedError) as error:
                 self._unknown("file", str(error))
             await asyncio.sleep(self._config.every)

@@ -24,6 +24,7 @@ import structlog
 
 from nodeagent.model.health import Action, Attempt, Verdict
 from nodeagent.osutil.clock import Clock
+from nodeagent.osutil.commands import ends
 from nodeagent.osutil.linux import is_running, kill_group, start_time
 from nodeagent.osutil.untrusted import UntrustedError, aside
 from nodeagent.spec.healthconfig import RepairConfig
@@ -122,7 +123,7 @@ class Commands:
         except OSError as error:
             return Ended(127, f"{error.filename or argv[0]} cannot be started: {error.strerror}"), ""
         await started(process.pid, start_time(process.pid) or 0)
-        if await _ends(process, deadline):
+        if await ends(process, deadline):
             code = process.returncode if process.returncode >= 0 else 128 - process.returncode
             text = await _end_of(output)
             return Ended(code, f"exit code {code}{_quoted(text)}"), text
@@ -131,7 +132,7 @@ class Commands:
             kill_group(process.pid, pidfd)
         finally:
             os.close(pidfd)
-        gone = await _ends(process, DIES)
+        gone = await ends(process, DIES)
         text = await _end_of(output)
         why = f"did not end within {deadline:g} s{'' if gone else ', and cannot be killed'}{_quoted(text)}"
         return Ended(None, why), text
@@ -202,22 +203,6 @@ def _quoted(output: str) -> str:
 
 async def _nobody(_pid: int, _start: int) -> None:
     """Nobody needs to know."""
-
-
-async def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether it ends, and is reaped, within the time."""
-    loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(process.pid)
-    loop.add_reader(pidfd, ended.set)
-    try:
-        async with asyncio.timeout(seconds):
-            await ended.wait()
-    except TimeoutError:
-        return process.poll() is not None
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-    process.wait()
-    return True
 
 
 MOST_TRIES = 3

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside, remove_tree
+from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, remove_tree
 from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
 
 LOOK = 3600.0
@@ -98,6 +98,8 @@ class Retention:
         view: Callable[[], tuple[Mapping[str, JobRecord], Collection[str], float] | None],
     ) -> None:
         self._dirs, self._keep, self._view = dirs, keep, view
+        self._aside = OneAside()
+        """Looks and removals."""
         self._log = structlog.get_logger("retention")
 
     async def run(self) -> None:
@@ -112,7 +114,7 @@ class Retention:
     async def crowded(self) -> bool:
         """Clearly more jobs have output here than are to be kept."""
         try:
-            names = await aside(lambda: _names(self._dirs.logs), LOOK_LIMIT)
+            names = await self._aside.run(lambda: _names(self._dirs.logs), LOOK_LIMIT)
         except UntrustedError:  # the next look says why
             return False
         return sum(map(bool, map(_LOGS.fullmatch, names))) > SURPLUS * self._keep().jobs
@@ -120,16 +122,18 @@ class Retention:
     async def look(self) -> None:
         """Remove what is outdated now."""
         try:
-            left = await aside(lambda: found(self._dirs), LOOK_LIMIT)
+            left = await self._aside.run(lambda: found(self._dirs), LOOK_LIMIT)
         except UntrustedError as error:
             self._log.warning("what ended jobs left is not looked at", why=str(error))
             return
         view = self._view()
         for one in outdated(left, *view, self._keep()) if view is not None else ():
             try:
-                await aside(lambda one=one: remove_tree(one.above, one.name), LOOK_LIMIT)  # type: ignore[misc]
+                await self._aside.run(lambda one=one: remove_tree(one.above, one.name), LOOK_LIMIT)  # type: ignore[misc]
             except UntrustedError as error:
                 self._log.warning("what an ended job left is not removed", why=str(error))
+                if isinstance(error, NotSeenError):  # the next look sees the others again
+                    return
             else:
                 self._log.info("removed what an ended job left", folder=str(one.above / one.name))
 

@@ -1,9 +1,8 @@
 """The part of a job's output in this node's files, in the API's format, and a bound on concurrent readers. Files are
-read in a thread: a slow disk must never block the agent's loop."""
+read in a thread: a slow disk must never block the agent's loop. If it hangs, a ``notice`` line says so."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
-from nodeagent.pods.logs import TAIL_MAX, LogLine, generations, read_logs
+from nodeagent.pods.logs import TAIL_MAX, LogLine, LogsHangError, beside, generations, read_logs
 from nodeagent.pods.logs import follow as follow_files
 
 Line = dict[str, Any]
@@ -75,6 +74,11 @@ class Query:
         return {k: str(v) for k, v in wanted.items() if v is not None}
 
 
+def notice(node: str, text: str) -> Line:
+    """A line about the log itself."""
+    return {"rank": -1, "stream": "notice", "node": node, "generation": 0, "time": "", "text": text, "partial": False}
+
+
 def _line(node: str, line: LogLine) -> Line:
     return {
         "rank": line.rank,
@@ -109,35 +113,57 @@ def _newest(folder: Path, query: Query, count: int) -> list[LogLine]:
 
 
 async def _batches(lines: Iterator[LogLine]) -> AsyncGenerator[LogLine, None]:
-    while batch := await asyncio.to_thread(lambda: list(islice(lines, BATCH))):
+    while batch := await beside(lambda: list(islice(lines, BATCH))):
         for line in batch:
             yield line
 
 
-async def stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[Line, None]:
+async def _or_notice(folder: Path, node: str, lines: AsyncGenerator[Line, None]) -> AsyncGenerator[Line, None]:
+    """The lines. If the disk hangs: those until then, and a notice as the last."""
+    try:
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                yield line
+    except LogsHangError as error:
+        text = (
+            f"node {node} cannot read the rest of its part of the output, which is missing here: {folder} does not "
+            f"answer ({error}); look at that disk on {node}, and ask for the output again when it answers"
+        )
+        yield notice(node, text)
+
+
+def stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[Line, None]:
     """All stored lines."""
-    lines = _stored(folder, query)
-    if query.tail is not None:
-        lines = iter(await asyncio.to_thread(_newest, folder, query, query.tail))
+    return _or_notice(folder, node, _stored_lines(folder, node, query))
+
+
+async def _stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[Line, None]:
+    """Raises LogsHangError."""
+    lines, tail = _stored(folder, query), query.tail
+    if tail is not None:
+        lines = iter(await beside(lambda: _newest(folder, query, tail)))
     async with contextlib.aclosing(_batches(lines)) as batches:
         async for line in batches:
             yield _line(node, line)
 
 
-async def followed_lines(
+def followed_lines(folder: Path, node: str, query: Query, ended: Callable[[], bool]) -> AsyncGenerator[Line, None]:
+    """All stored lines and all new ones, until ``ended()`` and nothing is left."""
+    return _or_notice(folder, node, _followed_lines(folder, node, query, ended))
+
+
+async def _followed_lines(
     folder: Path, node: str, query: Query, ended: Callable[[], bool]
 ) -> AsyncGenerator[Line, None]:
-    """All stored lines and all new ones, until ``ended()`` and nothing is left."""
-    newest = max(await asyncio.to_thread(generations, folder), default=0)
+    """Raises LogsHangError."""
+    newest = max(await beside(lambda: generations(folder)), default=0)
     if query.tail is None:
         async with contextlib.aclosing(_batches(_stored(folder, query, below=newest))) as older:
             async for line in older:
                 yield _line(node, line)
         between = Query(first=max(newest, query.first), last=query.last, rank=query.rank)
-        if (
-            max(await asyncio.to_thread(generations, folder), default=0) > newest
-        ):  # generations that formed while the older ones were read
-            async with contextlib.aclosing(followed_lines(folder, node, between, ended)) as rest:
+        if max(await beside(lambda: generations(folder)), default=0) > newest:  # formed while the older ones were read
+            async with contextlib.aclosing(_followed_lines(folder, node, between, ended)) as rest:
                 async for line_so_far in rest:
                     yield line_so_far
             return

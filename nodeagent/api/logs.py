@@ -24,7 +24,7 @@ from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.forward import FAILURES, PeerRefusedError, Way, peer_lines, way_to, words
-from nodeagent.api.locallogs import Query, Readers, followed_lines, stored_lines
+from nodeagent.api.locallogs import Query, Readers, followed_lines, notice, stored_lines
 from nodeagent.api.logcursor import LogCursor
 from nodeagent.api.requests import find_any_job, send
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -45,11 +45,6 @@ PATIENCE = 8.0
 the loss of a node, take less)."""
 QUEUE = 32
 """Lines (at most 16 KiB each) that wait for a slow reader; then the files and the other agents wait too."""
-
-
-def notice(node: str, text: str) -> Line:
-    """A line about the log itself."""
-    return {"rank": -1, "stream": "notice", "node": node, "generation": 0, "time": "", "text": text, "partial": False}
 
 
 def place_names(generation: Generation) -> dict[int, str]:
@@ -164,7 +159,9 @@ class LogRoutes:
             for source in sources:
                 await stack.enter_async_context(contextlib.aclosing(source))
             async for line in _in_order(sources):
-                if kept is None:
+                if line["stream"] == "notice":  # none of the last lines
+                    failed.append(line)
+                elif kept is None:
                     yield line
                 else:
                     held += len(line["text"])
@@ -236,6 +233,7 @@ class LogRoutes:
         """One other agent's lines, through its restarts and freezes, until the job has ended."""
         uid, query = asked.uid, asked.query
         marks, tail = LogCursor(), query.tail is not None
+        reported: set[str] = set()
         loop = asyncio.get_running_loop()
         good = loop.time()
         while True:
@@ -252,7 +250,11 @@ class LogRoutes:
                 async with contextlib.aclosing(lines):
                     async for line in lines:
                         good = loop.time()
-                        if line and not skipper.skip(line):
+                        if line.get("stream") == "notice":  # it comes again each time that the node is asked
+                            if line["text"] not in reported:
+                                reported.add(line["text"])
+                                await queue.put(line)
+                        elif line and not skipper.skip(line):
                             await queue.put(line)
                             marks.seen(line)
                 query = replace(query, tail=None) if marks.any else query

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -138,3 +139,19 @@ async def end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DIES):
             await process.wait()
+
+
+async def ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends, and is reaped, within the time."""
+    loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(process.pid)
+    loop.add_reader(pidfd, ended.set)
+    try:
+        async with asyncio.timeout(seconds):
+            await ended.wait()
+    except TimeoutError:
+        return process.poll() is not None
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+    process.wait()
+    return True

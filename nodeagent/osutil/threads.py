@@ -12,30 +12,37 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 MOST = 32
-"""Threads of a pool. As many calls may hang before others wait for them."""
+"""Threads of a loop's own pool. As many calls may hang before others wait for them."""
+WAITING = 64
+"""Calls that wait for a thread of a pool; if there are more, those that were given up meanwhile are forgotten, since
+nothing else takes them out while all threads hang."""
 
 
 class DaemonPool(concurrent.futures.ThreadPoolExecutor):
     """What a loop runs ``to_thread`` in, with threads that nobody waits for: Python's own would hold up the end of the
-    loop, and then of the process, for as long as a disk hangs."""
+    loop, and then of the process, for as long as a disk hangs. What may hang often has a pool of its own, of ``most``
+    threads, and so takes none of the loop's, which looks up the store's name in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         super().__init__()
+        self._most = most
         self._work: SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._begun = 0
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        """In a thread that has nothing to do, or in a new one while there are fewer than ``MOST``. Raises RuntimeError,
+        """In a thread that has nothing to do, or in a new one while there are fewer than the most. Raises RuntimeError,
         as Python's own does, if there is no thread to be had."""
-        if not self._idle.acquire(blocking=False) and self._begun < MOST:
+        if self._work.qsize() > WAITING:
+            self._forget_cancelled()
+        if not self._idle.acquire(blocking=False) and self._begun < self._most:
             threading.Thread(target=self._run, name=f"pool-{self._begun + 1}", daemon=True).start()
             self._begun += 1
         ended = concurrent.futures.Future[T]()
@@ -44,6 +51,16 @@ class DaemonPool(concurrent.futures.ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Nothing: its threads end with the process."""
+
+    def _forget_cancelled(self) -> None:
+        """The others keep their turn."""
+        waiting = []
+        with suppress(Empty):
+            while True:
+                waiting.append(self._work.get_nowait())
+        for ended, work in waiting:
+            if not ended.cancelled():
+                self._work.put((ended, work))
 
     def _run(self) -> None:
         while True:

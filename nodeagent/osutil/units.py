@@ -7,12 +7,13 @@ sandbox. This module knows how such a unit is started; it must never decide what
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
+
+from nodeagent.osutil.commands import DIES, ends
 
 SLICE = "nodeagent.slice"
 START_LIMIT = 20.0
@@ -110,21 +111,14 @@ async def start(command: Sequence[str]) -> None:
     except OSError as error:
         raise UnitError(str(error)) from error
     assert process.stderr is not None
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    handle = os.pidfd_open(process.pid)
-    loop.add_reader(handle, ended.set)
-    try:
-        async with asyncio.timeout(START_LIMIT):
-            await ended.wait()
-    except TimeoutError:
-        raise UnitError(f"systemd did not start it within {START_LIMIT:g} s") from None
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
-        if not ended.is_set():
-            process.kill()  # systemd may still run its request: the mark finds the processes
-        with process.stderr as complaints:
-            code = process.wait()
-            text = complaints.read(4000).decode(errors="replace").strip()
-    if code:
-        raise UnitError(text.splitlines()[0] if text else f"systemd-run ended with {code}")
+    with process.stderr as complaints:
+        try:
+            if not await ends(process, START_LIMIT):
+                raise UnitError(f"systemd did not start it within {START_LIMIT:g} s")
+        finally:
+            if process.returncode is None:
+                process.kill()  # systemd may still run its request: the mark finds the processes
+                await ends(process, DIES)
+        text = complaints.read(4000).decode(errors="replace").strip()
+    if process.returncode:
+        raise UnitError(text.splitlines()[0] if text else f"systemd-run ended with {process.returncode}")

@@ -338,8 +338,25 @@ _aside: set[asyncio.Future[Any]] = set()
 async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
     """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises NotSeenError if it
     does not end within ``seconds``, or if too many earlier calls have not ended."""
-    import asyncio
+    return await _within(_begun(work), seconds)
 
+
+class OneAside:
+    """Work that is done ``aside`` time and again, one at a time: what hangs keeps one thread, and takes no other by and
+    by from those that look elsewhere."""
+
+    def __init__(self) -> None:
+        self._last: asyncio.Future[Any] | None = None
+
+    async def run(self, work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
+        """As ``aside``. Raises NotSeenError too while the last work is still under way."""
+        if self._last is not None and not self._last.done():
+            raise NotSeenError("an earlier look has not come back")
+        self._last = done = _begun(work)
+        return await _within(done, seconds)
+
+
+def _begun(work: Callable[[], T]) -> asyncio.Future[T]:
     from nodeagent.osutil.threads import in_daemon
 
     _aside.difference_update([one for one in _aside if one.done() or one.get_loop().is_closed()])
@@ -347,6 +364,12 @@ async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
         raise NotSeenError(f"{ASIDE_MAX} looks at users' files have not come back")
     done = in_daemon(work, "untrusted")
     _aside.add(done)
+    return done
+
+
+async def _within(done: asyncio.Future[T], seconds: float) -> T:
+    import asyncio
+
     try:
         async with asyncio.timeout(seconds):
             return await asyncio.shield(done)

@@ -2,7 +2,7 @@
 
 The files are written by ``shim_output`` (its docstring has the format) in folders that the job's user owns, who may put
 anything there, and are read by an agent that may be root: through ``osutil.untrusted``, in steps that are small however
-large the files, and with no file held open in between. All but ``follow`` blocks.
+large the files, and with no file held open in between. All but ``follow`` blocks: run it ``beside`` the loop.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
+from nodeagent.osutil.threads import DaemonPool
+from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
+
+T = TypeVar("T")
 
 POLL = 0.1
 """Seconds between two looks when following."""
@@ -33,8 +37,18 @@ GENERATIONS_MAX = 64
 """The newest generations that are looked at; shims keep fewer."""
 RANKS_MAX = 1024
 """Ranks of one generation that are read."""
+THREADS = 16
+"""Threads that read logs. If the disk hangs, as many reads hang with it, and none of the loop's threads."""
+PATIENCE = 20.0
+"""Seconds until one step of reading is given up: far more than a disk takes that answers, and less than the 30 s of
+silence after which the tool gives up the agent and cannot be shown why."""
+_threads = DaemonPool(THREADS)
 _NAME = re.compile(r"rank([0-9]{1,6})\.log(?:\.([0-9]{1,4}))?")
 _GENERATION = re.compile(r"g([0-9]{1,9})")
+
+
+class LogsHangError(NotSeenError):
+    """A step of reading did not come back: the disk hangs, or all threads wait for one that does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,16 @@ def read_logs(
     return heapq.merge(*(cursor.rest(at_once) for cursor in cursors), key=lambda line: line.time)
 
 
+async def beside(work: Callable[[], T]) -> T:
+    """The result of ``work``, one step of reading logs, in one of the threads for that. Raises LogsHangError if it
+    does not come back within ``PATIENCE``; its thread then waits for the disk alone."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await asyncio.get_running_loop().run_in_executor(_threads, work)
+    except TimeoutError:
+        raise LogsHangError(f"it did not come back within {PATIENCE:g} s") from None
+
+
 async def follow(
     folder: Path,
     ranks: Collection[int] | None = None,
@@ -90,14 +114,15 @@ async def follow(
 ) -> AsyncIterator[LogLine]:
     """The newest generation's records (its last ``tail``), then new ones as they come, of newer generations too.
 
-    Ends when ``ended()`` was true before a look that found nothing new; otherwise when the caller closes it.
+    Ends when ``ended()`` was true before a look that found nothing new; otherwise when the caller closes it. Raises
+    LogsHangError if the disk hangs.
     """
     view = _View(folder, ranks)
-    for line in await asyncio.to_thread(view.begin, tail):
+    for line in await beside(lambda: view.begin(tail)):
         yield line
     while True:
         last_look = ended()
-        found = await asyncio.to_thread(view.look)
+        found = await beside(view.look)
         for line in found:
             yield line
         if not found:

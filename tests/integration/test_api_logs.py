@@ -12,12 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nodeagent.agent.metrics import Metrics
+from nodeagent.api import locallogs
 from nodeagent.api.server import ApiServer
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.logs import Printer, print_logs
 from nodeagent.ctl.main import cli
+from nodeagent.pods import logs
 from nodeagent.pods.folder import log_folder
-from tests.unit.api.fakes import LiveAgent, PeerView, live_agent, spec
+from tests.unit.api.fakes import BOUND, LiveAgent, PeerView, live_agent, spec
 
 
 @pytest.fixture
@@ -69,6 +71,29 @@ def test_two_nodes_in_the_order_of_time(agent: LiveAgent, tmp_path: Path) -> Non
         assert ctl(agent, "logs", "--tail", "1").output == "[3]<stdout>: four\n"
         refused = ctl(agent, "logs", "--generation", "7")
         assert (refused.exit_code, "no generation 7" in refused.output) == (3, True)
+
+
+def test_a_node_whose_disk_hangs_is_named_and_the_others_go_on(
+    agent: LiveAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, gate, mine = logs.generations, threading.Event(), agent.view.config.dirs.logs
+
+    def generations(folder: Path) -> list[int]:
+        if folder.is_relative_to(mine):
+            gate.wait(BOUND)
+        return known(folder)
+
+    with peer(agent, tmp_path) as second:
+        started(agent)
+        write(second.config.dirs.logs, 2, "two", rank=2)
+        write(second.config.dirs.logs, 3, "three", rank=2)
+        monkeypatch.setattr(logs, "PATIENCE", 2.0)
+        monkeypatch.setattr(locallogs, "generations", generations)
+        for words in ([], ["--tail", "2"]):
+            result = ctl(agent, "logs", *words)
+            assert result.stdout == "[2]<stdout>: two\n[2]<stdout>: three\n"
+            assert "node n1 cannot read the rest of its part of the output" in result.stderr
+        gate.set()
 
 
 def test_generations(agent: LiveAgent, tmp_path: Path) -> None:

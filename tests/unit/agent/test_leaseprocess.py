@@ -1,4 +1,5 @@
-"""Who starts the lease process again after its end: systemd what it keeps, the agent what it ended itself."""
+"""Who starts the lease process again after its end: systemd what it keeps, the agent what it ended itself. And what the
+agent does first with a child that has not begun in time."""
 
 from __future__ import annotations
 
@@ -83,3 +84,31 @@ async def test_one_that_ended_by_itself_is_left_to_systemd_first(
         asyncio.get_running_loop().call_later(0.1, unit.process.kill)
         await unit.started.wait()
         assert unit.waits == [leaseprocess.COMES_BACK]
+
+
+async def test_a_child_that_has_not_taken_its_lock_in_time_is_killed_before_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AgentConfig(dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
+    process = LocalLeaseProcess(config, "n1", cast(Any, SimpleNamespace(reached=None)), "", cast(Any, None))
+    process._order = cast(Any, object())
+    children = list[subprocess.Popen[bytes]]()
+    codes = asyncio.Queue[list[int | None]]()
+
+    def fork(_command: list[str], _env: dict[str, str]) -> None:
+        codes.put_nowait([child.returncode for child in children])
+        children.append(subprocess.Popen(["sleep", "600"]))
+        process._child = children[-1]
+
+    monkeypatch.setattr(process, "_fork", fork)
+    monkeypatch.setattr(leaseprocess, "START_LIMIT", 0.01)
+    keeping = asyncio.create_task(process.run())
+    try:
+        assert [await codes.get() for _ in range(3)] == [[], [-9], [-9, -9]]
+    finally:
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
+        children[-1].returncode = None  # the agent leaves it behind
+        children[-1].kill()
+        children[-1].wait()

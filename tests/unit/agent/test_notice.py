@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from pydantic import ValidationError
 
+from nodeagent.agent import notice
 from nodeagent.agent.notice import UNDATED, NoticeWatch, read_notice
 from nodeagent.model.node import Notice
 from nodeagent.osutil import untrusted
@@ -135,3 +138,22 @@ async def test_a_file_that_nobody_can_look_at_changes_nothing(tmp_path: Path, mo
         file.unlink()
         await found.until(2)
     assert [one and one.until for one in found] == [NOW + 100, None]
+
+
+async def test_on_a_mount_that_hangs_one_look_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, begun, rounds = threading.Event(), SimpleQueue[Path](), asyncio.Queue[str]()
+
+    def words_in(path: Path) -> None:
+        begun.put(path)
+        gate.wait(30)
+
+    monkeypatch.setattr(notice, "_words_in", words_in)
+    monkeypatch.setattr(notice, "BOUND", 0.01)
+    monkeypatch.setattr(NoticeWatch, "_unknown", lambda _self, _source, why: rounds.put_nowait(why))
+    config = NoticeConfig(file=tmp_path / "notice").model_copy(update={"every": 0.01})
+    async with watched(config):
+        for _ in range(10):
+            await rounds.get()
+    assert begun.get(timeout=30) == tmp_path / "notice"
+    assert begun.empty()
+    gate.set()

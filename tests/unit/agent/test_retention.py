@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from nodeagent.agent import retention
 from nodeagent.agent.retention import Retention, found
 from nodeagent.agent.serve import _retention
 from nodeagent.model.job import JobRecord
+from nodeagent.osutil.untrusted import NotSeenError
 from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
 from tests.unit.ctl.samples import job as sample
 from tests.unit.plan.build import NOW as SERVED
@@ -115,6 +121,42 @@ async def test_a_clock_that_is_far_ahead_makes_nothing_old(tmp_path: Path) -> No
     clock = SimpleNamespace(wall=lambda: NOW + 365 * DAY)
     await _retention(cast(Any, agent), cast(Any, clock)).look()
     assert there(dirs) == {1}
+
+
+async def test_on_a_disk_that_hangs_one_look_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look left its thread, until nobody could look at a user's files any more."""
+    gate, begun = threading.Event(), SimpleQueue[Path]()
+
+    def names(folder: Path) -> list[str]:
+        begun.put(folder)
+        gate.wait(30)
+        return []
+
+    monkeypatch.setattr(retention, "_names", names)
+    monkeypatch.setattr(retention, "LOOK_LIMIT", 0.01)
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    looks = Retention(dirs, RetentionConfig, lambda: ({}, (), NOW))
+    for _ in range(10):
+        assert not await looks.crowded()
+        await looks.look()
+    assert begun.get(timeout=30) == dirs.logs
+    assert begun.empty()
+    gate.set()
+
+
+async def test_after_a_removal_that_hangs_no_other_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[str]()
+
+    def remove(_: Path, name: str) -> None:
+        tried.append(name)
+        raise NotSeenError("it hangs")
+
+    monkeypatch.setattr(retention, "remove_tree", remove)
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    for number in (1, 2):
+        leave(dirs, number, written_days_ago=30)
+    assert await after(dirs, []) == {1, 2}
+    assert len(tried) == 1
 
 
 async def test_links_are_not_followed(tmp_path: Path) -> None:

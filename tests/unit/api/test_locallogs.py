@@ -1,14 +1,23 @@
-"""How many may read logs here at a time."""
+"""How many may read logs here at a time, and what they see if the disk hangs."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from nodeagent.api import locallogs
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
-from nodeagent.api.locallogs import Readers
+from nodeagent.api.locallogs import Line, Query, Readers, followed_lines, stored_lines
+from nodeagent.osutil.threads import DaemonPool
+from nodeagent.pods import logs
+
+Reading = Callable[[Path, Query], AsyncGenerator[Line, None]]
 
 
 def caller(uid: int) -> Caller:
@@ -28,3 +37,78 @@ def test_a_user_reads_so_often_at_once_and_all_of_them_so_often() -> None:
     for _ in range(5):  # whoever ended counts no more
         with readers.admit(caller(1)), readers.admit(caller(1)), readers.admit(caller(3)):
             pass
+
+
+class Disk:
+    """Answers until it hangs; from then on no step is waited for for long."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch, self._gate = patch, threading.Event()
+        self.hung: set[int] = set()
+        """Threads that it has caught."""
+
+    def hang(self) -> None:
+        self._patch.setattr(logs, "PATIENCE", 0.01)
+        for module, name in ((logs, "generations"), (locallogs, "generations"), (locallogs, "read_logs")):
+            self._patch.setattr(module, name, self._look)
+
+    def answer(self) -> None:
+        self._gate.set()
+
+    def _look(self, *_: object, **__: object) -> list[int]:
+        self.hung.add(threading.get_ident())
+        self._gate.wait(30)
+        return []
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    monkeypatch.setattr(logs, "_threads", DaemonPool(2))
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.answer()
+
+
+def stored(folder: Path, query: Query) -> AsyncGenerator[Line, None]:
+    return stored_lines(folder, "n1", query)
+
+
+def followed(folder: Path, query: Query) -> AsyncGenerator[Line, None]:
+    return followed_lines(folder, "n1", query, lambda: True)
+
+
+READINGS = pytest.mark.parametrize("reading", [stored, followed])
+TAILS = pytest.mark.parametrize("query", [Query(), Query(tail=3)])
+
+
+@READINGS
+@TAILS
+async def test_a_disk_that_hangs_takes_none_of_the_loops_threads_and_a_notice_says_so(
+    tmp_path: Path, disk: Disk, reading: Reading, query: Query
+) -> None:
+    """The agent could not look up the name of its Redis any more."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(DaemonPool(1))
+    disk.hang()
+    for _ in range(4):
+        (line,) = [line async for line in reading(tmp_path / "digits", query)]
+        assert (line["stream"], line["node"]) == ("notice", "n1")
+        assert f"{tmp_path / 'digits'} does not answer (it did not come back within 0.01 s)" in line["text"]
+    assert await asyncio.to_thread(threading.get_ident) not in disk.hung
+    assert await loop.getaddrinfo("127.0.0.1", 6379)
+
+
+@READINGS
+async def test_what_was_read_before_the_disk_hung_is_shown_before_the_notice(
+    tmp_path: Path, disk: Disk, reading: Reading
+) -> None:
+    for number in (1, 2):
+        (tmp_path / "digits" / f"g{number}").mkdir(parents=True)
+    lines = [f"2026-01-01T00:00:01.{count:06d}Z stdout F {count}\n" for count in range(locallogs.BATCH)]
+    (tmp_path / "digits" / "g1" / "rank0.log").write_text("".join(lines))
+    found = []
+    async for line in reading(tmp_path / "digits", Query()):
+        found.append(line["text"] if line["stream"] != "notice" else "notice")
+        if len(found) == 1:
+            disk.hang()
+    assert found == [*map(str, range(locallogs.BATCH)), "notice"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import subprocess
 import sys
 import threading
+from weakref import WeakSet
 
 import pytest
 
-from nodeagent.osutil.threads import MOST, DaemonPool, Newest, in_daemon
+from nodeagent.osutil.threads import MOST, WAITING, DaemonPool, Newest, in_daemon
 
 
 async def test_the_result_and_the_error_reach_the_one_that_waits() -> None:
@@ -104,6 +106,32 @@ async def test_a_pool_has_so_many_threads_and_the_rest_waits_its_turn() -> None:
     assert not begun.acquire(blocking=False)
     goes.set()
     assert len(set(await asyncio.gather(*calls))) == MOST
+
+
+class Work:
+    """Is known to be kept for as long as somebody keeps it."""
+
+    def run(self) -> bool:
+        return True
+
+
+async def test_calls_that_were_given_up_do_not_pile_up_before_a_pool_that_hangs() -> None:
+    pool, goes = DaemonPool(1), threading.Event()
+    kept = WeakSet[Work]()
+
+    def begin() -> concurrent.futures.Future[bool]:
+        work = Work()
+        kept.add(work)
+        return pool.submit(work.run)
+
+    hung = pool.submit(goes.wait, 30)
+    first, *others = [begin() for _ in range(10 * WAITING)]
+    for one in others:
+        one.cancel()
+    last = begin()
+    assert len(kept) <= WAITING
+    goes.set()
+    assert [await asyncio.wrap_future(one) for one in (hung, first, last)] == [True, True, True]
 
 
 def test_neither_the_loop_nor_the_process_waits_for_what_hangs_in_a_pool() -> None:

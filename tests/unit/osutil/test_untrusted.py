@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -9,11 +10,20 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from nodeagent.osutil import untrusted
-from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside, object_of, remove_tree
+from nodeagent.osutil.untrusted import (
+    NotSeenError,
+    OneAside,
+    UntrustedError,
+    UntrustedFolder,
+    aside,
+    object_of,
+    remove_tree,
+)
 
 
 def _link(path: Path) -> None:
@@ -208,6 +218,33 @@ async def test_what_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
                 await aside(gate.wait, seconds=0.01)
     finally:
         gate.set()
+
+
+async def test_what_hangs_is_not_done_again_until_it_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, gate, begun = OneAside(), threading.Event(), SimpleQueue[int]()
+
+    def look() -> None:
+        begun.put(1)
+        gate.wait(30)
+
+    assert await one.run(lambda: 7) == 7
+    with monkeypatch.context() as full, pytest.raises(NotSeenError, match="0 looks"):
+        full.setattr(untrusted, "ASIDE_MAX", 0)
+        await one.run(lambda: 7)
+    with pytest.raises(NotSeenError, match="did not come back within"):
+        await one.run(look, seconds=0.01)
+    for _ in range(10):
+        with pytest.raises(NotSeenError, match="an earlier look has not come back"):
+            await one.run(look, seconds=0.01)
+    assert begun.get(timeout=30) == 1
+    gate.set()
+    while True:
+        try:
+            assert await one.run(lambda: 8) == 8
+            break
+        except NotSeenError:
+            await asyncio.sleep(0.01)
+    assert begun.empty()
 
 
 def test_objects() -> None:
