@@ -170,6 +170,8 @@ class Monitor:
         """The driver has named its GPUs since this start."""
         self._xid_counts: Counter[tuple[str, str, int]] = Counter()
         self._saved = Kept()
+        self._unwritten = ""
+        """Why the memory could not be written the last time; empty: it was."""
         self._gpus: tuple[GpuReading, ...] | None = None
         self._host: HostReading | None = None
         self._events: list[DeviceEvent] = []
@@ -512,9 +514,12 @@ class Monitor:
             return
         try:
             await asyncio.to_thread(save_memory, self._file, kept)
-        except OSError as error:  # a full disk: verdicts hold until this agent ends
-            self._log.error("verdicts cannot be kept", file=str(self._file), why=error.strerror)
-        self._saved = kept
+        except OSError as error:  # a full disk: verdicts hold until this agent ends; tried again after each judgement
+            if str(error) != self._unwritten:
+                self._log.error("verdicts cannot be kept", file=str(self._file), why=error.strerror)
+            self._unwritten = str(error)
+        else:
+            self._saved, self._unwritten = kept, ""
 
 
 def save_memory(path: Path, kept: Kept) -> None:

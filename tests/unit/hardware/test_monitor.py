@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 from collections.abc import Callable
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
+
+from structlog.testing import capture_logs
 
 from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork, load_memory
@@ -416,6 +421,22 @@ async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> No
     assert [v.rule for v in again.monitor.published] == ["xid.79"]
     file.write_text("{")
     assert Watched(tmp_path).found == []
+
+
+async def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    one = Watched(folder, gpus=False)
+    one.kernel(79, BUS["GPU-a"])
+    with capture_logs() as logs:
+        await one.monitor.save()
+        await one.monitor.save()
+        folder.mkdir()
+        await one.monitor.save()
+        assert [v.rule for v in load_memory(folder / "health.json").memory.verdicts] == ["xid.79"]
+        shutil.rmtree(folder)
+        one.kernel(48, BUS["GPU-a"])
+        await one.monitor.save()
+    assert [log["why"] for log in logs if log["event"] == "verdicts cannot be kept"] == [os.strerror(ENOENT)] * 2
 
 
 class HungDisk(Monitor):
