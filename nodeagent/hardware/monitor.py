@@ -45,7 +45,7 @@ from nodeagent.hardware.judging.rules import (
     check_rule,
 )
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
-from nodeagent.hardware.probes.process import ROOT, Probe, ProbeLimits, packages, reader_command
+from nodeagent.hardware.probes.process import NOT_UNDERSTOOD, ROOT, Probe, ProbeLimits, packages, reader_command
 from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, ProbeReading, Readings
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
@@ -493,7 +493,7 @@ class Monitor:
     def _read(self) -> Kept:
         try:
             kept = load_memory(self._file)
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, *NOT_UNDERSTOOD) as error:
             self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
             return Kept()
         checks = {f"check.{check.name}" for check in self._machine.checks}
@@ -545,7 +545,8 @@ def save_memory(path: Path, kept: Kept) -> None:
 
 
 def load_memory(path: Path) -> Kept:
-    """What was kept; nothing if there is no file. Raises ValueError for one that cannot be understood."""
+    """What was kept; nothing if there is no file. Raises OSError for one that cannot be read, and one of
+    ``NOT_UNDERSTOOD`` for one that cannot be understood."""
     try:
         data: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:

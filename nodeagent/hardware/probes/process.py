@@ -35,7 +35,8 @@ MOST_LINES = 200
 MOST_PROGRESS = 256
 """Signs of progress between two readings: a look brings up no more devices than that."""
 _LINE = 4 << 20
-_NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What the parsing of JSON raises that is not as it must be."""
 ROOT = Path(__file__).parents[3]
 
 Received = Callable[[dict[str, Any]], None]
@@ -172,7 +173,7 @@ class Probe:
                     missed += 1
                     self._report(self.reading.missed + 1, "")
                     continue
-                except _NOT_UNDERSTOOD as error:  # of another version than this agent's, say
+                except NOT_UNDERSTOOD as error:  # of another version than this agent's, say
                     self._report(
                         self.reading.missed, f"it writes what this agent does not understand: {error}"[:PROBLEM]
                     )

@@ -11,10 +11,11 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork, load_memory
+from nodeagent.hardware.monitor import VERIFY, VERSION, Machine, Monitor, OwnWork, load_memory
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.readings import DeviceEvent, ProbeReading
 
@@ -411,16 +412,37 @@ async def test_while_the_driver_is_left_alone_nothing_is_known_of_its_gpus(tmp_p
     assert len(one.monitor.last_gpus) == 2
 
 
-async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> None:
+EMPTY = {"version": VERSION, "boot": "boot", "gpus": [], "at": 0.0, "verdicts": [], "past": [], "repairs": []}
+"""A file that can be read."""
+
+
+async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     one = Watched(tmp_path, gpus=False)
     one.kernel(79, BUS["GPU-a"])
-    file = tmp_path / "health.json"
     await one.monitor.save()
     again = Watched(tmp_path, gpus=False)
     assert again.found == [("xid.79", BUS["GPU-a"], "active")]
     assert [v.rule for v in again.monitor.published] == ["xid.79"]
-    file.write_text("{")
-    assert Watched(tmp_path).found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"devices": []}', json.dumps(EMPTY | {"devices": []}), "[" * 5000, None],
+    ids=lambda t: str(t)[:20],
+)
+async def test_a_file_that_cannot_be_read_does_not_keep_the_agent_from_starting(
+    tmp_path: Path, text: str | None
+) -> None:
+    file = tmp_path / "health.json"
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_text(text)
+    with capture_logs() as logs:
+        assert Watched(tmp_path).found == []
+    assert [(log["event"], log["file"]) for log in logs] == [
+        ("what was known of this node's health is lost", str(file))
+    ]
 
 
 async def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
