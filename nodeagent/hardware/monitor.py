@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import is_
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import structlog
@@ -46,7 +47,15 @@ from nodeagent.hardware.judging.rules import (
     check_rule,
 )
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
-from nodeagent.hardware.probes.process import ROOT, Probe, ProbeLimits, packages, reader_command
+from nodeagent.hardware.probes.process import (
+    NOT_UNDERSTOOD,
+    ROOT,
+    Probe,
+    ProbeLimits,
+    packages,
+    parsing,
+    reader_command,
+)
 from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, ProbeReading, Readings
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
@@ -171,6 +180,8 @@ class Monitor:
         """The driver has named its GPUs since this start."""
         self._xid_counts: Counter[tuple[str, str, int]] = Counter()
         self._saved = Kept()
+        self._unwritten = ""
+        """Why the memory could not be written the last time; empty: it was."""
         self._gpus: tuple[GpuReading, ...] | None = None
         self._host: HostReading | None = None
         self._events: list[DeviceEvent] = []
@@ -448,10 +459,18 @@ class Monitor:
         self._events.append(replace(event, logged=source == KERNEL))
 
     def take_gpus(self, line: dict[str, Any]) -> None:
-        """Take in one line of the probe of the driver."""
+        """Take in one line of the probe of the driver. Raises NotUnderstoodError, and takes nothing, if it is none."""
+        with parsing():
+            every = tuple(_gpu(fields) for fields in line.get("gpus", ()))
+            events = [
+                _event({
+                    "kind": "xid", "at": at, "device": uuid, "code": code, "count": count,
+                    "raw": f"NVML event: Xid {code}",
+                })
+                for uuid, code, at, count, _ in line.get("events", ())
+            ]  # fmt: skip
         if "gpus" in line:
             self._stale = self._paused
-            every = tuple(_gpu(fields) for fields in line["gpus"])
             self._answered = True
             read = {gpu.uuid for gpu in self._gpus or ()}
             self._gpus = tuple(self._with_links(gpu) for gpu in every if self._machine.has(gpu.uuid))
@@ -465,8 +484,8 @@ class Monitor:
                 self._take(forgotten(self._memory, gone))
             if any(gpu.uuid not in read for gpu in self._gpus):
                 self._changed()
-        for uuid, code, at, count, _ in line.get("events", ()):
-            self.take_event(DeviceEvent("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
+        for event in events:
+            self.take_event(event, "nvml")
         self._due.set()
 
     def _with_links(self, gpu: GpuReading) -> GpuReading:
@@ -477,16 +496,20 @@ class Monitor:
         return replace(gpu, links_once=once)
 
     def take_host(self, line: dict[str, Any]) -> None:
-        """Take in one line of the probe of the machine."""
-        if "host" in line:
-            fields = line["host"]
-            self._accepted &= {port for port, _ in fields["ports_down"]}
-            self._ports = tuple(sorted({*self._ports, *fields["ports"]}))
-            self._host = _host(fields, self._accepted)
+        """Take in one line of the probe of the machine. Raises NotUnderstoodError, and takes nothing, if it is none."""
+        accepted, ports, host = self._accepted, self._ports, self._host
+        with parsing():
+            if "host" in line:
+                fields = line["host"]
+                accepted = accepted & {port for port, _ in fields["ports_down"]}
+                ports = tuple(sorted({*ports, *fields["ports"]}))
+                host = _host(fields, accepted)
+            events = [_event(fields) for fields in line.get("events", ())]
+        self._accepted, self._ports, self._host = accepted, ports, host
         if line.get("record") is not None:
             self._record = line["record"]
-        for fields in line.get("events", ()):
-            self.take_event(DeviceEvent(**fields), KERNEL)
+        for event in events:
+            self.take_event(event, KERNEL)
         if "events" in line:
             self._due.set()
 
@@ -502,7 +525,7 @@ class Monitor:
     def _read(self) -> Kept:
         try:
             kept = load_memory(self._file)
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, *NOT_UNDERSTOOD) as error:
             self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
             return Kept()
         checks = {f"check.{check.name}" for check in self._machine.checks}
@@ -523,9 +546,12 @@ class Monitor:
             return
         try:
             await asyncio.to_thread(save_memory, self._file, kept)
-        except OSError as error:  # a full disk: verdicts hold until this agent ends
-            self._log.error("verdicts cannot be kept", file=str(self._file), why=error.strerror)
-        self._saved = kept
+        except OSError as error:  # a full disk: verdicts hold until this agent ends; tried again after each judgement
+            if str(error) != self._unwritten:
+                self._log.error("verdicts cannot be kept", file=str(self._file), why=error.strerror)
+            self._unwritten = str(error)
+        else:
+            self._saved, self._unwritten = kept, ""
 
 
 def save_memory(path: Path, kept: Kept) -> None:
@@ -551,7 +577,8 @@ def save_memory(path: Path, kept: Kept) -> None:
 
 
 def load_memory(path: Path) -> Kept:
-    """What was kept; nothing if there is no file. Raises ValueError for one that cannot be understood."""
+    """What was kept; nothing if there is no file. Raises OSError for one that cannot be read, and one of
+    ``NOT_UNDERSTOOD`` for one that cannot be understood."""
     try:
         data: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
@@ -584,7 +611,20 @@ def _gpu(fields: dict[str, Any]) -> GpuReading:
     if fields.get("processes") is not None:
         fields["processes"] = tuple((pid, size) for pid, size in fields["processes"])
     fields["owners"] = tuple((pid, owner) for pid, owner in fields.get("owners", ()))
+    _check_kinds(fields, uuid=str, pci=str, links_up=int | None)
     return GpuReading(**fields)
+
+
+def _event(fields: dict[str, Any]) -> DeviceEvent:
+    _check_kinds(fields, device=str, code=int, count=int)
+    return DeviceEvent(**fields)
+
+
+def _check_kinds(fields: dict[str, Any], **kinds: type | UnionType) -> None:
+    """What it takes to file a reading or an event away. Raises TypeError."""
+    for name, kind in kinds.items():
+        if name in fields and not isinstance(fields[name], kind):
+            raise TypeError(f"{name} is {str(fields[name])[:60]!r}")
 
 
 def _host(fields: dict[str, Any], accepted: Collection[str]) -> HostReading:

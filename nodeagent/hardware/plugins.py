@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from nodeagent.hardware.judging.rules import Rule
-from nodeagent.hardware.probes.process import Probe, ProbeLimits, packages, reader_command
+from nodeagent.hardware.probes.process import Probe, ProbeLimits, packages, parsing, reader_command
 from nodeagent.hardware.readings import AcceleratorReading, DeviceEvent, GpuReading
 from nodeagent.model.node import Gpu
 
@@ -147,16 +147,19 @@ class Vendor:
             self.expected.pop(uuid, None)
 
     def receive(self, line: dict[str, Any]) -> None:
-        """Take in a line. Raises ValueError, TypeError or KeyError, and takes nothing, if it is none."""
-        variable, rules = self._declared(line["accelerator"]) if "accelerator" in line else (self._variable, self.rules)
-        devices, looks = self.devices, self._looks
-        if "gpus" in line:
-            devices, looks = self._read(line["gpus"], variable, rules)
-        known = self.expected.keys() | {device.uuid for device in devices or ()}
-        events = [self._event(event, rules, known) for event in _some(line.get("events", []), MOST_EVENTS)]
-        fresh = {device.uuid for device in devices or ()} - self.expected.keys()
+        """Take in a line. Raises NotUnderstoodError, and takes nothing, if it is none."""
+        variable, rules, devices, looks = self._variable, self.rules, self.devices, self._looks
+        with parsing():
+            if "accelerator" in line:
+                variable, rules = self._declared(line["accelerator"])
+            if "gpus" in line:
+                devices, looks = self._read(line["gpus"], variable, rules)
+            offers = {device.uuid: offered(device) for device in devices or ()}
+            known = self.expected.keys() | offers.keys()
+            events = [self._event(event, rules, known) for event in _some(line.get("events", []), MOST_EVENTS)]
+        fresh = offers.keys() - self.expected.keys()
         self._variable, self.rules, self.devices, self._looks = variable, rules, devices, looks
-        self.expected |= {device.uuid: offered(device) for device in devices or ()}
+        self.expected |= offers
         self._events = (self._events + events)[-MOST_EVENTS:]
         if fresh or events or "gpus" in line:
             self._changed()

@@ -202,7 +202,7 @@ class Supervisor:
         with contextlib.closing(writer):
             try:
                 request = json.loads(await asyncio.wait_for(reader.readline(), REQUEST_TIMEOUT))
-            except (OSError, ValueError):  # nothing was asked that could be answered
+            except (OSError, ValueError, RecursionError):  # nothing was asked that could be answered
                 return
             if not isinstance(request, dict):
                 return

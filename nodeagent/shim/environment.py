@@ -34,6 +34,9 @@ DEFAULTS = frozenset(
 """Variables of ours that give way to the job's own, also to those of its env_file."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MOST_FOUND = 8 << 20
+"""Bytes that a look at a job's folders may find; what is in the environment, twice at most, is nearly all of it. No
+env_file may be larger."""
 LOAD_BOUND = 15.0
 """Seconds for the login shell; less than the checks have."""
 MOST_BYTES = 1 << 20
@@ -104,7 +107,10 @@ def parse_env_file(text: str, name: str) -> dict[str, str]:
 
 def read_env_file(path: str) -> dict[str, str]:
     """Raises OSError, or ValueError naming file and line. A byte order mark, as editors write it, is no part of it."""
-    data = Path(path).read_bytes()
+    with Path(path).open("rb") as file:
+        data = file.read(MOST_FOUND + 1)
+    if len(data) > MOST_FOUND:
+        raise ValueError(f"{path}: larger than {MOST_FOUND >> 20} MiB; name a file that holds only NAME=VALUE lines")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

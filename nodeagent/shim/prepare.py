@@ -17,7 +17,7 @@ from typing import Any
 from nodeagent.osutil.linux import MARK, power_mark
 from nodeagent.shim.checks import check, see_folders, verdict
 from nodeagent.shim.container import Containers
-from nodeagent.shim.environment import compose
+from nodeagent.shim.environment import MOST_FOUND, compose
 from nodeagent.shim.forkserver.client import ForkServer
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import ShimChildren, reap, start_function
@@ -26,8 +26,6 @@ CHECK_BOUND = 20.0
 """Seconds for the look at the job's folders."""
 CHECK_AGAIN = 5.0
 """An unfit node looks again this often."""
-MOST_FOUND = 8 << 20
-"""Bytes that a look may find; what is in the environment, twice at most, is nearly all of it."""
 FOLDER_AGAIN = 30.0
 """Seconds between two looks at the job's folders, and at which one checkpoint_dir is, also while workers run: a mount
 may go or be put right, and a script may empty the folder, marker and all. Long, since thousands of nodes ask one file

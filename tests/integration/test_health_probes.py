@@ -20,7 +20,7 @@ import pytest
 from nodeagent.hardware import monitor as health
 from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.plugins import NVIDIA
-from nodeagent.hardware.probes.process import MOST_STUCK, Probe, ProbeLimits
+from nodeagent.hardware.probes.process import MOST_STUCK, NotUnderstoodError, Probe, ProbeLimits
 from nodeagent.osutil.clock import SystemClock
 from nodeagent.osutil.linux import is_running
 from tests.fakenvml.build import build, write_state
@@ -466,7 +466,7 @@ async def test_a_probe_that_writes_what_nobody_understands_is_started_again(line
     starts = 0
 
     def received(reported: Reported) -> None:
-        raise KeyError(next(iter(reported)))
+        raise NotUnderstoodError(next(iter(reported)))
 
     def command() -> tuple[str, ...]:
         nonlocal starts

@@ -145,7 +145,8 @@ class FolderProbe:
             if path not in self._asked:
                 self._asked[path] = now
                 threading.Thread(target=self._ask, args=(path,), daemon=True).start()
-        late = {p: "does not answer" for p, asked in self._asked.items() if now - asked > LATE}
+        # a copy: a thread that has its answer deletes from it meanwhile
+        late = {p: "does not answer" for p, asked in list(self._asked.items()) if now - asked > LATE}
         return [f"{path}: {what}" for path, what in sorted((self._found | late).items()) if what]
 
     def _ask(self, path: str) -> None:

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,10 +35,26 @@ MOST_LINES = 200
 MOST_PROGRESS = 256
 """Signs of progress between two readings: a look brings up no more devices than that."""
 _LINE = 4 << 20
-_NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What the parsing of JSON raises that is not as it must be."""
 ROOT = Path(__file__).parents[3]
 
 Received = Callable[[dict[str, Any]], None]
+"""Takes in a message. Raises NotUnderstoodError for one that is not as it must be; what else it raises is an error of
+the agent's own."""
+
+
+class NotUnderstoodError(ValueError):
+    """A probe wrote what this agent does not understand; ``str()`` is what is wrong with it."""
+
+
+@contextlib.contextmanager
+def parsing() -> Iterator[None]:
+    """Around nothing but the reading of what a probe wrote: raises NotUnderstoodError for what that raises."""
+    try:
+        yield
+    except NOT_UNDERSTOOD as error:  # of another version than this agent's, say
+        raise NotUnderstoodError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,41 +161,46 @@ class Probe:
                 try:
                     async with asyncio.timeout(self._bound):
                         line = await lines.readline()
-                    if not line and not self._wanted.is_set():
-                        return
-                    if not line:
-                        self._report(self.reading.missed, self.reading.problem or "its process ended")
-                        return
-                    missed = 0
-                    count, until = (count + 1, until) if clock() < until else (1, clock() + self._bound)
-                    if self._most_lines is not None and count > self._most_lines:
-                        self._report(self.reading.missed, f"it writes more than {self._most_lines} lines in a moment")
-                        return
-                    message = json.loads(line)
-                    if message.get("absent") and self._optional():
-                        self.absent = str(message.get("problem", ""))
-                        return
-                    if message.keys() - {"problem", "absent", "progress"}:
-                        self._received(message)
-                    if "progress" in message:  # no answer yet: what was missed before stays so
-                        progress += 1
-                        if progress <= MOST_PROGRESS:
-                            continue
-                        self._report(self.reading.missed, "its first look does not end")
-                        return
-                    progress = 0
                 except TimeoutError:
                     missed += 1
                     self._report(self.reading.missed + 1, "")
                     continue
-                except _NOT_UNDERSTOOD as error:  # of another version than this agent's, say
-                    self._report(
-                        self.reading.missed, f"it writes what this agent does not understand: {error}"[:PROBLEM]
-                    )
+                except ValueError as error:  # a line without an end
+                    self._not_understood(error)
                     return
-                self._report(0, str(message.get("problem", ""))[:PROBLEM])
+                if not line and not self._wanted.is_set():
+                    return
+                if not line:
+                    self._report(self.reading.missed, self.reading.problem or "its process ended")
+                    return
+                missed = 0
+                count, until = (count + 1, until) if clock() < until else (1, clock() + self._bound)
+                if self._most_lines is not None and count > self._most_lines:
+                    self._report(self.reading.missed, f"it writes more than {self._most_lines} lines in a moment")
+                    return
+                try:
+                    message, problem = _parsed(line)
+                    if message.get("absent") and self._optional():
+                        self.absent = problem
+                        return
+                    if message.keys() - {"problem", "absent", "progress"}:
+                        self._received(message)
+                except NotUnderstoodError as error:
+                    self._not_understood(error)
+                    return
+                if "progress" in message:  # no answer yet: what was missed before stays so
+                    progress += 1
+                    if progress <= MOST_PROGRESS:
+                        continue
+                    self._report(self.reading.missed, "its first look does not end")
+                    return
+                progress = 0
+                self._report(0, problem[:PROBLEM])
         finally:
             transport.close()
+
+    def _not_understood(self, why: ValueError) -> None:
+        self._report(self.reading.missed, f"it writes what this agent does not understand: {why}"[:PROBLEM])
 
     def _report(self, missed: int, problem: str) -> None:
         new = ProbeReading(self.reading.name, missed, problem)
@@ -209,6 +230,13 @@ class Probe:
             os.close(pidfd)
             if process.poll() is None:
                 self._stuck.append(process)
+
+
+def _parsed(line: bytes) -> tuple[dict[str, Any], str]:
+    """The message in a line, and the problem that it tells of. Raises NotUnderstoodError."""
+    with parsing():
+        message: dict[str, Any] = json.loads(line)
+        return message, str(message.get("problem", ""))
 
 
 def reader_command(python: str, target: str, pace: float | None, packaged: bool = True) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ async def watched(config: NoticeConfig) -> AsyncIterator[Published]:
     found = Published()
     watch = asyncio.create_task(NoticeWatch(config, os.environ, lambda: NOW, found.append).run())
     yield found
+    assert not watch.done(), watch.exception()  # it crashed, or it stopped watching
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 from collections.abc import Callable
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
+import pytest
+from structlog.testing import capture_logs
+
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import VERIFY, Machine, Monitor, OwnWork, load_memory
+from nodeagent.hardware.monitor import VERIFY, VERSION, Machine, Monitor, OwnWork, load_memory
 from nodeagent.hardware.plugins import Plugin
+from nodeagent.hardware.probes.process import NotUnderstoodError
 from nodeagent.hardware.readings import DeviceEvent, ProbeReading
 
 UUIDS = ("GPU-a", "GPU-b")
@@ -406,16 +413,53 @@ async def test_while_the_driver_is_left_alone_nothing_is_known_of_its_gpus(tmp_p
     assert len(one.monitor.last_gpus) == 2
 
 
-async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> None:
+EMPTY = {"version": VERSION, "boot": "boot", "gpus": [], "at": 0.0, "verdicts": [], "past": [], "repairs": []}
+"""A file that can be read."""
+
+
+async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     one = Watched(tmp_path, gpus=False)
     one.kernel(79, BUS["GPU-a"])
-    file = tmp_path / "health.json"
     await one.monitor.save()
     again = Watched(tmp_path, gpus=False)
     assert again.found == [("xid.79", BUS["GPU-a"], "active")]
     assert [v.rule for v in again.monitor.published] == ["xid.79"]
-    file.write_text("{")
-    assert Watched(tmp_path).found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"devices": []}', json.dumps(EMPTY | {"devices": []}), "[" * 5000, None],
+    ids=lambda t: str(t)[:20],
+)
+async def test_a_file_that_cannot_be_read_does_not_keep_the_agent_from_starting(
+    tmp_path: Path, text: str | None
+) -> None:
+    file = tmp_path / "health.json"
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_text(text)
+    with capture_logs() as logs:
+        assert Watched(tmp_path).found == []
+    assert [(log["event"], log["file"]) for log in logs] == [
+        ("what was known of this node's health is lost", str(file))
+    ]
+
+
+async def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    one = Watched(folder, gpus=False)
+    one.kernel(79, BUS["GPU-a"])
+    with capture_logs() as logs:
+        await one.monitor.save()
+        await one.monitor.save()
+        folder.mkdir()
+        await one.monitor.save()
+        assert [v.rule for v in load_memory(folder / "health.json").memory.verdicts] == ["xid.79"]
+        shutil.rmtree(folder)
+        one.kernel(48, BUS["GPU-a"])
+        await one.monitor.save()
+    assert [log["why"] for log in logs if log["event"] == "verdicts cannot be kept"] == [os.strerror(ENOENT)] * 2
 
 
 class HungDisk(Monitor):
@@ -454,6 +498,53 @@ async def test_a_disk_that_hangs_does_not_keep_the_monitor_from_judging(tmp_path
         running.cancel()
         await asyncio.wait([running])
     assert len(load_memory(tmp_path / "health.json").memory.verdicts) == 2, "the newest is what counts"
+
+
+async def test_an_error_of_what_a_change_calls_ends_the_monitor_and_is_not_the_probes(tmp_path: Path) -> None:
+    def changed() -> None:
+        raise KeyError("of the agent")
+
+    machine = Machine(boot="boot", gpus=False)
+    monitor = Monitor(machine, tmp_path, {}, Clock(), policy=JudgePolicy(), changed=changed, own=OwnWork())
+    probe = monitor.probe("nvml")
+    monitor._probes = (probe,)
+    probe._command = lambda: ("/bin/echo", json.dumps({"gpus": [{"uuid": "GPU-a", "index": 0}]}))
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(60):
+            await monitor.run()
+    assert [str(error) for error in caught.value.exceptions] == ["'of the agent'"]
+    assert probe.reading.problem == ""
+
+
+MALFORMED: list[dict[str, Any]] = [
+    {"gpus": [{"uuid": "GPU-b", "index": 1}, {"index": 0}]},
+    {"gpus": [{"uuid": "GPU-b", "index": 1}, {"uuid": ["GPU-a"], "index": 0}]},
+    {"gpus": [{"uuid": "GPU-b", "index": 1, "links_up": "many"}]},
+    {"gpus": [{"uuid": "GPU-b", "index": 1, "pci": {}}]},
+    {"gpus": [{"uuid": "GPU-b", "index": 1}], "events": [["GPU-b", 79]]},
+    {"gpus": [{"uuid": "GPU-b", "index": 1}], "events": [[["GPU-b"], 79, 1.0, 1, ""]]},
+    {"gpus": None},
+]
+
+
+@pytest.mark.parametrize("line", MALFORMED, ids=lambda line: str(line)[:60])
+def test_a_line_of_the_driver_that_cannot_be_is_refused_whole(tmp_path: Path, line: dict[str, Any]) -> None:
+    one = Watched(tmp_path)
+    one.read("GPU-a")
+    with pytest.raises(NotUnderstoodError):
+        one.monitor.take_gpus(line)
+    one.monitor.judge()
+    assert [gpu.uuid for gpu in one.monitor.last_gpus] == list(one.monitor.expected) == ["GPU-a"]
+    assert one.found == []
+
+
+@pytest.mark.parametrize("wrong", [{"record": 8, "events": [{"kind": "oom"}]}, {"host": {"ports": ["b/1"]}}])
+def test_a_line_of_the_machine_that_cannot_be_is_refused_whole(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    one = Watched(tmp_path, gpus=False)
+    one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["a/1"]}, "record": 7})
+    with pytest.raises(NotUnderstoodError):
+        one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["b/1"]}} | wrong)
+    assert (one.monitor.ports, one.monitor._record) == (("a/1",), 7)
 
 
 ACME = Plugin("acme", "acme:Acme")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from nodeagent.shim.environment import base_environment, compose, parse_env_file, read_env_file
+from nodeagent.shim.environment import MOST_FOUND, base_environment, compose, parse_env_file, read_env_file
 
 
 def test_login_variables_are_the_nodes() -> None:
@@ -57,3 +58,21 @@ def test_env_file_with_a_byte_order_mark_and_one_that_is_no_text(tmp_path: Path)
     odd.write_bytes(b"A=1\nB=2\nC=\xff\n")
     with pytest.raises(ValueError, match=rf"^{odd}:3: not UTF-8 text$"):
         read_env_file(str(odd))
+
+
+def test_an_env_file_that_is_too_large_is_refused_and_not_read_to_its_end(tmp_path: Path) -> None:
+    whole, huge = tmp_path / "whole.env", tmp_path / "huge.env"
+    whole.write_bytes(b"A=1\n#".ljust(MOST_FOUND, b"x"))
+    assert read_env_file(str(whole)) == {"A": "1"}
+    huge.write_bytes(b"A=1\n#".ljust(MOST_FOUND + 1, b"x"))
+    with pytest.raises(ValueError, match=rf"^{huge}: larger than 8 MiB; name a file that holds only NAME=VALUE lines$"):
+        read_env_file(str(huge))
+    with huge.open("wb") as file:
+        file.truncate(16 * MOST_FOUND)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="larger than 8 MiB"):
+            read_env_file(str(huge))
+        assert tracemalloc.get_traced_memory()[1] < 4 * MOST_FOUND
+    finally:
+        tracemalloc.stop()

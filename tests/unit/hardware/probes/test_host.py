@@ -9,6 +9,8 @@ import pytest
 from nodeagent.hardware.probes.host import (
     FEW_FILES,
     FULL,
+    LATE,
+    FolderProbe,
     clock_kept,
     fabric_manager,
     handles,
@@ -32,6 +34,22 @@ from nodeagent.hardware.probes.host import (
 def test_when_a_file_system_is_full(read_only: bool, free: int, files: int, free_files: int, wrong: str) -> None:
     """Of files, too: bytes are left, and nothing can be written. Some (btrfs) have no such bound, and tell 0 of 0."""
     assert no_room(read_only, free, files, free_files) == wrong
+
+
+def test_a_folder_may_answer_while_it_is_looked_at_which_are_late(tmp_path: Path) -> None:
+    folders = FolderProbe([str(tmp_path / name) for name in "abc"])
+    folders._asked = dict.fromkeys(folders._paths, 0.0)
+
+    class Now(float):
+        """As soon as it is compared with the first folder's time, all answer."""
+
+        def __sub__(self, asked: float) -> float:
+            for path in list(folders._asked):
+                folders._ask(path)
+            return float(self) - asked
+
+    assert len(folders.look(Now(LATE + 1))) == 3
+    assert folders._asked == {}
 
 
 def write(proc: Path, **texts: str) -> None:
