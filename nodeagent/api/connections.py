@@ -76,11 +76,11 @@ class Guest(asyncio.Protocol):
 
 class SocketGuests:
     """Connections on the unix socket, where the kernel identifies the users: each user has a share; a connection beyond
-    the share is answered with an error and closed. ``agent_uid``: the agent's own user, by default the process's."""
+    the share is answered with an error and closed."""
 
-    def __init__(self, view: AgentView, server: Server, agent_uid: int | None = None) -> None:
+    def __init__(self, view: AgentView, server: Server) -> None:
         self._view, self._server = view, server
-        self._free = (0, os.geteuid() if agent_uid is None else agent_uid)
+        self._free = (0, os.geteuid())
         self._users: Counter[int] = Counter()
 
     def __call__(self) -> asyncio.Protocol:

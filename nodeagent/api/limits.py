@@ -212,10 +212,10 @@ class Usage:
                 del self._users[key]
 
 
-def usage_middleware(view: AgentView, usage: Usage, agent_uid: int | None = None) -> Middleware:
+def usage_middleware(view: AgentView, usage: Usage) -> Middleware:
     """Applies ``limits`` to all callers but root, the agent's own user and operators. Runs after the https doorkeeper,
-    if there is one. ``agent_uid``: the agent's own user, by default the process's."""
-    own = os.geteuid() if agent_uid is None else agent_uid
+    if there is one."""
+    own = os.geteuid()
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -97,7 +97,7 @@ def _stored(folder: Path, query: Query, below: int | None = None) -> Iterator[Lo
     for number in generations(folder):
         wanted = query.first <= number and (query.last is None or number <= query.last)
         if wanted and (below is None or number < below):
-            yield from read_logs(folder, ranks, generation=number)
+            yield from read_logs(folder, number, ranks)
 
 
 def _newest(folder: Path, query: Query, count: int) -> list[LogLine]:
@@ -106,7 +106,7 @@ def _newest(folder: Path, query: Query, count: int) -> list[LogLine]:
     found: list[LogLine] = []
     for number in reversed(generations(folder)):
         if query.first <= number and (query.last is None or number <= query.last) and len(found) < count:
-            found = [*read_logs(folder, ranks, generation=number, tail=count - len(found)), *found]
+            found = [*read_logs(folder, number, ranks, tail=count - len(found)), *found]
         if sum(len(line.text) for line in found) > TAIL_MAX:
             break
     return found

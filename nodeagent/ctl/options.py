@@ -20,26 +20,22 @@ ENDED = ("succeeded", "failed", "stopped")
 DEFAULT_TIMEOUT = 600.0
 """The most seconds of a wait, unless an option says otherwise."""
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
-
 
 class Duration(click.ParamType[float]):
-    """Converts ``90``, ``90s``, ``5m``, ``1h30m`` to seconds."""
+    """Converts what a job file takes (``500ms``, ``5m``, ``1h30m``), or a number of seconds, to seconds."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds of a duration; fails with an example."""
-        if isinstance(value, int | float):
-            return float(value)
-        text = str(value).strip()
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return float(text)
-        parts = _PART.findall(text)
-        if not parts or "".join(n + u for n, u in parts) != text:
-            self.fail(f"{value!r} is not a duration; write for instance 30s, 5m or 1h30m", param, ctx)
-        return sum(float(n) * _UNITS[u] for n, u in parts)
+        """The seconds of a duration; fails with what to write."""
+        from nodeagent.spec.errors import CheckError
+        from nodeagent.spec.units import duration
+
+        plain = isinstance(value, str) and re.fullmatch(r"\s*\d+(\.\d+)?\s*", value)
+        try:
+            return duration(float(value) if plain else value)
+        except CheckError as wrong:
+            self.fail(str(wrong), param, ctx)
 
 
 class Named(click.ParamType[str]):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
 
 from nodeagent.ctl.client import Client
+from nodeagent.ctl.files import read_file
 from nodeagent.ctl.options import agent_option, connect, output_option, request_id_option
 from nodeagent.ctl.output import Column, show, span, table_lines, terminal_width
-from nodeagent.ctl.terminal import CtlError, Exit, echo
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import demand_saved
 
 if TYPE_CHECKING:
@@ -205,28 +205,9 @@ def apply(ctx: click.Context, file: str, dry_run: bool, request_id: str | None) 
 
 def read_queues(file: str) -> tuple[Queue, ...]:
     """The queues in a file (``-``: stdin). Raises ``CtlError`` with every mistake."""
-    from nodeagent.spec.errors import SpecError
     from nodeagent.spec.queuefile import parse_queues
-    from nodeagent.spec.yamlfile import MAX_BYTES
 
-    name = "<stdin>" if file == "-" else Path(file).name
-    try:
-        with click.open_file(file, "rb") as stream:
-            text = stream.read(MAX_BYTES + 1).decode()
-    except OSError as error:
-        raise CtlError(f"cannot read {file}: {error.strerror}", Exit.USAGE, "give the path of a queue file") from None
-    except UnicodeDecodeError as error:
-        raise CtlError(f"{name} is not UTF-8 text: {error}", Exit.USAGE, "is it a queue file?") from None
-    try:
-        return parse_queues(text, name)
-    except SpecError as error:
-        count = len(error.problems)
-        raise CtlError(
-            f"{name}: {count} mistake{'s' if count > 1 else ''}",
-            Exit.USAGE,
-            "correct the file; nothing was changed",
-            str(error).splitlines(),
-        ) from None
+    return read_file(file, "queue file", "nothing was changed", parse_queues)
 
 
 def _change(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeagent.ctl.client import Client
+from nodeagent.ctl.files import read_file
 from nodeagent.ctl.options import agent_option, connect, request_id_option
 from nodeagent.ctl.output import dump
 from nodeagent.ctl.terminal import CtlError, Exit, echo
@@ -57,32 +58,12 @@ def this_submitter() -> Submitter:
 
 def read_jobs(file: str) -> list[Submission]:
     """The jobs in a file (``-``: stdin). Raises ``CtlError`` with every mistake."""
-    from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobfile import parse_jobs
-    from nodeagent.spec.yamlfile import MAX_BYTES
 
-    name = "<stdin>" if file == "-" else file
-    try:
-        with click.open_file(file, "rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise CtlError(f"cannot read {file}: {error.strerror}", Exit.USAGE, "give the path of a job file") from None
-    if len(data) > MAX_BYTES:
-        raise CtlError(f"{name} is larger than {MAX_BYTES // 1024} KiB", Exit.USAGE, "is it a job file?")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise CtlError(f"{name} is not UTF-8 text: {error}", Exit.USAGE, "is it a job file?") from None
-    try:
+    def parse(text: str, name: str) -> list[Submission]:
         return parse_jobs(text, name, this_submitter(), time.time())
-    except SpecError as error:
-        count = len(error.problems)
-        raise CtlError(
-            f"{name}: {count} mistake{'s' if count > 1 else ''}",
-            Exit.USAGE,
-            "correct the file; nothing was submitted",
-            str(error).splitlines(),
-        ) from None
+
+    return read_file(file, "job file", "nothing was submitted", parse)
 
 
 def send(client: Client, spec: JobSpec, request_id: str | None = None, **more: object) -> Json:

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -216,13 +216,13 @@ async def look(
     return found, wrong
 
 
-def used_by(gpu: Mapping[str, Any], ours: Collection[int] = ()) -> str:
+def used_by(gpu: Mapping[str, Any]) -> str:
     """The users of a GPU, from the probe's data."""
     processes = gpu.get("processes")
-    others = [pid for pid, _ in processes or () if pid not in ours]
-    if others:
-        return "; ".join(who(pid) or f"pid {pid}" for pid in others[:4]) + (
-            f" and {len(others) - 4} more" if len(others) > 4 else ""
+    pids = [pid for pid, _ in processes or ()]
+    if pids:
+        return "; ".join(who(pid) or f"pid {pid}" for pid in pids[:4]) + (
+            f" and {len(pids) - 4} more" if len(pids) > 4 else ""
         )
     held = gpu.get("memory_used") or 0
     if processes is not None and not processes and held > LEFTOVER:

@@ -108,7 +108,6 @@ class SentinelFacts(Record):
     answered: int
     known: int | None = None
     """The number of sentinels that watch the service; the highest number that one of them reports."""
-    quorum: int | None = None
     down_after: float | None = None
     """Seconds without an answer after which a sentinel treats the primary as down: the least of all answers."""
     primaries: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from nodeagent.model.base import Record
 from nodeagent.model.constraints import MOST_TEXT, Constraints
+from nodeagent.model.duration import MOST_DURATION
 
 Need = Literal["ok", "any"]
 """How the other job has to end: ``ok``: it has succeeded; ``any``: it has ended in any way."""
@@ -90,8 +91,6 @@ NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 
 DEFAULT_ROLE = "worker"
 MOST_NODES = 4096
-MOST_DURATION = 3650 * 86_400
-"""Seconds: ten years. A moment that is reckoned with a duration must be a date."""
 LATEST = 253_402_300_799
 """Unix time of the last second of the year 9999."""
 DEFAULT_GRACE, MOST_GRACE = 30.0, 86400

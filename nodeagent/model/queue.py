@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from nodeagent.model.base import Record
-from nodeagent.model.jobspec import MOST_DURATION, MOST_NODES
+from nodeagent.model.duration import MOST_DURATION
+from nodeagent.model.jobspec import MOST_NODES
 
 DEFAULT_QUEUE = "default"
 """The queue of jobs that name none. It always exists, even if none is stored."""

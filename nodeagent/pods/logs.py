@@ -75,21 +75,10 @@ def generations(folder: Path) -> list[int]:
 
 
 def read_logs(
-    folder: Path,
-    ranks: Collection[int] | None = None,
-    generation: int | None = None,
-    previous: bool = False,
-    tail: int | None = None,
+    folder: Path, generation: int, ranks: Collection[int] | None = None, tail: int | None = None
 ) -> Iterator[LogLine]:
-    """Records of one generation (None: the newest; ``previous``: the one before it), by time; with ``tail`` the last
-    so many. Nothing if there is none."""
-    number = generation
-    if number is None:
-        known = generations(folder)
-        if len(known) < 1 + previous:
-            return iter(())
-        number = known[-2 if previous else -1]
-    cursors = [_Cursor(folder, number, rank) for rank in _ranks(folder, number, ranks)]
+    """Records of one generation, by time; with ``tail`` the last so many. Nothing if there is none."""
+    cursors = [_Cursor(folder, generation, rank) for rank in _ranks(folder, generation, ranks)]
     if tail is not None:
         return iter(_newest(cursors, tail))
     at_once = _share(READ_ALL, cursors, READ_MAX)

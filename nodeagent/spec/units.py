@@ -1,12 +1,12 @@
 """Durations, sizes and ranges as people write them. Pure: text (or a number) in, a number out, ``CheckError`` if it is
-neither. Never knows which key it reads."""
+neither. Never knows which key it reads. Loads no pydantic: the tool reads its options with it."""
 
 from __future__ import annotations
 
 import math
 import re
 
-from nodeagent.model.jobspec import MOST_DURATION
+from nodeagent.model.duration import MOST_DURATION
 from nodeagent.spec.errors import CheckError
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -78,11 +78,12 @@ def _seconds(value: object) -> float:
         units = [list(_SECONDS).index(unit) for _, unit in parts]
         if units == sorted(set(units), reverse=True):
             return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
-    spelled = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]+)", text)
+        raise CheckError(f"{show(value)} is not a duration", "write each unit once, the longest first, as in 1h30m")
+    spelled = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", text)
     unit = _LOOKALIKE.get(spelled[2].lower(), spelled[2].lower()) if spelled else ""
     if spelled and unit in _SECONDS and (right := spelled[1] + unit) != text:
         raise CheckError(f"{show(value)} is not a duration", f"write {right}")
-    if re.fullmatch(r"[0-9.]+", text):
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         raise CheckError(f"{show(value)} has no unit", f"write {text}s for seconds or {text}m for minutes")
     raise CheckError(f"{show(value)} is not a duration", "write for instance 500ms, 30s, 10m or 1h30m")
 

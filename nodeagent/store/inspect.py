@@ -117,13 +117,11 @@ async def _sentinels(endpoint: StoreEndpoint, timeout: float) -> SentinelFacts:
         int(answer["down-after-milliseconds"]) / 1000 for answer in reported if "down-after-milliseconds" in answer
     ]
     others = [int(answer["num-other-sentinels"]) for answer in reported if "num-other-sentinels" in answer]
-    quorums = [int(answer["quorum"]) for answer in reported if "quorum" in answer]
     return SentinelFacts(
         service=service,
         listed=len(hosts),
         answered=len(reported),
         known=max(others) + 1 if others else None,
-        quorum=max(quorums) if quorums else None,
         down_after=min(after) if after else None,
         primaries=tuple(sorted({shown(answer["ip"], int(answer["port"])) for answer in reported if "ip" in answer})),
     )

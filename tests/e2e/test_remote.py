@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.ctl.client import Client
+from nodeagent.ctl.terminal import NoAgentError
 from nodeagent.ctl.where import Where
 from tests.e2e.support import Cluster, bounded, cluster
 
@@ -128,7 +129,7 @@ def test_the_tool_over_https_with_a_token(remote: Cluster) -> None:
     wrong = ctl("mine", "stop", "talk", fingerprint="0" * 64)
     assert wrong.returncode == 5
     assert "nothing was sent" in wrong.stderr
-    with pytest.raises(Exception, match="is not trusted"):
+    with pytest.raises(NoAgentError, match="is not trusted"):
         Client([], remote=Where(node["https"])).get("/v1/jobs")
     assert remote.job("talk")["phase"] == "running"
     assert ctl("mine", "stop", "talk").returncode == 0

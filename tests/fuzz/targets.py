@@ -256,7 +256,7 @@ def log_file(data: bytes) -> None:
         generation.mkdir()
         (generation / "rank0.log").write_bytes(data)
         for tail in (None, 0, 1, 5):
-            for line in read_logs(Path(folder), tail=tail):
+            for line in read_logs(Path(folder), 1, tail=tail):
                 json.dumps(line.text).encode()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl.client import Client
+from nodeagent.ctl.terminal import CtlError
 from nodeagent.model.job import BudgetEntry, Outcome
 from nodeagent.model.world import PodReport, WorkerExit
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
@@ -166,6 +167,6 @@ def test_no_job_of_root_unless_the_config_says_so(agent: LiveAgent) -> None:
     body = spec("mine", user="root").model_dump(mode="json")
     body["submitter"] |= {"user": "root", "uid": 0}
     client = Client([agent.socket])
-    with pytest.raises(Exception, match="allow_root"):
+    with pytest.raises(CtlError, match="allow_root"):
         client.change("POST", "/v1/jobs", spec=body)
     assert agent.view.cluster().jobs == {}

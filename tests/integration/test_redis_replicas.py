@@ -236,7 +236,7 @@ async def test_what_the_sentinels_can_tell(watched: Watched, stores: list[RedisS
     assert facts.problem == ""
     seen = facts.sentinel
     assert seen is not None
-    assert (seen.listed, seen.answered, seen.known, seen.quorum, seen.down_after) == (3, 3, 3, 2, DOWN_AFTER)
+    assert (seen.listed, seen.answered, seen.known, seen.down_after) == (3, 3, 3, DOWN_AFTER)
     assert seen.primaries == (f"127.0.0.1:{primary.port}",)
     assert (facts.replicas, facts.replicas_wanted, facts.min_replicas, facts.max_lag) == (2, 1, 0, 10)
     assert any("CONFIG SET min-replicas-to-write 1" in finding.fix for finding in judge(facts, FAST))

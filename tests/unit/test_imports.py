@@ -21,6 +21,7 @@ PACKAGE = "nodeagent.hardware"
     [
         ("nodeagent.agent.serve", HEAVY),
         ("nodeagent.ctl.main", (*HEAVY, "aiohttp", "redis", "pydantic", "yaml")),
+        ("nodeagent.spec.units", (*HEAVY, "aiohttp", "redis", "pydantic", "yaml")),
         ("nodeagent.lease.main", (*HEAVY, "asyncio", "redis", "pydantic")),
         ("nodeagent.shim.main", (*HEAVY, "redis", "aiohttp")),
         ("nodeagent.train", HEAVY),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.ctl import waiting
 from nodeagent.ctl.jobtext import folded
+from nodeagent.ctl.main import cli
 from nodeagent.ctl.options import Duration
 from nodeagent.ctl.output import Column, Json, fold, show, span, table_lines
 from nodeagent.ctl.terminal import CtlError, Exit, WaitTimedOutError
@@ -34,10 +35,24 @@ def test_durations(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "5 m", "-3s", "3x", "m5"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="1h30m"):
+BAD = [
+    ("", "or 1h30m"), ("soon", "or 1h30m"), ("-3s", "or 1h30m"), ("3x", "or 1h30m"), ("m5", "or 1h30m"),
+    ("1.2.3", "or 1h30m"), ("5 m", "write 5m"), ("5m5m", "write each unit once, the longest first, as in 1h30m"),
+    ("1m1h", "as in 1h30m"), ("3651d", "at most 3650d"), ("9" * 400, "at most 3650d"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), BAD)
+def test_what_is_no_duration(text: str, says: str) -> None:
+    """As in a job file, but for a number without a unit."""
+    with pytest.raises(click.BadParameter, match=says):
         Duration().convert(text, None, None)
+
+
+def test_an_option_that_is_no_duration_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["stop", "train", "--timeout", "5m5m"])
+    assert result.exit_code == 2
+    assert "'5m5m' is not a duration, write each unit once, the longest first, as in 1h30m" in result.stderr
 
 
 def test_plain_tables_are_never_cut() -> None:

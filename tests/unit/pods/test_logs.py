@@ -48,7 +48,7 @@ def test_lines_bytes_and_pieces(tmp_path: Path) -> None:
     long = "é" * PIECE
     data = b"one\n\n  spaces \n" + b"bad \xff byte\n" + long.encode() + b"\nno end"
     capture = capture_of(data, a_file(tmp_path), "stderr")
-    found = list(read_logs(tmp_path))
+    found = list(read_logs(tmp_path, 1))
     assert [line.text for line in found[:4]] == ["one", "", "  spaces ", "bad \\xff byte"]
     assert "".join(line.text for line in found[4:-1]) == long
     assert [line.partial for line in found[4:]] == [True, False, True]
@@ -63,9 +63,9 @@ def test_a_flood_is_capped_and_keeps_the_newest(tmp_path: Path) -> None:
     files = sorted(file.name for file in (tmp_path / "g1").iterdir())
     assert files == ["rank0.log", "rank0.log.1", "rank0.log.2"]
     assert sum(file.stat().st_size for file in (tmp_path / "g1").iterdir()) <= 3_300_000
-    texts = [line.text for line in read_logs(tmp_path)]
+    texts = [line.text for line in read_logs(tmp_path, 1)]
     assert texts == [f"{number:07d}" for number in range(200_000 - len(texts), 200_000)]
-    assert [line.text for line in read_logs(tmp_path, tail=30_000)] == texts[-30_000:]
+    assert [line.text for line in read_logs(tmp_path, 1, tail=30_000)] == texts[-30_000:]
 
 
 def test_a_full_disk_loses_output_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,13 +81,12 @@ def test_merge_ranks_generations_tail(tmp_path: Path) -> None:
     for at, rank in ((10.0, 0), (11.0, 1), (12.0, 0), (13.5, 1)):
         put(tmp_path, at, f"{rank} at {at}", rank, generation=12)
     assert generations(tmp_path) == [3, 12]
-    assert [line.text for line in read_logs(tmp_path)] == ["0 at 10.0", "1 at 11.0", "0 at 12.0", "1 at 13.5"]
-    assert [line.text for line in read_logs(tmp_path, ranks=[1], tail=1)] == ["1 at 13.5"]
-    assert [line.text for line in read_logs(tmp_path, tail=2)] == ["0 at 12.0", "1 at 13.5"]
-    assert list(read_logs(tmp_path, previous=True)) == [LogLine("1970-01-01T00:00:01.000000Z", 3, 0, "stdout", "old")]
-    assert list(read_logs(tmp_path, generation=3)) == list(read_logs(tmp_path, previous=True))
-    assert list(read_logs(tmp_path, generation=4)) == []
-    assert list(read_logs(tmp_path / "nothing")) == []
+    assert [line.text for line in read_logs(tmp_path, 12)] == ["0 at 10.0", "1 at 11.0", "0 at 12.0", "1 at 13.5"]
+    assert [line.text for line in read_logs(tmp_path, 12, ranks=[1], tail=1)] == ["1 at 13.5"]
+    assert [line.text for line in read_logs(tmp_path, 12, tail=2)] == ["0 at 12.0", "1 at 13.5"]
+    assert list(read_logs(tmp_path, 3)) == [LogLine("1970-01-01T00:00:01.000000Z", 3, 0, "stdout", "old")]
+    assert list(read_logs(tmp_path, 4)) == []
+    assert list(read_logs(tmp_path / "nothing", 12)) == []
 
 
 def test_no_link_and_no_foreign_file(tmp_path: Path) -> None:
@@ -95,8 +94,8 @@ def test_no_link_and_no_foreign_file(tmp_path: Path) -> None:
     (tmp_path / "g1" / "rank1.log").symlink_to(tmp_path / "g1" / "rank0.log")
     os.mkfifo(tmp_path / "g1" / "rank2.log")
     (tmp_path / "g2").symlink_to("g1")
-    assert [line.rank for line in read_logs(tmp_path, generation=1)] == [0]
-    assert list(read_logs(tmp_path, generation=2)) == []
+    assert [line.rank for line in read_logs(tmp_path, 1)] == [0]
+    assert list(read_logs(tmp_path, 2)) == []
 
 
 async def test_follow_across_rotation_and_generations(tmp_path: Path) -> None:
@@ -133,10 +132,10 @@ def test_a_line_without_end_is_shown_after_a_while(tmp_path: Path, monkeypatch: 
     os.write(capture.write_end, "50 %, then ä".encode()[:-1])
     loop.after(0.2, loop.stop)
     loop.run()
-    assert [(line.text, line.partial) for line in read_logs(tmp_path)] == [("50 %, then ", True)]
+    assert [(line.text, line.partial) for line in read_logs(tmp_path, 1)] == [("50 %, then ", True)]
     capture.started()
     capture.close()
-    assert [line.text for line in read_logs(tmp_path)] == ["50 %, then ", "\\xc3"]
+    assert [line.text for line in read_logs(tmp_path, 1)] == ["50 %, then ", "\\xc3"]
     file.close()
 
 
@@ -148,7 +147,7 @@ def test_output_that_keeps_coming_puts_nothing_off(tmp_path: Path, monkeypatch: 
     capture = Capture(loop, file, "stdout")
 
     def gathered() -> bool:
-        return any(line.text.count("\r") > 1 for line in read_logs(tmp_path))
+        return any(line.text.count("\r") > 1 for line in read_logs(tmp_path, 1))
 
     def bar(step: int) -> None:
         os.write(capture.write_end, f"\r{step}".encode())
@@ -160,7 +159,7 @@ def test_output_that_keeps_coming_puts_nothing_off(tmp_path: Path, monkeypatch: 
     bar(0)
     loop.run()
     assert gathered()
-    assert "".join(line.text for line in read_logs(tmp_path)).startswith("\r0\r1")
+    assert "".join(line.text for line in read_logs(tmp_path, 1)).startswith("\r0\r1")
     capture.started()
     capture.close()
     file.close()
@@ -247,8 +246,8 @@ def test_what_has_no_lines_costs_little(tmp_path: Path, content: str) -> None:
     before = read_by("all")
     tracemalloc.start()
     try:
-        tail = list(read_logs(tmp_path, tail=1))
-        whole = list(read_logs(tmp_path))
+        tail = list(read_logs(tmp_path, 1, tail=1))
+        whole = list(read_logs(tmp_path, 1))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -264,5 +263,5 @@ def test_the_last_lines_are_those_of_older_files_too(tmp_path: Path) -> None:
         file.write(f"{stamp(number)} stdout F {number}\n".encode())
     file.close()
     for count in (0, 1, 7, 60, 1000):
-        texts = [line.text for line in read_logs(tmp_path, tail=count)]
-        assert texts == [line.text for line in read_logs(tmp_path)][-count or 1000 :]
+        texts = [line.text for line in read_logs(tmp_path, 1, tail=count)]
+        assert texts == [line.text for line in read_logs(tmp_path, 1)][-count or 1000 :]

@@ -26,9 +26,7 @@ GOOD = StoreFacts(
     clock_step=0.0,
     clock_offset=0.2,
 )
-WATCHED = SentinelFacts(
-    service="mymaster", listed=3, answered=3, known=3, quorum=2, down_after=5.0, primaries=("10.0.0.1:6379",)
-)
+WATCHED = SentinelFacts(service="mymaster", listed=3, answered=3, known=3, down_after=5.0, primaries=("10.0.0.1:6379",))
 REPLICATED = GOOD.model_copy(
     update={
         "sentinel": WATCHED, "replicas": 2, "replicas_wanted": 1, "min_replicas": 1, "max_lag": 2,

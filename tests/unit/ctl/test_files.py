@@ -1,0 +1,36 @@
+"""A file that is none of the right kind is refused for what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nodeagent.ctl.main import cli
+
+
+@pytest.mark.parametrize("words", [("queue", "apply", "-f"), ("validate",)])
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("é".encode() * 70_000, "is larger than 128 KiB"),
+        (b"\n" + "é".encode() * 70_000, "is larger than 128 KiB"),
+        (b"name: \xff\n", "is not UTF-8 text"),
+        (b"nothing: 1\n", "mistake"),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, words: tuple[str, ...], data: bytes, says: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_bytes(data)
+    result = CliRunner().invoke(cli, [*words, str(file)])
+    assert result.exit_code == 2
+    assert f"{file}" in result.stderr
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize(("words", "kind"), [(("queue", "apply", "-f"), "queue file"), (("validate",), "job file")])
+def test_a_file_that_is_not_there(tmp_path: Path, words: tuple[str, ...], kind: str) -> None:
+    result = CliRunner().invoke(cli, [*words, str(tmp_path / "none.yaml")])
+    assert result.exit_code == 2
+    assert f"give the path of a {kind}" in result.stderr
