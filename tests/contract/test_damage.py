@@ -222,8 +222,8 @@ async def test_what_no_step_claimed_of_a_queue_refuses_nothing(bench: Bench, tex
     job, view = await trained(bench)
     async with bench.calls.link() as link:
         await link.ask("HSET", bench.calls.prefix + "claims", "team", text)
-    claims = {"claims": ("team",), "read": view.reply.rev}
-    assert generation(await bench.propose(job, "n1", "n3", **claims)).number == 2
+    proposal = bench.proposal(job, bench.members("n1", "n3"), claims=("team",), read=view.reply.rev)
+    assert generation(await bench.store.propose(proposal)).number == 2
 
 
 async def test_a_cordon_that_no_agent_has_read_is_read_once_it_refuses_a_node(bench: Bench) -> None:
