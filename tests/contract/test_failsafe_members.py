@@ -290,6 +290,17 @@ async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
     assert generation(job).state == "active"
 
 
+async def test_a_forgotten_node_lends_to_no_job_whatever_the_names_say(bench: Bench) -> None:
+    """Of a job whose members are all silent nobody notices that its name is missing: it waited for ever."""
+    await bench.up("n1", "n2", "n3")
+    await kept(bench, ("n2", "n3"), ("n2", "n3"))
+    for node in ("n2", "n3"):
+        await bench.lapse(node, "n1")
+    await bench.take("names")
+    await bench.store.forget("n2", "ann")
+    assert (await bench.job(watcher="n1")).failsafe_members == {}
+
+
 async def test_a_forgotten_node_holds_nothing(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     job = await kept(bench, ("n1", "n2"), ("n2",))

@@ -195,6 +195,13 @@ local function node_save(node)
   nodes_read[node.id] = node
 end
 
+-- A new revision of a node of which only the cordon changed, which is kept apart: so agents read both.
+local function node_touch(node)
+  node.rev = touch('node:' .. node.id)
+  redis.call('HSET', P .. 'node:' .. node.id, 'rev', node.rev)
+  node_pack(node)
+end
+
 -- What somebody wrote over a job's record by hand counts as missing: another job's record, or an older one of its own.
 local function is_record_of(uid, job)
   return job.uid == uid

@@ -25,9 +25,7 @@ if not seen then
       event({ kind = 'NodeUncordoned', node = id, by = A.by, text = 'node ' .. id .. ' takes new work again' .. who })
     end
     was = A.cordon
-    node.rev = touch('node:' .. id)
-    redis.call('HSET', P .. 'node:' .. id, 'rev', node.rev)
-    node_pack(node)
+    node_touch(node)
   end
 end
 ask_to_save()

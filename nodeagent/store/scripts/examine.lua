@@ -73,8 +73,8 @@ local function is_value(field, text)
   if TEXTS[field] then
     return true
   end
-  return text and is_json(text) and (not RECORDS[kind] or (first == '{' and has_parts(kind, cjson.decode(text)))) and (not QUOTED[kind] or first == '"')
-    and (kind ~= 'ports' or first == '[')
+  return text and is_json(text) and (not RECORDS[kind] or (first == '{' and has_parts(kind, cjson.decode(text))))
+    and (not QUOTED[kind] or first == '"') and (kind ~= 'ports' or first == '[')
 end
 
 local function reads(uid, job)
@@ -112,7 +112,8 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
         found[#found + 1] = record
       end
       local cordon = redis.call('HGET', CORDONS, id)
-      if cordon and not (is_json(cordon) and string.find(cordon, '^%s*{') and type(cjson.decode(cordon).reason) == 'string') then
+      local whole = cordon and is_json(cordon) and string.find(cordon, '^%s*{')
+      if cordon and not (whole and type(cjson.decode(cordon).reason) == 'string') then
         redis.call('HDEL', CORDONS, id)
         found[#found + 1] = record -- it is restored with the cordon that agents know
       end

@@ -78,11 +78,8 @@ for _, id in ipairs(order) do
     return refuse('not_live', 'node ' .. id .. ' is not live in the life that was proposed')
   end
   if cordons[id] then
-    if tonumber(redis.call('ZSCORE', CHANGES, 'node:' .. id)) <= A.read then -- written by hand: no agent has read it
-      local node = node_read(id)
-      node.rev = touch('node:' .. id)
-      redis.call('HSET', P .. 'node:' .. id, 'rev', node.rev)
-      node_pack(node)
+    if tonumber(redis.call('ZSCORE', CHANGES, 'node:' .. id) or '0') <= A.read then -- by hand: no agent has read it
+      node_touch(node_read(id))
     end
     return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordons[id]).reason)
   end
