@@ -633,7 +633,7 @@ class SimMachine:
         if pod is None or pod.phase == "gone" or (pod.live and not pod.doomed) or (pod.outside and not pod.live):
             return
         known = self.promised.get(uid)
-        if known is not None and known.number > token.number:
+        if known is not None and known != token and known.number >= token.number:
             return
         self.promised[uid] = token
 
@@ -678,7 +678,9 @@ class SimMachine:
         pod = self._acts(uid)
         if pod is None or pod.phase in ("gone", "preparing") or pod.generation == order.token:
             return
-        if pod.highest is None or order.token.number < pod.highest.number or pod.live or pod.outside:
+        if pod.highest is None or pod.live or pod.outside:
+            return
+        if order.token != pod.highest and order.token.number <= pod.highest.number:
             return
         pod.restarted, pod.rounds, pod.runs, pod.stops, pod.down = [], {}, {}, {}, set()
         pod.generation, pod.exits, pod.fenced, pod.refused, pod.stall = order.token, [], False, "", None
