@@ -149,18 +149,19 @@ class Membership:
 
     async def _give_back(self) -> None:
         """What was on the disk, before each try to join: the store may have lost it, and may lose it again."""
-        if self.kept is None or self._snapshot.complete:
+        kept = self.kept
+        if kept is None or self._snapshot.complete:
             self.kept = None
             return
-        ms, promised = millis(self.regroup), self._host.promised([job.uid for job in self.kept.jobs])
+        ms, promised = millis(self.regroup), await self._host.promised([job.uid for job in kept.jobs])
         try:
-            await offer(self._store, self.kept, self._timing, self.node, regroup=ms, promised=promised)
+            await offer(self._store, kept, self._timing, self.node, regroup=ms, promised=promised)
         except StoreRefusedError as refusal:
             if refusal.code != "foreign":
                 raise
             self._log.error(
                 "the jobs kept on this disk are another cluster's than the store's: they are left", why=str(refusal),
-                jobs=sorted(job.name for job in self.kept.jobs)[:20],
+                jobs=sorted(job.name for job in kept.jobs)[:20],
             )  # fmt: skip
             self.kept = None
 

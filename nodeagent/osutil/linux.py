@@ -16,7 +16,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -24,6 +24,8 @@ _T = TypeVar("_T")
 
 MARK = "NODEAGENT_SHIM"
 """Environment variable that every process of a pod carries; its value is unique to one shim."""
+Marked = tuple[str, int]
+"""A pod's processes: the mark that they carry, and the uid that they run as."""
 POWER = "NODEAGENT_POWER"
 """Environment variable of every process on one node of a local cluster: a power cut (``local/power.py``) kills these
 processes."""
@@ -215,17 +217,23 @@ def pids() -> Iterator[int]:
 def has_mark(pid: int, mark: str, owner: int) -> bool:
     """Returns whether this is the user's process, started with this pod's mark in its environment. (A user can write
     any mark into their own processes and files, so the mark alone would let them name another user's.)"""
+    return bool(_marks(pid, {(mark, owner)}))
+
+
+def _marks(pid: int, wanted: Set[Marked]) -> list[Marked]:
+    """Those of these that the process carries."""
+    owners = {owner for _, owner in wanted}
     try:
-        if os.stat(f"/proc/{pid}").st_uid not in (owner, 0):  # noqa: PTH116 (0: also of who may not be looked into)
-            return False
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-        uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
-        if int(uids[0]) != owner:
-            return False
-        environ = read_environ(pid)
+        if os.stat(f"/proc/{pid}").st_uid not in owners | {0}:  # noqa: PTH116 (0: also of who may not be looked into)
+            return []
+        status = read_proc(f"/proc/{pid}/status").splitlines()
+        uid = next((int(line.split()[1]) for line in status if line.startswith(b"Uid:")), None)
+        if uid not in owners:
+            return []
+        environ = frozenset(read_environ(pid).split(b"\0"))
     except OSError:  # the process is gone, or belongs to another user
-        return False
-    return f"{MARK}={mark}".encode() in environ.split(b"\0")
+        return []
+    return [(mark, owner) for mark, owner in wanted if owner == uid and f"{MARK}={mark}".encode() in environ]
 
 
 def read_environ(pid: int) -> bytes:
@@ -244,19 +252,25 @@ def _environ(path: str) -> bytes:
         return file.read(ENVIRON_MAX)
 
 
-def marked(mark: str, owner: int) -> list[int]:
-    """Processes (no zombies, not the caller) of this user that carry the mark."""
-    return [pid for pid in pids() if pid != os.getpid() and has_mark(pid, mark, owner) and is_running(pid)]
+def marked(wanted: Set[Marked]) -> dict[Marked, list[int]]:
+    """Processes (no zombies, not the caller) by which of these they carry, from one look at all there are. It may
+    block: a process that hangs in the kernel can hold what its environment is read under. Raises OSError."""
+    found: dict[Marked, list[int]] = {one: [] for one in wanted}
+    for pid in pids():
+        if pid != os.getpid() and (marks := _marks(pid, wanted)) and is_running(pid):
+            for one in marks:
+                found[one].append(pid)
+    return found
 
 
-def kill_marked(mark: str, owner: int) -> list[int]:
-    """SIGKILL every process of this user that carries the mark; returns those that were alive."""
-    found = marked(mark, owner)
-    for pid in found:
+def kill_marked(wanted: Set[Marked]) -> dict[Marked, list[int]]:
+    """SIGKILL every process that carries one of these; returns those that were alive. As ``marked``."""
+    found = marked(wanted)
+    for pid in {pid for some in found.values() for pid in some}:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             fd = os.pidfd_open(pid)
             try:
-                if has_mark(pid, mark, owner):  # the pid may have been reused before the pidfd pinned it
+                if _marks(pid, wanted):  # the pid may have been reused before the pidfd pinned it
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
             finally:
                 os.close(fd)

@@ -335,10 +335,13 @@ def _remove_entry(top: int, name: str) -> None:
 _aside: set[asyncio.Future[Any]] = set()
 
 
-async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
+async def aside(
+    work: Callable[[], T], seconds: float = ASIDE_SECONDS, discard: Callable[[T], object] | None = None
+) -> T:
     """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises NotSeenError if it
-    does not end within ``seconds``, or if too many earlier calls have not ended."""
-    return await _within(_begun(work), seconds)
+    does not end within ``seconds``, or if too many earlier calls have not ended. ``discard`` is called with a result
+    that comes when the caller has stopped waiting, to close what was opened for it."""
+    return await _within(_begun(work), seconds, discard)
 
 
 class OneAside:
@@ -348,12 +351,19 @@ class OneAside:
     def __init__(self) -> None:
         self._last: asyncio.Future[Any] | None = None
 
-    async def run(self, work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
+    @property
+    def under_way(self) -> bool:
+        """The last work has not come back."""
+        return self._last is not None and not self._last.done()
+
+    async def run(
+        self, work: Callable[[], T], seconds: float = ASIDE_SECONDS, discard: Callable[[T], object] | None = None
+    ) -> T:
         """As ``aside``. Raises NotSeenError too while the last work is still under way."""
-        if self._last is not None and not self._last.done():
+        if self.under_way:
             raise NotSeenError("an earlier look has not come back")
         self._last = done = _begun(work)
-        return await _within(done, seconds)
+        return await _within(done, seconds, discard)
 
 
 def _begun(work: Callable[[], T]) -> asyncio.Future[T]:
@@ -362,16 +372,27 @@ def _begun(work: Callable[[], T]) -> asyncio.Future[T]:
     _aside.difference_update([one for one in _aside if one.done() or one.get_loop().is_closed()])
     if len(_aside) >= ASIDE_MAX:
         raise NotSeenError(f"{ASIDE_MAX} looks at users' files have not come back")
-    done = in_daemon(work, "untrusted")
+    try:
+        done = in_daemon(work, "untrusted")
+    except RuntimeError as error:
+        raise NotSeenError(f"no thread for it: {error}") from error
     _aside.add(done)
     return done
 
 
-async def _within(done: asyncio.Future[T], seconds: float) -> T:
+async def _within(done: asyncio.Future[T], seconds: float, discard: Callable[[T], object] | None) -> T:
     import asyncio
+
+    def unclaimed(late: asyncio.Future[T]) -> None:
+        if discard is not None and not late.cancelled() and late.exception() is None:
+            discard(late.result())
 
     try:
         async with asyncio.timeout(seconds):
             return await asyncio.shield(done)
     except TimeoutError:
+        done.add_done_callback(unclaimed)
         raise NotSeenError(f"it did not come back within {seconds:g} s") from None
+    except asyncio.CancelledError:
+        done.add_done_callback(unclaimed)
+        raise

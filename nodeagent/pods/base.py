@@ -149,9 +149,10 @@ class PodHost(Protocol):
         anything else."""
         ...
 
-    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+    async def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         """The highest generation that was ever promised here, by uid, as the disk knows it: also of pods that are long
-        gone."""
+        gone. It only saves tries at numbers that are taken, which the pod's shim refuses: what the disk does not show
+        in time counts as nothing."""
         ...
 
     def prepare(self, uid: str, spec: JobSpec) -> None:

@@ -56,7 +56,8 @@ class PodCgroup:
         return cls(path)
 
     def kill(self) -> list[int]:
-        """SIGKILL all of it; what was found alive. Call it until nothing is."""
+        """SIGKILL all of it; what was found alive. Call it until nothing is. It waits for no disk and no process: the
+        kernel lists them and signals them without their memory."""
         found = [pid for pid in self._pids() if is_running(pid)]
         if found:
             singly = [pid for pid in found if (stat := stat_fields(pid)) and stat[0] == "Z"]

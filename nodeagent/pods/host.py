@@ -14,11 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from nodeagent.lease.grants import grant_keys, grants_folder, make_grant, read_grant_of, remove_grant
 from nodeagent.model.jobspec import JobSpec
@@ -26,7 +26,7 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, passing, power_mark, prefer_session, start_time
-from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside, remove_tree
+from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.folder import (
     PodRecord,
@@ -45,6 +45,7 @@ from nodeagent.pods.folder import (
 )
 from nodeagent.pods.login import Login, Logins, Look, NoAnswerError, UserError, find_login
 from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, NotStartedError, PodHandle
+from nodeagent.pods.sweep import Sweeper
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,10 @@ LOOKS_AT_ONCE = 32
 LOOKS_MOST = 20
 """At a pod whose folder never lets itself be looked at; then it is killed."""
 NO_GRANT = "its shim has no grant record: it is of a version before them, or somebody removed it"
+FOLDERS_LIMIT = 5.0
+"""Seconds that a new pod waits for its state and log folders."""
+PROMISED_LIMIT = 2.0
+"""Seconds for a look at what was promised here: an agent waits for it before it joins."""
 CLEAR_LIMIT = 60.0
 """Seconds for the removal of a run folder."""
 CLOSE_LIMIT = 1.0
@@ -75,6 +80,8 @@ class ShimStart:
     """Its interpreter: each job's user must be able to run it."""
     unit: str = ""
     """The agent's own one, where systemd starts the shims as services; empty where they are the agent's children."""
+    make_folder: Callable[[Path, int, int], None] = own_folder
+    """Makes a folder on a disk, which may block."""
 
 
 class ShimHost:
@@ -103,7 +110,10 @@ class ShimHost:
         self._unfit: dict[str, tuple[float, PodStatus]] = {}
         self._logins, self._granted = Logins(node, look), granted
         self._looking: dict[str, asyncio.Task[None]] = {}
-        """Pods that wait for what the user database says, by uid."""
+        """Pods that wait for what the user database says, or for their folders, by uid."""
+        self._silent: dict[str, OneAside] = {}
+        """Looks at pods' folders that did not come back, by uid: of retired pods, too, which may be prepared again."""
+        self._promised, self._sweeper = OneAside(), Sweeper()
         self._pings = 0
 
     def status(self) -> Mapping[str, PodStatus]:
@@ -138,9 +148,13 @@ class ShimHost:
         if found:
             await asyncio.wait(found, timeout=ADOPT_LIMIT)  # those that take longer stay unknown meanwhile
 
-    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
-        found = {uid: promised_number(self._state, uid) for uid in uids}
-        return {uid: number for uid, number in found.items() if number}
+    async def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        try:
+            found = await self._promised.run(partial(_promised_numbers, self._state, tuple(uids)), PROMISED_LIMIT)
+        except NotSeenError as error:
+            log.warning("what pods in %s promised is unknown and counts as nothing: %s", self._state, error)
+            return {}
+        return found
 
     def prepare(self, uid: str, spec: JobSpec) -> None:
         pod = self._pods.get(uid)
@@ -148,33 +162,21 @@ class ShimHost:
             return
         if uid in self._looking or (uid in self._unfit and time.monotonic() < self._unfit[uid][0]):
             return
-        login = self._logins.known(spec.user, self._jobs.allow_root)
-        if login is not None:
-            self._start_as(uid, spec, login)
-            return
-        task = asyncio.get_running_loop().create_task(self._look_up(uid, spec))
+        task = asyncio.get_running_loop().create_task(self._begin(uid, spec))
         self._looking[uid] = task
         task.add_done_callback(lambda done: self._looked_up(uid, done))
 
-    async def _look_up(self, uid: str, spec: JobSpec) -> None:
+    async def _begin(self, uid: str, spec: JobSpec) -> None:
         try:
             login = await self._logins.find(spec.user, self._jobs.allow_root)
-        except (UserError, OSError) as error:
+            await self._start_shim(uid, spec, login)
+        except (UserError, UntrustedError, OSError) as error:
             self._cannot_start(uid, error)
-        else:
-            self._start_as(uid, spec, login)
+        self.changed.set()
 
     def _looked_up(self, uid: str, done: asyncio.Task[None]) -> None:
         if self._looking.get(uid) is done:
             del self._looking[uid]
-
-    def _start_as(self, uid: str, spec: JobSpec, login: Login) -> None:
-        self._unfit.pop(uid, None)
-        try:
-            self._start_shim(uid, spec, login)
-        except (UserError, UntrustedError, OSError) as error:
-            self._cannot_start(uid, error)
-        self.changed.set()
 
     def _cannot_start(self, uid: str, error: UserError | UntrustedError | OSError) -> None:
         self._remove_grant(folder_name(uid))
@@ -182,7 +184,8 @@ class ShimHost:
             self._records.forget(uid)
             self._clear(run_folder(self._run, uid))
         text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
-        may_pass = isinstance(error, NoAnswerError) or (isinstance(error, OSError) and passing(error))
+        silent = isinstance(error, NoAnswerError | NotSeenError)
+        may_pass = silent or (isinstance(error, OSError) and passing(error))
         if uid in self._pods:
             self._pods[uid].not_started_again(text, may_pass)
             return
@@ -271,7 +274,7 @@ class ShimHost:
     def _handle(self, record: PodRecord, folder: Path, phase: PodPhase) -> PodHandle:
         handle = PodHandle(
             record, folder, phase, changed=self.changed.set, swept=lambda: self._remove_grant(folder.name),
-            ended=self._ended,
+            ended=self._ended, sweeper=self._sweeper,
         )  # fmt: skip
         self._pods[record.uid] = handle
         return handle
@@ -302,51 +305,70 @@ class ShimHost:
             self._clearing.add(task)
             task.add_done_callback(self._clearing.discard)
 
-    def _start_shim(self, uid: str, spec: JobSpec, login: Login) -> None:
-        folder = run_folder(self._run, uid)
+    async def _start_shim(self, uid: str, spec: JobSpec, login: Login) -> None:
         state, logs = state_folder(self._state, uid), log_folder(self._logs, spec.name, uid)
-        for path in (state, logs):
-            own_folder(path, login.uid, login.gid)
-        grants = grants_folder(self._run)
-        content = pod_file(
-            uid, spec, login.name == spec.submitter.user, state, logs, grants / folder.name, self._address, self._ports,
-            self._jobs.logs.max_bytes, self._jobs.logs.keep,
-        )  # fmt: skip
-        record = PodRecord(uid, login.uid, content["mark"], logs)
-        if (before := make_run_folder(folder, content, login.uid, login.gid)) is not None:
-            self._clear(before)
-        self._records.write(record)
-        make_grant(grants, folder.name, login.uid, login.gid)
-        self._granted()
-        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8", MARK: content["mark"]}
-        env |= power_mark()
-        command = [self._how.python, "-sP", "-m", "nodeagent.shim", str(folder)]
-        if self._how.unit:
-            unit = units.unit_name(folder.name)
-            whole = units.start_command(unit, self._how.unit, spec.name, login.name, env, command)
-            handle = self._handle(record, folder, "preparing")
-            handle.starts(_started_as(unit, whole, folder, record))
-        else:
-            process, link = self._fork_shim(command, env, logs, login)
-            handle = self._handle(record, folder, "preparing")
-            handle.started(process)
-            handle.attach(link)
+        with await self._own_folders(uid, state, logs, login) or nullcontext() as log_file:
+            self._unfit.pop(uid, None)
+            folder, grants = run_folder(self._run, uid), grants_folder(self._run)
+            content = pod_file(
+                uid, spec, login.name == spec.submitter.user, state, logs, grants / folder.name, self._address,
+                self._ports, self._jobs.logs.max_bytes, self._jobs.logs.keep,
+            )  # fmt: skip
+            record = PodRecord(uid, login.uid, content["mark"], logs)
+            if (before := make_run_folder(folder, content, login.uid, login.gid)) is not None:
+                self._clear(before)
+            self._records.write(record)
+            make_grant(grants, folder.name, login.uid, login.gid)
+            self._granted()
+            env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8", MARK: content["mark"]}
+            env |= power_mark()
+            command = [self._how.python, "-sP", "-m", "nodeagent.shim", str(folder)]
+            if log_file is None:
+                unit = units.unit_name(folder.name)
+                whole = units.start_command(unit, self._how.unit, spec.name, login.name, env, command)
+                handle = self._handle(record, folder, "preparing")
+                handle.starts(_started_as(unit, whole, folder, record))
+            else:
+                process, link = self._fork_shim(command, env, log_file, login)
+                handle = self._handle(record, folder, "preparing")
+                handle.started(process)
+                handle.attach(link)
+
+    async def _own_folders(self, uid: str, state: Path, logs: Path, login: Login) -> BinaryIO | None:
+        """Makes them beside the loop, since their disks may hang; what a child of ours writes its log to."""
+        looks = self._silent.pop(uid, None) or OneAside()
+
+        def work() -> BinaryIO | None:
+            for path in (state, logs):
+                self._how.make_folder(path, login.uid, login.gid)
+            if self._how.unit:
+                return None
+            with UntrustedFolder(logs.parent, logs.name, owner=login.uid) as folder:
+                return folder.append(SHIM_LOG, 0o640, also=os.geteuid())
+
+        try:
+            return await looks.run(work, FOLDERS_LIMIT, discard=lambda late: late is None or late.close())
+        except NotSeenError as error:
+            self._silent = {one: look for one, look in {**self._silent, uid: looks}.items() if look.under_way}
+            log.warning("the folders of %s are looked at again: %s", uid, error)
+            raise NotSeenError(
+                f"its folders {state} and {logs} could not be looked at within {FOLDERS_LIMIT:g} s; see that their "
+                f"disks answer, it is tried again"
+            ) from error
 
     def _fork_shim(
-        self, command: list[str], env: Mapping[str, str], logs: Path, login: Login
+        self, command: list[str], env: Mapping[str, str], log_file: BinaryIO, login: Login
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """A child of ours, and a connection to it."""
-        with UntrustedFolder(logs.parent, logs.name, owner=login.uid) as folder:
-            log_file = folder.append(SHIM_LOG, 0o640, also=os.geteuid())
         ours, theirs = socket.socketpair()
         switch: dict[str, Any] = {}
         if os.geteuid() == 0:
             switch = {"user": login.uid, "group": login.gid, "extra_groups": login.groups}
-        with theirs, log_file as output:
+        with theirs:
             try:
                 process = subprocess.Popen(
-                    [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/",
-                    env=env, umask=0o022, start_new_session=True, pass_fds=(theirs.fileno(),), **switch,
+                    [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
+                    cwd="/", env=env, umask=0o022, start_new_session=True, pass_fds=(theirs.fileno(),), **switch,
                 )  # fmt: skip
             except OSError as error:
                 ours.close()
@@ -360,23 +382,28 @@ class ShimHost:
         return process, ours
 
 
+def _promised_numbers(state_dir: Path, uids: Iterable[str]) -> dict[str, int]:
+    return {uid: number for uid in uids if (number := promised_number(state_dir, uid))}
+
+
 async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> tuple[int, int]:
     """Have systemd start a shim; its pid and pidfd, once it listens. Raises NotStartedError."""
     try:
         await units.start(command)
     except units.UnitError as error:
         raise NotStartedError(f"{error}; more in: journalctl -u {unit}") from error
-    deadline = time.monotonic() + LISTEN_LIMIT
+    deadline, looks = time.monotonic() + LISTEN_LIMIT, OneAside()
     while time.monotonic() < deadline:
         with suppress(UntrustedError):  # it is not there yet
-            return _find_shim(folder, record)
+            return await looks.run(partial(_find_shim, folder, record), ADOPT_LIMIT, discard=_forget)
         await asyncio.sleep(LISTEN_LIMIT / 1000)
     raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
 
 
 def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
     """The pod's shim: its pid and a pidfd. What shim.json says is only where to look: it must be a living process of
-    the job's user that carries the pod's mark. Raises UntrustedError."""
+    the job's user that carries the pod's mark. Raises UntrustedError. Where that process hangs in the kernel, it may
+    block."""
     with UntrustedFolder(folder.parent, folder.name, owner=record.owner) as run:
         stored = run.read_object("shim.json")
     pid = stored.get("pid")
@@ -395,12 +422,16 @@ def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
     raise UntrustedError(f"process {pid} is not its shim")
 
 
+def _forget(found: tuple[int, int]) -> None:
+    os.close(found[1])
+
+
 async def _find_in_time(folder: Path, record: PodRecord, looks: asyncio.Semaphore) -> tuple[int, int]:
     """As ``_find_shim``, beside the loop, until it could look. Raises NotStartedError: the shim is not there."""
     for _ in range(LOOKS_MOST):
         try:
             async with looks:
-                return await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT)
+                return await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT, discard=_forget)
         except NotSeenError as error:
             log.warning("the shim of %s is looked for again: %s", record.uid, error)
         except UntrustedError as error:

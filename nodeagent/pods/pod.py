@@ -15,6 +15,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from pydantic import ValidationError
 from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
-from nodeagent.osutil.linux import kill_marked, read_proc
-from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
+from nodeagent.osutil.linux import read_proc
+from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
+from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import VERSION
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,11 @@ LATE = 0.5
 """A look at a silent shim that comes later than this is put off once: it was this process that did not run."""
 STUCK_AFTER = 10.0
 """Seconds until what a dead shim left behind is reported as stuck."""
+STUCK_EVERY = 5.0
+"""Seconds between two looks for it from then on."""
+SWEEP_LIMIT = 5.0
+"""Seconds for one such look until it is reported as stuck, too; it is waited for."""
+UNSEEN = "what it left behind cannot be looked at: {}"
 SHIM_LOG = "shim.log"
 """In the pod's log folder: what the shim itself writes."""
 LAST_LINE_MAX = 1000
@@ -93,6 +100,7 @@ class PodHandle:
         changed: Callable[[], None],
         swept: Callable[[], None],
         ended: Callable[[PodHandle], None],
+        sweeper: Sweeper,
     ) -> None:
         """``folder``: its run folder."""
         self.uid, self.folder, self._record = record.uid, folder, record
@@ -110,7 +118,8 @@ class PodHandle:
         self._cgroup: PodCgroup | None = None
         self._why_killed = ""
         """Of a shim that this host gave up."""
-        self._sweeping_since = 0.0
+        self._sweeper = sweeper
+        self._sweeping: asyncio.Task[None] | None = None
         self._started_here = self._spoke = False
         self._pinged = self._numbered = 0
         """The newest pings that were sent, and that were asked for."""
@@ -166,7 +175,8 @@ class PodHandle:
     @property
     def may_restart(self) -> bool:
         """The shim is dead, what it left is swept, and another one may be started now."""
-        return self.status.phase in ("gone", "unfit") and self.gone and self._loop.time() >= self.retry_at
+        swept = self.status.phase in ("gone", "unfit") and self.gone and self._sweeping is None
+        return swept and self._loop.time() >= self.retry_at
 
     @property
     def gone(self) -> bool:
@@ -195,36 +205,76 @@ class PodHandle:
 
     def sweep(self) -> None:
         """The shim is dead: kill what is left, until nothing is."""
-        self._sweeping_since = self._loop.time()
-        self._sweep(SWEEP_EVERY[0])
+        if self._sweeping is None:
+            self._kill_cgroup()  # at once
+            self._sweeping = self._loop.create_task(self._sweep())
 
-    def _sweep(self, wait: float) -> None:
-        self._timer = None
-        left = self._cgroup.kill() if self._cgroup is not None else []
-        left = left or kill_marked(self._record.mark, self._record.owner)
-        if not left:
+    async def _sweep(self) -> None:
+        try:
+            await self._kill_all()
             if self._cgroup is not None:
                 self._cgroup.remove()
                 self._cgroup = None
             self._swept()
-            if self.retiring or self._left_by_itself():
-                self._ended(self)
-            elif self._started_here and not self._spoke:
-                self.retry_at = self._loop.time() + LOOK_AGAIN
-                why = self.status.reason or last_line(self._record.logs / SHIM_LOG, self._record.owner)
-                self._set(phase="unfit", reason=f"the shim could not start: {why}", passing=True)
-            else:
-                why = self._why_killed or "the shim died"
-                self._set(
-                    phase="gone", reason=why, folder="", fork_server_pid=None, fork_server_warm=False,
-                    preforked={}, warming=False, rendezvous=None,
-                )  # fmt: skip
-            return
-        if self._loop.time() - self._sweeping_since > STUCK_AFTER:
-            names = ", ".join(map(str, left))
-            why = self._why_killed or "the shim died"
-            self._set(phase="stuck", reason=f"{why}, and processes {names} do not end, even with SIGKILL")
-        self._timer = self._loop.call_later(wait, self._sweep, min(wait * 2, SWEEP_EVERY[1]))
+            not_started = await self._why_not_started() if self._started_here and not self._spoke else ""
+        finally:
+            self._sweeping = None
+        if self.retiring or self._left_by_itself():
+            self._ended(self)
+        elif not_started:
+            self.retry_at = self._loop.time() + LOOK_AGAIN
+            self._set(phase="unfit", reason=f"the shim could not start: {not_started}", passing=True)
+        else:
+            self._set(
+                phase="gone", reason=self._why_dead, folder="", fork_server_pid=None, fork_server_warm=False,
+                preforked={}, warming=False, rendezvous=None,
+            )  # fmt: skip
+
+    async def _kill_all(self) -> None:
+        began, wait = self._loop.time(), SWEEP_EVERY[0]
+        while left := await self._kill_left():
+            if self._loop.time() - began > STUCK_AFTER:
+                self._stuck(left)
+                wait = STUCK_EVERY
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, SWEEP_EVERY[1])
+
+    async def _kill_left(self) -> str:
+        """What there was to be killed; nothing if there was nothing."""
+        killed = self._kill_cgroup()
+        if not killed:
+            look = self._sweeper.kill(self._record.mark, self._record.owner)
+            try:
+                if not (await asyncio.wait([look], timeout=SWEEP_LIMIT))[0]:
+                    self._stuck(
+                        UNSEEN.format(f"the look at this machine's processes takes more than {SWEEP_LIMIT:g} s")
+                    )
+                killed = await look
+            except OSError as error:
+                return UNSEEN.format(error)
+            finally:
+                look.cancel()
+        return f"processes {', '.join(map(str, killed))} do not end, even with SIGKILL" if killed else ""
+
+    def _kill_cgroup(self) -> list[int]:
+        return self._cgroup.kill() if self._cgroup is not None else []
+
+    def _stuck(self, left: str) -> None:
+        self._set(phase="stuck", reason=f"{self._why_dead}, and {left}")
+
+    @property
+    def _why_dead(self) -> str:
+        return self._why_killed or "the shim died"
+
+    async def _why_not_started(self) -> str:
+        """Not empty."""
+        if self._reported.reason:
+            return self._reported.reason
+        file = self._record.logs / SHIM_LOG
+        try:
+            return await aside(partial(last_line, file, self._record.owner))
+        except NotSeenError as error:
+            return f"its own words in {file} cannot be read: {error}"
 
     def _left_by_itself(self) -> bool:
         """An idle shim that ends on its own removes its folder."""
@@ -419,8 +469,9 @@ class PodHandle:
         """Forget the shim and leave it running."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._start is not None:
-            self._start.cancel()
+        for task in (self._start, self._sweeping):
+            if task is not None:
+                task.cancel()
         self._stop_waiting()
         self._unwatch()
         self._detach()

@@ -40,7 +40,7 @@ BOUND = 15.0
 class Host:
     """Has promised nothing."""
 
-    def promised(self, _uids: Iterable[str]) -> Mapping[str, int]:
+    async def promised(self, _uids: Iterable[str]) -> Mapping[str, int]:
         return {}
 
 

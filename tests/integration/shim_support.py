@@ -264,7 +264,8 @@ class Bench:
 
     def left(self) -> list[int]:
         self.note_marks()
-        return [pid for mark in self.marks for owner in self.owners for pid in marked(mark, owner)]
+        found = marked({(mark, owner) for mark in self.marks for owner in self.owners})
+        return [pid for pids_of_one in found.values() for pid in pids_of_one]
 
 
 def children(parent: int) -> list[int]:

@@ -48,7 +48,7 @@ class SimHost:
         self._unseen.discard(uid)
         self.changed.set()
 
-    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+    async def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         return {uid: token.number for uid in uids if (token := self._machine.promised.get(uid)) is not None}
 
     def _do(self, action: Callable[[], None]) -> None:

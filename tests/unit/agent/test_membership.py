@@ -48,7 +48,7 @@ class Clock:
 class Host:
     """Knows what was promised."""
 
-    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+    async def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         return {uid: 7 if uid == "u1" else 7_000_000 for uid in uids}
 
 

@@ -111,7 +111,25 @@ def test_a_process_whose_main_thread_has_ended_runs_until_all_have() -> None:
                 assert time.monotonic() < end
                 time.sleep(0.01)
             assert (is_running(process.pid), has_mark(process.pid, "mark", os.geteuid())) == (True, True)
-            assert kill_marked("mark", os.geteuid()) == [process.pid]
+            pod = ("mark", os.geteuid())
+            assert kill_marked({pod}) == {pod: [process.pid]}
             assert process.wait(30) == -signal.SIGKILL
         finally:
             process.kill()
+
+
+def test_one_look_kills_what_several_pods_left_and_nothing_else() -> None:
+    me = os.geteuid()
+    left = [subprocess.Popen(["sleep", "600"], env={MARK: mark}) for mark in ("first", "second", "first", "other")]
+    try:
+        found = kill_marked({("first", me), ("second", me), ("other", me + 1), ("none", me)})
+        assert {pod: set(killed) for pod, killed in found.items()} == {
+            ("first", me): {left[0].pid, left[2].pid}, ("second", me): {left[1].pid}, ("other", me + 1): set(),
+            ("none", me): set(),
+        }  # fmt: skip
+        assert [process.wait(30) for process in left[:3]] == [-signal.SIGKILL] * 3
+        assert left[3].poll() is None, "it carries the mark of another user's pod"
+    finally:
+        for process in left:
+            process.kill()
+            process.wait()

@@ -220,6 +220,36 @@ async def test_what_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
         gate.set()
 
 
+@pytest.mark.parametrize("gone", ["in time", "cancelled"])
+async def test_what_is_opened_for_who_waits_no_more_is_closed(gone: str) -> None:
+    gate, closed = threading.Event(), asyncio.Queue[str]()
+
+    def opens() -> str:
+        gate.wait(30)
+        return "opened"
+
+    look = asyncio.create_task(aside(opens, 0.01 if gone == "in time" else 30, discard=closed.put_nowait))
+    await asyncio.sleep(0)
+    if gone == "cancelled":
+        look.cancel()
+    with pytest.raises(NotSeenError if gone == "in time" else asyncio.CancelledError):
+        await look
+    gate.set()
+    async with asyncio.timeout(30):
+        assert await closed.get() == "opened"
+    assert await aside(lambda: "kept", discard=closed.put_nowait) == "kept"
+    assert closed.empty()
+
+
+async def test_without_a_thread_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    with pytest.raises(NotSeenError, match="can't start new thread"):
+        await aside(lambda: 7)
+
+
 async def test_what_hangs_is_not_done_again_until_it_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     one, gate, begun = OneAside(), threading.Event(), SimpleQueue[int]()
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,10 @@ from nodeagent.lease.grants import grants_folder, make_grant
 from nodeagent.osutil.linux import MARK, boot_id, start_time
 from nodeagent.osutil.untrusted import ASIDE_MAX, NotSeenError, UntrustedError
 from nodeagent.pods import host, pod
-from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, run_folder
+from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, own_folder, promised_number, run_folder
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
+from tests.integration.shim_support import make_spec
 
 BOUND = 20.0
 
@@ -28,9 +29,9 @@ BOUND = 20.0
 class Node:
     """A node with shims that do nothing; who connects to one of them speaks to nobody."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, how: ShimStart) -> None:
         dirs = DirsConfig(run=folder / "run", state=folder / "state", logs=folder / "logs")
-        self.host = ShimHost("n1", dirs, JobsConfig(), "127.0.0.1", (29400, 29899), ShimStart())
+        self.host = ShimHost("n1", dirs, JobsConfig(allow_root=True), "127.0.0.1", (29400, 29899), how)
         self.shims: dict[str, subprocess.Popen[bytes]] = {}
         self._ends: list[socket.socket] = []
         for number in range(count):
@@ -61,8 +62,10 @@ class Node:
 
 
 @asynccontextmanager
-async def node(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    made = Node(folder, count)
+async def node(
+    folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, how: ShimStart | None = None
+) -> AsyncIterator[Node]:
+    made = Node(folder, count, how or ShimStart())
     monkeypatch.setattr(pod, "connect", made.connect)
     try:
         yield made
@@ -155,3 +158,140 @@ async def test_what_is_found_to_be_dead_is_swept(tmp_path: Path, monkeypatch: py
         await until(lambda: here.host.status()[uid].phase == "gone")
         await until(lambda: shim.poll() is not None)
         assert here.alive() == 1
+
+
+class Disk:
+    """On which folders are made once it answers."""
+
+    def __init__(self) -> None:
+        self.asked = list[Path]()
+        self.answers = threading.Event()
+
+    def make_folder(self, path: Path, uid: int, gid: int) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.asked.append(path)
+        self.answers.wait(BOUND)
+        own_folder(path, uid, gid)
+
+    def starts(self, folder: Path) -> ShimStart:
+        """Shims that end at once, with these words in their log."""
+        program = folder / "python"
+        program.write_text("#!/bin/sh\necho this is no shim >&2\n")
+        program.chmod(0o755)
+        return ShimStart(str(program), make_folder=self.make_folder)
+
+
+SPEC = make_spec(("true",), Path("/"))
+UID = "0" * 32
+
+
+async def test_folders_that_hang_hold_up_only_their_pod_and_are_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "FOLDERS_LIMIT", 0.02)
+    monkeypatch.setattr(host, "LOOK_AGAIN", 0.02)
+    disk = Disk()
+    async with node(tmp_path, 0, monkeypatch, disk.starts(tmp_path)) as here:
+
+        def prepared(words: str) -> bool:
+            here.host.prepare(UID, SPEC)  # as each round of the agent
+            now = here.host.status().get(UID)
+            return now is not None and words in now.reason
+
+        await until(lambda: prepared("within 0.02 s"))
+        state, logs = tmp_path / "state" / "pods" / UID, tmp_path / "logs" / f"train-{UID[:8]}"
+        now = here.host.status()[UID]
+        assert (now.phase, now.passing) == ("unfit", True)
+        assert now.reason == (
+            f"the shim could not be started: its folders {state} and {logs} could not be looked at within 0.02 s; see "
+            "that their disks answer, it is tried again"
+        )
+        rounds = 0
+
+        def tenth() -> bool:
+            nonlocal rounds
+            rounds += 1
+            assert prepared("within 0.02 s"), "it is said as long as it is so"
+            return rounds > 10
+
+        await until(tenth)
+        here.host.retire(UID)
+        assert dict(here.host.status()) == {}
+        await until(lambda: prepared("within 0.02 s"))
+        assert disk.asked == [state], "what hangs keeps one thread"
+        disk.answers.set()
+        await until(lambda: prepared("the shim could not start: this is no shim"))
+        assert sorted(disk.asked) == sorted([state, logs] * 2), "those that came too late, and those that were used"
+        assert open_files(logs / "shim.log") == 0
+
+
+@pytest.mark.parametrize("how", ["retired", "closed"])
+async def test_a_start_that_is_given_up_while_its_folders_hang_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    disk = Disk()
+    async with node(tmp_path, 0, monkeypatch, disk.starts(tmp_path)) as here:
+        here.host.prepare(UID, SPEC)
+        await until(lambda: disk.asked)
+        if how == "retired":
+            here.host.retire(UID)
+        else:
+            await here.host.close()
+        disk.answers.set()
+        log = tmp_path / "logs" / f"train-{UID[:8]}" / "shim.log"
+        await until(log.exists)
+        await until(lambda: not open_files(log))
+        assert dict(here.host.status()) == {}
+        assert not (tmp_path / "run" / "pods").exists()
+
+
+def open_files(file: Path) -> int:
+    count = 0
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            count += fd.readlink() == file
+    return count
+
+
+async def test_what_was_promised_on_a_disk_that_hangs_counts_as_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "PROMISED_LIMIT", 0.02)
+    gate, looks = threading.Event(), list[str]()
+
+    def slow(state: Path, uid: str) -> int:
+        looks.append(uid)
+        gate.wait(BOUND)
+        return promised_number(state, uid)
+
+    monkeypatch.setattr(host, "promised_number", slow)
+    async with node(tmp_path, 0, monkeypatch) as here:
+        for uid, number in ((UID, 7), ("other", 0)):
+            folder = tmp_path / "state" / "pods" / uid
+            folder.mkdir(parents=True)
+            (folder / "highest.json").write_text(json.dumps({"number": number, "id": "x"}))
+        for _ in range(3):
+            assert await here.host.promised([UID, "other"]) == {}
+        assert looks == [UID], "what hangs keeps one thread"
+        gate.set()
+        monkeypatch.setattr(host, "PROMISED_LIMIT", BOUND)
+        async with asyncio.timeout(BOUND):
+            while await here.host.promised([UID, "other"]) != {UID: 7}:  # noqa: ASYNC110 - a thread ends
+                await asyncio.sleep(0.01)
+
+
+async def test_a_unit_is_looked_for_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, threads = host._find_shim, set[threading.Thread]()
+
+    def watched(folder: Path, record: PodRecord) -> tuple[int, int]:
+        threads.add(threading.current_thread())
+        return find(folder, record)
+
+    monkeypatch.setattr(host, "_find_shim", watched)
+    async with node(tmp_path, 1, monkeypatch) as here:
+        ((uid, shim),) = here.shims.items()
+        record = PodRecords(tmp_path / "run").all()[folder_name(uid)]
+        pid, pidfd = await host._started_as("u.service", ["true"], run_folder(tmp_path / "run", uid), record)
+        os.close(pidfd)
+        assert pid == shim.pid
+        assert threads and threading.main_thread() not in threads

@@ -8,17 +8,21 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from nodeagent.model.world import Token
+from nodeagent.osutil import untrusted
+from nodeagent.osutil.linux import Marked
 from nodeagent.pods import pod
 from nodeagent.pods.base import StartOrder
 from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.pod import LINE_MAX, PodHandle
+from nodeagent.pods.sweep import Sweeper
 
 BOUND = 20.0
 
@@ -26,12 +30,14 @@ BOUND = 20.0
 class Fake:
     """A handle whose shim is a process that does nothing, and whose socket the test speaks on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sweeper: Sweeper) -> None:
         self.changed = asyncio.Event()
-        record = PodRecord("u", os.geteuid(), "m", folder)
+        self.ended = list[PodHandle]()
+        record = PodRecord("u", os.geteuid(), "m", folder / "logs")
         self.handle = PodHandle(
-            record, folder, "ready", changed=self.changed.set, swept=lambda: None, ended=lambda _pod: None
-        )
+            record, folder, "ready", changed=self.changed.set, swept=lambda: None, ended=self.ended.append,
+            sweeper=sweeper,
+        )  # fmt: skip
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         ours, self.theirs = socket.socketpair()
         self.handle.started(self.process)
@@ -52,8 +58,8 @@ class Fake:
 
 
 @asynccontextmanager
-async def fake(folder: Path) -> AsyncIterator[Fake]:
-    made = Fake(folder)
+async def fake(folder: Path, sweeper: Sweeper | None = None) -> AsyncIterator[Fake]:
+    made = Fake(folder, sweeper or Sweeper())
     try:
         yield made
     finally:
@@ -154,3 +160,127 @@ async def test_a_shim_that_does_not_read_is_gone(tmp_path: Path, monkeypatch: py
                 break
         await shim.until(lambda: shim.handle.status.phase == "gone")
         assert "does not read" in shim.handle.status.reason
+
+
+class Look:
+    """In the place of the look at this machine's processes: finds ``left``, once it may come back."""
+
+    def __init__(self, *left: int) -> None:
+        self.left = list(left)
+        self.error: OSError | None = None
+        self.count = 0
+        self.begun, self.gate = threading.Event(), threading.Event()
+
+    def __call__(self, wanted: Set[Marked]) -> dict[Marked, list[int]]:
+        self.count += 1
+        self.begun.set()
+        self.gate.wait(BOUND)
+        if self.error is not None:
+            raise self.error
+        return dict.fromkeys(wanted, self.left)
+
+
+async def begun(look: Look) -> None:
+    """The loop goes on meanwhile."""
+    async with asyncio.timeout(BOUND):
+        while not look.begun.is_set():  # noqa: ASYNC110 - a thread sets it
+            await asyncio.sleep(0.005)
+
+
+async def test_a_look_that_does_not_come_back_is_reported_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Look()
+    async with fake(tmp_path, Sweeper(look)) as shim:
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        monkeypatch.setattr(pod, "SWEEP_LIMIT", 0.02)
+        shim.process.kill()
+        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        why = "the look at this machine's processes takes more than 0.02 s"
+        assert shim.handle.status.reason == f"the shim died, and what it left behind cannot be looked at: {why}"
+        assert not shim.handle.may_restart
+        look.gate.set()
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert (look.count, shim.handle.may_restart, shim.handle.status.reason) == (1, True, "the shim died")
+
+
+async def test_a_look_that_fails_is_reported_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Look()
+    look.error = OSError("too many open files")
+    look.gate.set()
+    monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
+    monkeypatch.setattr(pod, "STUCK_EVERY", 0.01)
+    async with fake(tmp_path, Sweeper(look)) as shim:
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        shim.process.kill()
+        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        why = "the shim died, and what it left behind cannot be looked at: too many open files"
+        assert shim.handle.status.reason == why
+        look.error = None
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+
+
+async def test_what_does_not_end_is_looked_for_less_often_once_it_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Look(7, 8)
+    look.gate.set()
+    monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
+    monkeypatch.setattr(pod, "STUCK_EVERY", 0.5)
+    async with fake(tmp_path, Sweeper(look)) as shim:
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        shim.process.kill()
+        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        assert shim.handle.status.reason == "the shim died, and processes 7, 8 do not end, even with SIGKILL"
+        often = look.count
+        await asyncio.sleep(0.25)
+        assert look.count == often > 1
+        look.left = []
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert look.count == often + 1
+
+
+async def test_a_pod_that_is_retired_while_it_is_swept_ends_and_is_not_started_meanwhile(tmp_path: Path) -> None:
+    look = Look()
+    async with fake(tmp_path, Sweeper(look)) as shim:
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        look.gate.set()
+        shim.process.kill()
+        await shim.until(lambda: shim.handle.may_restart)
+        look.gate.clear()
+        shim.handle.retiring = True
+        shim.handle.sweep()
+        assert not shim.handle.may_restart, "what the sweep removes in the end would be the next shim's"
+        look.gate.set()
+        async with asyncio.timeout(BOUND):
+            while not shim.ended:  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0.005)
+
+
+async def test_a_pod_that_is_let_go_while_it_is_swept_leaves_nothing_behind(tmp_path: Path) -> None:
+    look = Look()
+    async with fake(tmp_path, Sweeper(look)) as shim:
+        shim.process.kill()
+        await begun(look)
+        shim.handle.let_go()
+        async with asyncio.timeout(BOUND):
+            while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110 - nobody is woken
+                await asyncio.sleep(0)
+        look.gate.set()
+        assert (shim.handle.status.phase, shim.ended) == ("ready", [])
+
+
+async def test_why_a_shim_could_not_start_is_not_waited_for_on_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(untrusted, "ASIDE_MAX", 0)
+    async with fake(tmp_path) as shim:
+        shim.process.kill()
+        await shim.until(lambda: shim.handle.status.phase == "unfit")
+        log, hang = tmp_path / "logs" / "shim.log", "0 looks at users' files have not come back"
+        why = f"the shim could not start: its own words in {log} cannot be read: {hang}"
+        assert (shim.handle.status.reason, shim.handle.status.passing) == (why, True)

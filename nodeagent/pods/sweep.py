@@ -1,0 +1,61 @@
+"""Kills what dead shims left behind, found by their pods' marks: all pods of a node share one look at its processes.
+
+A look takes 0.1 ms a process, and may not come back: a process that hangs in the kernel can hold what its environment
+is read under. So it is made in a daemon thread, one at a time. Must never make the loop wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+
+from nodeagent.osutil.linux import Marked, kill_marked
+from nodeagent.osutil.threads import in_daemon
+
+Killed = Mapping[Marked, list[int]]
+Look = Callable[[Set[Marked]], Killed]
+Asked = tuple[Marked, asyncio.Future[list[int]]]
+
+
+class Sweeper:
+    """Of one node. ``look`` is ``kill_marked``'s like and may block."""
+
+    def __init__(self, look: Look = kill_marked) -> None:
+        self._look = look
+        self._asked: list[Asked] = []
+        """For the next look."""
+        self._looking = False
+
+    def kill(self, mark: str, owner: int) -> asyncio.Future[list[int]]:
+        """SIGKILL a pod's processes: those that were alive, or the OSError of the look. It begins at once, or, for all
+        that ask meanwhile, when the one that is under way has ended."""
+        answer = asyncio.get_running_loop().create_future()
+        self._asked.append(((mark, owner), answer))
+        if not self._looking:
+            self._begin()
+        return answer
+
+    def _begin(self) -> None:
+        asked, self._asked = [one for one in self._asked if not one[1].done()], []
+        if not asked:
+            return
+        try:
+            look = in_daemon(partial(self._look, {pod for pod, _ in asked}), "sweep")
+        except RuntimeError as error:
+            for _, answer in asked:
+                answer.set_exception(OSError(f"no thread for it: {error}"))
+            return
+        self._looking = True
+        look.add_done_callback(partial(self._end, asked))
+
+    def _end(self, asked: Sequence[Asked], look: asyncio.Future[Killed]) -> None:
+        self._looking = False
+        for pod, answer in asked:
+            if answer.done():  # its pod was let go
+                continue
+            if (error := look.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(look.result()[pod])
+        self._begin()
