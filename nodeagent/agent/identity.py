@@ -26,6 +26,10 @@ class IdentityError(Exception):
     """This agent cannot be the node; the text says why and what to do."""
 
 
+class LockHeldError(Exception):
+    """Another agent is the node: it ends just now, or runs on, or hangs. The text says which and what to do."""
+
+
 class Identity:
     """The life file and its lock. Use ``take()`` once; the lock ends with the process."""
 
@@ -39,13 +43,15 @@ class Identity:
         self._lock: int | None = None
 
     def take(self) -> Incarnation:
-        """Lock the run folder and count this start. Raises IdentityError when another agent runs there."""
+        """Lock the run folder and count this start. Raises LockHeldError while another agent runs there, and
+        IdentityError."""
         claim(self._file.parent, make=True)
         self._lock = _locked(self._lock_path)
         if self._lock is None:
             other = self._lock_path.read_text(errors="replace").strip() or "unknown"
-            raise IdentityError(
-                f"another agent (pid {other}) runs with {self._file.parent}; stop it, or give this one its own dirs.run"
+            raise LockHeldError(
+                f"another agent (pid {other}) runs with {self._file.parent}: if it should be gone, kill it (kill -9); "
+                "if it is another node's, give this one its own dirs.run"
             )
         os.pwrite(self._lock, f"{os.getpid():<{LINE}}\n".encode(), 0)  # one write: nobody reads half of it
         last = self._read()

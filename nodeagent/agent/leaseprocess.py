@@ -129,6 +129,8 @@ class LocalLeaseProcess:
         self._address, self._unannounced = address_reader(self._folder), unannounced_reader(self._folder)
         self._pulse = str(pulse_file(self._folder))
         self._login = StoreEndpoint(config.redis)
+        self._look = asyncio.Event()
+        """The password is to be read anew."""
         self._order = self._standing()
         self._tended = False
         """The order is this agent's."""
@@ -146,6 +148,10 @@ class LocalLeaseProcess:
     # --- words and signs
 
     def tend(self, life: str, start: int, era: str) -> None:
+        self._look.set()
+        self._tend(life, start, era)
+
+    def _tend(self, life: str, start: int, era: str) -> None:
         order = self._order_for(life, start, era)
         if order is None or (self._tended and order == self._order):
             return
@@ -241,11 +247,6 @@ class LocalLeaseProcess:
         reached, timing = self._store.reached, self.config.timing
         if reached is None:
             return None
-        try:
-            greeting = self._login.greeting()
-        except AccessError as error:  # the agent's own connections may go on for long without it
-            self._complain(str(error))
-            return None
         renew, leave = load("renew_lease"), load("leave")
         return LeaseOrder(
             boot=self._boot, node=self._node, life=life, start=start, era=era,
@@ -254,7 +255,7 @@ class LocalLeaseProcess:
             failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
             patience=self.config.without_agent, grace=self.config.drain,
             prefix=prefix(self.config.cluster), record_version=str(RECORD_VERSION),
-            server=Server(reached.path, reached.address, reached.port, greeting, self._tls(reached)),
+            server=Server(reached.path, reached.address, reached.port, self._login.greeting(), self._tls(reached)),
             renew=StoreScript(renew.sha, renew.source), leave=StoreScript(leave.sha, leave.source), door=self._door,
         )  # fmt: skip
 
@@ -266,16 +267,34 @@ class LocalLeaseProcess:
         ca, cert, key = ("" if file is None else str(file) for file in files)
         return Tls(ca, cert, key, reached.host if redis.tls.check_hostname else "")
 
+    async def _renew_password(self) -> None:
+        """Reads it anew with each beat, beside the loop, and orders anew if it is another one. One that cannot be read
+        changes nothing: the connections that there are may go on for long without it."""
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            try:
+                if not await self._login.renew_greeting():
+                    self._complain(
+                        f"the password file {self.config.redis.password_file} does not come back: the lease process "
+                        "goes on with what it held before; check the disk that it is on"
+                    )
+            except AccessError as error:
+                self._complain(str(error))
+            if self._tended and (order := self._order) is not None:
+                self._tend(order.life, order.start, order.era)
+
     # --- that it runs
 
     async def run(self) -> None:
         """Keeps it running, until cancelled; it goes on without the agent then. One of another version, and one that
         hangs, are replaced."""
-        names = asyncio.create_task(self._names.run())
+        helpers = [asyncio.create_task(self._names.run()), asyncio.create_task(self._renew_password())]
         try:
             await self._keep()
         finally:
-            names.cancel()
+            for helper in helpers:
+                helper.cancel()
             if self._child is not None:
                 self._child.returncode = 0  # it outlives us: not a child that was forgotten
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 EXIT_CONFIG = 78
 """sysexits' EX_CONFIG: systemd's RestartPreventExitStatus, since starting again would not help."""
+EXIT_HELD = 75
+"""sysexits' EX_TEMPFAIL: another agent is this node still. systemd starts this one again."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -109,6 +111,7 @@ def run(file: Path | None) -> None:
     prefer()
     import asyncio
 
+    from nodeagent.agent.identity import LockHeldError
     from nodeagent.agent.serve import serve
     from nodeagent.spec.configfile import load_config
 
@@ -117,9 +120,11 @@ def run(file: Path | None) -> None:
     code = 0
     try:
         asyncio.run(serve(config, lambda: load_config(file, os.environ)))
+    except* LockHeldError as group:
+        _echo(group)
+        code = EXIT_HELD
     except* _hopeless() as group:
-        for error in _leaves(group):
-            click.echo(f"nodeagent: {error}", err=True)
+        _echo(group)
         code = EXIT_CONFIG
     sys.exit(code)
 
@@ -146,6 +151,11 @@ def _hopeless() -> tuple[type[Exception], ...]:
     from nodeagent.trust.key import KeyFileError
 
     return (AccessError, IdentityError, IdTakenError, KeyFileError, ListenError, StoreRefusedError, CheckError)
+
+
+def _echo(group: BaseExceptionGroup[BaseException]) -> None:
+    for error in _leaves(group):
+        click.echo(f"nodeagent: {error}", err=True)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

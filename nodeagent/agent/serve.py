@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,7 +24,7 @@ from nodeagent import __version__, hardware_missing
 from nodeagent.agent import systemd
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.diagnosis import Diagnosis, preflight
-from nodeagent.agent.identity import Identity, claim
+from nodeagent.agent.identity import Identity, LockHeldError, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.loop import Agent, OnDisk, Trust
 from nodeagent.agent.machine import AttendedMachine, find_address, node_facts
@@ -41,7 +42,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock, SystemClock
 from nodeagent.osutil.linux import boot_id
-from nodeagent.osutil.threads import DaemonPool
+from nodeagent.osutil.threads import DaemonPool, in_daemon
 from nodeagent.plan.queueing.dependencies import believed
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import AgentConfig, LogConfig, node_id
@@ -55,6 +56,14 @@ if TYPE_CHECKING:  # its import is left for later
     from nodeagent.api.server import ApiServer
 
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+LOGS_LIMIT = 1.0
+"""Seconds for a look at the folder of logs, until the agent starts without having seen it: running workers need none of
+it, and the lease process looks after them for ``without_agent`` only."""
+HELD_LIMIT = 5.0
+"""Seconds for another agent of this node to end. Also the pause between two starts while it does not: systemd waits
+for a tenth of a second only."""
+HELD_LOOK = 0.1
+"""Seconds between two tries to take its place."""
 LEAVE_MARGIN = 10.0
 """Seconds beyond every bound of an orderly end, until systemd may lose its patience."""
 
@@ -68,10 +77,10 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
     clock, metrics, notifier = SystemClock(), Metrics(), Notifier(os.environ)
     async with AsyncExitStack() as closing:
         claim(config.dirs.state)
-        claim(config.dirs.logs)
+        logs = await claim_logs(config.dirs.logs)
         identity = Identity(config.dirs.run, boot_id())
         closing.callback(identity.release)
-        identity.take()
+        await take_in_turn(identity)
         log = structlog.get_logger("agent").bind(node=node)
         gpus, problem = await _gpus(config)
         if problem:
@@ -117,8 +126,43 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         machine = AttendedMachine(notifier, Meter(), diagnosis, checks, node_health)
         agent = Agent(config, context, identity, facts, trust=trust, disk=disk, peers=peers, machine=machine)
         _watch_reloads(agent, host, process, notifier, again)
-        await _until_ended(agent, process, clock, notifier, metrics, address, unit)
+        await _until_ended(agent, process, clock, notifier, metrics, address, unit, logs)
     structlog.get_logger("agent").bind(node=node).info("ended")
+
+
+async def claim_logs(path: Path, how: Callable[[Path], None] = claim) -> asyncio.Future[str]:
+    """The look whether the folder of logs is this agent's own: over, or under way if its disk does not answer. Its
+    result is why the folder cannot be used. Raises IdentityError, now or when the look is over."""
+
+    def why_not() -> str:
+        try:
+            how(path)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    look = in_daemon(why_not, "claim")
+    await asyncio.wait([look], timeout=LOGS_LIMIT)
+    if why := look.result() if look.done() else f"its disk has not answered for {LOGS_LIMIT:g} s":
+        structlog.get_logger("agent").error(
+            "started without the folder of logs: no pod can start here until it can be used", why=why, folder=str(path)
+        )
+    return look
+
+
+async def take_in_turn(identity: Identity) -> None:
+    """Takes the identity, from an agent that ends just now if there is one. Raises LockHeldError if that does not end
+    in time, and IdentityError."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + HELD_LIMIT
+    while True:
+        try:
+            identity.take()
+            return
+        except LockHeldError:
+            if loop.time() > until:
+                raise
+        await asyncio.sleep(HELD_LOOK)
 
 
 async def _gpus(config: AgentConfig) -> tuple[tuple[Gpu, ...], str]:
@@ -156,8 +200,9 @@ async def _until_ended(
     metrics: Metrics,
     address: str,
     unit: str,
+    logs: asyncio.Future[str],
 ) -> None:
-    """The agent and its helpers, until a signal ends them in order."""
+    """The agent and its helpers, until a signal ends them in order, or ``logs`` says that they are another user's."""
     stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, end.set)
@@ -185,6 +230,7 @@ async def _until_ended(
             tasks.create_task(systemd.come_back(agent)),
             tasks.create_task(_watch_notice(agent, clock)),
             tasks.create_task(_retention(agent, clock).run()),
+            tasks.create_task(_claimed(logs)),
         ]
         endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
         structlog.get_logger("agent").bind(node=agent.node).info(
@@ -194,6 +240,10 @@ async def _until_ended(
         notifier.stopping()
         for task in helpers + endings:
             task.cancel()
+
+
+async def _claimed(logs: asyncio.Future[str]) -> None:
+    await asyncio.shield(logs)
 
 
 def _retention(agent: Agent, clock: Clock) -> Retention:

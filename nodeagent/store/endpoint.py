@@ -1,37 +1,91 @@
 """Makes connections to the store and its sentinels: addresses, passwords, TLS.
 
-Each connection reads passwords and certificates anew, so that renewed ones need no restart. Must never send a command,
-wait, or repeat a password in a message.
+Passwords and certificates are read anew for each connection, so that renewed ones need no restart: in a thread, since
+their disk may hang, and then what was read last is used. Must never send a command, or repeat a password in a message.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
+from nodeagent.osutil.threads import in_daemon
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.whois import TlsFileError, client_context
 from nodeagent.store.wire import Connection
 
+T = TypeVar("T")
+Login = tuple[str | None, str | None]
+"""User and password."""
+
 LONGEST_PASSWORD = 4096
 """The most bytes read of a password file."""
+LOOK_LIMIT = 0.1
+"""Seconds from the begin of a look at files for which a connection waits for it: a small part of ``store_timeout``."""
 
 
 class AccessError(OSError):
     """A password file or certificate that cannot be used. ``str()`` tells the operator what to do."""
 
 
+class FileReading(Generic[T]):
+    """What ``read`` makes of files. Read at once, and anew in a thread: one look at a time. Raises ``AccessError``."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+        self._look: asyncio.Future[T] | None = None
+        self._began = 0.0
+        self.last = read()
+        """As of the newest look that came back without an error."""
+
+    async def renew(self) -> bool:
+        """Look again, or wait for the look under way. False if it has not come back in ``LOOK_LIMIT`` seconds since it
+        began: ``last`` may be older than the files then, until it does."""
+        loop = asyncio.get_running_loop()
+        look = self._look
+        if look is None or look.done():
+            look = self._look = in_daemon(self._read, "access")
+            self._began = loop.time()
+            look.add_done_callback(self._take)
+        await asyncio.wait([look], timeout=max(0.0, self._began + LOOK_LIMIT - loop.time()))
+        if look.done():
+            look.result()  # raises its error
+        return look.done()
+
+    def _take(self, look: asyncio.Future[T]) -> None:
+        if not look.cancelled() and look.exception() is None:
+            self.last = look.result()
+
+
 class StoreEndpoint:
-    """Makes connections for one ``redis`` section. Raises ``AccessError`` at once if a file cannot be used now."""
+    """Makes connections for one ``redis`` section, with what its files held when they were last read: here, and each
+    time that they are renewed. Raises ``AccessError`` at once if a file cannot be used now."""
 
     def __init__(self, config: RedisConfig) -> None:
         self._config = config
         self.place = config.place
-        self._login()
-        self._sentinel_login()
-        self._tls()
+        self._login = FileReading(self._read_login)
+        self._sentinel_login = FileReading(self._read_sentinel_login)
+        self._tls = FileReading(self._read_tls)
+
+    async def renew(self) -> None:
+        """Read all files anew, before a connection is made; bounded. Raises ``AccessError`` if one cannot be used."""
+        found: list[FileReading[Login] | FileReading[ssl.SSLContext | None]] = []
+        found += [self._login] if self._config.password_file else []
+        found += [self._sentinel_login] if self._config.sentinel.password_file else []
+        found += [self._tls] if self.place.tls else []
+        if found:
+            await asyncio.gather(*(reading.renew() for reading in found))
+
+    async def renew_greeting(self) -> bool:
+        """Read anew what ``greeting`` needs; bounded. False if the disk does not answer: it may be outdated. Raises
+        ``AccessError`` if the file cannot be used."""
+        return await self._login.renew() if self._config.password_file else True
 
     def server(self, host: tuple[str, int] | None = None) -> Connection:
         """A connection, not yet open, to the server at ``host``; by default to the one in the url."""
@@ -40,7 +94,7 @@ class StoreEndpoint:
     def greeting(self) -> tuple[tuple[str, ...], ...]:
         """The commands that begin a connection to the server. Send them without waiting for each reply: on a slow
         network, waiting alone could outlast a call's bound."""
-        login = _auth(*self._login())
+        login = _auth(*self._login.last)
         return (*login, ("SELECT", str(self.place.db))) if self.place.db else login
 
     def sentinel(self, host: tuple[str, int]) -> Connection:
@@ -49,20 +103,20 @@ class StoreEndpoint:
 
     def sentinel_greeting(self) -> tuple[tuple[str, ...], ...]:
         """The commands that begin a connection to a sentinel; see ``greeting``."""
-        return _auth(*self._sentinel_login())
+        return _auth(*self._sentinel_login.last)
 
     def _network(self, host: tuple[str, int]) -> Connection:
-        return Connection(host, self._tls())
+        return Connection(host, self._tls.last)
 
-    def _login(self) -> tuple[str | None, str | None]:
+    def _read_login(self) -> Login:
         file = self._config.password_file
         return self.place.user, read_secret(file) if file else self.place.password
 
-    def _sentinel_login(self) -> tuple[str | None, str | None]:
+    def _read_sentinel_login(self) -> Login:
         sentinel = self._config.sentinel
         return sentinel.user, read_secret(sentinel.password_file) if sentinel.password_file else None
 
-    def _tls(self) -> ssl.SSLContext | None:
+    def _read_tls(self) -> ssl.SSLContext | None:
         if not self.place.tls:
             return None
         tls = self._config.tls

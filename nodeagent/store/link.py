@@ -105,6 +105,7 @@ class StoreLink:
 
     async def open(self) -> None:
         """Find the server, connect, and ask for its identity."""
+        await self._endpoint.renew()
         host = await find_primary(self._endpoint, self._patience) if self._endpoint.place.service else None
         self._connection = self._endpoint.server(host)
         await self._connection.open()

@@ -311,6 +311,33 @@ async def test_it_starts_without_a_folder_for_logs(world: World) -> None:
     await world.node.renewed_again()
 
 
+async def test_a_password_file_that_hangs_holds_up_no_beat(world: World, tmp_path: Path) -> None:
+    """A FIFO without a writer hangs whoever opens it. The new password is ordered once it has come."""
+    await world.up()
+    file, plain = tmp_path / "password", tmp_path / "new"
+    plain.touch(mode=0o600)
+    plain.write_text("new")
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    greetings = list[object]()
+
+    def ordered() -> object:
+        world.tend()
+        order = read_order(world.node.folder, boot_id())
+        assert order is not None
+        greetings.append(order.server.greeting)
+        return greetings[-1]
+
+    world.tend()
+    await world.node.renewed_again()
+    assert ordered() == (("AUTH", "pw"),)
+    with file.open("w") as late:  # the look that is under way
+        plain.replace(file)
+        late.write("new")
+    await world.node.until(lambda: ordered() == (("AUTH", "new"),))
+    assert set(greetings) == {(("AUTH", "pw"),), (("AUTH", "new"),)}
+
+
 async def test_nothing_is_ordered_before_the_store_was_reached(world: World, tmp_path: Path) -> None:
     class Nowhere:
         reached = None

@@ -115,6 +115,18 @@ async def test_tls_with_a_certificate_of_our_own(servers: Yard, authority: Autho
     assert str(server.port) in await fails(RedisConfig(url=url, tls=TlsConfig(ca_file=authority.ca)))
 
 
+async def test_new_certificates_need_no_restart(servers: Yard, authority: Authority, tmp_path: Path) -> None:
+    server = await tls_server(servers, authority, "DNS:localhost", "no")
+    file = secret(tmp_path, Authority(tmp_path).ca.read_text())
+    config = RedisConfig(url=f"rediss://localhost:{server.port}/0", tls=TlsConfig(ca_file=file))
+    store = connect(config, "test", 5.0)
+    with pytest.raises(StoreUnavailableError, match="do not agree on TLS"):
+        await store.remove("u1")
+    file.write_text(authority.ca.read_text())
+    await store.remove("u1")
+    await store.close()
+
+
 async def test_tls_through_a_sentinel_too(servers: Yard, authority: Authority) -> None:
     """The sentinel names an address, and the certificate must be for it."""
     server = await tls_server(servers, authority, "IP:127.0.0.1", "no")

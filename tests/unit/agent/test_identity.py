@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.identity import Identity, IdentityError
+from nodeagent.agent.identity import Identity, IdentityError, LockHeldError
 
 Make = Callable[..., Identity]
 
@@ -46,7 +46,7 @@ def test_a_reboot_ends_the_life(make: Make) -> None:
 def test_a_second_agent_is_refused_and_the_first_is_named(make: Make, tmp_path: Path) -> None:
     one = make().take()
     pid = (tmp_path / "run" / "agent.lock").read_text().strip()
-    with pytest.raises(IdentityError, match=rf"another agent \(pid {pid}\) .*dirs\.run"):
+    with pytest.raises(LockHeldError, match=rf"another agent \(pid {pid}\) .*kill -9.*dirs\.run"):
         make().take()
     assert one.start == 1
 
@@ -84,6 +84,6 @@ def test_release_may_be_called_twice(make: Make) -> None:
 def test_a_start_beside_another_agent_counts_nothing(make: Make, tmp_path: Path) -> None:
     make().take()
     before = (tmp_path / "run" / "life.json").read_text()
-    with pytest.raises(IdentityError, match="another agent"):
+    with pytest.raises(LockHeldError, match="another agent"):
         make().take()
     assert (tmp_path / "run" / "life.json").read_text() == before

@@ -1,0 +1,72 @@
+"""What may hold up an agent's start, and what may not: a folder of logs, and an agent before it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from nodeagent.agent import serve
+from nodeagent.agent.identity import Identity, IdentityError, LockHeldError
+from nodeagent.agent.serve import claim_logs, take_in_turn
+
+BOUND = 20.0
+
+
+async def test_logs_that_do_not_answer_hold_up_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LOGS_LIMIT", 0.01)
+    gate = Event()
+
+    def hang(_: Path) -> None:
+        gate.wait(BOUND)
+
+    look = await claim_logs(tmp_path, hang)
+    assert not look.done()
+    gate.set()
+    async with asyncio.timeout(BOUND):
+        assert await look == ""
+
+
+async def test_logs_of_another_user_are_an_error_however_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, gate = tmp_path / "logs", Event()
+
+    def refuse(_: Path) -> None:
+        gate.wait(BOUND)
+        raise IdentityError("belongs to uid 7")
+
+    monkeypatch.setattr(serve, "LOGS_LIMIT", 0.01)
+    look = await claim_logs(path, refuse)
+    gate.set()
+    with pytest.raises(IdentityError, match="uid 7"):
+        await look
+    monkeypatch.setattr(serve, "LOGS_LIMIT", BOUND)
+    path.mkdir()
+    path.chmod(0o777)
+    with pytest.raises(IdentityError, match="may be written to by everybody"):
+        await claim_logs(path)
+
+
+async def test_logs_that_are_broken_hold_up_no_start(tmp_path: Path) -> None:
+    path = tmp_path / "logs"
+    path.write_text("no folder")
+    assert str(path) in (await claim_logs(path)).result()
+
+
+async def test_an_agent_takes_the_place_of_one_that_ends(tmp_path: Path) -> None:
+    first, second = (Identity(tmp_path / "run", "boot-1") for _ in range(2))
+    first.take()
+    asyncio.get_running_loop().call_later(0.05, first.release)
+    await take_in_turn(second)
+    assert second.incarnation.start == 2
+    second.release()
+
+
+async def test_one_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "HELD_LIMIT", 0.0)
+    first, second = (Identity(tmp_path / "run", "boot-1") for _ in range(2))
+    first.take()
+    with pytest.raises(LockHeldError, match="another agent"):
+        await take_in_turn(second)
+    first.release()
