@@ -6,6 +6,7 @@ An effect is believed only when the next snapshot or status shows it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from typing import TypedDict
 
 import structlog
@@ -22,12 +23,25 @@ from nodeagent.plan import steps
 from nodeagent.plan.pods import pod
 from nodeagent.pods.base import PodHost, StartOrder
 from nodeagent.pods.environment import roles_file, worker_environments
-from nodeagent.store.base import Store, StoreRefusedError
+from nodeagent.store.base import StepFailedError, Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.trust.seal import Seal
 
 LOGGED_MOST = 1024
 """Jobs of which the last thing logged is known, before those that are gone are forgotten."""
+REFUSED_LONG = 10.0
+"""Seconds for which a step is refused again and again until the log says so. One that was not tried for so long is
+another matter."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A step of a job that the store refuses each time. ``since``, ``last``: the first time and the last."""
+
+    code: str
+    since: float
+    last: float
+    logged: bool = False
 
 
 class _Seen(TypedDict):
@@ -57,6 +71,8 @@ class Applier:
         self._clock, self._snapshot, self._random_id = context.clock, context.snapshot, context.random_id
         self._seal, self._verifier, self._stopwatch, self._reach = seal, verifier, stopwatch, reach
         self._logged: dict[str, object] = {}
+        self._refusals: dict[str, dict[str, _Refused]] = {}
+        """By job and kind of step, of jobs of which no step has gone through since."""
         self._log = structlog.get_logger("apply").bind(node=lease.node)
 
     async def pod(self, action: pod.PodAction) -> bool:
@@ -108,7 +124,7 @@ class Applier:
                 timed = self._stopwatch.stamp(uid, token, ack, self._clock.now())
                 own = timed.model_copy(update={"host": me.facts.address})
                 signed = self._seal.ack(uid, token, me.node, own)
-                return await self._write(self._store.ack(uid, token, me.node, me.incarnation, signed, last))
+                return await self._write(uid, "ack", self._store.ack(uid, token, me.node, me.incarnation, signed, last))
             case pod.ReportPod(uid, token, report, why):
                 if self._news(uid, ("report", token, report.state)):
                     log.info("report", generation=token.number, state=report.state, why=why)
@@ -118,15 +134,14 @@ class Applier:
                     report = report.model_copy(update={"detected": round(late, 4)})
                 report = report.model_copy(update={"unreachable": self._peers_of(uid)})
                 text = why if report.state == "failed" else ""
-                return await self._write(
-                    self._store.report(uid, token, self._lease.node, self._lease.incarnation, report, text)
-                )
+                lease = self._lease
+                reported = self._store.report(uid, token, lease.node, lease.incarnation, report, text)
+                return await self._write(uid, "report", reported)
             case pod.Keep(uid, token, expect, failsafe_members, why):
                 log.info("keep", generation=token.number, why=why)
                 lease = self._lease
-                return await self._write(
-                    self._store.keep(uid, token, lease.node, lease.incarnation, expect, failsafe_members)
-                )
+                kept = self._store.keep(uid, token, lease.node, lease.incarnation, expect, failsafe_members)
+                return await self._write(uid, "keep", kept)
         return False
 
     def _allowed(self, job: JobRecord) -> bool:
@@ -196,9 +211,8 @@ class Applier:
         if job.generation.token != recovery.token or job.generation.state != "active" or node in job.generation.reports:
             return False
         report = PodReport(state="running", reason=recovery.text, started=max(0.0, self._clock.now() - recovery.at))
-        return await self._write(
-            self._store.report(recovery.uid, recovery.token, node, self._lease.incarnation, report)
-        )
+        reported = self._store.report(recovery.uid, recovery.token, node, self._lease.incarnation, report)
+        return await self._write(recovery.uid, "report", reported)
 
     async def job(self, job: JobRecord, decision: steps.Decision, rev: int) -> bool:
         """Take one step of a job in the store; true if it was taken (by us). ``rev``: of the view that this was decided
@@ -208,27 +222,29 @@ class Applier:
         match decision.step:
             case steps.Propose() as step:
                 log.info("propose", nodes=sorted(step.members), cause=step.cause.kind, why=why)
-                return await self._write(self._store.propose(self._proposal(job, step, rev)))
+                return await self._write(job.uid, "propose", self._store.propose(self._proposal(job, step, rev)))
             case steps.End() as step:
                 log.info("end", phase=step.phase, why=why)
-                return await self._write(self._store.end(self._ending(job, step)))
+                return await self._write(job.uid, "end", self._store.end(self._ending(job, step)))
             case steps.Activate(active):
-                return await self._write(self._store.activate(job.uid, active))
+                return await self._write(job.uid, "activate", self._store.activate(job.uid, active))
             case steps.Settle() as step:
                 log.info("settle", kind=step.event, why=why)
                 control = self._next_control(job, step.control)
                 settlement = Settlement(**self._seen(job), control=control, event=step.event, text=step.text)
-                return await self._write(self._store.settle(settlement))
+                return await self._write(job.uid, "settle", self._store.settle(settlement))
             case steps.JudgeFault(number, spend):
                 log.info("judge", generation=number, cause=spend.kind, why=why)
                 counted = spend.model_copy(update={"counted_by": _counter(job, number)})
-                return await self._write(self._store.judge(Judgement(**self._seen(job), number=number, spend=counted)))
+                judgement = Judgement(**self._seen(job), number=number, spend=counted)
+                return await self._write(job.uid, "judge", self._store.judge(judgement))
             case steps.Remove():
                 log.info("remove", why=why)
                 try:
                     await self._store.remove(job.uid)
-                except StoreRefusedError as refusal:
-                    return await self._refused(refusal)
+                except (StoreRefusedError, StepFailedError) as refusal:
+                    return await self._refused(job.uid, "remove", refusal)
+                self._refusals.pop(job.uid, None)
                 self._snapshot.forget_job(job.uid)
                 return True
             case None:
@@ -282,18 +298,39 @@ class Applier:
             wall=self._clock.wall(),
         )
 
-    async def _write(self, step: Awaitable[JobRecord]) -> bool:
+    async def _write(self, uid: str, kind: str, step: Awaitable[JobRecord]) -> bool:
         """Await a store step and take in its reply."""
         try:
-            return self._snapshot.absorb_job(await step)
-        except StoreRefusedError as refusal:
-            return await self._refused(refusal)
+            job = await step
+        except (StoreRefusedError, StepFailedError) as refusal:
+            return await self._refused(uid, kind, refusal)
+        self._refusals.pop(uid, None)
+        return self._snapshot.absorb_job(job)
 
-    async def _refused(self, refusal: StoreRefusedError) -> bool:
-        """The view was old: read again. No step was taken: false."""
-        self._log.debug("refused", code=refusal.code, why=str(refusal))
+    async def _refused(self, uid: str, kind: str, refusal: StoreRefusedError | StepFailedError) -> bool:
+        """The view was old, or the store cannot do this step, while others go on: read again. No step was taken:
+        false."""
+        code = refusal.code if isinstance(refusal, StoreRefusedError) else "failed"
+        self._log.debug("refused", code=code, why=str(refusal))
+        self._warn_when_long(uid, kind, code, str(refusal))
         await self._lease.beat()
         return False
+
+    def _warn_when_long(self, uid: str, kind: str, code: str, why: str) -> None:
+        """Once for each reason: a job that stands still because of it shows nothing else."""
+        now = self._clock.now()
+        if len(self._refusals) > LOGGED_MOST:
+            self._refusals = {job: kinds for job, kinds in self._refusals.items() if job in self._snapshot.jobs}
+        kinds = self._refusals.setdefault(uid, {})
+        found = kinds.get(kind)
+        if found is None or found.code != code or now - found.last > REFUSED_LONG:
+            found = kinds[kind] = _Refused(code, now, now)
+        found.last = now
+        if now - found.since >= REFUSED_LONG and not found.logged:
+            found.logged = True
+            job = self._snapshot.job(uid)
+            name = job.name if job is not None else uid
+            self._log.warning("the store refuses a step again and again", job=name, step=kind, code=code, why=why)
 
 
 def _counter(job: JobRecord, number: int) -> str:
@@ -342,6 +379,8 @@ class CommitRequests:
                     continue  # it is decided when every agent has sent what it knows
                 log.warning("not committed", code=refusal.code, why=str(refusal))
                 self._host.committed(uid, wanted, str(refusal))
+            except StepFailedError as error:  # the other jobs need not wait
+                log.debug("not committed yet", why=str(error))
             else:
                 self._snapshot.absorb_job(job)
                 log.info("committed", step=wanted.step)

@@ -106,13 +106,14 @@ def run(file: Path | None) -> None:
     shutdown: have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave. SIGHUP: read
     the config again, whole or not at all.
     """
-    from nodeagent.osutil.linux import lossy_stderr, prefer
+    from nodeagent.osutil.linux import prefer
 
     prefer()
     import asyncio
 
     from nodeagent.agent.identity import LockHeldError
     from nodeagent.agent.serve import serve
+    from nodeagent.osutil.stderr import lossy_stderr
     from nodeagent.spec.configfile import load_config
 
     config = _load(file)

@@ -57,7 +57,8 @@ from nodeagent.lease.statefiles import (
     write_status,
     write_unannounced,
 )
-from nodeagent.osutil.linux import bind_private, boot_id, boottime, lossy_stderr
+from nodeagent.osutil.linux import bind_private, boot_id, boottime
+from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 
 IDLE_EXIT = 5.0

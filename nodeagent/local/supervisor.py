@@ -27,7 +27,7 @@ from nodeagent.local import power
 from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
 from nodeagent.local.registry import LocalCluster, load, node_names, remove, write_config
-from nodeagent.osutil.linux import lossy_stderr
+from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.tether import tethered
 from nodeagent.store.server import PrivateRedis, PrivateRedisError
 from nodeagent.trust.key import KeyFileError, make

@@ -1,5 +1,5 @@
 """Linux primitives that the shim and its host share: process identity, marks, death signals, socket paths, small reads
-of /proc, a log that never ends its program.
+of /proc.
 
 Standard library only, because the shim imports it. Must never hold a policy (the caller decides when to kill).
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import io
 import os
 import select
 import signal
@@ -406,19 +405,3 @@ class ReplacedFile(Generic[_T]):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class _Lossy(io.FileIO):
-    """A file that drops output for which there is no room."""
-
-    def write(self, data: object, /) -> int:
-        try:
-            return super().write(data)  # type: ignore[arg-type]
-        except OSError:  # a full disk must not end the program
-            return len(memoryview(data))  # type: ignore[arg-type]
-
-
-def lossy_stderr() -> io.TextIOWrapper:
-    """A stream for ``sys.stderr``, so that a full disk never ends the program. Writing never raises, and nothing
-    remains to be flushed at the end."""
-    return io.TextIOWrapper(_Lossy(2, "w", closefd=False), errors="backslashreplace", write_through=True)

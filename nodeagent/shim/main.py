@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.lease.grants import OBEYED, GrantAnswer
-from nodeagent.osutil.linux import become_subreaper, boottime, lossy_stderr, write_atomic
+from nodeagent.osutil.linux import become_subreaper, boottime, write_atomic
+from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.gang import LocalGang, Parts, note
 from nodeagent.shim.hang.watch import HangWatch

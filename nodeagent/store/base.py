@@ -82,6 +82,10 @@ class StoreUnavailableError(StoreError):
     """
 
 
+class StepFailedError(StoreUnavailableError):
+    """The server answers, and cannot do this step: on other records it may do the same."""
+
+
 class StoreRefusedError(StoreError):
     """A check failed; nothing was changed. ``str()`` is a sentence for people.
 

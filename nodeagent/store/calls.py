@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.errors import NotReplicatedError, explain, strict, timing_differs
 from nodeagent.store.link import StoreLink
 from nodeagent.store.scripts import ActedOn, load, never
@@ -54,7 +54,8 @@ class Calls:
         self._commands, self._waits, self._replicas = commands, waits, replicas
 
     async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
-        """Run a script. Returns its reply without the flag for success; raises StoreRefusedError with its reason."""
+        """Run a script. Returns its reply without the flag for success; raises StoreRefusedError with its reason, and
+        StepFailedError if it is the script that fails."""
         text = codec.encode(arguments)
         async with self.link() as link:
             try:
@@ -62,6 +63,8 @@ class Calls:
             except ReplyError as error:
                 if error.is_damage:  # the next call must not fail too; this one has failed all the same
                     await link.evaluate(load("examine"), self.prefix, link.run_id, str(RECORD_VERSION), "{}")
+                if error.is_of_the_step:
+                    raise StepFailedError(explain(self._commands.address, self._timeout, error)) from error
                 raise
             done, *rest = _steps_own(found)
             if not done and rest[0] == "link":

@@ -53,6 +53,11 @@ class ReplyError(ResponseError):
         return "WRONGTYPE" in str(self) or "user_script" in str(self)
 
     @property
+    def is_of_the_step(self) -> bool:
+        """The script itself failed. Any other error, as of a server without memory, would come to each step."""
+        return self.is_damage and self.code in ("ERR", "WRONGTYPE")
+
+    @property
     def not_let_in(self) -> bool:
         """The error is about the user, the password, or that user's permissions."""
         return self.code in ("NOAUTH", "WRONGPASS", "NOPERM") or "AUTH" in str(self) or "password" in str(self)

@@ -358,7 +358,7 @@ async def test_a_server_that_has_become_a_replica(world: World, node: Node, serv
 def test_it_needs_nothing_but_a_small_part_of_the_standard_library() -> None:
     asked = [sys.executable, "-c", "import nodeagent.lease.main, sys; print(*sys.modules)"]
     names = set(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split())
-    large = {"pydantic", "asyncio", "threading", "structlog", "redis", "ssl", "inspect", "subprocess", "logging"}
+    large = {"pydantic", "asyncio", "structlog", "redis", "ssl", "inspect", "subprocess", "logging"}
     assert not names & large
     ours = {name.rpartition(".")[0] for name in names if name.startswith("nodeagent.")}
     assert ours == {"nodeagent", "nodeagent.lease", "nodeagent.osutil", "nodeagent.store"}

@@ -174,12 +174,15 @@ def test_shim_and_fork_server_need_nothing_but_the_standard_library() -> None:
     server = PACKAGE / "shim" / "forkserver"
     alone = [
         PACKAGE / "osutil" / "linux.py",
+        PACKAGE / "osutil" / "stderr.py",
         PACKAGE / "model" / "backoff.py",
         PACKAGE / "model" / "roleorder.py",
         *(server / name for name in ("server.py", "ending.py", "warming.py", "binding.py")),
     ]
     model = {"nodeagent.model.backoff", "nodeagent.model.roleorder"}
-    parts = frozenset({"nodeagent.shim", "nodeagent.lease.grants", "nodeagent.osutil.linux", *model})
+    parts = frozenset(
+        {"nodeagent.shim", "nodeagent.lease.grants", "nodeagent.osutil.linux", "nodeagent.osutil.stderr", *model}
+    )
 
     def rule(file: Path) -> Iterator[str]:
         for name in imports(tree(file), nested=file in alone):

@@ -14,7 +14,7 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
 from nodeagent.pods.base import CommitRequest, PodHost, PodStatus
-from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StepFailedError, Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
 from tests.unit.ctl.samples import job
@@ -101,6 +101,13 @@ async def test_it_waits_while_the_store_is_away_or_recovers() -> None:
     scene.store.error = None
     await scene.commits.carry()
     assert scene.host.answers == [""]
+
+
+async def test_one_that_fails_in_the_store_waits_and_ends_no_round() -> None:
+    scene = Scene()
+    scene.store.error = StepFailedError("the store cannot serve now (ERR user_script:1: no number)")
+    await scene.commits.carry()
+    assert (scene.host.answers, scene.host.request) == ([], REQUEST)
 
 
 async def test_a_refusal_is_reported_in_the_stores_words() -> None:

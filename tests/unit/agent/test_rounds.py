@@ -3,22 +3,24 @@ says that it was decided on."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 from nodeagent.agent.apply import Applier
-from nodeagent.agent.rounds import PodPlan, ProposalTurns
+from nodeagent.agent.rounds import PodPlan, ProposalTurns, Rounds
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
+from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.pod import Prepare, Retire, Start, plan_pods
 from nodeagent.plan.steps import Decision, Remove
 from nodeagent.pods.base import PodStatus
-from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.base import StepFailedError, StoreRefusedError
 from nodeagent.store.messages import Proposal
 from tests.unit.plan.build import (
     READY,
@@ -88,10 +90,15 @@ def test_what_is_lent_counts() -> None:
 
 
 class Proposals:
-    """A store that takes every proposal."""
+    """A store that takes every proposal, and fails at an activation."""
 
     def __init__(self) -> None:
         self.made: list[Proposal] = []
+        self.failed = 0
+
+    async def activate(self, uid: str, token: Token) -> JobRecord:
+        self.failed += 1
+        raise StepFailedError("the store cannot serve now (ERR user_script:1: no number)")
 
     async def propose(self, proposal: Proposal) -> JobRecord:
         self.made.append(proposal)
@@ -134,3 +141,47 @@ async def test_a_proposal_names_the_view_that_it_was_decided_on() -> None:
         snapshot.rev += 1
     assert [one.read for one in store.made] == [7, 7]
     assert snapshot.cluster(0.0).rev == 9, "another view, though all else is as it was"
+
+
+class Nothing:
+    """The parts of a round that are not about jobs' next steps: none of them has anything to do."""
+
+    next_end, due = None, 1e9
+
+    def plan(self, cluster: Cluster) -> int:
+        return 1
+
+    async def act(self, cluster: Cluster) -> tuple[bool, bool]:
+        return False, True
+
+    async def none(self, cluster: Cluster) -> bool:
+        return False
+
+    publish = remove = shelve = tell_recoveries = none
+
+
+async def test_jobs_behind_one_whose_step_fails_each_time_are_decided() -> None:
+    """The round ended there, in every agent: no job behind that one was looked at."""
+    store, me, nothing = Proposals(), Me(), cast(Any, Nothing())
+    forming = make_generation(("n1",), state="forming", acks=("n1",))
+    jobs = [
+        make_job("forming", forming, uid="u-0", spec=make_spec(name="j0", size=(1, 1))),
+        make_job(uid="u-1", spec=make_spec(name="j1", size=(1, 1)), order=1),
+    ]
+    ready = dict.fromkeys(("u-0", "u-1"), READY)
+    view = make_cluster([make_node("n1", ready=ready), make_node("n2", ready=ready)], *jobs)
+    context = cast(Any, SimpleNamespace(
+        node="n1", timing=Timing(), store=store, host=SimpleNamespace(status=dict),
+        clock=SimpleNamespace(now=itertools.count().__next__, wall=lambda: WALL), random_id=lambda: "g",
+        snapshot=Snapshot(Timing()), metrics=None,
+    ))  # fmt: skip
+    none = cast(Any, None)
+    applier = Applier(context, cast(Any, me), seal=none, verifier=none, stopwatch=none, reach=none)
+    rounds = Rounds(
+        context, lambda: view, own=nothing, publisher=nothing, turns=ProposalTurns(context, applier), ended=nothing,
+        restarts=none,
+    )  # fmt: skip
+    for _ in range(5):  # of these jobs one is another agent's turn first
+        await rounds.once()
+    assert store.failed >= 3
+    assert [proposal.uid for proposal in store.made][:3] == ["u-1"] * 3

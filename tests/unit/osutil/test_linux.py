@@ -44,27 +44,6 @@ def test_what_takes_only_a_part_is_an_error_and_leaves_the_file_as_it_was(tmp_pa
     assert list(tmp_path.iterdir()) == [file], "no draft takes what room is left"
 
 
-LOGS = """
-import sys
-from nodeagent.osutil.linux import lossy_stderr
-sys.stderr = lossy_stderr()
-print("a note", file=sys.stderr, flush=True)
-print("goes on")
-"""
-
-
-def test_a_full_disk_costs_notes_and_nothing_else() -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", LOGS], stdout=subprocess.PIPE, stderr=full, text=True, timeout=30)
-    assert (done.returncode, done.stdout) == (0, "goes on\n")
-
-
-def test_notes_are_kept_where_there_is_room(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as log:
-        subprocess.run([sys.executable, "-c", LOGS], stdout=subprocess.DEVNULL, stderr=log, timeout=30, check=True)
-    assert (tmp_path / "log").read_text() == "a note\n"
-
-
 def test_each_version_of_a_file_that_is_replaced_is_parsed_once(tmp_path: Path) -> None:
     parsed: list[bytes] = []
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.scripts import Script, always
-from nodeagent.store.wire import Reached
+from nodeagent.store.wire import Reached, ReplyError
 
 
 class Answering:
@@ -22,13 +22,16 @@ class Answering:
 
     def __init__(self, reply: object, replicas: object = 1) -> None:
         self._reply, self._replicas = reply, replicas
-        self.forgotten = False
+        self.forgotten, self.evaluated = False, 0
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Any]:
         yield self
 
     async def evaluate(self, _script: Script, *_arguments: str) -> Any:
+        self.evaluated += 1
+        if isinstance(self._reply, ReplyError) and self.evaluated == 1:
+            raise self._reply
         return self._reply
 
     async def ask(self, *_command: str | int) -> Any:
@@ -76,3 +79,24 @@ async def test_what_a_step_says() -> None:
     with pytest.raises(StoreRefusedError, match="read it again") as caught:
         await Calls(refused, refused, "p:", 1.0).step("read", {"uid": "u"})
     assert caught.value.code == "stale"
+
+
+IN_SCRIPT = "script: 0a1b, on @user_script:12."
+
+
+@pytest.mark.parametrize(
+    ("text", "of_the_step", "looks"),
+    [
+        (f"ERR user_script:12: attempt to index a nil value {IN_SCRIPT}", True, 1),
+        (f"WRONGTYPE Operation against a key holding the wrong kind of value {IN_SCRIPT}", True, 1),
+        (f"OOM command not allowed when used memory > 'maxmemory'. {IN_SCRIPT}", False, 1),
+        (f"READONLY You can't write against a read only replica. {IN_SCRIPT}", False, 1),
+        ("LOADING Redis is loading the dataset in memory", False, 0),
+    ],
+)
+async def test_a_script_that_fails_is_no_store_that_cannot_serve(text: str, of_the_step: bool, looks: int) -> None:
+    links = Answering(ReplyError(text))
+    with pytest.raises(StoreUnavailableError, match=r"the store at 127\.0\.0\.1:1 ") as caught:
+        await Calls(links, links, "p:", 1.0).step("read", {"uid": "u"})
+    assert (isinstance(caught.value, StepFailedError), links.forgotten) == (of_the_step, not of_the_step)
+    assert links.evaluated == 1 + looks, "what is damaged is looked for"

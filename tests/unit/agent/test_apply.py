@@ -1,0 +1,132 @@
+"""A step that the store refuses again and again is reported once, and holds up no other job."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from nodeagent.agent.apply import REFUSED_LONG, Applier
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import JobRecord
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Token
+from nodeagent.plan.steps import Activate, Decision, Remove
+from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
+from tests.unit.plan.build import make_job
+
+STALE = StoreRefusedError("stale", "the control has another revision")
+BUSY = StoreRefusedError("busy", "device 0 belongs to job other")
+FAILED = StepFailedError("the store cannot serve now (ERR user_script:1: no number)")
+
+
+class Refusing:
+    """A store that refuses the steps of which it has the error."""
+
+    def __init__(self) -> None:
+        self.activate_error: Exception | None = None
+        self.remove_error: Exception | None = None
+
+    async def activate(self, uid: str, token: Token) -> JobRecord:
+        if self.activate_error is not None:
+            raise self.activate_error
+        return make_job(uid=uid)
+
+    async def remove(self, uid: str) -> None:
+        if self.remove_error is not None:
+            raise self.remove_error
+
+
+class Me:
+    node = "n1"
+    beats = 0
+    error: Exception | None = None
+
+    async def beat(self) -> None:
+        self.beats += 1
+        if self.error is not None:
+            raise self.error
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.now, self.store, self.me = 100.0, Refusing(), Me()
+        snapshot = Snapshot(Timing())
+        snapshot.absorb_job(make_job())
+        context = SimpleNamespace(
+            store=self.store, host=None, clock=SimpleNamespace(now=lambda: self.now), snapshot=snapshot,
+            random_id=lambda: "g",
+        )  # fmt: skip
+        none = cast(Any, None)
+        self.applier = Applier(
+            cast(Any, context), cast(Any, self.me), seal=none, verifier=none, stopwatch=none, reach=none
+        )
+
+    async def tries(self, seconds: float, error: Exception | None, *, remove: bool = False) -> list[EventDict]:
+        """The warnings of trying each half second, the last time after so many."""
+        if remove:
+            self.store.remove_error, step = error, cast(Activate | Remove, Remove())
+        else:
+            self.store.activate_error, step = error, Activate(Token(number=1, id="g"))
+        end = self.now + seconds
+        with capture_logs() as logs:
+            while True:
+                await self.applier.job(make_job(), Decision(step, ("why",)), 1)
+                if self.now >= end:
+                    return [entry for entry in logs if entry["log_level"] == "warning"]
+                self.now += 0.5
+
+
+async def test_a_step_that_is_refused_for_long_is_reported_once_and_again_when_the_reason_changes() -> None:
+    scene = Scene()
+    assert await scene.tries(REFUSED_LONG - 0.5, STALE) == []
+    (warning,) = await scene.tries(REFUSED_LONG, STALE)
+    expected = {"job": make_job().name, "step": "activate", "code": "stale", "why": str(STALE)}
+    assert expected.items() <= warning.items()
+    assert await scene.tries(REFUSED_LONG - 0.5, BUSY) == []
+    (warning,) = await scene.tries(1.0, BUSY)
+    assert warning["code"] == "busy"
+
+
+async def test_each_kind_of_step_has_its_own_time() -> None:
+    scene = Scene()
+    for _ in range(int(REFUSED_LONG) - 1):
+        assert await scene.tries(0.5, STALE) == []
+        assert await scene.tries(0.5, STALE, remove=True) == []
+    found = [*await scene.tries(1.5, STALE), *await scene.tries(1.5, STALE, remove=True)]
+    assert [warning["step"] for warning in found] == ["activate", "remove"]
+
+
+@pytest.mark.parametrize("remove", [False, True])
+async def test_a_step_that_goes_through_makes_what_was_before_forgotten(remove: bool) -> None:
+    scene = Scene()
+    assert await scene.tries(REFUSED_LONG - 0.5, STALE) == []
+    assert await scene.tries(0.0, None, remove=remove) == []
+    assert await scene.tries(REFUSED_LONG - 0.5, STALE) == []
+
+
+async def test_two_lost_races_with_hours_between_them_are_nothing_to_report() -> None:
+    scene = Scene()
+    for _ in range(3):
+        assert await scene.tries(1.0, STALE) == []
+        scene.now += 3600.0
+
+
+@pytest.mark.parametrize("remove", [False, True])
+async def test_a_step_that_fails_in_the_store_is_as_one_that_it_refuses(remove: bool) -> None:
+    scene = Scene()
+    (warning,) = await scene.tries(REFUSED_LONG, FAILED, remove=remove)
+    assert (warning["code"], warning["why"]) == ("failed", str(FAILED))
+
+
+async def test_a_store_that_does_not_answer_is_an_error_at_once() -> None:
+    scene = Scene()
+    with pytest.raises(StoreUnavailableError):
+        await scene.tries(0.0, StoreUnavailableError("no answer"))
+    scene.me.error = StoreUnavailableError("no answer")
+    with pytest.raises(StoreUnavailableError):
+        await scene.tries(0.0, FAILED)
+    assert scene.me.beats == 1
