@@ -37,7 +37,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease bench-frameworks scale live packages sim mutants clean
+.PHONY: help setup demo lint rewritten test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease bench-frameworks scale live packages sim mutants clean
 help:
 	@sed -n '/^$$/q; s/^#     //p' Makefile
 
@@ -65,8 +65,14 @@ lint: $(READY)
 
 RUN = $(BIN)/python -m tests.run $(if $(JOBS),--workers $(JOBS))
 
-test: lint
+# Pytest's four processes would each rewrite the tests' modules: that is done once, beside mypy, which uses one core.
+test: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 lint rewritten
 	@$(RUN) test $(PYTEST_ARGS)
+
+# An error shows again when they run.
+rewritten: $(READY)
+	@$(BIN)/python -m pytest -q --collect-only tests >/dev/null 2>&1 || true
 
 test-rest: $(READY)
 	@$(RUN) $(if $(WITHIN),--seconds $(WITHIN)) rest $(PYTEST_ARGS)
