@@ -1,7 +1,8 @@
 """Which end-to-end tests `make test` runs: one for each way of recovery, and one for each thing that users do.
 
 All others are `slow`: the same fault at another moment, or a longer look at it. `make test-rest` runs those, and CI
-after `make test`. A new end-to-end test is among them until it is named here; other tests are marked where they are.
+after `make test`. A new end-to-end test is among them until it is named here. Other tests are marked where they are, or
+named here if all that speaks against them is how long they take (`LATER`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from _pytest.mark import ParameterSet
 STOP_AT = "NODEAGENT_TESTS_STOP_AT"
 """Environment variable: begin no test after this time, in seconds since the epoch."""
 NOT_REACHED = "not reached"
-E2E = "tests/e2e/"
+TESTS = "tests/"
+E2E = TESTS + "e2e/"
 WAYS: dict[str, tuple[str, ...]] = {
     "a trainer and a parameter server die": ("test_roles.py::test_a_trainer_and_a_server_are_killed",),
     "a worker dies": ("test_faults_workers.py::test_each_kill_of_a_worker_is_counted_once",),
@@ -23,22 +25,11 @@ WAYS: dict[str, tuple[str, ...]] = {
     "a node dies, and a spare takes its place": (
         "test_faults_nodes.py::test_a_node_killed_is_replaced_by_the_spare[rank-0]",
     ),
-    "a node dies, and its peers hide why they failed": (
-        "test_blame.py::test_a_node_that_is_lost_right_after_the_start_costs_nothing_although_its_peers_hide_it",
-    ),
-    "nodes whose address nobody configured": ("test_addresses.py",),
     "a node freezes past its lease": ("test_faults_agents.py::test_frozen_past_the_lease[agent-and-shim]",),
     "an agent dies, and another is started": ("test_faults_agents.py::test_an_agent_killed_disturbs_nothing",),
     "an agent hangs, and a lease process dies": (
         "test_faults_agents.py::test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing",
     ),
-    "a job waits for a node whose agent hangs": (
-        "test_faults_agents.py::test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent",
-    ),
-    "an agent is restarted on purpose; its lease process holds the lease": (
-        "test_planned_restart.py::test_seconds_without_an_agent_disturb_nothing",
-    ),
-    "Redis freezes": ("test_store_away.py::test_redis_frozen_and_thawed",),
     "Redis dies and comes back": ("test_store_away.py::test_redis_killed_and_back_with_its_data",),
     "Redis comes back empty": ("test_lost_store.py::test_an_emptied_redis_disturbs_nothing[killed_without_its_data]",),
     "Redis fails over": ("test_failover.py::test_the_primary_dies[kill-1]",),
@@ -47,29 +38,82 @@ WAYS: dict[str, tuple[str, ...]] = {
     "everything loses power": ("test_power_cut.py",),
     "a GPU falls off the bus": ("test_health.py::test_a_gpu_that_falls_off_the_bus_is_left_out_until_it_is_repaired",),
     "a rank hangs": ("test_hangs.py::test_the_rank_that_hangs_is_named_and_the_gang_goes_on[stop]",),
-    "a node is drained": ("test_membership.py::test_drain_moves_the_work",),
     "scaled, drained, joined and paused without losing a step": (
         "test_graceful.py::test_scaled_drained_joined_paused_and_restarted_without_losing_a_step",
     ),
     "state in memory outlives its worker": ("test_snapshots.py::test_any_worker_and_all_of_them_may_be_killed",),
     "not one bit changes": ("test_exact.py::test_kills_at_one_size_change_not_one_bit",),
-    "a clock steps": ("test_clocks.py::test_a_wall_clock_steps_by_an_hour[store]",),
     "the command that owns a cluster dies": (
         "test_local_cluster.py::test_kill_9_of_the_command_that_owns_a_cluster_leaves_nothing",
         "test_orphans.py::test_kill_9_of_run",
     ),
-    "a second agent of the same name": ("test_second_agent.py",),
     "a cluster from up to down": ("test_local_cluster.py::test_a_cluster_and_its_job_from_up_to_down",),
     "torchrun's words": ("test_run_dropin.py",),
-    "a batch, and a time limit": ("test_batches.py",),
     "two jobs, one place": ("test_jobs_together.py::test_the_higher_priority_goes_first",),
-    "a forged job": ("test_forged_jobs.py::test_with_a_changed_command",),
-    "other users": ("test_other_users.py", "test_permissions.py"),
+    "other users": ("test_other_users.py",),
     "the tool over https": ("test_remote.py::test_the_tool_over_https_with_a_token",),
-    "refusals": ("test_refusals.py", "test_starts.py"),
+    "refusals": (
+        "test_refusals.py::test_a_job_file_with_five_mistakes_tells_all_five",
+        "test_refusals.py::test_another_users_job",
+        "test_starts.py::test_a_command_that_does_not_exist",
+        "test_starts.py::test_a_script_that_fails_at_its_start_is_not_tried_eleven_times",
+    ),
 }
 """What is shown, and by which tests of tests/e2e: a file, a function (with all its cases), or one case."""
 
+LATER: tuple[str, ...] = (
+    "contract/test_differences.py::test_what_was_read_in_differences_is_the_record[0-80]",
+    "contract/test_differences.py::test_what_was_read_in_differences_is_the_record[1-80]",
+    "hostile/test_job_user_processes.py::test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim[twice]",
+    "hostile/test_job_user_processes.py::test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim[of_a_thread]",
+    "hostile/test_job_user_processes.py::test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim[without_its_main_thread]",
+    "integration/test_api_away.py::test_a_stopped_store",
+    "integration/test_diag.py::test_a_driver_that_hangs_and_one_that_lost_a_gpu",
+    "integration/test_diag.py::test_a_history_grows_and_a_gpu_that_has_become_slow_fails",
+    "integration/test_fork_server_torch.py::test_gang_of_two_forked_and_plain",
+    "integration/test_fork_server_torch.py::test_warming_up_leaves_nothing_behind",
+    "integration/test_health_probes.py::test_a_call_that_never_returns",
+    "integration/test_health_probes.py::test_gpus_that_are_slow_to_come_up_are_no_hung_driver",
+    "integration/test_health_storm.py",
+    "integration/test_lease_beside_agent.py::test_systemd_is_asked_to_run_it_and_first_to_forget_what_has_its_name",
+    "integration/test_page.py::test_a_store_that_waits_or_is_away_and_a_cluster_without_jobs",
+    "integration/test_pods_host.py::test_unfit_and_fit_again",
+    "integration/test_prometheus_https.py::test_prometheus_reads_over_https_with_a_token_only[reads-]",
+    "integration/test_redis_client.py::test_a_call_that_has_to_connect_first_has_the_time_for_both",
+    "integration/test_redis_replicas.py::test_a_fail_over_is_followed_and_nothing_acknowledged_is_lost[soon down]",
+    "integration/test_redis_replicas.py::test_a_sentinel_that_names_a_replica_is_not_believed",
+    "integration/test_redis_replicas.py::test_what_the_sentinels_can_tell",
+    "integration/test_shim_grants.py::test_a_record_that_is_gone_or_damaged_gives_no_time[empty]",
+    "integration/test_shim_grants.py::test_a_record_that_is_gone_or_damaged_gives_no_time[overwrite]",
+    "integration/test_shim_hang.py::test_a_pod_that_is_asked_tells_what_it_sees",
+    "integration/test_shim_hang.py::test_a_reading_before_the_limit_halts_nobody_whose_limit_is_short",
+    "integration/test_shim_hang.py::test_stacks_are_begun_before_the_limit_is_reached",
+    "integration/test_shim_roles.py::test_a_role_is_stopped_for_a_failure_elsewhere_whatever_it_was_about_to_do",
+    "integration/test_shim_roles.py::test_a_service_that_is_started_again_has_its_own_progress",
+    "integration/test_shim_silent.py::test_a_slow_disk_delays_a_promise_and_ends_no_shim",
+    "integration/test_shim_snapshots.py::test_a_role_finds_what_it_has_kept_itself",
+    "integration/test_shim_snapshots.py::test_a_state_that_all_share_serves_ranks_that_have_none",
+    "integration/test_shim_watchdog.py::test_a_stopped_shim_leaves_nothing_running_past_the_granted_time[plain]",
+    "integration/test_shim_writeout.py::test_a_grant_that_wants_the_workers_stopped_leaves_the_agents_own_stop_as_it_is",
+    "integration/test_shim_writeout.py::test_what_the_workers_committed_meanwhile_is_later",
+    "integration/test_train_checkpoints.py::test_one_process_goes_on_and_passes_over_what_is_damaged",
+    "integration/test_train_checkpoints.py::test_what_goes_wrong_on_rank_0_is_known_to_all_and_ends_nothing",
+    "integration/test_train_sharded.py::test_one_state_is_right_for_all",
+    "sim/test_backfill.py",
+    "sim/test_borrowing.py::test_a_queue_gets_its_part_back_from_one_that_has_all",
+    "sim/test_damage.py::test_a_job_that_nobody_gives_back_then_is_found_missing",
+    "sim/test_large.py::test_a_large_cluster_with_many_jobs",
+    "sim/test_overload.py::test_a_busy_store_works_off_what_piled_up_while_it_stood",
+    "sim/test_queue.py::test_jobs_that_cannot_have_enough_nodes_prepare_none",
+    "sim/test_repair.py::test_of_many_sick_nodes_one_is_away_at_a_time",
+    "sim/test_shares.py",
+    "sim/test_signatures.py::test_a_cluster_that_was_off_for_a_weekend_goes_on",
+    "sim/test_signatures.py::test_admissions_are_renewed_and_nodes_that_come_late_believe_them",
+    "sim/test_teams.py::test_teams",
+    "unit/diag/test_crew.py::test_a_start_that_hangs",
+    "unit/diag/test_crew.py::test_a_wrong_result_and_one_hand_that_hangs_in_the_collective",
+)
+"""Long tests of other folders, beside shorter ones of the same promise: in tests/, named as in ``WAYS``."""
 
 AFTER_THE_START = E2E + "test_clocks.py"
 """Its Redis runs under libfaketime and is slow; it must answer in time, so it begins when the first clusters stand."""
@@ -79,13 +123,14 @@ def sort_out(items: list[pytest.Item]) -> None:
     """Mark end-to-end tests that are not in ``WAYS``, and those on systemd nodes, as slow; and put what takes longest
     first: the last ones to run should be short, so that all who run them end together."""
     chosen = {E2E + name for names in WAYS.values() for name in names}
+    later = {TESTS + name for name in LATER}
     for item in items:
         name = item.nodeid
         forms = {name, name.partition("[")[0], name.partition("::")[0]}
         of_e2e = name.startswith(E2E) and not forms & chosen
-        if of_e2e or item.get_closest_marker("nodes_short"):
+        if of_e2e or forms & later or item.get_closest_marker("nodes_short"):
             item.add_marker(pytest.mark.slow)
-    order = [f"tests/{folder}/" for folder in ("nodes", "e2e", "hostile", "integration", "contract", "sim")]
+    order = [f"{TESTS}{folder}/" for folder in ("nodes", "e2e", "hostile", "integration", "contract", "sim")]
 
     def place(item: pytest.Item) -> float:
         found = next((n for n, start in enumerate(order) if item.nodeid.startswith(start)), len(order))

@@ -59,7 +59,7 @@ ADOPT_LIMIT = 0.5
 """Seconds for a look at one pod's folder when an agent starts, and until the next one: other pods wait meanwhile."""
 LOOKS_AT_ONCE = 32
 """Fewer than ``untrusted.ASIDE_MAX``: other looks are made meanwhile."""
-LOOKS_MOST = 20
+LOOKS_MOST = 40
 """At a pod whose folder never lets itself be looked at; then it is killed."""
 NO_GRANT = "its shim has no grant record: it is of a version before them, or somebody removed it"
 FOLDERS_LIMIT = 5.0
@@ -427,11 +427,13 @@ def _forget(found: tuple[int, int]) -> None:
 
 
 async def _find_in_time(folder: Path, record: PodRecord, looks: asyncio.Semaphore) -> tuple[int, int]:
-    """As ``_find_shim``, beside the loop, until it could look. Raises NotStartedError: the shim is not there."""
+    """As ``_find_shim``, beside the loop, until it could look: one that hangs keeps one thread. Raises NotStartedError:
+    the shim is not there."""
+    own = OneAside()
     for _ in range(LOOKS_MOST):
         try:
             async with looks:
-                return await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT, discard=_forget)
+                return await own.run(partial(_find_shim, folder, record), ADOPT_LIMIT, discard=_forget)
         except NotSeenError as error:
             log.warning("the shim of %s is looked for again: %s", record.uid, error)
         except UntrustedError as error:

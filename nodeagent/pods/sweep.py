@@ -1,7 +1,8 @@
-"""Kills what dead shims left behind, found by their pods' marks: all pods of a node share one look at its processes.
+"""Kills what dead shims left behind, found by their pods' marks: a user's pods share one look at a node's processes.
 
 A look takes 0.1 ms a process, and may not come back: a process that hangs in the kernel can hold what its environment
-is read under. So it is made in a daemon thread, one at a time. Must never make the loop wait.
+is read under, and a user can see to that. So it is made in a daemon thread, one at a time for each user: nobody's pods
+wait for another's process. Must never make the loop wait.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ class Sweeper:
 
     def __init__(self, look: Look = kill_marked) -> None:
         self._look = look
-        self._asked: list[Asked] = []
-        """For the next look."""
-        self._looking = False
+        self._asked: dict[int, list[Asked]] = {}
+        """For the next look, by the pods' user."""
+        self._looking: set[int] = set()
+        """Users whose look is under way."""
 
     def kill(self, mark: str, owner: int) -> asyncio.Future[list[int]]:
         """SIGKILL a pod's processes: those that were alive, or the OSError of the look. It begins at once, or, for all
-        that ask meanwhile, when the one that is under way has ended."""
+        of this user that ask meanwhile, when the one that is under way has ended."""
         answer = asyncio.get_running_loop().create_future()
-        self._asked.append(((mark, owner), answer))
-        if not self._looking:
-            self._begin()
+        self._asked.setdefault(owner, []).append(((mark, owner), answer))
+        if owner not in self._looking:
+            self._begin(owner)
         return answer
 
-    def _begin(self) -> None:
-        asked, self._asked = [one for one in self._asked if not one[1].done()], []
+    def _begin(self, owner: int) -> None:
+        asked = [one for one in self._asked.pop(owner, []) if not one[1].done()]
         if not asked:
             return
         try:
@@ -46,11 +48,11 @@ class Sweeper:
             for _, answer in asked:
                 answer.set_exception(OSError(f"no thread for it: {error}"))
             return
-        self._looking = True
-        look.add_done_callback(partial(self._end, asked))
+        self._looking.add(owner)
+        look.add_done_callback(partial(self._end, owner, asked))
 
-    def _end(self, asked: Sequence[Asked], look: asyncio.Future[Killed]) -> None:
-        self._looking = False
+    def _end(self, owner: int, asked: Sequence[Asked], look: asyncio.Future[Killed]) -> None:
+        self._looking.discard(owner)
         for pod, answer in asked:
             if answer.done():  # its pod was let go
                 continue
@@ -58,4 +60,4 @@ class Sweeper:
                 answer.set_exception(error)
             else:
                 answer.set_result(look.result()[pod])
-        self._begin()
+        self._begin(owner)

@@ -9,8 +9,8 @@ from tests.sim import provocations
 from tests.sim.mutants import MUTANTS, SEEDS, Mutant, Provocation, caught, change
 
 PROVOCATIONS = tuple(dict.fromkeys(mutant.provocation for mutant in MUTANTS))
-FIRST = tuple({mutant.provocation: mutant for mutant in reversed(MUTANTS)}.values())
-"""One for each provocation: those that `make test` breaks."""
+FIRST = tuple({mutant.provocation: mutant for mutant in reversed(MUTANTS)}.values())[::3]
+"""One for every third provocation: those that `make test` breaks."""
 
 
 @pytest.mark.parametrize("seed", seeds([], [1, 2]))  # in `make test` all other schedules show that

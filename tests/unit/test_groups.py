@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.groups import E2E, STOP_AT, WAYS
+from tests.groups import E2E, LATER, STOP_AT, TESTS, WAYS
 from tests.run import ROOT, outcomes, sound
 
 PASSES = "def test_it():\n    pass\n"
@@ -35,13 +35,14 @@ def run(folder: Path, source: str, *options: str) -> tuple[int, str, Path]:
     return done.returncode, done.stdout, report
 
 
-def test_each_way_of_recovery_names_tests_that_exist() -> None:
+def test_each_test_that_is_named_exists() -> None:
     missing = []
-    for name in (name for names in WAYS.values() for name in names):
+    for name in [*(E2E + name for names in WAYS.values() for name in names), *(TESTS + name for name in LATER)]:
         file, _, function = name.partition("::")
-        path = ROOT / E2E / file
+        path = ROOT / file
         text = path.read_text() if path.exists() else ""
-        if not text or (function and not re.search(rf"^def {function.partition('[')[0]}\(", text, re.MULTILINE)):
+        function = function.partition("[")[0]
+        if not text or (function and not re.search(rf"^(async )?def {function}\(", text, re.MULTILINE)):
             missing.append(name)
     assert not missing
 

@@ -1,4 +1,4 @@
-"""One look at the processes for all pods that wait for it, beside the loop; what goes wrong with it is known to all."""
+"""One look at the processes for all pods of a user that wait for it, beside the loop; its failure is known to all."""
 
 from __future__ import annotations
 
@@ -66,6 +66,19 @@ async def test_pods_that_ask_while_a_look_is_under_way_share_the_next_one() -> N
     look.may_return.release()
     async with asyncio.timeout(BOUND):
         assert await last == [1]
+
+
+async def test_a_user_whose_process_hangs_holds_up_nobody_elses_pod() -> None:
+    look = Look()
+    sweeper = Sweeper(look)
+    hangs = sweeper.kill("a", 1001)
+    assert look.asked.get(timeout=BOUND) == {"a"}
+    other = sweeper.kill("bb", 1002)
+    assert look.asked.get(timeout=BOUND) == {"bb"}, "while the first look is under way"
+    assert not hangs.done()
+    look.may_return.release(2)
+    async with asyncio.timeout(BOUND):
+        assert [await hangs, await other] == [[1], [2]]
 
 
 async def test_a_look_that_fails_fails_for_all_that_shared_it_and_for_nobody_else() -> None:
