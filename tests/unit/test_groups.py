@@ -47,6 +47,21 @@ def test_each_test_that_is_named_exists() -> None:
     assert not missing
 
 
+def test_what_is_left_to_the_rest_for_its_length_comes_first_there(tmp_path: Path) -> None:
+    file, _, function = (TESTS + LATER[-1]).partition("::")
+    (tmp_path / "conftest.py").write_text(
+        "from tests.groups import sort_out\ndef pytest_collection_modifyitems(items): sort_out(items)\n"
+    )
+    for name in (E2E + "test_new.py", file, "tests/unit/test_short.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"def {function}(): pass\n")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "slow", "-p", "no:cacheprovider"]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    listed = [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
+    assert listed == [file, E2E + "test_new.py"], done.stdout + done.stderr
+
+
 def test_what_no_time_was_left_for_is_counted_and_is_no_failure(tmp_path: Path) -> None:
     code, _, report = run(tmp_path, PASSES, "--seconds", "0")
     assert (code, outcomes(report)) == (0, {"skipped": 1, "not reached": 1})
