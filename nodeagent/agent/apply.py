@@ -30,17 +30,21 @@ from nodeagent.trust.seal import Seal
 LOGGED_MOST = 1024
 """Jobs of which the last thing logged is known, before those that are gone are forgotten."""
 REFUSED_LONG = 10.0
-"""Seconds for which a step is refused again and again until the log says so. One that was not tried for so long is
-another matter."""
+"""Seconds for which a step is refused again and again, of a job that stays as it is, until the log says so."""
+FAILED = "failed"
+"""In the place of a refusal's code: the step itself failed."""
+FAILING_MOST = 4
+"""Jobs of which a step fails in the store, while the others' go on. If there are more, it is the store that fails, and
+a round ends at once."""
 
 
 @dataclass(slots=True)
 class _Refused:
-    """A step of a job that the store refuses each time. ``since``, ``last``: the first time and the last."""
+    """A step that the store refuses each time, of a job of this revision. ``since``: our clock's time."""
 
-    code: str
+    rev: int
     since: float
-    last: float
+    code: str
     logged: bool = False
 
 
@@ -310,25 +314,29 @@ class Applier:
     async def _refused(self, uid: str, kind: str, refusal: StoreRefusedError | StepFailedError) -> bool:
         """The view was old, or the store cannot do this step, while others go on: read again. No step was taken:
         false."""
-        code = refusal.code if isinstance(refusal, StoreRefusedError) else "failed"
+        code = refusal.code if isinstance(refusal, StoreRefusedError) else FAILED
         self._log.debug("refused", code=code, why=str(refusal))
         self._warn_when_long(uid, kind, code, str(refusal))
+        if isinstance(refusal, StepFailedError) and self._failing() > FAILING_MOST:
+            raise refusal
         await self._lease.beat()
         return False
 
+    def _failing(self) -> int:
+        return sum(any(step.code == FAILED for step in kinds.values()) for kinds in self._refusals.values())
+
     def _warn_when_long(self, uid: str, kind: str, code: str, why: str) -> None:
-        """Once for each reason: a job that stands still because of it shows nothing else."""
-        now = self._clock.now()
+        """Once for a job that stays as it is: it stands still because of this, and shows nothing else."""
+        now, job = self._clock.now(), self._snapshot.job(uid)
         if len(self._refusals) > LOGGED_MOST:
             self._refusals = {job: kinds for job, kinds in self._refusals.items() if job in self._snapshot.jobs}
-        kinds = self._refusals.setdefault(uid, {})
+        kinds, rev = self._refusals.setdefault(uid, {}), job.rev if job is not None else 0
         found = kinds.get(kind)
-        if found is None or found.code != code or now - found.last > REFUSED_LONG:
-            found = kinds[kind] = _Refused(code, now, now)
-        found.last = now
+        if found is None or found.rev != rev:
+            found = kinds[kind] = _Refused(rev, now, code)
+        found.code = code
         if now - found.since >= REFUSED_LONG and not found.logged:
             found.logged = True
-            job = self._snapshot.job(uid)
             name = job.name if job is not None else uid
             self._log.warning("the store refuses a step again and again", job=name, step=kind, code=code, why=why)
 

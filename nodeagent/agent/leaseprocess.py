@@ -55,6 +55,8 @@ FIRST_RETRY = 0.02
 LAST_RETRY = 1.0
 """Seconds until the next start, after one that failed or whose process ended before it had renewed: few at first, since
 workers run on the last grant only; then twice as many each time, up to the last."""
+PASSWORD_LATE = 5.0
+"""Seconds for which the disk of the password file does not answer until the log says so."""
 COMES_BACK = 1.0
 """Seconds for systemd to start it again."""
 LOOK = 0.01
@@ -270,17 +272,24 @@ class LocalLeaseProcess:
     async def _renew_password(self) -> None:
         """Reads it anew with each beat, beside the loop, and orders anew if it is another one. One that cannot be read
         changes nothing: the connections that there are may go on for long without it."""
+        before = trouble = ""
         while True:
             await self._look.wait()
             self._look.clear()
             try:
-                if not await self._login.renew_greeting():
-                    self._complain(
+                if (silent := await self._login.renew_greeting()) > PASSWORD_LATE:
+                    trouble = (
                         f"the password file {self.config.redis.password_file} does not come back: the lease process "
                         "goes on with what it held before; check the disk that it is on"
                     )
+                elif not silent:
+                    trouble = ""
             except AccessError as error:
-                self._complain(str(error))
+                trouble = str(error)
+            if trouble != before:
+                before = trouble
+                if trouble:
+                    self._log.error(trouble)
             if self._tended and (order := self._order) is not None:
                 self._tend(order.life, order.start, order.era)
 

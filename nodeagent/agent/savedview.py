@@ -136,9 +136,12 @@ class FileDisk:
             with contextlib.suppress(RuntimeError):  # the loop ended meanwhile: nobody waits
                 loop.call_soon_threadsafe(settle, failure)
 
-        self._busy = True
         self._writer = threading.Thread(target=work, name="kept", daemon=True)
-        self._writer.start()
+        try:
+            self._writer.start()
+        except RuntimeError as error:
+            raise OSError(f"no thread for it: {error}") from error
+        self._busy = True
         try:
             async with asyncio.timeout(PATIENCE):
                 await done

@@ -243,7 +243,14 @@ async def _until_ended(
 
 
 async def _claimed(logs: asyncio.Future[str]) -> None:
-    await asyncio.shield(logs)
+    """Says how a look at the folder of logs that came late has ended. Raises IdentityError if it is another user's."""
+    late = not logs.done()
+    why = await asyncio.shield(logs)
+    log = structlog.get_logger("agent")
+    if why and late:
+        log.error("the folder of logs cannot be used: no pod can start here", why=why)
+    elif late:
+        log.info("the folder of logs answers")
 
 
 def _retention(agent: Agent, clock: Clock) -> Retention:

@@ -18,6 +18,8 @@ QUEUED_LINES = 4096
 """The most lines that wait to be written."""
 QUEUED_BYTES = 1 << 20
 """The most bytes that wait to be written; a longer line is lost."""
+WITHOUT_WAIT = select.PIPE_BUF
+"""Bytes for which a pipe that poll(2) calls writable has room; POSIX says no more of it."""
 FLUSH_BOUND = 1.0
 """Seconds for which the end of the process waits until all is written."""
 
@@ -43,8 +45,7 @@ class QueuedLines(io.FileIO):
         text = bytes(memoryview(data))  # type: ignore[arg-type]
         if self._ended or os.getpid() != self._pid:  # the thread is not there any more, or not in this fork
             for line in self._whole_lines(text):
-                if _has_room(self.fileno()):
-                    self._write_out(line)
+                self._write_what_fits(line)
             return len(text)
         with self._changed:
             for line in self._whole_lines(text):
@@ -95,6 +96,10 @@ class QueuedLines(io.FileIO):
                 with self._changed:
                     self._lost += lost + 1
 
+    def _write_what_fits(self, text: bytes) -> None:
+        while text and _has_room(self.fileno()) and self._write_out(text[:WITHOUT_WAIT]):
+            text = text[WITHOUT_WAIT:]
+
     def _write_out(self, text: bytes) -> bool:
         """Whether the file took it all."""
         try:
@@ -112,15 +117,16 @@ def _note(lost: int) -> bytes:
 
 
 def _has_room(fd: int) -> bool:
-    """A line can be written without a wait."""
+    """``WITHOUT_WAIT`` bytes can be written without a wait."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(0))
 
 
 def lossy_stderr() -> io.TextIOWrapper:
-    """A stream for ``sys.stderr``: see ``QueuedLines``. What is queued when the process ends, such as a traceback, is
-    written first. Raises RuntimeError if there is no thread to be had."""
+    """A stream for ``sys.stderr``: see ``QueuedLines``. What is queued when Python ends, such as a traceback, is
+    written first; a signal's default action, and ``os._exit``, do not wait. Raises RuntimeError if there is no thread
+    to be had."""
     lines = QueuedLines(2)
     atexit.register(lines.end)
     return io.TextIOWrapper(lines, errors="backslashreplace", write_through=True)

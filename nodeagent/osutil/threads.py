@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -76,7 +77,8 @@ class DaemonPool(concurrent.futures.ThreadPoolExecutor):
 
 
 def in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """The result of ``work``, or its error. Who stops waiting for it shields it, so that it is seen to be under way."""
+    """The result of ``work``, or its error. Who stops waiting for it shields it, so that it is seen to be under way.
+    Raises OSError if there is no thread to be had."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
     done.add_done_callback(lambda future: future.cancelled() or future.exception())  # perhaps nobody waits any more
@@ -95,7 +97,10 @@ def in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
             loop.call_soon_threadsafe(settle, ended)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, f"no thread for it: {error}") from error
     return done
 
 

@@ -374,8 +374,8 @@ def _begun(work: Callable[[], T]) -> asyncio.Future[T]:
         raise NotSeenError(f"{ASIDE_MAX} looks at users' files have not come back")
     try:
         done = in_daemon(work, "untrusted")
-    except RuntimeError as error:
-        raise NotSeenError(f"no thread for it: {error}") from error
+    except OSError as error:
+        raise NotSeenError(str(error)) from error
     _aside.add(done)
     return done
 

@@ -158,7 +158,7 @@ def put_away(path: Path) -> Path | None:
 
 def _make_above(path: Path) -> None:
     if not path.parent.exists():
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)  # another pod's look may be faster
         path.parent.chmod(0o755)  # whatever the umask
 
 

@@ -113,6 +113,7 @@ class ShimHost:
         """Pods that wait for what the user database says, or for their folders, by uid."""
         self._silent: dict[str, OneAside] = {}
         """Looks at pods' folders that did not come back, by uid: of retired pods, too, which may be prepared again."""
+        self._folders = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._promised, self._sweeper = OneAside(), Sweeper()
         self._pings = 0
 
@@ -336,7 +337,7 @@ class ShimHost:
 
     async def _own_folders(self, uid: str, state: Path, logs: Path, login: Login) -> BinaryIO | None:
         """Makes them beside the loop, since their disks may hang; what a child of ours writes its log to."""
-        looks = self._silent.pop(uid, None) or OneAside()
+        looks = self._silent.get(uid) or OneAside()
 
         def work() -> BinaryIO | None:
             for path in (state, logs):
@@ -347,14 +348,16 @@ class ShimHost:
                 return folder.append(SHIM_LOG, 0o640, also=os.geteuid())
 
         try:
-            return await looks.run(work, FOLDERS_LIMIT, discard=lambda late: late is None or late.close())
+            async with self._folders:
+                return await looks.run(work, FOLDERS_LIMIT, discard=lambda late: late is None or late.close())
         except NotSeenError as error:
-            self._silent = {one: look for one, look in {**self._silent, uid: looks}.items() if look.under_way}
             log.warning("the folders of %s are looked at again: %s", uid, error)
             raise NotSeenError(
-                f"its folders {state} and {logs} could not be looked at within {FOLDERS_LIMIT:g} s; see that their "
-                f"disks answer, it is tried again"
+                f"its folders {state} and {logs} could not be looked at: {error}; see that their disks answer, it is "
+                f"tried again"
             ) from error
+        finally:
+            self._silent = {one: look for one, look in {**self._silent, uid: looks}.items() if look.under_way}
 
     def _fork_shim(
         self, command: list[str], env: Mapping[str, str], log_file: BinaryIO, login: Login

@@ -44,9 +44,9 @@ class Sweeper:
             return
         try:
             look = in_daemon(partial(self._look, {pod for pod, _ in asked}), "sweep")
-        except RuntimeError as error:
+        except OSError as error:
             for _, answer in asked:
-                answer.set_exception(OSError(f"no thread for it: {error}"))
+                answer.set_exception(error)
             return
         self._looking.add(owner)
         look.add_done_callback(partial(self._end, owner, asked))

@@ -45,17 +45,24 @@ class FileReading(Generic[T]):
 
     async def renew(self) -> bool:
         """Look again, or wait for the look under way. False if it has not come back in ``LOOK_LIMIT`` seconds since it
-        began: ``last`` may be older than the files then, until it does."""
+        began, or there is no thread for it: ``last`` may be older than the files then, until one does."""
         loop = asyncio.get_running_loop()
         look = self._look
         if look is None or look.done():
-            look = self._look = in_daemon(self._read, "access")
-            self._began = loop.time()
+            try:
+                look = in_daemon(self._read, "access")
+            except OSError:  # as of a disk that hangs: what was read last still holds
+                return False
+            self._look, self._began = look, loop.time()
             look.add_done_callback(self._take)
         await asyncio.wait([look], timeout=max(0.0, self._began + LOOK_LIMIT - loop.time()))
         if look.done():
             look.result()  # raises its error
         return look.done()
+
+    def age(self, now: float) -> float:
+        """Seconds for which the look that is under way has not come back; ``now``: the loop's time."""
+        return now - self._began if self._look is not None and not self._look.done() else 0.0
 
     def _take(self, look: asyncio.Future[T]) -> None:
         if not look.cancelled() and look.exception() is None:
@@ -82,10 +89,12 @@ class StoreEndpoint:
         if found:
             await asyncio.gather(*(reading.renew() for reading in found))
 
-    async def renew_greeting(self) -> bool:
-        """Read anew what ``greeting`` needs; bounded. False if the disk does not answer: it may be outdated. Raises
-        ``AccessError`` if the file cannot be used."""
-        return await self._login.renew() if self._config.password_file else True
+    async def renew_greeting(self) -> float:
+        """Read anew what ``greeting`` needs; bounded. For how many seconds its disk has not answered: so old it may be.
+        Raises ``AccessError`` if the file cannot be used."""
+        if self._config.password_file:
+            await self._login.renew()
+        return self._login.age(asyncio.get_running_loop().time())
 
     def server(self, host: tuple[str, int] | None = None) -> Connection:
         """A connection, not yet open, to the server at ``host``; by default to the one in the url."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
@@ -25,6 +26,11 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 LONGEST_REPLY = 64 << 20
 """In bytes. A page of records has one megabyte and one record; a much longer reply comes from no store of ours, and
 would take memory that the node's workers need."""
+
+
+_OF_ALL_STEPS = re.compile(r"@user_script: *\d+: -[A-Z]+ |The user executing the script can't ")
+"""In an error of a script: its server refuses such a command at this time, or to this user. Redis 6.2 puts what newer
+ones begin with, as ``READONLY``, behind the place in the script, with a minus (``luaPushError`` in its scripting.c)."""
 
 
 class Reached(NamedTuple):
@@ -55,7 +61,7 @@ class ReplyError(ResponseError):
     @property
     def is_of_the_step(self) -> bool:
         """The script itself failed. Any other error, as of a server without memory, would come to each step."""
-        return self.is_damage and self.code in ("ERR", "WRONGTYPE")
+        return self.is_damage and self.code in ("ERR", "WRONGTYPE") and not _OF_ALL_STEPS.search(str(self))
 
     @property
     def not_let_in(self) -> bool:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
+from nodeagent.agent import leaseprocess
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.lease.grants import NOTHING
 from nodeagent.lease.order import LeasePort, read_order
@@ -26,6 +28,7 @@ from nodeagent.pods.folder import folder_name
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, SavingConfig
 from nodeagent.spec.storeconfig import RedisConfig, TlsConfig
 from nodeagent.store.client import RedisStore, connect
+from nodeagent.store.endpoint import LOOK_LIMIT
 from nodeagent.store.wire import Reached
 from tests.contract.bench import Bench
 from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, SECRET, Node
@@ -311,7 +314,9 @@ async def test_it_starts_without_a_folder_for_logs(world: World) -> None:
     await world.node.renewed_again()
 
 
-async def test_a_password_file_that_hangs_holds_up_no_beat(world: World, tmp_path: Path) -> None:
+async def test_a_password_file_that_hangs_holds_up_no_beat(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A FIFO without a writer hangs whoever opens it. The new password is ordered once it has come."""
     await world.up()
     file, plain = tmp_path / "password", tmp_path / "new"
@@ -328,9 +333,18 @@ async def test_a_password_file_that_hangs_holds_up_no_beat(world: World, tmp_pat
         greetings.append(order.server.greeting)
         return greetings[-1]
 
-    world.tend()
-    await world.node.renewed_again()
-    assert ordered() == (("AUTH", "pw"),)
+    monkeypatch.setattr(leaseprocess, "PASSWORD_LATE", 1.0)
+    with capture_logs() as logs:
+        world.tend()
+        await world.node.renewed_again()
+        assert ordered() == (("AUTH", "pw"),)
+        await asyncio.sleep(3 * LOOK_LIMIT)
+        assert not logs, "a look that is slow is no trouble"
+        await world.node.until(lambda: bool(ordered() and logs))
+        for _ in range(3):
+            ordered()
+            await world.node.renewed_again()
+        assert len(logs) == 1, "it is said once"
     with file.open("w") as late:  # the look that is under way
         plain.replace(file)
         late.write("new")

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodeagent.agent import serve
 from nodeagent.agent.identity import Identity, IdentityError, LockHeldError
@@ -46,6 +47,21 @@ async def test_logs_of_another_user_are_an_error_however_late(tmp_path: Path, mo
     path.chmod(0o777)
     with pytest.raises(IdentityError, match="may be written to by everybody"):
         await claim_logs(path)
+
+
+@pytest.mark.parametrize(
+    ("why", "words"), [("", "the folder of logs answers"), ("no space", "the folder of logs cannot be used")]
+)
+async def test_a_look_that_comes_late_says_how_it_ended(why: str, words: str) -> None:
+    look = asyncio.get_running_loop().create_future()
+    with capture_logs() as logs:
+        claimed = asyncio.create_task(serve._claimed(look))
+        await asyncio.sleep(0)
+        look.set_result(why)
+        await claimed
+        assert [entry["event"].partition(":")[0] for entry in logs] == [words]
+        await serve._claimed(look)
+        assert len(logs) == 1, "the start has said it"
 
 
 async def test_logs_that_are_broken_hold_up_no_start(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from select import PIPE_BUF
 from typing import BinaryIO
 
 import pytest
@@ -155,6 +157,22 @@ def test_a_fork_writes_for_itself(pipe: tuple[BinaryIO, int]) -> None:
     assert sorted(run(FORKS).stderr.splitlines()) == [b"after all others", b"before", b"child", b"parent"]
     _, writer = pipe
     assert run(FLOODED_FORK, writer).stdout == b"7\n", "and waits for nobody"
+
+
+def test_after_its_end_a_line_that_does_not_fit_is_cut() -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as out, open(writer, "wb", buffering=0):  # noqa: PTH123 - descriptors
+        lines = QueuedLines(writer)
+        lines.end()
+        os.set_blocking(writer, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"." * PIPE_BUF)
+        os.set_blocking(writer, True)
+        out.read(PIPE_BUF)
+        lines.write(b"x" * (PIPE_BUF + 1000) + b"\n")
+        os.set_blocking(reader, False)
+        assert (out.read(1 << 20) or b"").count(b"x") == PIPE_BUF
 
 
 def test_a_full_disk_costs_notes_and_nothing_else() -> None:

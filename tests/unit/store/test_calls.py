@@ -82,6 +82,7 @@ async def test_what_a_step_says() -> None:
 
 
 IN_SCRIPT = "script: 0a1b, on @user_script:12."
+IN_6_2 = "ERR Error running script (call to f_0a1b): @user_script:12: @user_script: 12:"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,10 @@ IN_SCRIPT = "script: 0a1b, on @user_script:12."
         (f"OOM command not allowed when used memory > 'maxmemory'. {IN_SCRIPT}", False, 1),
         (f"READONLY You can't write against a read only replica. {IN_SCRIPT}", False, 1),
         ("LOADING Redis is loading the dataset in memory", False, 0),
+        (f"{IN_6_2} WRONGTYPE Operation against a key holding the wrong kind of value", True, 1),
+        (f"{IN_6_2} -OOM command not allowed when used memory > 'maxmemory'.", False, 1),
+        (f"{IN_6_2} -READONLY You can't write against a read only replica.", False, 1),
+        (f"ERR The user executing the script can't run this command or subcommand {IN_SCRIPT}", False, 1),
     ],
 )
 async def test_a_script_that_fails_is_no_store_that_cannot_serve(text: str, of_the_step: bool, looks: int) -> None:

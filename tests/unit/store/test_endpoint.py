@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -49,7 +50,7 @@ async def test_a_new_password_is_read_when_it_is_renewed(file: Path) -> None:
     access = StoreEndpoint(RedisConfig(password_file=file))
     write(file, "new\n")
     assert access.greeting() == (("AUTH", "old"),)
-    assert await access.renew_greeting()
+    assert await access.renew_greeting() == 0
     assert access.greeting() == (("AUTH", "new"),)
 
 
@@ -57,13 +58,28 @@ async def test_while_the_disk_hangs_the_last_password_is_used(fifo: Path, monkey
     access = StoreEndpoint(RedisConfig(password_file=fifo))
     hang(fifo)
     async with asyncio.timeout(BOUND):
-        assert [await access.renew_greeting() for _ in range(3)] == [False, False, False]
+        silent = [await access.renew_greeting() for _ in range(3)]
+        assert 0 < silent[0] < silent[1] < silent[2]
         await access.renew()
         assert access.greeting() == (("AUTH", "old"),)
         write(fifo, "new\n")  # for the one look that is under way
         monkeypatch.setattr(endpoint, "LOOK_LIMIT", BOUND)
-        assert await access.renew_greeting()
+        assert await access.renew_greeting() == 0
         assert access.greeting() == (("AUTH", "new"),)
+
+
+async def test_without_a_thread_the_last_password_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    access = StoreEndpoint(RedisConfig(password_file=file))
+    write(file, "new\n")
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", none)
+        await access.renew()
+        assert (await access.renew_greeting(), access.greeting()) == (0, (("AUTH", "old"),))
+    await access.renew()
+    assert access.greeting() == (("AUTH", "new"),)
 
 
 async def test_a_link_opens_while_the_disk_hangs(fifo: Path, tmp_path: Path) -> None:
@@ -118,5 +134,5 @@ async def test_without_files_nothing_is_read(monkeypatch: pytest.MonkeyPatch) ->
     access = StoreEndpoint(RedisConfig(url="redis://ann:pw@h/3"))
     monkeypatch.setattr(endpoint, "in_daemon", None)
     await access.renew()
-    assert await access.renew_greeting()
+    assert await access.renew_greeting() == 0
     assert access.greeting() == (("AUTH", "ann", "pw"), ("SELECT", "3"))
