@@ -33,9 +33,6 @@ REFUSED_LONG = 10.0
 """Seconds for which a step is refused again and again, of a job that stays as it is, until the log says so."""
 FAILED = "failed"
 """In the place of a refusal's code: the step itself failed."""
-FAILING_MOST = 4
-"""Jobs of which a step fails in the store, while the others' go on. If there are more, it is the store that fails, and
-a round ends at once."""
 
 
 @dataclass(slots=True)
@@ -317,13 +314,8 @@ class Applier:
         code = refusal.code if isinstance(refusal, StoreRefusedError) else FAILED
         self._log.debug("refused", code=code, why=str(refusal))
         self._warn_when_long(uid, kind, code, str(refusal))
-        if isinstance(refusal, StepFailedError) and self._failing() > FAILING_MOST:
-            raise refusal
         await self._lease.beat()
         return False
-
-    def _failing(self) -> int:
-        return sum(any(step.code == FAILED for step in kinds.values()) for kinds in self._refusals.values())
 
     def _warn_when_long(self, uid: str, kind: str, code: str, why: str) -> None:
         """Once for a job that stays as it is: it stands still because of this, and shows nothing else."""
@@ -332,7 +324,7 @@ class Applier:
             self._refusals = {job: kinds for job, kinds in self._refusals.items() if job in self._snapshot.jobs}
         kinds, rev = self._refusals.setdefault(uid, {}), job.rev if job is not None else 0
         found = kinds.get(kind)
-        if found is None or found.rev != rev:
+        if found is None or (found.rev != rev and code != FAILED):  # a race may be lost, if others move the job on
             found = kinds[kind] = _Refused(rev, now, code)
         found.code = code
         if now - found.since >= REFUSED_LONG and not found.logged:

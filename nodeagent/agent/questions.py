@@ -172,7 +172,7 @@ class Names:
                 self._look_ups[host] = in_daemon(partial(_address_of, host), "look-up")
             async with asyncio.timeout(BOUND):
                 found = await asyncio.shield(self._look_ups[host])
-        except (TimeoutError, OSError, ValueError, RuntimeError):  # the last: there is no thread to be had
+        except (TimeoutError, OSError, ValueError):  # there may be no thread to be had
             found = None
         if host in self._look_ups and self._look_ups[host].done():
             del self._look_ups[host]

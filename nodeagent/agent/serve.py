@@ -143,6 +143,8 @@ async def claim_logs(path: Path, how: Callable[[Path], None] = claim) -> asyncio
 
     look = in_daemon(why_not, "claim")
     await asyncio.wait([look], timeout=LOGS_LIMIT)
+    if not look.done():
+        look.add_done_callback(_report_late)
     if why := look.result() if look.done() else f"its disk has not answered for {LOGS_LIMIT:g} s":
         structlog.get_logger("agent").error(
             "started without the folder of logs: no pod can start here until it can be used", why=why, folder=str(path)
@@ -243,13 +245,17 @@ async def _until_ended(
 
 
 async def _claimed(logs: asyncio.Future[str]) -> None:
-    """Says how a look at the folder of logs that came late has ended. Raises IdentityError if it is another user's."""
-    late = not logs.done()
-    why = await asyncio.shield(logs)
+    """Raises IdentityError if they are another user's."""
+    await asyncio.shield(logs)
+
+
+def _report_late(look: asyncio.Future[str]) -> None:
+    if look.cancelled() or look.exception() is not None:
+        return  # ``_claimed`` has that
     log = structlog.get_logger("agent")
-    if why and late:
+    if why := look.result():
         log.error("the folder of logs cannot be used: no pod can start here", why=why)
-    elif late:
+    else:
         log.info("the folder of logs answers")
 
 

@@ -111,8 +111,8 @@ class ShimHost:
         self._logins, self._granted = Logins(node, look), granted
         self._looking: dict[str, asyncio.Task[None]] = {}
         """Pods that wait for what the user database says, or for their folders, by uid."""
-        self._silent: dict[str, OneAside] = {}
-        """Looks at pods' folders that did not come back, by uid: of retired pods, too, which may be prepared again."""
+        self._under_way: dict[str, OneAside] = {}
+        """Looks at pods' folders that are under way, by uid: of retired pods, too, which may be prepared again."""
         self._folders = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._promised, self._sweeper = OneAside(), Sweeper()
         self._pings = 0
@@ -337,7 +337,7 @@ class ShimHost:
 
     async def _own_folders(self, uid: str, state: Path, logs: Path, login: Login) -> BinaryIO | None:
         """Makes them beside the loop, since their disks may hang; what a child of ours writes its log to."""
-        looks = self._silent.get(uid) or OneAside()
+        looks = self._under_way.get(uid) or OneAside()
 
         def work() -> BinaryIO | None:
             for path in (state, logs):
@@ -349,6 +349,10 @@ class ShimHost:
 
         try:
             async with self._folders:
+                hang = sum(other.under_way for other in self._under_way.values())
+                if hang >= LOOKS_AT_ONCE and not looks.under_way:  # threads are left to other looks
+                    raise NotSeenError(f"{hang} other pods' folders have not come back")
+                self._under_way[uid] = looks
                 return await looks.run(work, FOLDERS_LIMIT, discard=lambda late: late is None or late.close())
         except NotSeenError as error:
             log.warning("the folders of %s are looked at again: %s", uid, error)
@@ -357,7 +361,7 @@ class ShimHost:
                 f"tried again"
             ) from error
         finally:
-            self._silent = {one: look for one, look in {**self._silent, uid: looks}.items() if look.under_way}
+            self._under_way = {one: look for one, look in self._under_way.items() if look.under_way}
 
     def _fork_shim(
         self, command: list[str], env: Mapping[str, str], log_file: BinaryIO, login: Login

@@ -40,12 +40,15 @@ class FileReading(Generic[T]):
         self._read = read
         self._look: asyncio.Future[T] | None = None
         self._began = 0.0
+        self._error: BaseException | None = None
+        """Of the newest look that came back."""
         self.last = read()
         """As of the newest look that came back without an error."""
 
     async def renew(self) -> bool:
         """Look again, or wait for the look under way. False if it has not come back in ``LOOK_LIMIT`` seconds since it
-        began, or there is no thread for it: ``last`` may be older than the files then, until one does."""
+        began, or there is no thread for it: ``last`` may be older than the files then, until one does. Raises what that
+        look, or else the newest one that came back, has raised."""
         loop = asyncio.get_running_loop()
         look = self._look
         if look is None or look.done():
@@ -58,6 +61,8 @@ class FileReading(Generic[T]):
         await asyncio.wait([look], timeout=max(0.0, self._began + LOOK_LIMIT - loop.time()))
         if look.done():
             look.result()  # raises its error
+        elif self._error is not None:
+            raise self._error
         return look.done()
 
     def age(self, now: float) -> float:
@@ -65,7 +70,8 @@ class FileReading(Generic[T]):
         return now - self._began if self._look is not None and not self._look.done() else 0.0
 
     def _take(self, look: asyncio.Future[T]) -> None:
-        if not look.cancelled() and look.exception() is None:
+        self._error = None if look.cancelled() else look.exception()
+        if not look.cancelled() and self._error is None:
             self.last = look.result()
 
 

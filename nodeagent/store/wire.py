@@ -28,7 +28,7 @@ LONGEST_REPLY = 64 << 20
 would take memory that the node's workers need."""
 
 
-_OF_ALL_STEPS = re.compile(r"@user_script: *\d+: -[A-Z]+ |The user executing the script can't ")
+_OF_ALL_STEPS = re.compile(r"@user_script: *\d+: -[A-Z]+ |The user executing the script can't |ACL failure in script: ")
 """In an error of a script: its server refuses such a command at this time, or to this user. Redis 6.2 puts what newer
 ones begin with, as ``READONLY``, behind the place in the script, with a minus (``luaPushError`` in its scripting.c)."""
 

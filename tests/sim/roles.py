@@ -214,6 +214,13 @@ def _fine(cluster: SimCluster) -> bool:
     return job.generation.sizes == {one.name: one.places for one in job.sized.roles}
 
 
+def _settled(cluster: SimCluster) -> bool:
+    """It has ended, or is fine. What was written over by hand while nobody reached the store is met once somebody does:
+    until the agents have given it back, the job is not there."""
+    job = cluster.find(JOB)
+    return job is not None and (job.phase in TERMINAL or _fine(cluster))
+
+
 def _partly_done(cluster: SimCluster, job: JobRecord) -> bool:
     """Every worker of its generation runs or has ended well, and some have."""
     assert job.generation is not None
@@ -283,9 +290,9 @@ async def _play_on(cluster: SimCluster, shape: Roles, seen: Seen) -> None:
     generation = cluster.job(JOB).generation
     await unscale(cluster, JOB, generation.sizes if generation is not None else {})
     limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
-    await cluster.until(lambda: cluster.job(JOB).phase in TERMINAL or _fine(cluster), limit, "whole again")
+    await cluster.until(lambda: _settled(cluster), limit, "whole again")
     await asyncio.sleep(TIMING.lease * 2)  # what comes of the last faults
-    await cluster.until(lambda: cluster.job(JOB).phase in TERMINAL or _fine(cluster), limit, "whole, and stays so")
+    await cluster.until(lambda: _settled(cluster), limit, "whole, and stays so")
     seen.ended[cluster.job(JOB).phase] += 1
     cluster.checker.calm = True
     if cluster.job(JOB).phase not in TERMINAL:

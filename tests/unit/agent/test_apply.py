@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from nodeagent.agent.apply import FAILING_MOST, REFUSED_LONG, Applier
+from nodeagent.agent.apply import REFUSED_LONG, Applier
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
@@ -138,17 +138,11 @@ async def test_a_step_that_fails_in_the_store_is_as_one_that_it_refuses(remove: 
     assert (warning["code"], warning["why"]) == ("failed", str(FAILED))
 
 
-async def test_a_store_in_which_many_steps_fail_ends_the_round() -> None:
+async def test_a_step_that_fails_is_no_lost_race() -> None:
     scene = Scene()
-    scene.store.activate_error, decision = FAILED, Decision(Activate(Token(number=1, id="g")), ("why",))
-    for number in range(FAILING_MOST):
-        await scene.applier.job(make_job(uid=f"uid-{number}"), decision, 1)
-    with pytest.raises(StepFailedError):
-        await scene.applier.job(make_job(uid="uid-more"), decision, 1)
-    scene.store.activate_error = None
-    await scene.applier.job(make_job(uid="uid-0"), decision, 1)
-    scene.store.activate_error = FAILED
-    await scene.applier.job(make_job(uid="uid-more"), decision, 1)
+    assert await scene.tries(REFUSED_LONG / 2, FAILED) == []
+    scene.changes()
+    assert len(await scene.tries(REFUSED_LONG / 2 + 1.0, FAILED)) == 1
 
 
 async def test_a_store_that_does_not_answer_is_an_error_at_once() -> None:

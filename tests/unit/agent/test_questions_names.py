@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -151,7 +152,7 @@ def test_where_no_thread_is_to_be_had_it_tries_again(resolver: Resolver, monkeyp
     resolver.known["n1.example"] = "10.0.0.1"
 
     def no_thread(_work: object, _name: str) -> asyncio.Future[str]:
-        raise RuntimeError("can't start new thread")
+        raise OSError(errno.EAGAIN, "no thread for it: can't start new thread")
 
     async def scenario() -> None:
         names = Names(lambda: None)

@@ -50,18 +50,26 @@ async def test_logs_of_another_user_are_an_error_however_late(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("why", "words"), [("", "the folder of logs answers"), ("no space", "the folder of logs cannot be used")]
+    ("error", "words"), [(None, "the folder of logs answers"), (OSError("I/O"), "the folder of logs cannot be used")]
 )
-async def test_a_look_that_comes_late_says_how_it_ended(why: str, words: str) -> None:
-    look = asyncio.get_running_loop().create_future()
+async def test_a_look_that_comes_late_says_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None, words: str
+) -> None:
+    monkeypatch.setattr(serve, "LOGS_LIMIT", 0.01)
+    gate = Event()
+
+    def hang(_: Path) -> None:
+        gate.wait(BOUND)
+        if error is not None:
+            raise error
+
     with capture_logs() as logs:
-        claimed = asyncio.create_task(serve._claimed(look))
+        look = await claim_logs(tmp_path, hang)
+        gate.set()
+        async with asyncio.timeout(BOUND):
+            await look
         await asyncio.sleep(0)
-        look.set_result(why)
-        await claimed
-        assert [entry["event"].partition(":")[0] for entry in logs] == [words]
-        await serve._claimed(look)
-        assert len(logs) == 1, "the start has said it"
+    assert [entry["event"].partition(":")[0] for entry in logs[1:]] == [words]
 
 
 async def test_logs_that_are_broken_hold_up_no_start(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from nodeagent.lease.grants import grants_folder, make_grant
 from nodeagent.osutil.linux import MARK, boot_id, start_time
-from nodeagent.osutil.untrusted import ASIDE_MAX, NotSeenError, UntrustedError
+from nodeagent.osutil.untrusted import ASIDE_MAX, NotSeenError, UntrustedError, aside
 from nodeagent.pods import host, pod
 from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, own_folder, promised_number, run_folder
 from nodeagent.pods.host import ShimHost, ShimStart
@@ -245,6 +245,27 @@ async def test_more_pods_than_may_be_looked_at_at_once_are_prepared_on_a_new_nod
         assert {status.reason for status in here.host.status().values()} == {
             "the shim could not start: this is no shim"
         }
+
+
+async def test_many_folders_that_hang_leave_threads_to_other_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "FOLDERS_LIMIT", 0.02)
+    disk = Disk()
+    async with node(tmp_path, 0, monkeypatch, disk.starts(tmp_path)) as here:
+        uids = [f"{number:032x}" for number in range(ASIDE_MAX)]
+        for uid in uids:
+            here.host.prepare(uid, SPEC)
+        await until(lambda: len(here.host.status()) == len(uids))
+        assert len(disk.asked) == host.LOOKS_AT_ONCE
+        reasons = [status.reason for status in here.host.status().values()]
+        assert sum(f"{host.LOOKS_AT_ONCE} other pods' folders have not come back" in reason for reason in reasons) == (
+            len(uids) - host.LOOKS_AT_ONCE
+        )
+        assert await aside(lambda: "another look") == "another look"
+        disk.answers.set()
+        await until(lambda: all(thread.name != "untrusted" for thread in threading.enumerate()))
+        await until(lambda: not open_files(tmp_path / "logs" / "train-00000000" / "shim.log"))
 
 
 def test_folders_of_many_pods_are_made_at_once(tmp_path: Path) -> None:

@@ -68,6 +68,30 @@ async def test_while_the_disk_hangs_the_last_password_is_used(fifo: Path, monkey
         assert access.greeting() == (("AUTH", "new"),)
 
 
+async def test_a_file_that_is_slow_and_will_not_do_is_an_error_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "LOOK_LIMIT", 0.01)
+    gate, looks = Event(), list[int]()
+
+    def read() -> str:
+        looks.append(1)
+        if len(looks) > 1:
+            gate.wait(BOUND)
+            gate.clear()
+            raise AccessError("others can read it")
+        return "old"
+
+    reading = FileReading(read)
+    assert not await reading.renew()
+    gate.set()
+    async with asyncio.timeout(BOUND):
+        while reading.age(0.0):  # noqa: ASYNC110 - a thread ends
+            await asyncio.sleep(0.001)
+        with pytest.raises(AccessError, match="others can read it"):
+            await reading.renew()
+    gate.set()
+    assert reading.last == "old"
+
+
 async def test_without_a_thread_the_last_password_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise RuntimeError("can't start new thread")
