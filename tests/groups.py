@@ -20,16 +20,12 @@ TESTS = "tests/"
 E2E = TESTS + "e2e/"
 WAYS: dict[str, tuple[str, ...]] = {
     "a trainer and a parameter server die": ("test_roles.py::test_a_trainer_and_a_server_are_killed",),
-    "a worker dies": ("test_faults_workers.py::test_each_kill_of_a_worker_is_counted_once",),
     "a shim dies": ("test_faults_workers.py::test_shim_killed",),
     "a node dies, and a spare takes its place": (
         "test_faults_nodes.py::test_a_node_killed_is_replaced_by_the_spare[rank-0]",
     ),
     "a node freezes past its lease": ("test_faults_agents.py::test_frozen_past_the_lease[agent-and-shim]",),
     "an agent dies, and another is started": ("test_faults_agents.py::test_an_agent_killed_disturbs_nothing",),
-    "an agent hangs, and a lease process dies": (
-        "test_faults_agents.py::test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing",
-    ),
     "Redis dies and comes back": ("test_store_away.py::test_redis_killed_and_back_with_its_data",),
     "Redis comes back empty": ("test_lost_store.py::test_an_emptied_redis_disturbs_nothing[killed_without_its_data]",),
     "Redis fails over": ("test_failover.py::test_the_primary_dies[kill-1]",),
@@ -42,7 +38,7 @@ WAYS: dict[str, tuple[str, ...]] = {
         "test_graceful.py::test_scaled_drained_joined_paused_and_restarted_without_losing_a_step",
     ),
     "state in memory outlives its worker": ("test_snapshots.py::test_any_worker_and_all_of_them_may_be_killed",),
-    "not one bit changes": ("test_exact.py::test_kills_at_one_size_change_not_one_bit",),
+    "worker after worker dies, and not one bit changes": ("test_exact.py::test_kills_at_one_size_change_not_one_bit",),
     "the command that owns a cluster dies": (
         "test_local_cluster.py::test_kill_9_of_the_command_that_owns_a_cluster_leaves_nothing",
         "test_orphans.py::test_kill_9_of_run",
@@ -78,6 +74,7 @@ LATER: tuple[str, ...] = (
     "integration/test_health_storm.py",
     "integration/test_lease_beside_agent.py::test_systemd_is_asked_to_run_it_and_first_to_forget_what_has_its_name",
     "integration/test_lease_failsafe.py::test_they_run_on_and_say_so[patient]",
+    "integration/test_lease_process.py::test_no_reader_ever_sees_its_time_over_while_the_process_is_killed_again_and_again",
     "integration/test_page.py::test_a_store_that_waits_or_is_away_and_a_cluster_without_jobs",
     "integration/test_pods_host.py::test_a_full_disk_may_pass_and_a_missing_program_does_not",
     "integration/test_pods_host.py::test_unfit_and_fit_again",
