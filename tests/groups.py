@@ -59,6 +59,21 @@ WAYS: dict[str, tuple[str, ...]] = {
 LATER: tuple[str, ...] = (
     "contract/test_differences.py::test_what_was_read_in_differences_is_the_record[0-80]",
     "contract/test_differences.py::test_what_was_read_in_differences_is_the_record[1-80]",
+    "e2e/test_addresses.py",
+    "e2e/test_batches.py",
+    "e2e/test_blame.py::test_a_node_that_is_lost_right_after_the_start_costs_nothing_although_its_peers_hide_it",
+    "e2e/test_faults_agents.py::test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent",
+    "e2e/test_faults_agents.py::test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing",
+    "e2e/test_faults_workers.py::test_each_kill_of_a_worker_is_counted_once",
+    "e2e/test_forged_jobs.py::test_with_a_changed_command",
+    "e2e/test_jobs_together.py::test_the_higher_priority_goes_first",
+    "e2e/test_membership.py::test_drain_moves_the_work",
+    "e2e/test_permissions.py",
+    "e2e/test_planned_restart.py::test_seconds_without_an_agent_disturb_nothing",
+    "e2e/test_refusals.py",
+    "e2e/test_second_agent.py",
+    "e2e/test_starts.py",
+    "e2e/test_store_away.py::test_redis_frozen_and_thawed",
     "hostile/test_job_user_processes.py::test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim[own_subreaper]",
     "hostile/test_job_user_processes.py::test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim[twice]",
     "hostile/test_job_user_processes.py::test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim[of_a_thread]",
@@ -114,7 +129,9 @@ LATER: tuple[str, ...] = (
     "unit/diag/test_crew.py::test_a_start_that_hangs",
     "unit/diag/test_crew.py::test_a_wrong_result_and_one_hand_that_hangs_in_the_collective",
 )
-"""Long tests of other folders, beside shorter ones of the same promise: in tests/, named as in ``WAYS``."""
+"""What `make test` has no time for, though it is part of the main proof: long tests beside shorter ones of the same
+promise, and ways that others show in part or the simulation shows. In tests/, named as in ``WAYS``, which goes first;
+`make test-rest` begins with them."""
 
 AFTER_THE_START = E2E + "test_clocks.py"
 """Its Redis runs under libfaketime and is slow; it must answer in time, so it begins when the first clusters stand."""
@@ -130,8 +147,8 @@ def sort_out(items: list[pytest.Item]) -> None:
         return {name, name.partition("[")[0], name.partition("::")[0]}
 
     for item in items:
-        of_e2e = item.nodeid.startswith(E2E) and not forms(item.nodeid) & chosen
-        if of_e2e or forms(item.nodeid) & later or item.get_closest_marker("nodes_short"):
+        apart = item.nodeid.startswith(E2E) or forms(item.nodeid) & later
+        if (apart and not forms(item.nodeid) & chosen) or item.get_closest_marker("nodes_short"):
             item.add_marker(pytest.mark.slow)
     order = [f"{TESTS}{folder}/" for folder in ("nodes", "e2e", "hostile", "integration", "contract", "sim")]
 

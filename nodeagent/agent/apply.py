@@ -41,7 +41,6 @@ class _Refused:
 
     rev: int
     since: float
-    code: str
     logged: bool = False
 
 
@@ -325,8 +324,7 @@ class Applier:
         kinds, rev = self._refusals.setdefault(uid, {}), job.rev if job is not None else 0
         found = kinds.get(kind)
         if found is None or (found.rev != rev and code != FAILED):  # a race may be lost, if others move the job on
-            found = kinds[kind] = _Refused(rev, now, code)
-        found.code = code
+            found = kinds[kind] = _Refused(rev, now)
         if now - found.since >= REFUSED_LONG and not found.logged:
             found.logged = True
             name = job.name if job is not None else uid

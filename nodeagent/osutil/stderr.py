@@ -61,6 +61,7 @@ class QueuedLines(io.FileIO):
         with self._changed:
             if self._begun or self._lost:
                 self._queue.append((self._lost, self._begun))
+                self._bytes += len(self._begun)
                 self._begun, self._lost = b"", 0
                 self._changed.notify_all()
             self._changed.wait_for(lambda: not self._queue and not self._busy, FLUSH_BOUND)
@@ -111,9 +112,10 @@ class QueuedLines(io.FileIO):
 
 
 def _note(lost: int) -> bytes:
-    return f"nodeagent: {lost} lines of this log are lost: it was not read, or its disk was full\n".encode() * (
-        lost > 0
-    )
+    """Nothing, if none is."""
+    if not lost:
+        return b""
+    return f"nodeagent: {lost} lines of this log are lost: it was not read, or its disk was full\n".encode()
 
 
 def _has_room(fd: int) -> bool:

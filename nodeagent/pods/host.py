@@ -151,11 +151,10 @@ class ShimHost:
 
     async def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         try:
-            found = await self._promised.run(partial(_promised_numbers, self._state, tuple(uids)), PROMISED_LIMIT)
+            return await self._promised.run(partial(_promised_numbers, self._state, tuple(uids)), PROMISED_LIMIT)
         except NotSeenError as error:
             log.warning("what pods in %s promised is unknown and counts as nothing: %s", self._state, error)
             return {}
-        return found
 
     def prepare(self, uid: str, spec: JobSpec) -> None:
         pod = self._pods.get(uid)

@@ -187,6 +187,13 @@ async def begun(look: Look) -> None:
             await asyncio.sleep(0.005)
 
 
+async def dies_and_is_stuck(shim: Fake) -> None:
+    shim.say()
+    await shim.until(lambda: shim.handle.status.phase == "running")
+    shim.process.kill()
+    await shim.until(lambda: shim.handle.status.phase == "stuck")
+
+
 async def test_a_look_that_does_not_come_back_is_reported_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,10 +219,7 @@ async def test_a_look_that_fails_is_reported_and_made_again(tmp_path: Path, monk
     monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
     monkeypatch.setattr(pod, "STUCK_EVERY", 0.01)
     async with fake(tmp_path, Sweeper(look)) as shim:
-        shim.say()
-        await shim.until(lambda: shim.handle.status.phase == "running")
-        shim.process.kill()
-        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        await dies_and_is_stuck(shim)
         why = "the shim died, and what it left behind cannot be looked at: too many open files"
         assert shim.handle.status.reason == why
         look.error = None
@@ -230,10 +234,7 @@ async def test_what_does_not_end_is_looked_for_less_often_once_it_is_reported(
     monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
     monkeypatch.setattr(pod, "STUCK_EVERY", 0.5)
     async with fake(tmp_path, Sweeper(look)) as shim:
-        shim.say()
-        await shim.until(lambda: shim.handle.status.phase == "running")
-        shim.process.kill()
-        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        await dies_and_is_stuck(shim)
         assert shim.handle.status.reason == "the shim died, and processes 7, 8 do not end, even with SIGKILL"
         often = look.count
         await asyncio.sleep(0.25)
