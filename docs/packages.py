@@ -121,6 +121,7 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
     return found
 
 
+@cache
 def module_graph(package: Path = PACKAGE, *, later: bool = False) -> dict[str, set[str]]:
     """Each module, and those of the same package that it imports: when it is loaded, or ``later``."""
     every = modules(package)

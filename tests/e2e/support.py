@@ -24,10 +24,12 @@ from typing import IO, Any
 from nodeagent.ctl.client import Client, job_path, node_path
 from nodeagent.lease.statefiles import find_holder, pulse_file, read_pulse
 from tests.bounds import Bound
+from tests.e2e import lockstep
 from tests.folders import short
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "train.py"
+LOCKSTEP = Path(lockstep.__file__)
 TOOL = "from nodeagent.ctl.main import main; main()"
 CALL_LIMIT = 90.0
 """Seconds for one call of the tool."""
@@ -338,14 +340,28 @@ def _listening() -> list[tuple[int, str]]:
 def digits_job(work: Path, name: str = "digits", *, nodes: str, steps: int, delay: float = 0.05, more: str = "",
                script: Path = DIGITS, workers: int = 2, options: Sequence[str] = ()) -> str:  # fmt: skip
     """A job file for the digits example, with a step log at ``work/NAME.steps`` and a checkpoint each 5 steps."""
+    words = ["--target-accuracy", "0", *options]
+    more = f"preload: [torch, torch.distributed, torch.optim, torch._dynamo]\n{more}"
+    return _training(work, name, script, words, nodes=nodes, steps=steps, delay=delay, more=more, workers=workers)
+
+
+def lockstep_job(
+    work: Path, name: str, *, nodes: str, steps: int = lockstep.STEPS, delay: float = 0.05, workers: int = 2
+) -> str:
+    """The same for ``lockstep.py``, whose losses ``lockstep.losses`` gives."""
+    more = "preload: []\n"
+    return _training(work, name, LOCKSTEP, (), nodes=nodes, steps=steps, delay=delay, more=more, workers=workers)
+
+
+def _training(work: Path, name: str, script: Path, options: Sequence[str], *, nodes: str, steps: int, delay: float,
+              more: str, workers: int) -> str:  # fmt: skip
     words = [
         sys.executable, str(script), "--steps", str(steps), "--step-delay", str(delay), "--ckpt-every", "5",
-        "--target-accuracy", "0", "--step-log", str(work / f"{name}.steps"), *options,
+        "--step-log", str(work / f"{name}.steps"), *options,
     ]  # fmt: skip
     return (
         f"name: {name}\ncommand: {json.dumps(words)}\nnodes: {nodes}\nworkers_per_node: {workers}\n"
-        f"checkpoint_dir: {work / (name + '.ckpt')}\n"
-        f"preload: [torch, torch.distributed, torch.optim, torch._dynamo]\ngrace: 5s\n{more}"
+        f"checkpoint_dir: {work / (name + '.ckpt')}\ngrace: 5s\n{more}"
     )
 
 

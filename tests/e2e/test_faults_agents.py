@@ -13,7 +13,17 @@ import yaml
 
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.linux import boottime
-from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
+from tests.e2e import lockstep
+from tests.e2e.support import (
+    Cluster,
+    check_complete,
+    check_steps,
+    check_undisturbed,
+    digits_job,
+    is_alive,
+    lockstep_job,
+    read_steps,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
@@ -24,8 +34,8 @@ AGENT_MB = 72
 agents share their pages on this machine; `make bench` has the figure."""
 
 
-def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, float]) -> None:
-    calm.submit(digits_job(calm.work, "agent", nodes="2", steps=600))
+def test_an_agent_killed_disturbs_nothing(calm: Cluster) -> None:
+    calm.submit(lockstep_job(calm.work, "agent", nodes="2"))
     before = calm.until_running("agent", 2)
     calm.until_steps("agent", 10)
     workers = calm.until_workers("agent", 4)
@@ -47,7 +57,7 @@ def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, fl
     assert calm.restarts_counted("agent") == 0
     rows = read_steps(calm.work, "agent")
     check_undisturbed(rows)
-    check_steps(rows, reference)
+    check_steps(rows, lockstep.losses())
     check_complete(rows, max(row["step"] for row in rows))
     for node in calm.nodes():
         assert proportional(calm.node(node)["agent_pid"]) < AGENT_MB, f"MB of {node}'s agent"
@@ -99,9 +109,9 @@ def thaw(calm: Cluster, node: str, pids: Iterable[int]) -> None:
     calm.frozen.discard(node)
 
 
-def test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing(calm: Cluster, reference: dict[int, float]) -> None:
+def test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing(calm: Cluster) -> None:
     """The agent is stopped for four fences; then its lease process is killed ten times, each after a renewal."""
-    calm.submit(digits_job(calm.work, "stuck", nodes="2", steps=600, delay=0.1))
+    calm.submit(lockstep_job(calm.work, "stuck", nodes="2", delay=0.1))
     before = calm.until_running("stuck", 2)
     node = before["pods"][0]["node"]
     calm.until_steps("stuck", 10)
@@ -125,7 +135,7 @@ def test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing(calm: Cluster,
     assert (job["generation"], job["restarts"]) == (before["generation"], 0)
     rows = read_steps(calm.work, "stuck")
     check_undisturbed(rows)
-    check_steps(rows, reference)
+    check_steps(rows, lockstep.losses())
 
 
 @pytest.mark.slow
@@ -160,9 +170,9 @@ def test_20_s_without_an_agent_disturb_nothing(calm: Cluster, reference: dict[in
     check_steps(rows, reference)
 
 
-def test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent(calm: Cluster, reference: dict[int, float]) -> None:
+def test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent(calm: Cluster) -> None:
     """Its node leaves when a job waits for it, and comes back as a newcomer."""
-    calm.submit(digits_job(calm.work, "waits", nodes="'1:2'", steps=600, delay=0.2, workers=1))
+    calm.submit(lockstep_job(calm.work, "waits", nodes="'1:2'", delay=0.2, workers=1))
     job = calm.until_running("waits", 2)
     calm.until(lambda: any(p["phase"] == "ready" for p in calm.job("waits")["spares"]), 60, "a spare is ready")
     calm.until_steps("waits", 5)
@@ -183,15 +193,15 @@ def test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent(calm: Cluster, refere
     calm.until(lambda: calm.node(stuck)["incarnation"]["life"] != life, 30, "it comes back with a new life")
     calm.until_steps("waits", 5)
     calm.ctl("stop", "waits", "--timeout", "60s")
-    check_steps(read_steps(calm.work, "waits"), reference)
+    check_steps(read_steps(calm.work, "waits"), lockstep.losses())
 
 
 @pytest.mark.parametrize(
     "with_shim", [pytest.param(False, id="agent", marks=pytest.mark.endurance), pytest.param(True, id="agent-and-shim")]
 )
-def test_frozen_past_the_lease(calm: Cluster, reference: dict[int, float], with_shim: bool) -> None:
+def test_frozen_past_the_lease(calm: Cluster, with_shim: bool) -> None:
     name = "frozen-shim" if with_shim else "frozen"
-    calm.submit(digits_job(calm.work, name, nodes="'1:3'", steps=600, delay=0.1, workers=1))
+    calm.submit(lockstep_job(calm.work, name, nodes="'1:3'", delay=0.1, workers=1))
     before = calm.until_running(name, 3)
     calm.until_steps(name, 10)
     calm.until_workers(name, 3)
@@ -216,4 +226,4 @@ def test_frozen_past_the_lease(calm: Cluster, reference: dict[int, float], with_
     assert (job["cause"]["kind"], job["budget"]["used"]) == ("join", 0)
     calm.until_steps(name, 10)
     calm.ctl("stop", name, "--timeout", "60s")
-    check_steps(read_steps(calm.work, name), reference)
+    check_steps(read_steps(calm.work, name), lockstep.losses())

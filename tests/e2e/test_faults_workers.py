@@ -10,8 +10,18 @@ import sys
 
 import pytest
 
+from tests.e2e import lockstep
 from tests.e2e.stubborn import STUBBORN, outlived
-from tests.e2e.support import DIGITS, Cluster, check_complete, check_steps, digits_job, is_alive, read_steps
+from tests.e2e.support import (
+    DIGITS,
+    Cluster,
+    check_complete,
+    check_steps,
+    digits_job,
+    is_alive,
+    lockstep_job,
+    read_steps,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
@@ -38,8 +48,8 @@ def test_each_kill_of_a_worker_is_counted_once(calm: Cluster, reference: dict[in
     check_complete(rows, max(row["step"] for row in rows))
 
 
-def test_shim_killed(calm: Cluster, reference: dict[int, float]) -> None:
-    calm.submit(digits_job(calm.work, "shim", nodes="2", steps=600))
+def test_shim_killed(calm: Cluster) -> None:
+    calm.submit(lockstep_job(calm.work, "shim", nodes="2"))
     before = calm.until_running("shim", 2)
     calm.until_steps("shim", 6)
     node = before["pods"][1]["node"]
@@ -58,7 +68,7 @@ def test_shim_killed(calm: Cluster, reference: dict[int, float]) -> None:
     calm.ctl("stop", "shim", "--timeout", "60s")
     assert calm.restarts_counted("shim") == 1
     rows = read_steps(calm.work, "shim")
-    check_steps(rows, reference)
+    check_steps(rows, lockstep.losses())
     check_complete(rows, max(row["step"] for row in rows))
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.e2e.support import Cluster, check_steps, check_undisturbed, digits_job, is_alive, read_steps
+from tests.e2e import lockstep
+from tests.e2e.support import Cluster, check_steps, check_undisturbed, digits_job, is_alive, lockstep_job, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
@@ -66,11 +67,9 @@ def until_restored(calm: Cluster) -> None:
 
 
 @pytest.mark.parametrize("empty", [killed_without_its_data, flushed])
-def test_an_emptied_redis_disturbs_nothing(
-    calm: Cluster, reference: dict[int, float], empty: Callable[[Cluster], None]
-) -> None:
+def test_an_emptied_redis_disturbs_nothing(calm: Cluster, empty: Callable[[Cluster], None]) -> None:
     name = empty.__name__.partition("_")[0]
-    calm.submit(digits_job(calm.work, name, nodes="{min: 1, max: 3, target: 2}", steps=600, delay=0.1, workers=1))
+    calm.submit(lockstep_job(calm.work, name, nodes="{min: 1, max: 3, target: 2}", delay=0.1, workers=1))
     calm.until_running(name, 2)
     calm.until_steps(name, 10)
     before, workers = calm.job(name), calm.until_workers(name, 2)
@@ -91,7 +90,7 @@ def test_an_emptied_redis_disturbs_nothing(
     calm.ctl("stop", name, "--timeout", "60s")
     rows = read_steps(calm.work, name)
     check_undisturbed([row for row in rows if row["generation"] == before["generation"]])
-    check_steps(rows, reference)
+    check_steps(rows, lockstep.losses())
 
 
 def test_a_redis_that_went_back_in_time_undoes_nothing(

@@ -11,10 +11,11 @@ import pytest
 
 from nodeagent.model.timing import Timing
 from nodeagent.spec.agentconfig import AgentConfig
+from tests.e2e import lockstep
 from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, is_alive, read_steps
 from tests.e2e.test_store_away import frozen, redis_pid, trains, undisturbed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(480)]
 
 NODES = 3
 
@@ -51,7 +52,7 @@ AWAY = 20
 """Seconds: less than ``without_agent``."""
 
 
-def test_seconds_without_an_agent_disturb_nothing(calm: Cluster, reference: dict[int, float]) -> None:
+def test_seconds_without_an_agent_disturb_nothing(calm: Cluster) -> None:
     job, workers = trains(calm, "planned")
     shims = {p["node"]: p["shim_pid"] for p in job["pods"]}
     node = job["pods"][0]["node"]  # rank 0's
@@ -67,12 +68,10 @@ def test_seconds_without_an_agent_disturb_nothing(calm: Cluster, reference: dict
         return {p["node"]: p["shim_pid"] for p in calm.job("planned")["pods"]} == shims
 
     calm.until(same, 20, "every pod is published again")
-    undisturbed(calm, job, workers, reference)
+    undisturbed(calm, job, workers)
 
 
-def test_an_agent_that_is_asked_to_end_waits_for_a_store_that_is_away(
-    calm: Cluster, reference: dict[int, float]
-) -> None:
+def test_an_agent_that_is_asked_to_end_waits_for_a_store_that_is_away(calm: Cluster) -> None:
     """Nobody else can ask the failsafe members for time."""
     job, workers = trains(calm, "planned-frozen")
     node = job["pods"][1]["node"]
@@ -82,10 +81,10 @@ def test_an_agent_that_is_asked_to_end_waits_for_a_store_that_is_away(
         time.sleep(2 * Timing().fence)  # it runs on failsafe time
         assert is_alive(before["agent_pid"])
     until_back(calm, node, before)
-    undisturbed(calm, job, workers, reference)
+    undisturbed(calm, job, workers)
 
 
-def test_an_agent_that_does_not_come_back(calm: Cluster, reference: dict[int, float]) -> None:
+def test_an_agent_that_does_not_come_back(calm: Cluster) -> None:
     job, workers = trains(calm, "planned-gone", nodes="'1:2'")
     node = job["pods"][0]["node"]
     theirs = calm.workers("planned-gone", node)  # a node that has left lists none
@@ -105,10 +104,10 @@ def test_an_agent_that_does_not_come_back(calm: Cluster, reference: dict[int, fl
     calm.ctl("stop", "planned-gone", "--timeout", "60s")
     rows = read_steps(calm.work, "planned-gone")
     check_undisturbed([row for row in rows if row["generation"] == job["generation"]])
-    check_steps(rows, reference)
+    check_steps(rows, lockstep.losses())
 
 
-def test_a_drain_tells_that_it_will_not_be_back(calm: Cluster, reference: dict[int, float]) -> None:
+def test_a_drain_tells_that_it_will_not_be_back(calm: Cluster) -> None:
     job, _ = trains(calm, "planned-drain")
     node = job["pods"][1]["node"]
     restart(calm, node, 120)
@@ -123,7 +122,7 @@ def test_a_drain_tells_that_it_will_not_be_back(calm: Cluster, reference: dict[i
     done = calm.job("planned-drain")
     assert (done["restarts"], done["budget"]["used"]) == (1, 0)
     rows = read_steps(calm.work, "planned-drain")
-    check_steps(rows, reference)
+    check_steps(rows, lockstep.losses())
     check_complete(rows, max(row["step"] for row in rows))
 
 

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import redis
 
-from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
+from tests.e2e import lockstep
+from tests.e2e.support import (
+    Cluster,
+    check_complete,
+    check_steps,
+    check_undisturbed,
+    is_alive,
+    lockstep_job,
+    read_steps,
+)
 from tests.e2e.test_lost_store import killed_without_its_data, redis_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(480)]
@@ -40,13 +49,13 @@ def frozen(pid: int) -> Iterator[None]:
 
 def trains(calm: Cluster, name: str, nodes: str = "2") -> tuple[dict[str, Any], dict[int, int]]:
     """A training on two nodes that outlasts all that a test does: the job, and its workers."""
-    calm.submit(digits_job(calm.work, name, nodes=nodes, steps=600, delay=0.15))
+    calm.submit(lockstep_job(calm.work, name, nodes=nodes, delay=0.15))
     job = calm.until_running(name, 2)
     calm.until_steps(name, 10)
     return job, calm.until_workers(name, 4)
 
 
-def undisturbed(calm: Cluster, before: dict[str, Any], workers: dict[int, int], reference: dict[int, float]) -> None:
+def undisturbed(calm: Cluster, before: dict[str, Any], workers: dict[int, int]) -> None:
     """It goes on as if nothing had happened, until it is stopped."""
     name = before["name"]
     calm.until_steps(name, 10)
@@ -58,28 +67,26 @@ def undisturbed(calm: Cluster, before: dict[str, Any], workers: dict[int, int], 
     assert job["budget"]["used"] == 0
     rows = read_steps(calm.work, name)
     check_undisturbed(rows)
-    check_steps(rows, reference)
+    check_steps(rows, lockstep.losses())
 
 
-def test_redis_frozen_and_thawed(calm: Cluster, reference: dict[int, float]) -> None:
+def test_redis_frozen_and_thawed(calm: Cluster) -> None:
     before, workers = trains(calm, "froze")
     with frozen(redis_pid(calm)):
         time.sleep(AWAY)
-    undisturbed(calm, before, workers, reference)
+    undisturbed(calm, before, workers)
 
 
-def test_redis_killed_and_back_with_its_data(calm: Cluster, reference: dict[int, float]) -> None:
+def test_redis_killed_and_back_with_its_data(calm: Cluster) -> None:
     before, workers = trains(calm, "died")
     pid = redis_pid(calm)
     os.kill(pid, signal.SIGKILL)
     calm.until(lambda: calm.json("local", "status")["redis"]["pid"] not in (None, pid), 20, "redis is started again")
-    undisturbed(calm, before, workers, reference)
+    undisturbed(calm, before, workers)
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-def test_all_agents_are_killed_and_started_again_while_redis_is_frozen(
-    calm: Cluster, reference: dict[int, float], emptied: bool
-) -> None:
+def test_all_agents_are_killed_and_started_again_while_redis_is_frozen(calm: Cluster, emptied: bool) -> None:
     """Their lease processes go on asking and answering; and nothing is disturbed if Redis comes back empty."""
     name = f"agents-{'empty' if emptied else 'back'}"
     before, workers = trains(calm, name)
@@ -99,10 +106,10 @@ def test_all_agents_are_killed_and_started_again_while_redis_is_frozen(
             killed_without_its_data(calm, known=redis_was)
     calm.until(lambda: set(calm.nodes().values()) == {"ready"}, 60, "all agents are back")
     assert {node: calm.node(node)["incarnation"]["life"] for node in calm.nodes()} == lives
-    undisturbed(calm, before, workers, reference)
+    undisturbed(calm, before, workers)
 
 
-def test_a_worker_dies_while_redis_is_frozen(calm: Cluster, reference: dict[int, float]) -> None:
+def test_a_worker_dies_while_redis_is_frozen(calm: Cluster) -> None:
     before, workers = trains(calm, "both")
     victim = workers[1]
     with frozen(redis_pid(calm)):
@@ -114,7 +121,7 @@ def test_a_worker_dies_while_redis_is_frozen(calm: Cluster, reference: dict[int,
     calm.ctl("stop", "both", "--timeout", "60s")
     assert calm.job("both")["restarts"] == 1
     rows = read_steps(calm.work, "both")
-    check_steps(rows, reference)
+    check_steps(rows, lockstep.losses())
     check_complete(rows, max(row["step"] for row in rows))
 
 
@@ -152,9 +159,9 @@ FAULTS: dict[str, tuple[Callable[[redis.Redis], object], Callable[[redis.Redis],
 
 
 @pytest.mark.parametrize("fault", [*(f for f in FAULTS if f != "replica"), pytest.param("replica", marks=LONG)])
-def test_redis_answers_but_serves_nobody(calm: Cluster, reference: dict[int, float], fault: str) -> None:
+def test_redis_answers_but_serves_nobody(calm: Cluster, fault: str) -> None:
     harm, restore, refusal = FAULTS[fault]
-    calm.submit(digits_job(calm.work, fault, nodes="{min: 1, max: 3, target: 2}", steps=600, delay=0.1, workers=1))
+    calm.submit(lockstep_job(calm.work, fault, nodes="{min: 1, max: 3, target: 2}", delay=0.1, workers=1))
     first = calm.until_running(fault, 2)  # it may have begun with one node, and have grown: a restart, too
     calm.until_steps(fault, 5)
     before, lent = calm.until_workers(fault, 2), calm.logged("runs on without the store")
@@ -178,4 +185,4 @@ def test_redis_answers_but_serves_nobody(calm: Cluster, reference: dict[int, flo
     calm.until_running(fault, 3, above=first["generation"])
     calm.until_steps(fault, 5)
     calm.ctl("stop", fault)
-    check_steps(read_steps(calm.work, fault), reference)
+    check_steps(read_steps(calm.work, fault), lockstep.losses())

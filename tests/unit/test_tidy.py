@@ -109,10 +109,8 @@ def identifiers(file: Path) -> Iterator[str]:
         comment = r"--.*" if file.suffix == ".lua" else r"/\*[\s\S]*?\*/|//.*"
         yield from re.sub(comment, "", file.read_text()).split()
         return
-    for node in ast.walk(tree(file)):
-        for kind in ("id", "attr", "arg", "name"):
-            if isinstance(name := getattr(node, kind, None), str):
-                yield re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    found = {getattr(node, kind, None) for node in ast.walk(tree(file)) for kind in ("id", "attr", "arg", "name")}
+    yield from (re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name) for name in found if isinstance(name, str))
 
 
 def test_identifiers_say_what_they_name() -> None:
