@@ -38,7 +38,7 @@ ARROWS: Graph = {
     "diag": ("model", "osutil", "hardware", "spec"),
     "doctor": ("model", "osutil", "spec", "trust", "store", "shim", "plan"),
     "agent": ("model", "osutil", "hardware", "spec", "trust", "store", "lease", "pods", "plan"),
-    "api": ("model", "spec", "trust", "store", "pods", "plan", "agent"),
+    "api": ("model", "osutil", "spec", "trust", "store", "pods", "plan", "agent"),
     "ctl": ("api",),
 }
 """Package to the packages that it imports when it is loaded. In this order each stands after all that it imports.

@@ -6,7 +6,7 @@
 #   setup.sh status      which version this bundle is; exit code 3 where it is not the one in use
 #   setup.sh rollback    back to the version before
 #   setup.sh remove      remove the program; config, state and logs stay. Refused while workers run here: drain the node
-#                        first (nodeagentctl drain NODE), or say --drain
+#                        first (nodeagentctl drain NODE --reason TEXT), or say --drain
 #   setup.sh purge       remove, and config, keys, state and logs too
 #
 # Options: --drain (remove, purge: let the jobs leave first), --no-restart (install, rollback: you start or

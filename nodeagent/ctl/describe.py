@@ -41,7 +41,7 @@ PODS = (
 NEXT = {
     "ready": "nothing is wrong",
     "restarting": "start its agent again (systemctl start nodeagent); "
-    "if it will not be back: nodeagentctl drain {name}",
+    "if it will not be back: nodeagentctl drain {name} --reason TEXT",
     "repairing": "nothing: nodeagent repairs it; in your own hands instead: nodeagentctl cordon {name} --reason TEXT",
     "cordoned": "let it take work again: nodeagentctl uncordon {name}",
     "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
@@ -159,13 +159,15 @@ def _find(client: Client, name: str | None, job_named: str | None) -> tuple[str,
     try:
         return "job", client.get(job_path(name))
     except CtlError as no_job:
-        if no_job.code != Exit.NOT_FOUND:
+        if no_job.code != Exit.NOT_FOUND and no_job.kind != "store_away":  # it may be a job of the history, or a node
             raise
         try:
             return "node", client.get(node_path(name))
         except CtlError as no_node:
             if no_node.code != Exit.NOT_FOUND:
                 raise
+            if no_job.code != Exit.NOT_FOUND:
+                raise no_job from None
             if "is an array" in no_job.message:
                 raise no_job from None
             hints = [e.next_step for e in (no_job, no_node) if "did you mean" in e.next_step]

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict
 
 RECORD_VERSION = 1
-"""Version of all stored records. Raised only when every live node reads the new one."""
+"""Version of all stored records. The store refuses the steps of an agent that has another one."""
 
 
 class Record(BaseModel):  # noqa: PLW1641 - pydantic gives frozen models their hash

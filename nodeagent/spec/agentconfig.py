@@ -127,7 +127,7 @@ class NodeConfig(Section):
     cpu_slots: int | None = Field(default=None, ge=0, le=MOST_CPU_SLOTS)
     """Workers without a GPU that run here at once. Default: the number of CPUs."""
     gpus: Annotated[Literal["auto", "none"] | tuple[str, ...], BeforeValidator(_gpus)] = "auto"
-    """`auto`: all that NVML finds; `none`; or the UUIDs of those that may be used."""
+    """`auto`: all that NVML and plug-ins find; `none`; or the UUIDs of NVIDIA's that may be used."""
 
 
 class PortsConfig(Section):
@@ -270,7 +270,7 @@ class JobsConfig(Section):
     logs: LogsConfig = LogsConfig()
     retention: RetentionConfig = RetentionConfig()
     standbys: int = Field(default=2, ge=0, le=64)
-    """Most warm standby pods kept for running jobs that have all their nodes without this one."""
+    """Most warm standby pods kept for paused jobs, and for running jobs that have all their nodes without this one."""
 
 
 class LogConfig(Section):

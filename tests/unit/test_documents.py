@@ -100,8 +100,9 @@ def _spoken(text: str) -> Iterator[list[str]]:
 
 
 def _wrong(words: list[str]) -> str:
-    """What of this command line the tool does not know; empty if all is known."""
-    command = TOOLS[words[0]]
+    """What of this command line the tool does not know, or misses; empty if it would run. Of a command that is only
+    named nothing is missed."""
+    command, given = TOOLS[words[0]], False
     options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"-h", "--help"}
     for word in words[1:]:
         if isinstance(command, click.Group) and re.fullmatch(r"[a-z][-a-z]*", word):
@@ -110,9 +111,12 @@ def _wrong(words: list[str]) -> str:
                 return word
             command = inner
             options |= {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
-        elif word.startswith("-") and word != "-" and word.partition("=")[0] not in options:
+            continue
+        given = True
+        if word.startswith("-") and word != "-" and word.partition("=")[0] not in options:
             return word
-    return ""
+    needed = [p.opts for p in command.params if isinstance(p, click.Option) and p.required]
+    return next((opts[0] for opts in needed if given and not set(opts) & set(words)), "")
 
 
 def test_commands_exist() -> None:
@@ -125,6 +129,8 @@ def test_commands_are_found() -> None:
     spoken = list(_spoken(README))
     assert {words[1] for words in spoken if words[0] == "nodeagentctl"} >= {"run", "nodes", "doctor", "local"}
     assert _wrong(["nodeagentctl", "runn"]) and _wrong(["nodeagentctl", "run", "--lokal", "2"])
+    assert _wrong(["nodeagentctl", "drain", "n1"]) == "--reason"
+    assert not _wrong(["nodeagentctl", "drain"])
 
 
 def test_targets_of_make_exist() -> None:

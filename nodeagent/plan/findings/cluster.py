@@ -197,7 +197,9 @@ def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[
             fix = "none: its work moves to other nodes"
             yield f"node/{name}", Finding(severity="info", what=f"leaving: {reason}", fix=fix)
         elif state == "restarting":
-            fix = f"on {host}: systemctl start nodeagent; if it will not be back: nodeagentctl drain {name}"
+            fix = (
+                f"on {host}: systemctl start nodeagent; if it will not be back: nodeagentctl drain {name} --reason TEXT"
+            )
             yield f"node/{name}", Finding(severity="info", what=reason, fix=fix)
         elif state == "left":
             yield f"node/{name}", Finding(severity="info", what=reason, fix=f"on {host}: systemctl start nodeagent")
@@ -210,7 +212,8 @@ def _sick(cluster: Cluster) -> Iterator[Placed]:
             if verdict.severity in ("fatal", "degraded", "unknown"):
                 yield f"node/{name}", _verdict(node, verdict)
         if held := breaker(cluster, node.facts):
-            fix = f"who believes the verdicts: nodeagentctl drain {name}; else see what the nodes have in common"
+            drain = f"nodeagentctl drain {name} --reason TEXT"
+            fix = f"who believes the verdicts: {drain}; else see what the nodes have in common"
             yield f"node/{name}", _warning(f"the breaker is {held}", fix)
 
 

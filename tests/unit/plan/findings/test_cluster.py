@@ -67,7 +67,7 @@ def test_nodes_that_are_not_ready() -> None:
         "info node/n3: its agent was stopped",
         "info node/n5: its agent was asked to end",
     ]
-    assert lines[3].endswith("nodeagentctl drain n5")
+    assert lines[3].endswith("nodeagentctl drain n5 --reason TEXT")
     assert "systemctl status nodeagent" in lines[0]
     assert lines[1].endswith("nodeagentctl uncordon n2")
 
