@@ -219,6 +219,7 @@ class LocalLeaseProcess:
         known = self._known
         if known is None:
             return
+        self._names.keep(place.address for row in known.jobs.values() for place in row.places.values())
         table = known._replace(jobs={uid: self._numeric(row) for uid, row in known.jobs.items()})
         if table == self._written:
             return

@@ -8,7 +8,7 @@ import asyncio
 import math
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, cast
 
@@ -141,6 +141,13 @@ class Names:
             return ""
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    def keep(self, addresses: Iterable[str]) -> None:
+        """Forget all hosts but those of these addresses."""
+        kept = {address.rpartition(":")[0].strip("[]") for address in addresses}
+        for host in self._due.keys() - kept:
+            del self._due[host]
+            self._found.pop(host, None)
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
@@ -159,6 +166,8 @@ class Names:
     async def _look_up(self, host: str) -> None:
         async with self._turns:
             new = await self._address(host)
+        if host not in self._due:  # it was forgotten meanwhile
+            return
         self._due[host] = asyncio.get_running_loop().time() + (RETRY if new is None else AGAIN)
         self._new.set()
         if new is not None and new != self._found.get(host):

@@ -31,7 +31,7 @@ from nodeagent.lease.grants import (
 from nodeagent.lease.lending import Ask, LoanAnswer, Promises
 from nodeagent.lease.order import LeaseOrder, Server, order_file, read_order
 from nodeagent.lease.peers import PeerPort
-from nodeagent.lease.resp import Reply, Talk, TalkError
+from nodeagent.lease.resp import Certificates, Reply, Talk, TalkError
 from nodeagent.lease.statefiles import (
     NOBODY,
     NOT_BRIDGED,
@@ -112,7 +112,10 @@ class Process:
         self._peers: PeerPort | None = None
         self._bridged: Bridged | None = None
         """As it was written; None: an earlier process's, if any."""
+        self._noted_bridged = NOT_BRIDGED
+        """As the log has it."""
         self._talk: Talk | None = None
+        self._certificates = Certificates()
         self._order_file = str(order_file(self._folder))
         self._stamp: tuple[int, ...] | None = ()
         """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
@@ -124,7 +127,8 @@ class Process:
         """There may be others than in ``_pods``: at a start, after a word, and at each renewal, if a word was lost."""
         self._unannounced = 0
         """As it was written."""
-        self._status = LeaseStatus("idle", "", NOBODY)
+        self._status = self._noted = LeaseStatus("idle", "", NOBODY)
+        """As it was written, and as the log has it."""
 
     def run(self) -> None:
         """Until there is nothing to do any more."""
@@ -151,12 +155,16 @@ class Process:
             stamp = None
         if stamp == self._stamp:
             return
-        self._stamp = stamp
         try:
             order = read_order(self._folder, self._boot)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:  # it is read again in the next turn
+            self._complain(f"{self._order_file} cannot be read", error)
+            return
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._stamp = stamp
             note(f"{self._order_file} is no order that this version ({__version__}) can read: {error!r}")
             return
+        self._stamp = stamp
         before = self._core.order
         if self._talk is not None and (order is None or _where(order) != (self._talk.server, self._talk.timeout)):
             self._talk.close()
@@ -273,7 +281,7 @@ class Process:
         core, order = self._core, self._core.order
         assert order is not None
         if self._talk is None:
-            self._talk = Talk(*_where(order), self._wait)
+            self._talk = Talk(*_where(order), self._wait, self._certificates)
         talk, sent = self._talk, boottime()
         self._look_for_pods = True
         arguments: dict[str, Any] = {"node": order.node, "life": order.life, "era": order.era}
@@ -353,30 +361,32 @@ class Process:
         status = LeaseStatus(core.state, gone.why if gone is not None else core.away, of)
         if status == self._status:
             return
-        if status.state != self._status.state or bool(status.why) != bool(self._status.why):
+        if status.state != self._noted.state or bool(status.why) != bool(self._noted.why):
             note(f"{status.state} (life {of[0] or 'none'})" + (f": {status.why}" if status.why else ""))
-        self._status = status
+        self._noted = status
         write_status(self._folder, status)
+        self._status = status
 
     def _publish_unannounced(self) -> None:
         """Until a renewal brings it, what an earlier process wrote stands."""
         newest = self._core.unannounced
         if newest != self._unannounced:
-            self._unannounced = newest
             write_unannounced(self._folder, newest)
+            self._unannounced = newest
 
     def _publish_bridged(self) -> None:
         failsafe = self._failsafe
         bridged = Bridged(dict(failsafe.lent), dict(failsafe.refusals))
         if bridged == self._bridged:
             return
-        before = self._bridged or NOT_BRIDGED
+        before = self._noted_bridged
         for uid in bridged.lent.keys() - before.lent.keys():
             note(f"job {uid} runs on without the store, on failsafe time from its failsafe members")
         for uid, why in bridged.refusals.items() - before.refusals.items():
             note(f"job {uid} gets no failsafe time: {why}")
-        self._bridged = bridged
+        self._noted_bridged = bridged
         write_bridged(self._folder, bridged)
+        self._bridged = bridged
 
     def _complain(self, what: str, error: OSError) -> None:
         """Once."""

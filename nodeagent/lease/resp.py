@@ -1,8 +1,9 @@
 """The lease process's talk with the store's server: one connection, one question at a time, each within its bound.
 
-Standard library only. Whatever is not as it should be is a ``TalkError`` with a sentence for people, and the connection
-is dropped: no later question can ever read an earlier one's reply. A replica is never talked to. Must never retry, or
-know what a script means.
+Certificates and keys are read anew for each connection, so that renewed ones need no restart: in a thread, since their
+disk may hang, and then what was read last is used. Standard library only. Whatever is not as it should be is a
+``TalkError`` with a sentence for people, and the connection is dropped: no later question can ever read an earlier
+one's reply. A replica is never talked to. Must never retry, or know what a script means.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import errno
 import os
 import select
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias, TypeVar, Union
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, Union
 
-from nodeagent.lease.order import Server, StoreScript
+from nodeagent.lease.order import Server, StoreScript, Tls
 from nodeagent.osutil.linux import boottime, socket_path
 from nodeagent.store.whois import client_context, identity, parse_info, require_primary
+
+if TYPE_CHECKING:
+    import ssl
 
 LONGEST_REPLY = 1 << 20
 """Bytes. What the scripts answer has some hundred, INFO some thousand."""
@@ -25,6 +30,8 @@ DEEPEST = 4
 """Lists within lists."""
 LONGEST_NUMBER = 20
 """Digits and sign."""
+LOOK_LIMIT = 0.1
+"""Seconds for which a connection waits for certificates, if it has some that were read before."""
 _CHUNK = 1 << 16
 
 Wait = Callable[[int, int, float], bool]
@@ -58,9 +65,12 @@ class Talk:
     """With one server. ``timeout`` (seconds) bounds making the connection, and again each question. All but ``close``
     raise TalkError."""
 
-    def __init__(self, server: Server, timeout: float, wait: Wait = wait_for) -> None:
+    def __init__(
+        self, server: Server, timeout: float, wait: Wait = wait_for, certificates: Certificates | None = None
+    ) -> None:
+        """``certificates``: those of the talks before, if there were any."""
         self.server, self.timeout = server, timeout
-        self._wait = wait
+        self._wait, self._certificates = wait, certificates or Certificates()
         self._line: _Line | None = None
         self._run_id = ""
 
@@ -70,7 +80,7 @@ class Talk:
             return
         line = _Line(self._wait, boottime() + self.timeout)
         try:
-            line.connect(self.server)
+            line.connect(self.server, self._certificates)
             line.send(*self.server.greeting, ("INFO",))  # one round trip; before 7.0 INFO takes one section or all
             for _ in self.server.greeting:
                 line.receive()
@@ -119,6 +129,72 @@ class Talk:
         return TalkError(f"{where} cannot be used: {error.strerror or error}")
 
 
+class Certificates:
+    """What was read of the files of ``Tls``. Raises OSError of files that cannot be used."""
+
+    def __init__(self) -> None:
+        self._look: _Look | None = None
+        self._last: tuple[Tls, ssl.SSLContext] | None = None
+
+    def newest(self, tls: Tls, wait: Wait, until: float) -> ssl.SSLContext:
+        """Of a new look, or of the last one where this one takes too long. Raises TimeoutError if there is none."""
+        known = self._last[1] if self._last is not None and self._last[0] == tls else None
+        look = self._look
+        if look is None or look.tls != tls:
+            self.close()
+            try:
+                look = self._look = _Look(tls)
+            except RuntimeError as error:  # there is no thread to be had
+                if known is None:
+                    raise OSError(errno.EAGAIN, f"no thread to read certificates in: {error}") from error
+                return known
+        if not wait(look.over, select.POLLIN, until if known is None else min(until, boottime() + LOOK_LIMIT)):
+            if known is None:
+                raise TimeoutError
+            return known
+        self.close()
+        self._last = tls, look.result()
+        return self._last[1]
+
+    def close(self) -> None:
+        """Forget a look that is not over."""
+        if self._look is not None:
+            os.close(self._look.over)
+            self._look = None
+
+
+class _Look:
+    """One, in a thread."""
+
+    def __init__(self, tls: Tls) -> None:
+        """Raises RuntimeError if there is no thread to be had."""
+        self.tls = tls
+        self._found: ssl.SSLContext | OSError = TimeoutError()
+        self.over, self._end = os.pipe()
+        """The first becomes readable at its end. Who has it closes it."""
+        try:
+            threading.Thread(target=self._run, name="certificates", daemon=True).start()
+        except RuntimeError:
+            os.close(self.over)
+            os.close(self._end)
+            raise
+
+    def _run(self) -> None:
+        tls = self.tls
+        try:
+            self._found = client_context(tls.ca or None, tls.cert or None, tls.key or None, check_name=bool(tls.server))
+        except OSError as error:
+            self._found = error
+        finally:
+            os.close(self._end)
+
+    def result(self) -> ssl.SSLContext:
+        """Once it is over."""
+        if isinstance(self._found, OSError):
+            raise self._found
+        return self._found
+
+
 class _Line:
     """A connection: commands out, replies in. Raises OSError for whatever goes wrong, TimeoutError once CLOCK_BOOTTIME
     is ``until``."""
@@ -131,7 +207,7 @@ class _Line:
         self._wants: dict[type[OSError], int] = {BlockingIOError: 0}
         """The errors that only say that it has to be tried again, and what is to be waited for; 0: what was tried."""
 
-    def connect(self, server: Server) -> None:
+    def connect(self, server: Server, certificates: Certificates) -> None:
         if server.path:
             made = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             made.setblocking(False)
@@ -154,11 +230,9 @@ class _Line:
         if server.tls is not None:
             import ssl
 
-            tls = server.tls
-            context = client_context(tls.ca or None, tls.cert or None, tls.key or None, check_name=bool(tls.server))
-            secured = context.wrap_socket(
-                made, server_hostname=tls.server or server.host, do_handshake_on_connect=False
-            )  # fmt: skip
+            secured = certificates.newest(server.tls, self._wait, self.until).wrap_socket(
+                made, server_hostname=server.tls.server or server.host, do_handshake_on_connect=False
+            )
             self._socket = secured
             self._wants |= {ssl.SSLWantReadError: select.POLLIN, ssl.SSLWantWriteError: select.POLLOUT}
             self._try(secured.do_handshake, 0)

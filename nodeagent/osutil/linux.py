@@ -7,7 +7,6 @@ Standard library only, because the shim imports it. Must never hold a policy (th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import select
@@ -16,8 +15,12 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
+from functools import cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    import ctypes
 
 _T = TypeVar("_T")
 
@@ -37,6 +40,8 @@ _BOOT_ID = "proc/sys/kernel/random/boot_id"
 ENVIRON_MAX = 8 << 20
 """The most bytes of a process's environment that are read: more than exec accepts (a process may later declare any of
 its memory as its environment)."""
+CHILDREN_MAX = 1 << 20
+"""The most bytes that are read of a thread's children."""
 _PASSING = frozenset({
     errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM, errno.ENOSPC,
     errno.ESTALE, errno.ETIMEDOUT,
@@ -44,12 +49,24 @@ _PASSING = frozenset({
 PREFERRED = -10
 """Niceness of processes on whose speed the workers depend: agents, shims, and a private Redis."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """What Python has no function for. Loaded by the first call: a lease process makes none, and is the smaller."""
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _raise(function: str) -> NoReturn:
+    import ctypes
+
+    raise OSError(ctypes.get_errno(), function)
 
 
 def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl")
+    if _libc().prctl(option, value, 0, 0, 0):
+        _raise("prctl")
 
 
 def prefer(process: int = 0) -> None:
@@ -103,7 +120,7 @@ def die_with_parent(parent: int) -> None:
 def allow_tracer(pid: int) -> None:
     """If Yama is active, only ancestors may trace a process, or a process that it names: it names ``pid`` and its
     children. The permission survives exec; without Yama the call fails without harm."""
-    _libc.prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
+    _libc().prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
 
 
 def become_subreaper() -> None:
@@ -113,9 +130,9 @@ def become_subreaper() -> None:
 
 def boottime_timer() -> int:
     """A timerfd on CLOCK_BOOTTIME that is not armed."""
-    fd: int = _libc.timerfd_create(_CLOCK_BOOTTIME, _TFD_CLOEXEC)
+    fd: int = _libc().timerfd_create(_CLOCK_BOOTTIME, _TFD_CLOEXEC)
     if fd < 0:
-        raise OSError(ctypes.get_errno(), "timerfd_create")
+        _raise("timerfd_create")
     return fd
 
 
@@ -123,8 +140,8 @@ def arm_timer(fd: int, at: float) -> None:
     """Makes ``fd`` readable once CLOCK_BOOTTIME reaches ``at`` (at once if it has passed); replaces an earlier time."""
     nanoseconds = max(1, int(at * 1e9))
     spec = struct.pack("qqqq", 0, 0, nanoseconds // 10**9, nanoseconds % 10**9)
-    if _libc.timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None):
-        raise OSError(ctypes.get_errno(), "timerfd_settime")
+    if _libc().timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None):
+        _raise("timerfd_settime")
 
 
 def read_proc(path: str) -> bytes:
@@ -147,6 +164,23 @@ def proc_stat(path: str) -> list[bytes]:
     return read_proc(path).rpartition(b")")[2].split()
 
 
+def read_children(pid: int, thread: int | str) -> list[int]:
+    """The children of one thread, zombies included; none if it has ended. The kernel gives a page at a time."""
+    try:
+        fd = os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    found = b""
+    try:
+        while len(found) < CHILDREN_MAX and (page := os.read(fd, 1 << 14)):
+            found += page
+    except OSError:  # it has ended
+        pass
+    finally:
+        os.close(fd)
+    return [int(word) for word in found.split()]
+
+
 def family(roots: Iterable[int], most: int) -> list[int]:
     """The roots and, recursively, the children of their main threads: each once, at most ``most``."""
     found: dict[int, None] = {}
@@ -156,7 +190,7 @@ def family(roots: Iterable[int], most: int) -> list[int]:
         if pid in found:
             continue
         found[pid] = None
-        waiting += map(int, read_proc(f"/proc/{pid}/task/{pid}/children").split())
+        waiting += read_children(pid, pid)
     return list(found)
 
 
@@ -173,6 +207,11 @@ def passing(error: OSError) -> bool:
     """What failed may succeed later although nobody changes the request: a disk or a table is full, a file server is
     silent."""
     return error.errno in _PASSING
+
+
+def short(error: OSError) -> bool:
+    """What failed lacked a descriptor or memory: nothing was learned of what was to be looked at."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def start_time(pid: int) -> int | None:

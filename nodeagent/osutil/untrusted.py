@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
+from nodeagent.osutil.linux import short
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -47,7 +49,8 @@ class UntrustedError(Exception):
 
 
 class NotSeenError(UntrustedError):
-    """There was no time, no thread or no room in a queue for a look: what is there is as unknown as before."""
+    """There was no time, thread, descriptor, memory or room in a queue for a look: what is there is as unknown as
+    before."""
 
 
 class UntrustedFolder:
@@ -236,7 +239,8 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UntrustedError(f"{path}: {error.strerror or error}") from error
+        kind = NotSeenError if short(error) else UntrustedError
+        raise kind(f"{path}: {error.strerror or error}") from error
 
 
 def peer(link: socket.socket) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.model.jobspec import JobSpec, Role
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import short, write_atomic
 from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 
 log = logging.getLogger(__name__)
@@ -54,13 +54,15 @@ class PodRecords:
         self._file(uid).unlink(missing_ok=True)
 
     def all(self) -> dict[str, PodRecord]:
-        """Records by the name of their run folder."""
+        """Records by the name of their run folder. Raises OSError if there is no descriptor or memory to read one."""
         found = {}
         for file in sorted(self._folder.glob("*.json")):
             try:
                 value = json.loads(file.read_text())
                 found[file.stem] = PodRecord(value["uid"], value["owner"], value["mark"], Path(value["logs"]))
             except (OSError, ValueError, KeyError, TypeError) as error:
+                if isinstance(error, OSError) and short(error):
+                    raise  # what runs there would be taken for nothing
                 log.warning("no pod in %s: %s", file, error)
         return found
 

@@ -25,7 +25,17 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil import units
-from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, passing, power_mark, prefer_session, start_time
+from nodeagent.osutil.linux import (
+    MARK,
+    boot_id,
+    has_mark,
+    is_running,
+    passing,
+    pidfd_ended,
+    power_mark,
+    prefer_session,
+    start_time,
+)
 from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.folder import (
@@ -421,9 +431,16 @@ def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
         raise UntrustedError(f"its process {pid} is gone") from error
     except OSError as error:
         raise NotSeenError(f"its process {pid} cannot be looked at: {error}") from error
-    same = stored.get("boot") == boot_id() and stored.get("start") == start_time(pid)
-    if same and is_running(pid) and has_mark(pid, record.mark, record.owner):
-        return pid, pidfd
+    try:
+        began = start_time(pid)
+        if began is None and not pidfd_ended(pidfd):
+            raise NotSeenError(f"its process {pid} cannot be looked at")
+        same = stored.get("boot") == boot_id() and stored.get("start") == began
+        if same and is_running(pid) and has_mark(pid, record.mark, record.owner):
+            return pid, pidfd
+    except OSError as error:
+        os.close(pidfd)
+        raise error if isinstance(error, UntrustedError) else NotSeenError(f"its process {pid}: {error}") from error
     os.close(pidfd)
     raise UntrustedError(f"process {pid} is not its shim")
 

@@ -113,6 +113,8 @@ class PodHandle:
         self._pidfd = -1
         self._timer: asyncio.TimerHandle | None = None
         self._start: asyncio.Task[None] | None = None
+        self._not_dead: asyncio.TimerHandle | None = None
+        """Set when it was killed: its end is waited for."""
         self._asked: dict[str, Any] | None = None
         """Of the stop that its shim is carrying out."""
         self._cgroup: PodCgroup | None = None
@@ -198,13 +200,16 @@ class PodHandle:
         self.sweep()
 
     def _unwatch(self) -> None:
+        if self._not_dead is not None:
+            self._not_dead.cancel()
+            self._not_dead = None
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
 
     def sweep(self) -> None:
-        """The shim is dead: kill what is left, until nothing is."""
+        """The shim is dead, or does not end: kill what is left, until nothing is."""
         if self._sweeping is None:
             self._kill_cgroup()  # at once
             self._sweeping = self._loop.create_task(self._sweep())
@@ -453,9 +458,12 @@ class PodHandle:
         logger.error("shim of %s is killed: %s", self.uid, why)
         self._why_killed = why
         self._detach()
+        self._kill_cgroup()
         if self._pidfd >= 0:
             with suppress(ProcessLookupError, PermissionError):  # _died hears of it
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            if self._not_dead is None:  # one whose disk hangs may not end: its workers are swept all the same
+                self._not_dead = self._loop.call_later(STUCK_AFTER, self.sweep)
 
     def _set(self, **fields: Any) -> None:
         self._reported, self._ordered = self._reported.model_copy(update=fields), None

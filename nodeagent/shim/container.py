@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent.shim.processes import children_of, limit_value
+from nodeagent.shim.processes import children_of, limit_value, parent_of
 
 ASK_BOUND = 5.0
 """Seconds for a runtime to answer; the checks ask three times at most."""
@@ -32,6 +32,8 @@ MOST_FILES, MOST_PROCESSES = 1 << 20, 1 << 15
 KEPT = frozenset({"LANG", "USER", "LOGNAME"})
 """Of the login and the recorded shell. The rest says where things are on the node, and an image has its own."""
 NVIDIA, AMD = "CUDA_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+LONGEST_PID, MOST_BETWEEN = 16, 8
+"""Bytes of a pidfile that are read; processes between the shim and the first one of a container, at most."""
 SIGNALLED = 128
 """A runtime ends with this plus the signal that its command ended by, as a shell does."""
 MQUEUE = Path("/dev/mqueue")
@@ -127,10 +129,26 @@ class Containers:
         if not self._podman:
             return pid
         try:
-            first = int(self._pidfile(local_rank).read_text())
-        except (OSError, ValueError):  # not made yet, or half written
+            fd = os.open(self._pidfile(local_rank), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # not made yet
             return pid
-        return next(iter(children_of(first)), first)
+        try:
+            first = int(os.read(fd, LONGEST_PID))
+        except (OSError, ValueError):  # half written, or no file
+            return pid
+        finally:
+            os.close(fd)
+        # The container can write there, too: only what this shim started is believed.
+        return next(iter(children_of(first)), first) if self._is_ours(first) else pid
+
+    @staticmethod
+    def _is_ours(pid: int) -> bool:
+        """It is below this process, as the runtime's monitor is, whose child it is."""
+        for _ in range(MOST_BETWEEN):
+            pid = parent_of(pid) if pid > 1 else 0
+            if pid == os.getpid():
+                return True
+        return False
 
     @staticmethod
     def status(status: int) -> int:

@@ -161,9 +161,9 @@ class Watchdog:
                 loop.after(START_AGAIN, start_again)
 
         def ended() -> None:
+            self._collect()  # before anything is sent to it, which finds the link broken
             children.forget(self.pid)
             reap(self.pid)
-            self._collect()
             self._unlink()
             loop.after(START_AGAIN, start_again)
 

@@ -434,7 +434,7 @@ class LocalGang:
         if inside == w.pid:
             self.parts.guard.signal(w.pid, signal.SIGTERM, alone=alone)
             return
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended, or is another one by now
             if alone:
                 os.kill(inside, signal.SIGTERM)
             else:
@@ -513,7 +513,11 @@ class LocalGang:
         out, err = w.captures
         limits: Sequence[tuple[int, int]] = own_limits(self.parts.pod["limits"])
         if self.parts.containers is not None:
-            command, env = self.parts.containers.start(command, env, w.local_rank)
+            try:
+                command, env = self.parts.containers.start(command, env, w.local_rank)
+            except OSError as error:  # something that cannot be removed has its pidfile's name
+                self._launched(w, 0, f"container: {error}")
+                return
             limits = self.parts.containers.limits(limits)
         elif self.parts.fork_server.takes(command, env):
             w.by_fork_server = True
@@ -635,12 +639,15 @@ class LocalGang:
         else:
             w.record = record
         self.parts.changed()
-        name = f"g{self.token['number']}-r{w.rank}.json"
+        self.parts.loop.after(0.0, lambda: self._keep(record, w.rank))  # the agent is told first: a disk may be slow
+        self.settle()
+
+    def _keep(self, record: dict[str, Any], rank: int) -> None:
+        name = f"g{self.token['number']}-r{rank}.json"
         try:
             write_atomic(self.parts.state / "exits" / name, record_text(record), durable=False)
         except OSError as error:  # a full disk: the record has been sent, and the others must live
             print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
-        self.settle()
 
     def _may_be_alone(self, w: Worker) -> bool:
         """It may be started again while the gang goes on: nobody has stopped it, or the gang."""

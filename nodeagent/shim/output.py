@@ -129,7 +129,7 @@ class LogWriter:
                 self._busy = True
             try:
                 work()
-            except OSError as error:
+            except (OSError, RecursionError) as error:  # what a worker puts there may be deep
                 print(f"the log folder: {error}", file=sys.stderr, flush=True)
             with self._changed:
                 self._bytes -= size

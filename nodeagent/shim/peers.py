@@ -8,7 +8,6 @@ workers speak here too.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -98,12 +97,16 @@ class Peer:
     def _flush(self) -> None:
         if self._fd < 0:
             return
-        with contextlib.suppress(BlockingIOError):
-            try:
-                sent = self._link.send(self._out)
-                self._out = self._out[sent:]
-            except (BrokenPipeError, ConnectionError):
-                self._out = b""  # the read side sees the end
+        try:
+            sent = self._link.send(self._out)
+            self._out = self._out[sent:]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._out = b""  # the read side sees the end
+        except OSError:  # no memory for it, say: the peer connects again
+            self.close()
+            return
         waiting = bool(self._out)
         self._loop.writable(self._fd, self._readable, waiting, self._flush)
 

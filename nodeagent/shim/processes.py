@@ -24,7 +24,7 @@ from nodeagent.osutil.linux import (
     prefer_no_more,
     prefer_session,
     proc_stat,
-    read_proc,
+    read_children,
 )
 
 RLIMITS: dict[str, int] = {
@@ -232,7 +232,7 @@ def children_of(pid: int) -> list[int]:
         return []
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):  # noqa: PTH110 (a kernel without CONFIG_PROC_CHILDREN)
         return [other for other in pids() if parent_of(other) == pid]
-    return [int(word) for thread in threads for word in read_proc(f"/proc/{pid}/task/{thread}/children").split()]
+    return [child for thread in threads for child in read_children(pid, thread)]
 
 
 def parent_of(pid: int) -> int:

@@ -5,6 +5,7 @@ Standard library only. Looks at what runs; must never decide who starts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ class PlaceReadiness:
     def __init__(self, parts: Parts, gang: LocalGang, changed: Callable[[], None]) -> None:
         self._parts, self._gang, self._changed = parts, gang, changed
         self._asking: dict[str, Hook] = {}
+        self._again_at: dict[str, float] = {}
+        """Place to when (CLOCK_MONOTONIC) a command that found no process is tried again."""
         self._reported: set[str] = set()
         self._problems: dict[str, str] = {}
         """Place to what its command last said."""
@@ -47,7 +50,8 @@ class PlaceReadiness:
             return
         before = len(self.ready)
         for name, workers in self._places().items():
-            if name not in self.ready and name not in self._asking and all(w.pid for w in workers):
+            idle = name not in self._asking and time.monotonic() >= self._again_at.get(name, 0.0)
+            if name not in self.ready and idle and all(w.pid for w in workers):
                 self._look(name, workers)
         if len(self.ready) > before:
             self._changed()
@@ -118,7 +122,10 @@ class PlaceReadiness:
             program = Program(command, env, pod["working_dir"], limits=own_limits(pod["limits"]))
             hook = self._asking[name] = Hook(f"ready {name}", program, COMMAND_BOUND, log, parts, done)
         except OSError as error:  # a full process table, say
-            note(log, f"ready {name}: no process for it: {error.strerror}")
+            self._again_at[name] = time.monotonic() + COMMAND_EACH
+            if name not in self._reported:
+                self._reported.add(name)
+                note(log, f"ready {name}: no process for it: {error.strerror}; it is asked again")
 
 
 def _listened_on(port: int) -> bool:

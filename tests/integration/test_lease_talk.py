@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.order import StoreScript, Tls
-from nodeagent.lease.resp import Reply, Talk, TalkError
+from nodeagent.lease.resp import Certificates, Reply, Talk, TalkError, wait_for
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import StoreLink
@@ -37,8 +39,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def to() -> Iterator[Callable[..., Talk]]:
     talks: list[Talk] = []
 
-    def make(place: Place, timeout: float = 5.0) -> Talk:
-        talks.append(Talk(place, timeout))
+    def make(place: Place, timeout: float = 5.0, certificates: Certificates | None = None) -> Talk:
+        talks.append(Talk(place, timeout, wait_for, certificates))
         return talks[-1]
 
     yield make
@@ -117,3 +119,37 @@ async def test_tls_as_the_agent_checks_it(
             to(at(server, tls=tls)).open()
     with pytest.raises(TalkError):
         to(at(server)).open()
+
+
+def let_go(fifo: Path) -> None:
+    """Who reads it reads nothing."""
+    fifo.open("w").close()
+
+
+async def test_certificates_are_read_anew_and_a_disk_that_hangs_is_not_waited_for(
+    servers: Yard, authority: Authority, to: Callable[..., Talk], tmp_path: Path
+) -> None:
+    cert, key = authority.issue("server", "DNS:localhost")
+    port, ca = free_port(), tmp_path / "ca.pem"
+    files = [f"tls-cert-file {cert}", f"tls-key-file {key}", f"tls-ca-cert-file {authority.ca}"]
+    server = await servers.server("port 0", f"tls-port {port}", "tls-auth-clients no", *files, port=port)
+    place, certificates = at(server, tls=Tls(str(ca), "", "", "localhost")), Certificates()
+    shutil.copy(authority.ca, ca)
+    assert asked(to(place, certificates=certificates)) is not None
+    ca.unlink()
+    os.mkfifo(ca)  # opening it waits for who writes
+    for _ in range(3):
+        assert asked(to(place, certificates=certificates)) is not None, "with what was read before"
+    let_go(ca)
+    with pytest.raises(TalkError, match=r"did not answer within 0\.5 s"):
+        to(place, 0.5).open()  # there is nothing that was read before
+    let_go(ca)
+    ca.unlink()
+    (tmp_path / "other").mkdir()
+    shutil.copy(Authority(tmp_path / "other").ca, ca)
+    with pytest.raises(TalkError, match="no certificate"):
+        to(place, certificates=certificates).open()  # the look that hung has found nothing
+    with pytest.raises(TalkError, match="CERTIFICATE_VERIFY_FAILED"):
+        to(place, certificates=certificates).open()
+    shutil.copy(authority.ca, ca)
+    assert asked(to(place, certificates=certificates)) is not None, "a renewed one needs no restart"

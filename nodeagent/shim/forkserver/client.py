@@ -163,8 +163,8 @@ class ForkServer:
 
     def gone(self) -> None:
         """It has died: everything still asked of it has failed."""
+        self._readable()  # what it answered before; while the pid stands no other one is started for that
         self.pid = None
-        self._readable()  # what it answered before
         self._unlink()
         self._changed()
 

@@ -1,6 +1,7 @@
 """The stacks of a pod's workers, taken by a process of its own: it may block for as long as a worker does.
 
-``python -m nodeagent.shim.hang.stacks JSON``: a list of ``{rank, pid, file, title, native}``. Each file gets what
+``python -m nodeagent.shim.hang.stacks FOLDER OLDEST JSON``: the folder of the files, the oldest generation of which
+they are kept, and a list of ``{rank, pid, file, title, native}``. Each file gets what
 the kernel says of each thread, the Python stacks, and the native ones, as far as they are wanted and can be had
 (py-spy reads them from outside: the worker need not help). One JSON line a rank and reading goes to standard output:
 what its main thread does. Standard library only. Must never stop a worker for longer than one native reading takes.
@@ -185,8 +186,21 @@ def read_one(target: dict[str, Any], program: str | None) -> None:
         report.describe(main_thread(threads, pid), native=True)
 
 
+def prune(folder: Path, oldest: int) -> None:
+    """Remove the files of generations before ``oldest``; make the folder where it is not there."""
+    folder.mkdir(exist_ok=True)
+    for file in folder.glob("g*-rank*.txt"):
+        generation = file.name[1:].partition("-")[0]
+        if generation.isdecimal() and int(generation) < oldest:
+            file.unlink(missing_ok=True)
+
+
 def main() -> None:
-    targets, program = json.loads(sys.argv[1]), spy()
+    targets, program = json.loads(sys.argv[3]), spy()
+    try:
+        prune(Path(sys.argv[1]), int(sys.argv[2]))
+    except OSError as error:
+        print(f"the folder for stacks: {error}", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for done in [pool.submit(read_one, target, program) for target in targets]:
             done.result()

@@ -264,8 +264,6 @@ class HangWatch:
         return self._folder / f"g{gang.token['number']}-rank{rank}.txt"
 
     def _take_stacks(self, gang: LocalGang, ranks: list[Facts], native: bool) -> None:
-        self._folder.mkdir(exist_ok=True)
-        self._prune(gang.token["number"])
         pids = {w.rank: gang.process(w) for w in gang.workers if w.pid and not w.ended}
         targets = []
         for facts in [f for f in ranks if f["rank"] in pids][:MOST_STACKS]:
@@ -275,7 +273,9 @@ class HangWatch:
             targets.append(
                 {"rank": rank, "pid": pid, "file": str(self._file(gang, rank)), "title": title, "native": native}
             )
-        argv = [sys.executable, "-sP", "-m", "nodeagent.shim.hang.stacks", json.dumps(targets)]
+        oldest = gang.token["number"] - STACKS_KEPT + 1
+        argv = [sys.executable, "-sP", "-m", "nodeagent.shim.hang.stacks"]
+        argv += [str(self._folder), str(oldest), json.dumps(targets)]
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._helper = pid = start_program(argv, dict(os.environ), "/", write, 2)
@@ -304,7 +304,7 @@ class HangWatch:
         """While the stacks are still being taken: tell as soon as they tell whose turn each worker's is."""
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
-        if self._early or not (self._known(ranks) and (suspects or self._asked)) or self._moved(ranks):
+        if self._early or not ranks or not (self._known(ranks) and (suspects or self._asked)) or self._moved(ranks):
             return
         if gang is not None and gang.phase == "running":
             self._early, self._reported = True, (suspects, *kinds(ranks))
@@ -355,9 +355,3 @@ class HangWatch:
             self._judge()
         else:
             self._report(ranks, suspects)
-
-    def _prune(self, number: int) -> None:
-        for file in self._folder.glob("g*-rank*.txt"):
-            generation = file.name[1:].partition("-")[0]
-            if generation.isdecimal() and int(generation) <= number - STACKS_KEPT:
-                file.unlink(missing_ok=True)

@@ -89,6 +89,29 @@ def test_a_name_is_looked_up_again_now_and_then_and_kept_when_nobody_knows_it(re
     play(scenario())
 
 
+def test_a_name_that_no_node_has_any_more_is_forgotten(resolver: Resolver) -> None:
+    resolver.known |= {"n1.example": "10.0.0.1", "n2.example": "10.0.0.2"}
+
+    async def scenario() -> None:
+        names = Names(lambda: None)
+        running = asyncio.ensure_future(names.run())
+        for name in resolver.known:
+            names.numeric(f"{name}:5")
+        await asyncio.sleep(0.1)
+        names.keep(["n1.example:7", "[fe80::1]:5", ""])
+        resolver.asked.clear()
+        await asyncio.sleep(2 * AGAIN)
+        assert set(resolver.asked) == {"n1.example"}
+        assert names.numeric("n1.example:5") == "10.0.0.1:5"
+        assert names.numeric("n2.example:5") == "", "to be looked up anew"
+        await asyncio.sleep(0.1)
+        assert names.numeric("n2.example:5") == "10.0.0.2:5"
+        running.cancel()
+        await asyncio.wait([running])
+
+    play(scenario())
+
+
 def test_what_is_no_name_keeps_no_other_from_being_looked_up(resolver: Resolver) -> None:
     """Whoever writes to the store says where a node is."""
     resolver.known["n1.example"] = "10.0.0.1"
