@@ -380,6 +380,7 @@ class Agent:
             except StoreRefusedError:
                 self._watched = False
                 self._beat_now.set()  # the beats task finds out why
+                await asyncio.sleep(self._timing.heartbeat)
 
     async def _rounds(self) -> None:
         due: float | None = None

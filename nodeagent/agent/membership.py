@@ -19,7 +19,7 @@ from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.messages import Beat, BeatReply, Note, OwnJob, Saved
 
 PODS_REFRESH = 5.0
@@ -331,6 +331,8 @@ class Membership:
 
     def _unanswered(self, error: StoreUnavailableError | StoreRefusedError) -> None:
         self._metrics.store_errors.inc()
+        if isinstance(error, StoreUnavailableError):
+            self.unusable = str(error) if isinstance(error, StoreUnusableError) else ""
         if self.away_since is None:
             self.away_since = self._clock.wall()
             left = max(0.0, self.fence_at - self._clock.now())

@@ -179,6 +179,7 @@ async def drain(agent: Agent, clock: Clock) -> None:
 async def come_back(agent: Agent) -> None:
     """Take new work again, if this stopped it."""
     await agent.joined.wait()
+    refused = ""
     while True:
         me = agent.me()
         if me is not None and (me.cordon is None or me.cordon.by != BY):
@@ -188,5 +189,7 @@ async def come_back(agent: Agent) -> None:
                 await agent.store.cordon(agent.node, None, secrets.token_hex(8))
             await agent.refresh()
         except (StoreUnavailableError, StoreRefusedError) as error:
-            structlog.get_logger("goodbye").warning("still marked as drained", node=agent.node, why=str(error))
+            if me is not None and str(error) != refused:
+                refused = str(error)
+                structlog.get_logger("goodbye").warning("still marked as drained", node=agent.node, why=refused)
         await asyncio.sleep(agent.config.timing.heartbeat / 2)

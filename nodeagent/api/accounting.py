@@ -7,7 +7,6 @@ from the view come from the store's history. Must never change anything.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import json
 import re
@@ -26,7 +25,6 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.usage import DAYS_KEPT, OTHERS, UsedTime
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.usage import By, Total, UsageLine, all_lines, by_key, of_job, total
-from nodeagent.store.base import StoreUnavailableError
 
 HOUR_MS = 3_600_000
 SINCE = "7d"
@@ -82,9 +80,10 @@ class AccountingRoutes:
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def _past(self) -> list[JobRecord]:
-        """The whole history, which retention bounds; empty if the store cannot be reached."""
+        """The whole history, which retention bounds; empty while the store is away, which the answer says. Raises
+        StoreUnavailableError: a part of it would look like all."""
         found, after = list[JobRecord](), ""
-        with contextlib.suppress(StoreUnavailableError):
+        if self.view.health().store_away_since is None:
             while page := await self.view.store.history(after, 100):
                 found += [job for _, job in page]
                 after = page[-1][0]

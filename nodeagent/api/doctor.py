@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -19,12 +20,13 @@ from nodeagent.api.auth import UserDatabase
 from nodeagent.api.limits import Usage, limits_json
 from nodeagent.api.published import cuts_of
 from nodeagent.model.job import Quota
+from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.spec.sections import serves
 
 if TYPE_CHECKING:
+    from nodeagent.doctor.cluster import StoreLooker
     from nodeagent.doctor.machine import Looker
     from nodeagent.model.facts import HostFacts
-    from nodeagent.plan.cluster import Cluster
     from nodeagent.plan.findings.cluster import AgentStanding, PeerAnswer, Placed
 
 PATH = "/v1/doctor"
@@ -37,6 +39,7 @@ class DoctorRoutes:
         self.view = view
         self._usage = usage
         self._looker: Looker | None = None
+        self._store: StoreLooker | None = None
 
     def table(self) -> list[web.RouteDef]:
         """The one route."""
@@ -46,15 +49,17 @@ class DoctorRoutes:
     async def doctor(self, request: web.Request) -> web.Response:
         """GET /v1/doctor?peers: findings as items, errors first. Answers even before the agent has joined."""
         await asyncio.to_thread(_load)
-        from nodeagent.doctor.cluster import report, store_findings_in_thread
+        from nodeagent.doctor.cluster import StoreLooker, report
         from nodeagent.plan.findings.cluster import judge_agent, judge_cuts, judge_peers, judge_recovery
         from nodeagent.plan.findings.host import judge_host
 
+        if self._store is None:
+            self._store = StoreLooker()
         view, here = self.view, f"node/{self.view.node}"
         wanted = requests.flag(request, "peers")
         host, store, peers, cuts = await asyncio.gather(
             self._host(),
-            store_findings_in_thread(view.config),
+            self._store.look(view.config),
             self._peers() if wanted else _none(),
             cuts_of(view, view.cluster().jobs.values()),
         )
@@ -103,7 +108,8 @@ class DoctorRoutes:
         if self.view.me() is None:
             return ()
         why = {uid: self.view.why(uid) for uid, job in cluster.jobs.items() if job.phase in ("queued", "holding")}
-        return await asyncio.to_thread(_judged, cluster, why)
+        # In a thread: with notes of its own, since those that belong to the view are the loop's alone.
+        return await asyncio.to_thread(_judged, replace(cluster, notes=Notes()), why)
 
     async def _users(self, names: UserDatabase) -> tuple[Placed, ...]:
         from nodeagent.plan.findings.cluster import judge_users

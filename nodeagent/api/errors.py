@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.agent.view import AgentView
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
 
 STATUS = {
     "spec": 400,
@@ -77,8 +77,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
     return ApiError("not_found", f"no {kind} {name!r}", step)
 
 
-def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -> ApiError:
-    """The store does not answer: since when, and what happened to the requested change."""
+def store_away(
+    view: AgentView, change: Literal["none", "refused", "unknown"], error: StoreUnavailableError | None = None
+) -> ApiError:
+    """The store does not answer, or cannot serve: since when, why (``error``, if it has just been asked), and what
+    happened to the requested change."""
     since = view.health().store_away_since
     when = "" if since is None else f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
     ago = "" if since is None else f" ({max(0, round(time.time() - since))} s)"
@@ -94,7 +97,8 @@ def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -
         else f"see that Redis runs and that node {view.node} reaches it (nodeagentctl doctor); then ask again"
     )
     code = "unknown_outcome" if change == "unknown" else "store_away"
-    if unusable := view.health().store_unusable:
+    now = isinstance(error, StoreUnusableError | StepFailedError)
+    if unusable := str(error) if now else view.health().store_unusable:
         return ApiError(code, f"node {view.node} cannot use the store{when}{ago}: {unusable}; {done}", step)
     return ApiError(code, f"the store has not answered node {view.node}{when}{ago}; {done}", step)
 
@@ -155,8 +159,8 @@ def answering_middleware(view: AgentView) -> Middleware:
             try:
                 with contextlib.suppress(StoreRefusedError):  # the store answers: the handler reports the refusal
                     await view.refresh()
-            except StoreUnavailableError:
-                raise store_away(view, "refused") from None
+            except StoreUnavailableError as error:
+                raise store_away(view, "refused", error) from None
         return await handler(request)
 
     return middleware
@@ -174,8 +178,8 @@ def error_middleware(view: AgentView) -> Middleware:
             refusal = error
         except StoreRefusedError as refused:
             refusal = from_refused(refused)
-        except StoreUnavailableError:
-            refusal = store_away(view, "none" if request.method == "GET" else "unknown")
+        except StoreUnavailableError as error:
+            refusal = store_away(view, "none" if request.method == "GET" else "unknown", error)
         except web.HTTPNotFound:
             refusal = ApiError("not_found", f"no such path: {request.path}", "see docs/cli.md for what the API serves")
         except web.HTTPMethodNotAllowed as error:

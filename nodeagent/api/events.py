@@ -51,6 +51,8 @@ class EventRoutes:
         job = request.query.get("job")
         uid = (await find_any_job(self.view, job)).uid if job else ""
         follow = requests.flag(request, "follow")
+        if follow and after is not None and limit is not None:
+            raise ApiError("usage", "who follows after an event gets all that come", "leave out limit, or follow")
         # The first pages are read before the answer starts, so that the HTTP status can report an unreachable store.
         if after is None:
             page, after = await self._newest(uid, DEFAULT if limit is None else limit)

@@ -83,10 +83,10 @@ class JobRoutes:
             *self._batches.table(),
         ]
 
-    async def _json(self, job: JobRecord, asking: bool = True) -> Json:
-        pods, asking = await published(self.view, job, asking)
+    async def _json(self, job: JobRecord) -> Json:
+        pods, answered = await published(self.view, job, True)
         await self._names.learn([job.owner])
-        return self._row(job, self.view.cluster(), pods, asking)
+        return self._row(job, self.view.cluster(), pods, answered)
 
     def _row(self, job: JobRecord, cluster: Cluster, pods: dict[str, PodState], answered: bool) -> Json:
         health = self.view.health()
@@ -194,7 +194,7 @@ class JobRoutes:
             return self._tried(await self.admitted(who, written))
         one, era = once(requests.request_id(asked), "submit", who.uid, as_asked(written)), self.view.era
         if (made := await earlier(self.view.store, one)) is not None:
-            await self.seen()
+            await self.view.refresh()  # else a job that is not in the view yet would be taken for one that is gone
             return await self._submitted(await self._first(made.subject), era)
         spec = await self.admitted(who, written)
         noted(self.view.cluster(), {spec.name})

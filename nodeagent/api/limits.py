@@ -180,12 +180,16 @@ class Usage:
         elif follows and asking.following >= limits.followers:
             no = "followers"
         if no:
-            asking.refused[no] = now
             return no
         asking.tokens -= 1
         asking.under_way += 1
         asking.following += follows
         return ""
+
+    def refuse(self, key: Key, no: str) -> None:
+        """Remember that this user was refused, for ``refused``."""
+        if key in self._users:
+            self._users[key].refused[no] = self._clock()
 
     def end(self, key: Key, *, follows: bool) -> None:
         """A counted request has been answered."""
@@ -231,6 +235,7 @@ def usage_middleware(view: AgentView, usage: Usage) -> Middleware:
         if no:
             who = await auth.caller(request, view.config.jobs)
             if not who.operator:
+                usage.refuse(key, no)
                 raise refusal(who.name, no, limits, view.node)
             return await handler(request)
         try:

@@ -25,6 +25,8 @@ from nodeagent.api.errors import ApiError
 PATHS = ("/healthz", "/readyz", "/metrics")
 """Paths for every caller: probes and Prometheus do not identify themselves. The metrics name jobs, so they are answered
 under loopback's own names only (``UNNAMED``)."""
+PAGES_SHARE = 0.1
+"""The most of the loop's time that making the Prometheus page takes; between two of them the last one is answered."""
 MAX_LAG = 1.0
 """Seconds by which the main loop may be late and still count as healthy."""
 
@@ -35,6 +37,7 @@ class HealthRoutes:
     def __init__(self, view: AgentView, metrics: Metrics) -> None:
         self.view = view
         self.metrics = metrics
+        self._page, self._page_until = b"", 0.0
 
     def table(self) -> list[web.RouteDef]:
         """Every route of this noun."""
@@ -63,9 +66,8 @@ class HealthRoutes:
         if health.store_away_since is not None:
             away = max(0.0, time.time() - health.store_away_since)
             on = f"; {len(health.lent)} of the jobs here run on failsafe time" if health.lent else ""
-            reasons.append(
-                f"the store has not answered for {away:.1f} s: nothing can be changed, started or recovered{on}"
-            )
+            why = f"cannot serve ({health.store_unusable})" if health.store_unusable else "has not answered"
+            reasons.append(f"the store {why} for {away:.1f} s: nothing can be changed, started or recovered{on}")
         elif health.joined and health.lease_left <= 0:
             reasons.append("the lease has run out: this node's workers were stopped")
         return self._answer(reasons)
@@ -90,8 +92,13 @@ class HealthRoutes:
         )
 
     async def page(self, _request: web.Request) -> web.Response:
-        """The Prometheus page."""
-        return web.Response(body=self.metrics.page(self.view), headers={"Content-Type": CONTENT_TYPE})
+        """The Prometheus page; of a large cluster made ever again, as anybody may ask, it would leave the loop no time
+        for anything else."""
+        now = time.monotonic()
+        if now >= self._page_until:
+            self._page = self.metrics.page(self.view)
+            self._page_until = now + (time.monotonic() - now) / PAGES_SHARE
+        return web.Response(body=self._page, headers={"Content-Type": CONTENT_TYPE})
 
 
 FOLDER = Path(__file__).with_name("page")

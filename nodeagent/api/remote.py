@@ -15,7 +15,6 @@ import pwd
 import re
 import ssl
 import stat
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from nodeagent.api.auth import CALLER, NOBODY, Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
 from nodeagent.api.requests import MAX_BODY
+from nodeagent.osutil.threads import DaemonPool
 from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.spec.errors import Problem, SpecError
 from nodeagent.spec.sections import ApiConfig, TokenEntry, parse_tokens
@@ -37,6 +37,8 @@ from nodeagent.trust.ticket import SCHEME, Gate, TicketError, subject
 
 LARGEST = 1024 * 1024
 """The most bytes of a tokens file."""
+LOOK_LIMIT = 2.0
+"""Seconds that a request waits for the disk of the tokens file."""
 
 Known = Mapping[str, tuple[str, TokenEntry]]
 """SHA-256 to (name, entry)."""
@@ -71,32 +73,40 @@ def _refused(path: Path, what: str, right: str) -> SpecError:
 
 
 class TokenBook:
-    """One tokens file in its present state. Checking the file blocks."""
+    """One tokens file in its present state."""
 
     def __init__(self, path: Path | None, complain: Callable[[str], None]) -> None:
         self._path, self._complain = path, complain
         self._known: Known = {}
         self._version: tuple[int, ...] = ()
-        self._reading = threading.Lock()
-        """Requests are looked up in threads: none may see the new version with the old table."""
+        self._thread = DaemonPool(1)
+        """One, so that no request sees the new version with the old table; where the disk hangs, it does alone."""
 
-    def find(self, token: str) -> tuple[str, TokenEntry] | None:
-        """The name and the rights of this token."""
-        if self._path is None:
+    async def find(self, token: str) -> tuple[str, TokenEntry] | None:
+        """The name and the rights of this token. Raises ``ApiError`` if the file's disk does not answer."""
+        path = self._path
+        if path is None:
             return None
-        with self._reading:
-            version: tuple[int, ...] = (0,)
-            with contextlib.suppress(OSError):  # reading the file reports the error
-                now = self._path.stat()
-                version = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode, now.st_uid)
-            if version != self._version:
-                self._version, self._known = version, {}
-                try:
-                    self._known = read_tokens(self._path)
-                except SpecError as wrong:
-                    self._complain(str(wrong))
-            known = self._known
+        try:
+            async with asyncio.timeout(LOOK_LIMIT):
+                known = await asyncio.get_running_loop().run_in_executor(self._thread, self._newest, path)
+        except (TimeoutError, RuntimeError):  # there may be no thread to be had
+            what = f"{path}, by which tokens are known here, did not answer within {LOOK_LIMIT:g} s"
+            raise ApiError("permission", what, "check that disk, or ask the agent of another node") from None
         return known.get(hashlib.sha256(token.encode()).hexdigest())
+
+    def _newest(self, path: Path) -> Known:
+        version: tuple[int, ...] = (0,)
+        with contextlib.suppress(OSError):  # reading the file reports the error
+            now = path.stat()
+            version = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode, now.st_uid)
+        if version != self._version:
+            self._version, self._known = version, {}
+            try:
+                self._known = read_tokens(path)
+            except SpecError as wrong:
+                self._complain(str(wrong))
+        return self._known
 
 
 CHALLENGE = "/v1/challenge"
@@ -132,7 +142,7 @@ class Doorkeeper:
         if given.startswith(f"{SCHEME} "):
             return self._by_ticket(request, given)
         if given.startswith("Bearer "):
-            found = await asyncio.to_thread(self._tokens.find, given.removeprefix("Bearer ").strip())
+            found = await self._tokens.find(given.removeprefix("Bearer ").strip())
             if found is None:
                 raise ApiError("unknown_caller", "this agent does not know the token", "see api.tokens in its config")
             return await self._by_token(request, *found)

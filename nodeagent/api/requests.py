@@ -7,7 +7,6 @@ Every mistake of the caller is a ``usage`` refusal that names the field. Must ne
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from nodeagent.agent.view import AgentView
-from nodeagent.api.errors import ApiError, nearest, unknown
+from nodeagent.api.errors import ApiError, nearest, store_away, unknown
 from nodeagent.api.serializers import Json
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
@@ -179,9 +178,9 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     """Searches as ``find_job`` does, and then the store's history of ended jobs: by uid, by name (the last to end), or
     by a unique beginning of a uid. While the store is unreachable, only the view is searched.
 
-    Raises the errors of ``find_job``.
+    Raises the errors of ``find_job``, and ``store_away`` where the job may be in a history that cannot be read.
     """
-    found, none = None, None
+    found, none, away = None, None, view.health().store_away_since is not None
     try:
         found = find_job(view.cluster(), ref)
     except ApiError as error:
@@ -191,9 +190,11 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     if found is not None and ref in (found.uid, found.name):
         return found
     past: tuple[JobRecord, ...] = ()
-    if view.health().store_away_since is None:
-        with contextlib.suppress(StoreUnavailableError):
+    if not away:
+        try:
             past = await view.store.past(ref)
+        except StoreUnavailableError:
+            away = True
     array = is_live_array(view.cluster(), ref)
     for job in past:
         if ref == job.uid or (ref == job.name and not array):
@@ -208,7 +209,7 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     assert none is not None
     if count := sum(job.spec.array is not None and job.spec.array.name == ref for job in view.cluster().jobs.values()):
         raise ApiError("not_found", f"{ref!r} is an array of {count} jobs", f"name one; see: nodeagentctl get {ref}")
-    raise none
+    raise store_away(view, "none") if away else none
 
 
 def _several(ref: str, begins: Iterable[JobRecord]) -> ApiError:

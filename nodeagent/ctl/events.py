@@ -32,7 +32,12 @@ def event_line(event: Json, wide: bool = False, width: int | None = None) -> str
 
 @click.command(short_help="Print what happened in the cluster.")
 @click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N (default 100).")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Only the newest N (default 100); with --after, the first N after it.",
+)
 @click.option("--after", metavar="ID", help="Only events after this one.")
 @click.option(
     "--job", "job_named", type=JOB, metavar="JOB", shell_complete=complete_jobs, help="Only events of this job."

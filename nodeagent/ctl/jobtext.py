@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from nodeagent.ctl.options import ENDED
-from nodeagent.ctl.output import Column, fold, hours, paint, part, size, span, table_lines
+from nodeagent.ctl.output import Column, fold, hours, of_devices, paint, part, size, span, table_lines
 from nodeagent.ctl.terminal import one_line
 
 Json = dict[str, Any]
@@ -174,8 +174,7 @@ def use_text(used: Json) -> str:
     """Hours of devices, and how many of them were lost, and overhead."""
     kinds = (("gpu", "GPU"), ("slot", "slot"))
     parts = [f"{hours(used[f'{key}_hours'])} {name} hours" for key, name in kinds if used[f"{key}_hours"]]
-    lost = hours(used["lost_gpu_hours"] or used["lost_slot_hours"])
-    overhead = hours(used["overhead_gpu_hours"] or used["overhead_slot_hours"])
+    lost, overhead = (hours(of_devices(used, what)) for what in ("lost", "overhead"))
     text = ", ".join(parts) + (f", {lost} of them lost to faults" if lost != "-" else "")
     text += f", {overhead} overhead" if overhead != "-" else ""
     waited = used["waited_hours"] * 3600

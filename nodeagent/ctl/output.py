@@ -99,6 +99,12 @@ def size(number: int | None) -> str:
     return f"{value:.1f}Ti"
 
 
+def of_devices(used: Json, what: str) -> float:
+    """Hours of GPUs that were ``lost``, or ``overhead``; of CPU slots where no GPU was used. GOODPUT is of the same."""
+    found: float = used[f"{what}_gpu_hours"] if used["gpu_hours"] else used[f"{what}_slot_hours"]
+    return found
+
+
 def hours(value: float) -> str:
     """Hours of devices, to a tenth of an hour; a value above zero is never shown as 0."""
     return "-" if not value else f"{value:,.1f}" if value >= 0.05 else "<0.1"

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.options import agent_option, connect
-from nodeagent.ctl.output import Column, dump, hours, notice, part, show, span
+from nodeagent.ctl.output import Column, dump, hours, notice, of_devices, part, show, span
 from nodeagent.ctl.terminal import echo
 
 Json = dict[str, Any]
@@ -31,11 +31,11 @@ def columns(by: str) -> tuple[Column, ...]:
         Column(by.upper(), lambda row: row["name"]),
         Column("GPU-HOURS", lambda row: hours(row["gpu_hours"])),
         Column("SLOT-HOURS", lambda row: hours(row["slot_hours"])),
-        Column("LOST", lambda row: hours(row["lost_gpu_hours"] or row["lost_slot_hours"])),
+        Column("LOST", lambda row: hours(of_devices(row, "lost"))),
         Column("GOODPUT", lambda row: part(row["goodput"])),
         Column("WAITED", lambda row: span(row["waited_hours"] * 3600) if row["waited_hours"] else "-"),
         Column("JOBS", lambda row: row["jobs"] or "-"),
-        Column("OVERHEAD", lambda row: hours(row["overhead_gpu_hours"] or row["overhead_slot_hours"]), wide=True),
+        Column("OVERHEAD", lambda row: hours(of_devices(row, "overhead")), wide=True),
         Column("RESTARTS", lambda row: row["restarts"] or "-", wide=True),
         Column("USER", lambda row: row["user"], wide=True),
         Column("QUEUE", lambda row: row["queue"], wide=True),

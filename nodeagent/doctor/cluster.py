@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from nodeagent.model.facts import Finding
+from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.findings.cluster import PeerAnswer, Placed, ranked
 from nodeagent.plan.findings.store import judge
 from nodeagent.spec.agentconfig import AgentConfig
@@ -105,14 +106,27 @@ async def store_problem(config: AgentConfig) -> str:
     return facts.problem
 
 
-async def store_findings_in_thread(config: AgentConfig) -> tuple[Finding, ...]:
-    """The same findings, made on an event loop of its own: a hundred questions, and reading TLS certificates, must not
-    block the loop that renews the lease."""
-    try:
-        async with asyncio.timeout(OWN_LOOP_BOUND):
-            return await asyncio.to_thread(lambda: asyncio.run(store_findings(config)))
-    except TimeoutError:
-        return (UNANSWERED,)
+class StoreLooker:
+    """Makes the same findings on an event loop of its own: a hundred questions, and reading TLS certificates, must not
+    block the agent's. One inspection at a time: who asks meanwhile gets the same findings."""
+
+    def __init__(self, find: Callable[[AgentConfig], Awaitable[tuple[Finding, ...]]] = store_findings) -> None:
+        self._find = find
+        self._under_way: asyncio.Future[tuple[Finding, ...]] | None = None
+
+    async def look(self, config: AgentConfig) -> tuple[Finding, ...]:
+        """Raises OSError if there is no thread to be had."""
+
+        async def find() -> tuple[Finding, ...]:
+            return await self._find(config)
+
+        if self._under_way is None or self._under_way.done():
+            self._under_way = in_daemon(lambda: asyncio.run(find()), "doctor")
+        try:
+            async with asyncio.timeout(OWN_LOOP_BOUND):
+                return await asyncio.shield(self._under_way)
+        except TimeoutError:
+            return (UNANSWERED,)
 
 
 def report(found: Iterable[Placed]) -> dict[str, Any]:

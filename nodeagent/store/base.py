@@ -82,6 +82,10 @@ class StoreUnavailableError(StoreError):
     """
 
 
+class StoreUnusableError(StoreUnavailableError):
+    """The server answers, and cannot serve: read-only, out of memory, a wrong password, too few replicas."""
+
+
 class StepFailedError(StoreUnavailableError):
     """The server answers, and cannot do this step: on other records it may do the same."""
 

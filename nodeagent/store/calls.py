@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
-from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
-from nodeagent.store.errors import NotReplicatedError, explain, strict, timing_differs
+from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
+from nodeagent.store.errors import NotReplicatedError, answers, explain, strict, timing_differs
 from nodeagent.store.link import StoreLink
 from nodeagent.store.scripts import ActedOn, load, never
 from nodeagent.store.wire import Reached, ReplyError
@@ -129,7 +129,8 @@ class Calls:
         except (ReplyError, OSError) as error:
             await self._commands.forget()
             await self._waits.forget()
-            raise StoreUnavailableError(explain(links.address, timeout, error)) from error
+            kind = StoreUnusableError if answers(error) else StoreUnavailableError
+            raise kind(explain(links.address, timeout, error)) from error
 
 
 def _steps_own(reply: Any) -> list[Any]:

@@ -60,6 +60,12 @@ def explain(address: str, timeout: float, error: Exception) -> str:
     return f"{where} cannot be reached ({error}): check that Redis runs there and that this node may connect"
 
 
+def answers(error: Exception) -> bool:
+    """The server, or a sentinel, answers, or is not asked for a reason on this machine: waiting will not mend it."""
+    there = (ReplyError, NotReplicatedError, NotPrimaryError, NoPrimaryError, AccessError)
+    return isinstance(error, there) or any(isinstance(e, ssl.SSLError) for e in _chain(error))
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error

@@ -54,8 +54,10 @@ def test_followers_are_bounded() -> None:
 
 def test_who_was_refused_lately_is_known_for_a_while() -> None:
     usage = Clocked()
-    usage.quick(BURST * 10 + 1)
     usage.ask(2)
+    assert usage.quick(BURST * 10 + 1)[-1] == "requests"
+    assert usage.refused() == {}, "an operator is served all the same"
+    usage.refuse(1, "requests")
     assert usage.refused() == {1: ("requests",)}
     usage.now += REMEMBERED + 1
     assert usage.refused() == {}

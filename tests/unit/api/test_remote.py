@@ -1,16 +1,17 @@
-"""The tokens file of an agent that is asked by many at once."""
+"""The tokens file of an agent that is asked by many at once, and one whose disk hangs."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import os
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from nodeagent.api import remote
+from nodeagent.api.errors import ApiError
 from nodeagent.api.remote import TokenBook
 from nodeagent.spec.sections import TokenEntry
 from tests.integration.remote_support import TOKENS, write_tokens
@@ -18,8 +19,15 @@ from tests.integration.remote_support import TOKENS, write_tokens
 MANY = 4
 
 
-def test_a_token_is_known_while_another_request_reads_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, start = remote.read_tokens, threading.Barrier(MANY)
+async def name(book: TokenBook, token: str = "reads-secret") -> str | None:
+    found = await book.find(token)
+    return None if found is None else found[0]
+
+
+async def test_a_token_is_known_while_another_request_reads_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = remote.read_tokens
 
     def slow(path: Path) -> Mapping[str, tuple[str, TokenEntry]]:
         time.sleep(0.05)  # a disk that takes its time
@@ -27,11 +35,26 @@ def test_a_token_is_known_while_another_request_reads_the_file(tmp_path: Path, m
 
     monkeypatch.setattr(remote, "read_tokens", slow)
     book = TokenBook(write_tokens(tmp_path / "tokens.yaml", TOKENS), pytest.fail)
+    assert await asyncio.gather(*(name(book) for _ in range(MANY))) == ["reads"] * MANY
 
-    def find(_: int) -> str | None:
-        start.wait(10)
-        found = book.find("reads-secret")
-        return None if found is None else found[0]
 
-    with ThreadPoolExecutor(MANY) as threads:
-        assert [*threads.map(find, range(MANY))] == ["reads"] * MANY
+async def test_a_disk_that_hangs_lets_nobody_in_and_holds_up_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "LOOK_LIMIT", 0.1)
+    file = write_tokens(tmp_path / "tokens.yaml", TOKENS)
+    complaints: list[str] = []
+    book = TokenBook(file, complaints.append)
+    assert await name(book) == "reads"
+    file.unlink()
+    os.mkfifo(file)  # opening it waits for who writes
+    for found in await asyncio.gather(*(name(book) for _ in range(100)), return_exceptions=True):
+        assert isinstance(found, ApiError) and f"{file}, by which tokens are known here" in found.message
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(int)  # the loop's own threads are free
+    file.open("w").close()
+    file.unlink()
+    write_tokens(file, TOKENS)
+    while await name(book) is None:  # the look that hung has found nothing
+        assert complaints
+    assert await name(book) == "reads"

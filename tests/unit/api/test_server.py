@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.view import AgentView
 from nodeagent.api.server import ApiServer, ListenError
 from tests.unit.api.fakes import FakeView
 
@@ -103,3 +106,22 @@ async def test_ready_says_why_not(tmp_path: Path) -> None:
     assert (answer.status, reported["ok"]) == (503, False)
     assert "the id n1 is taken by 10.0.0.9" in reported["reasons"][0]
     assert "the store has not answered" in reported["reasons"][1]
+
+
+async def test_a_flood_of_requests_for_the_metrics_leaves_the_loop_its_time(tmp_path: Path) -> None:
+    made = list[float]()
+
+    class Slow(Metrics):
+        def page(self, view: AgentView) -> bytes:
+            made.append(time.monotonic())
+            time.sleep(0.05)  # of a large cluster
+            return super().page(view)
+
+    async with ApiServer(FakeView(tmp_path), Slow()) as server, aiohttp.ClientSession() as session:
+        end, asked = time.monotonic() + 2, 0
+        while time.monotonic() < end:
+            async with session.get(server.http_url + "/metrics") as answer:
+                assert b"nodeagent_" in await answer.read()
+            asked += 1
+    assert asked > 2 * len(made) > 2
+    assert min(later - earlier for earlier, later in pairwise(made)) >= 0.05 / 0.1

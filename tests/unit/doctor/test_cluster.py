@@ -1,10 +1,14 @@
-"""Which answers of an address mean that the machine behind it was reached."""
+"""Which answers of an address mean that the machine behind it was reached; how often the store is inspected."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 
-from nodeagent.doctor.cluster import ask_peer, ask_peers
+from nodeagent.doctor.cluster import StoreLooker, ask_peer, ask_peers
+from nodeagent.model.facts import Finding
+from nodeagent.spec.agentconfig import AgentConfig
 
 
 def free_port() -> int:
@@ -50,3 +54,20 @@ async def test_no_route() -> None:
 
 async def test_nobody_to_ask() -> None:
     assert await ask_peers({}, 29400) == ()
+
+
+async def test_who_asks_while_the_store_is_inspected_gets_the_same_findings() -> None:
+    begun, there, go = list[int](), threading.Event(), threading.Event()
+
+    async def find(_config: AgentConfig) -> tuple[Finding, ...]:
+        begun.append(1)
+        there.set()
+        go.wait(30)
+        return (Finding(severity="info", what=f"inspection {len(begun)}", fix=""),)
+
+    looker = StoreLooker(find)
+    asking = [asyncio.ensure_future(looker.look(AgentConfig())) for _ in range(20)]
+    assert await asyncio.to_thread(there.wait, 30)
+    go.set()
+    assert {finding.what for found in await asyncio.gather(*asking) for finding in found} == {"inspection 1"}
+    assert (await looker.look(AgentConfig()))[0].what == "inspection 2"
