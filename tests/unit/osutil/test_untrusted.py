@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 import subprocess
 import threading
@@ -64,6 +65,20 @@ def test_what_is_no_json_file_is_refused(tmp_path: Path, trap: str) -> None:
     TRAPS[trap](tmp_path / "x.json")
     with UntrustedFolder(tmp_path) as folder, pytest.raises(UntrustedError):
         folder.read_object("x.json")
+
+
+def test_without_a_descriptor_nothing_was_seen(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("{}")
+    files, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    with UntrustedFolder(tmp_path.parent, tmp_path.name) as folder:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, files[1]))
+        try:
+            with pytest.raises(NotSeenError, match="Too many open files"):
+                folder.read_object("plain")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        assert folder.read_object("plain") == {}
 
 
 def test_a_plain_file_is_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from nodeagent.osutil import untrusted
 from nodeagent.osutil.linux import Marked
 from nodeagent.pods import pod
 from nodeagent.pods.base import StartOrder
+from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.pod import LINE_MAX, PodHandle
 from nodeagent.pods.sweep import Sweeper
@@ -242,6 +244,30 @@ async def test_what_does_not_end_is_looked_for_less_often_once_it_is_reported(
         look.left = []
         await shim.until(lambda: shim.handle.status.phase == "gone")
         assert look.count == often + 1
+
+
+async def test_a_shim_that_does_not_end_is_reported_and_its_workers_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Look(7)
+    look.gate.set()
+    monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
+    monkeypatch.setattr(pod, "STUCK_EVERY", 0.01)
+    monkeypatch.setattr(PodCgroup, "kill", lambda _: [])
+    async with fake(tmp_path, Sweeper(look)) as shim:
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        with monkeypatch.context() as held:
+            held.setattr(signal, "pidfd_send_signal", lambda *_: None)  # a disk that hangs holds it
+            shim.handle.give_up("its shim stopped answering")
+        await shim.until(lambda: shim.handle.status.phase == "stuck")
+        assert shim.handle.status.reason == (
+            "its shim stopped answering, and processes 7 do not end, even with SIGKILL"
+        )
+        assert not shim.handle.gone
+        shim.process.kill()
+        look.left = []
+        await shim.until(lambda: shim.handle.status.phase == "gone")
 
 
 async def test_a_pod_that_is_retired_while_it_is_swept_ends_and_is_not_started_meanwhile(tmp_path: Path) -> None:

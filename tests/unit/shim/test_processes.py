@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -74,3 +75,18 @@ def test_no_forked_function_ends_without_a_word(error: str, code: int, says: str
     program = [sys.executable, "-c", FAILS.format(error=error)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (code, f"nodeagent: cannot run the watchdog: {says}\n")
+
+
+@pytest.mark.slow
+def test_children_that_fill_more_than_a_page_are_all_found() -> None:
+    many = 800
+    code = f"for n in $(seq {many}); do sleep 600 & done; wait"
+    with subprocess.Popen(["sh", "-c", code]) as process:
+        try:
+            end = time.monotonic() + 60
+            while len(children_of(process.pid)) < many:
+                assert process.poll() is None and time.monotonic() < end
+                time.sleep(0.05)
+            assert len(kill_below(process.pid)) == many
+        finally:
+            process.kill()
