@@ -72,6 +72,7 @@ class FlakyStore(HereStore):
     """Does not answer while ``away``."""
 
     away = False
+    error = StoreUnavailableError("no answer")
 
     def __getattribute__(self, name: str) -> Any:
         if (
@@ -80,7 +81,7 @@ class FlakyStore(HereStore):
         ):
 
             async def gone(*_args: Any, **_more: Any) -> Any:
-                raise StoreUnavailableError("no answer")
+                raise self.error
 
             return gone
         return super().__getattribute__(name)

@@ -19,7 +19,7 @@ from nodeagent.ctl.jobtext import job_lines
 from nodeagent.model.pod import Stall
 from nodeagent.model.world import PodReport
 from nodeagent.pods.base import PodStatus
-from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.base import StoreRefusedError, StoreUnusableError
 from nodeagent.store.errors import waits_for
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_metrics import values
@@ -215,3 +215,15 @@ async def test_a_stall_that_is_no_hang_yet_is_reported(tmp_path: Path) -> None:
     assert (before["phase"], before["no_progress"]) == ("running", "")
     assert after["no_progress"].startswith(f"no progress seen on {member.node}; waits for what ")
     assert "nothing yet: if it hangs, it is restarted by itself" in job_lines(after)[-1]
+
+
+async def test_why_a_store_that_answers_cannot_serve_is_reported(tmp_path: Path) -> None:
+    view = Trying(tmp_path)
+    await view.join()
+    view.store.error = StoreUnusableError("it is full (OOM): see its log")
+    view.away_since, view.store.away = time.time() - 12, True
+    async with served(view) as session, session.post("/v1/jobs/x/stop", json={"request_id": "r2"}) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (503, "store_away")
+    assert "cannot use the store since" in error["message"]
+    assert "it is full (OOM): see its log; nothing was changed" in error["message"]
