@@ -22,7 +22,7 @@ from nodeagent.lease.grants import NOTHING
 from nodeagent.lease.order import LeasePort, read_order
 from nodeagent.lease.statefiles import find_holder
 from nodeagent.model.timing import Timing
-from nodeagent.osutil.linux import POWER, boot_id, boottime, is_running
+from nodeagent.osutil.linux import POWER, boot_id, boottime, is_running, pids
 from nodeagent.osutil.units import lease_command, lease_unit
 from nodeagent.pods.folder import folder_name
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, SavingConfig
@@ -33,6 +33,7 @@ from nodeagent.store.wire import Reached
 from tests.contract.bench import Bench
 from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, SECRET, Node
 from tests.integration.redis_support import Server, Yard, frozen, yard
+from tests.processes import command_line
 
 pytestmark = pytest.mark.redis
 POD = folder_name("u1")
@@ -143,8 +144,9 @@ async def world(servers: Yard, tmp_path: Path) -> AsyncIterator[World]:
     made = World(server, node, bench, era, lambda unit="": Agent(tmp_path, config.url, store, password, unit))
     yield made
     await made.agent.die()
-    if pid := made.pid():
-        os.kill(pid, signal.SIGKILL)
+    for pid in pids():  # one that has just been started holds nothing yet
+        if str(tmp_path) in command_line(pid):
+            os.kill(pid, signal.SIGKILL)
     node.close()
     await store.close()
 
