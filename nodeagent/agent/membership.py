@@ -19,7 +19,7 @@ from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError, StoreUnusableError
+from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.messages import Beat, BeatReply, Note, OwnJob, Saved
 
 PODS_REFRESH = 5.0
@@ -132,7 +132,9 @@ class Membership:
             self.reason = str(refusal)
             if refusal.code in HOPELESS:
                 self._unusable(refusal)
-            elif refusal.code in ("lost", "not_current"):
+                raise
+            self.unusable = ""
+            if refusal.code in ("lost", "not_current"):
                 self.lost = True
             elif refusal.code == "lease_held":
                 self._give_up_when_hopeless(refusal)
@@ -259,7 +261,9 @@ class Membership:
         except StoreRefusedError as refusal:
             if refusal.code in HOPELESS:
                 self._unusable(refusal)
-            elif refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
+                raise
+            self.unusable = ""
+            if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
@@ -332,7 +336,7 @@ class Membership:
     def _unanswered(self, error: StoreUnavailableError | StoreRefusedError) -> None:
         self._metrics.store_errors.inc()
         if isinstance(error, StoreUnavailableError):
-            self.unusable = str(error) if isinstance(error, StoreUnusableError) else ""
+            self.unusable = str(error) if isinstance(error, StoreUnusableError | StepFailedError) else ""
         if self.away_since is None:
             self.away_since = self._clock.wall()
             left = max(0.0, self.fence_at - self._clock.now())

@@ -181,6 +181,7 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     Raises the errors of ``find_job``, and ``store_away`` where the job may be in a history that cannot be read.
     """
     found, none, away = None, None, view.health().store_away_since is not None
+    unanswered: StoreUnavailableError | None = None
     try:
         found = find_job(view.cluster(), ref)
     except ApiError as error:
@@ -193,8 +194,8 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     if not away:
         try:
             past = await view.store.past(ref)
-        except StoreUnavailableError:
-            away = True
+        except StoreUnavailableError as error:
+            away, unanswered = True, error
     array = is_live_array(view.cluster(), ref)
     for job in past:
         if ref == job.uid or (ref == job.name and not array):
@@ -209,7 +210,7 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     assert none is not None
     if count := sum(job.spec.array is not None and job.spec.array.name == ref for job in view.cluster().jobs.values()):
         raise ApiError("not_found", f"{ref!r} is an array of {count} jobs", f"name one; see: nodeagentctl get {ref}")
-    raise store_away(view, "none") if away else none
+    raise store_away(view, "none", unanswered) if away else none
 
 
 def _several(ref: str, begins: Iterable[JobRecord]) -> ApiError:

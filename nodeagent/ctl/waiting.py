@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 POLL = 0.2
 """Seconds between two polls."""
-LIMIT = "limit"
-"""The agent's code for a user who has asked too often, or too much at once."""
+PASSING = ("limit", "store_away")
+"""The agent's codes for a user who has asked too often, or too much at once, and for what only the store can say."""
 PATIENCE = 30.0
 """Seconds that an agent may be unreachable during a wait (an agent's restart takes two)."""
 
@@ -58,7 +58,7 @@ def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], s
             try:
                 seen = look()
             except CtlError as error:
-                if error.kind != LIMIT:  # else this look was refused, not what is waited for
+                if error.kind not in PASSING:  # else this look was refused, not what is waited for
                     raise
                 last = last or error.message
             else:

@@ -8,6 +8,7 @@ one's reply. A replica is never talked to. Must never retry, or know what a scri
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -137,20 +138,26 @@ class Certificates:
         self._last: tuple[Tls, ssl.SSLContext] | None = None
 
     def newest(self, tls: Tls, wait: Wait, until: float) -> ssl.SSLContext:
-        """Of a new look, or of the last one where this one takes too long. Raises TimeoutError if there is none."""
-        known = self._last[1] if self._last is not None and self._last[0] == tls else None
+        """Of a new look, or of the last one where this one takes too long."""
         look = self._look
-        if look is None or look.tls != tls:
+        if look is not None and wait_for(look.over, select.POLLIN, 0.0):  # since the connection before
+            with contextlib.suppress(OSError):
+                self._last = look.tls, look.result()
             self.close()
+        elif look is not None and look.tls != tls:
+            self.close()
+        known = self._last[1] if self._last is not None and self._last[0] == tls else None
+        if self._look is None:
             try:
-                look = self._look = _Look(tls)
-            except RuntimeError as error:  # there is no thread to be had
+                self._look = _Look(tls)
+            except (OSError, RuntimeError) as error:  # no descriptor, or no thread
                 if known is None:
-                    raise OSError(errno.EAGAIN, f"no thread to read certificates in: {error}") from error
+                    raise OSError(errno.EAGAIN, f"certificates cannot be read: {error}") from error
                 return known
+        look = self._look
         if not wait(look.over, select.POLLIN, until if known is None else min(until, boottime() + LOOK_LIMIT)):
             if known is None:
-                raise TimeoutError
+                raise OSError(errno.EIO, f"the disk of its certificates ({', '.join(filter(None, tls[:3]))}) hangs")
             return known
         self.close()
         self._last = tls, look.result()
@@ -169,7 +176,7 @@ class _Look:
     def __init__(self, tls: Tls) -> None:
         """Raises RuntimeError if there is no thread to be had."""
         self.tls = tls
-        self._found: ssl.SSLContext | OSError = TimeoutError()
+        self._found: ssl.SSLContext | OSError = OSError(errno.EIO, "certificates were not read to their end")
         self.over, self._end = os.pipe()
         """The first becomes readable at its end. Who has it closes it."""
         try:

@@ -148,13 +148,15 @@ def read_proc(path: str) -> bytes:
     """A small file of /proc; empty if the process has ended, or if the kernel refuses. Takes a third of pathlib's
     time."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return _read_proc(path)
     except OSError:
         return b""
+
+
+def _read_proc(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 1 << 14)
-    except OSError:
-        return b""
     finally:
         os.close(fd)
 
@@ -254,7 +256,8 @@ def pids() -> Iterator[int]:
 
 def has_mark(pid: int, mark: str, owner: int) -> bool:
     """Returns whether this is the user's process, started with this pod's mark in its environment. (A user can write
-    any mark into their own processes and files, so the mark alone would let them name another user's.)"""
+    any mark into their own processes and files, so the mark alone would let them name another user's.) Raises OSError
+    if there is no descriptor or memory to look."""
     return bool(_marks(pid, {(mark, owner)}))
 
 
@@ -264,12 +267,14 @@ def _marks(pid: int, wanted: Set[Marked]) -> list[Marked]:
     try:
         if os.stat(f"/proc/{pid}").st_uid not in owners | {0}:  # noqa: PTH116 (0: also of who may not be looked into)
             return []
-        status = read_proc(f"/proc/{pid}/status").splitlines()
+        status = _read_proc(f"/proc/{pid}/status").splitlines()
         uid = next((int(line.split()[1]) for line in status if line.startswith(b"Uid:")), None)
         if uid not in owners:
             return []
         environ = frozenset(read_environ(pid).split(b"\0"))
-    except OSError:  # the process is gone, or belongs to another user
+    except OSError as error:  # the process is gone, or belongs to another user
+        if short(error):
+            raise
         return []
     return [(mark, owner) for mark, owner in wanted if owner == uid and f"{MARK}={mark}".encode() in environ]
 

@@ -185,16 +185,20 @@ def _pinned(
     """A descriptor that pins the entry of this name without opening it. Raises UntrustedError, OSError."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     wrong = ""
-    if _mount(fd) != _mount(folder):  # first of all, since even stat would call a user's file system
-        wrong = "is another mount"
-    else:
-        facts = os.fstat(fd)
-        if not kind(facts.st_mode):
-            wrong = f"is of the wrong kind ({stat.filemode(facts.st_mode)[0]})"
-        elif owners is not None and facts.st_uid not in owners:
-            wrong = f"belongs to uid {facts.st_uid}"
-        elif alone and facts.st_nlink != 1:
-            wrong = "has other names too"
+    try:
+        if _mount(fd) != _mount(folder):  # first of all, since even stat would call a user's file system
+            wrong = "is another mount"
+        else:
+            facts = os.fstat(fd)
+            if not kind(facts.st_mode):
+                wrong = f"is of the wrong kind ({stat.filemode(facts.st_mode)[0]})"
+            elif owners is not None and facts.st_uid not in owners:
+                wrong = f"belongs to uid {facts.st_uid}"
+            elif alone and facts.st_nlink != 1:
+                wrong = "has other names too"
+    except OSError:
+        os.close(fd)
+        raise
     if wrong:
         os.close(fd)
         raise UntrustedError(f"{name} {wrong}")

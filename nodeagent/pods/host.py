@@ -29,12 +29,12 @@ from nodeagent.osutil.linux import (
     MARK,
     boot_id,
     has_mark,
-    is_running,
+    is_over,
     passing,
     pidfd_ended,
     power_mark,
     prefer_session,
-    start_time,
+    stat_fields,
 )
 from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
@@ -432,17 +432,19 @@ def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
     except OSError as error:
         raise NotSeenError(f"its process {pid} cannot be looked at: {error}") from error
     try:
-        began = start_time(pid)
-        if began is None and not pidfd_ended(pidfd):
+        fields = stat_fields(pid)
+        if fields is None and not pidfd_ended(pidfd):
             raise NotSeenError(f"its process {pid} cannot be looked at")
-        same = stored.get("boot") == boot_id() and stored.get("start") == began
-        if same and is_running(pid) and has_mark(pid, record.mark, record.owner):
-            return pid, pidfd
+        runs = fields is not None and not is_over(fields) and stored.get("start") == int(fields[19])
+        if not (runs and stored.get("boot") == boot_id() and has_mark(pid, record.mark, record.owner)):
+            raise UntrustedError(f"process {pid} is not its shim")
     except OSError as error:
         os.close(pidfd)
-        raise error if isinstance(error, UntrustedError) else NotSeenError(f"its process {pid}: {error}") from error
-    os.close(pidfd)
-    raise UntrustedError(f"process {pid} is not its shim")
+        raise NotSeenError(f"its process {pid} cannot be looked at: {error}") from error
+    except UntrustedError:
+        os.close(pidfd)
+        raise
+    return pid, pidfd
 
 
 def _forget(found: tuple[int, int]) -> None:

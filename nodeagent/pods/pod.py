@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
-from nodeagent.osutil.linux import read_proc
+from nodeagent.osutil.linux import pidfd_ended, read_proc
 from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.cgroup import PodCgroup
@@ -259,7 +259,11 @@ class PodHandle:
                 return UNSEEN.format(error)
             finally:
                 look.cancel()
-        return f"processes {', '.join(map(str, killed))} do not end, even with SIGKILL" if killed else ""
+        if killed:
+            return f"processes {', '.join(map(str, killed))} do not end, even with SIGKILL"
+        # Its memory may be gone, and its mark with it, before a disk that hangs lets it end.
+        lives = self._pidfd >= 0 and not pidfd_ended(self._pidfd)
+        return "the shim does not end, even with SIGKILL" if lives else ""
 
     def _kill_cgroup(self) -> list[int]:
         return self._cgroup.kill() if self._cgroup is not None else []
@@ -500,8 +504,11 @@ def connect(folder: Path, owner: int, shim: int) -> socket.socket:
     Raises UntrustedError."""
     with UntrustedFolder(folder.parent, folder.name, owner=owner) as run:
         link, pid = run.connect("s")
-    if f"Pid:\t{pid}\n".encode() not in read_proc(f"/proc/self/fdinfo/{shim}"):
+    facts = read_proc(f"/proc/self/fdinfo/{shim}")
+    if f"Pid:\t{pid}\n".encode() not in facts:
         link.close()
+        if not facts:  # our own descriptor's are never empty
+            raise NotSeenError(f"who listens in {folder} cannot be looked at")
         raise UntrustedError(f"process {pid} listens in {folder}, not the shim")
     return link
 

@@ -212,6 +212,7 @@ class Watchdog:
         try:
             _order(self._link, _COMMAND.pack(what, pid), [pidfd] if pidfd >= 0 else [])
         except OSError:
+            self._collect()
             self._unlink()
             os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: its end starts the next
 

@@ -203,8 +203,8 @@ class Preparation:
 
         def ended() -> None:
             self._children.forget(pid)
+            self.fork_server.gone()  # while the number is still its own: it may be killed on the way
             reap(pid)
-            self.fork_server.gone()
 
         self._children.expect(pid, ended)
 

@@ -141,14 +141,12 @@ async def test_certificates_are_read_anew_and_a_disk_that_hangs_is_not_waited_fo
     for _ in range(3):
         assert asked(to(place, certificates=certificates)) is not None, "with what was read before"
     let_go(ca)
-    with pytest.raises(TalkError, match=r"did not answer within 0\.5 s"):
+    with pytest.raises(TalkError, match=rf"the disk of its certificates \({ca}\) hangs"):
         to(place, 0.5).open()  # there is nothing that was read before
     let_go(ca)
     ca.unlink()
     (tmp_path / "other").mkdir()
     shutil.copy(Authority(tmp_path / "other").ca, ca)
-    with pytest.raises(TalkError, match="no certificate"):
-        to(place, certificates=certificates).open()  # the look that hung has found nothing
     with pytest.raises(TalkError, match="CERTIFICATE_VERIFY_FAILED"):
         to(place, certificates=certificates).open()
     shutil.copy(authority.ca, ca)

@@ -86,11 +86,12 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
             )
         )
     if agent.store_unusable:
+        since = "" if agent.store_away is None else f" for {agent.store_away:.0f} s"
         found.append(
             _error(
-                f"its agent cannot use the store as it is, and goes on as if it were away: {agent.store_unusable}",
-                "put back in Redis what was changed there (docs/security.md, The store); the agent then goes on by "
-                "itself",
+                f"its agent cannot use the store{since}, and goes on as if it were away: {agent.store_unusable}",
+                "do what that says; what somebody changed in Redis has to be put back (docs/security.md, The store); "
+                "the agent then goes on by itself",
             )
         )
     elif agent.store_away is not None:

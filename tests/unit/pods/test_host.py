@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -349,3 +350,49 @@ async def test_a_unit_is_looked_for_beside_the_loop(tmp_path: Path, monkeypatch:
         os.close(pidfd)
         assert pid == shim.pid
         assert threads and threading.main_thread() not in threads
+
+
+def all_open() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def few_files(count: int) -> Iterator[None]:
+    """So many more can be opened."""
+    files, full = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, files[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                full.append(os.open(os.devnull, os.O_RDONLY))
+        for fd in full[len(full) - count :]:
+            os.close(fd)
+        del full[len(full) - count :]
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        for fd in full:
+            os.close(fd)
+
+
+def test_with_too_few_descriptors_a_shim_is_not_seen_and_never_taken_for_another(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"], env={MARK: "m"}, start_new_session=True) as shim:
+        try:
+            facts = {"pid": shim.pid, "start": start_time(shim.pid), "boot": boot_id()}
+            (tmp_path / "shim.json").write_text(json.dumps(facts))
+            record, seen = PodRecord("u", os.getuid(), "m", tmp_path), list[bool]()
+            for count in range(12):
+                before = all_open()
+                with few_files(count):
+                    try:
+                        _, pidfd = host._find_shim(tmp_path, record)
+                    except NotSeenError:
+                        seen.append(False)
+                    else:
+                        os.close(pidfd)
+                        seen.append(True)
+                assert all_open() == before, count
+        finally:
+            shim.kill()
+    assert seen[0] is False and seen[-1] is True
+    assert seen == sorted(seen)

@@ -195,7 +195,7 @@ def test_the_agent_that_is_asked() -> None:
         ({"joined": False, "reason": "the id is taken"}, "error", "the id is taken"),
         ({"lease_left": 0.0}, "error", "lease has run out"),
         ({"store_away": 7.2, "lease_left": 0.0}, "error", "no answer from the store for 7 s"),
-        ({"store_unusable": "version 9", "store_away": 7.2}, "error", "cannot use the store as it is, and goes on"),
+        ({"store_unusable": "version 9", "store_away": 7.2}, "error", "cannot use the store for 7 s, and goes on"),
         ({"unread": {"job:u1": "bad mood"}}, "error", "the record job:u1 in the store cannot be read (bad mood)"),
         ({"loop_lag": 3.0}, "warning", "3.0 s late"),
         ({"unsaved": "no space left on device"}, "error", "jobs on its disk (no space left on device)"),
