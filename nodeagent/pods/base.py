@@ -73,6 +73,9 @@ class PodStatus(Record):
     """The newest generation this node promised to (fsynced); nothing lower ever starts."""
     generation: Token | None = None
     """The newest generation whose start was ordered here."""
+    lost: Token | None = None
+    """The generation that an earlier shim of this pod started last, while this one has started none: how its workers
+    ended is not known."""
     workers: tuple[WorkerState, ...] = ()
     exits: tuple[WorkerExit, ...] = ()
     """Of ``generation``, in the order they ended."""
@@ -110,7 +113,7 @@ class PodStatus(Record):
         """As long as an order to start this generation may still be on its way to the shim."""
         of_generation: dict[str, object] = {
             "workers": (), "exits": (), "restarted": (), "fenced": False, "refused": "", "written": "", "stepped": None,
-            "stall": None, "waiting": (), "ready": (), "rounds": {}, "down": (),
+            "stall": None, "lost": None, "waiting": (), "ready": (), "rounds": {}, "down": (),
         }  # fmt: skip
         return self.model_copy(update={"phase": "starting", "generation": token, **of_generation})
 

@@ -420,6 +420,7 @@ class Shim:
             "warming": gang is None and fork_server.warm and fork_server.pool.filling,
             "highest": self.promised.token,
             "generation": gang.token if gang else None,
+            "lost": None if gang else self.started,
             "workers": gang.states() if gang else [],
             "exits": gang.exits() if gang else [],
             "restarted": gang.restarted if gang else [],

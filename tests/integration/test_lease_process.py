@@ -339,7 +339,7 @@ async def test_connections_that_are_closed(world: World, node: Node) -> None:
             await ask(world.server, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             await node.renewed_again()
         assert not shim.over
-    assert "closed the connection" in node.log
+    await node.until(lambda: "closed the connection" in node.log)
 
 
 async def test_a_server_that_has_become_a_replica(world: World, node: Node, servers: Yard) -> None:

@@ -30,6 +30,8 @@ from nodeagent.plan.pods.report import (
     failure_words,
     farewell_report,
     going_on,
+    lost,
+    lost_report,
     read_report,
     same_report,
     with_alone,
@@ -491,9 +493,9 @@ def _run(case: PodCase) -> PodAction | None:
     if status is None or status.phase == "gone":
         if final_report(sent):
             return None  # it had finished before: what its workers did stands
-        reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
+        found = lost(status.reason if status is not None else "")
         alone = sent.alone if sent is not None else ()
-        return _report(job, generation, sent, PodReport(state="lost", reason=reason, alone=alone))
+        return _report(job, generation, sent, found.model_copy(update={"alone": alone}))
     mine = status.generation == generation.token
     doomed = doom(generation, node, read_report(status) if mine else None)
     if mine:
@@ -677,6 +679,8 @@ def _ack(
     last = None
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
         last = read_report(status) or farewell_report(status)
+    if last is None and status is not None and job.silent.get(node) == life:  # not heard since a fault: it may be this
+        last = lost_report(status, job.last_number)
     stuck = status is not None and status.phase == "stuck"
     member = generation.members.get(node)
     ports = status.ports if status is not None and member is not None and member.ports else ()

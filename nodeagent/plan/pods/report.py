@@ -101,6 +101,20 @@ def farewell_report(status: PodStatus) -> PodReport | None:
     return PodReport(state="left", exits=with_few_texts(status.exits), reason=text) if text else None
 
 
+def lost_report(status: PodStatus, number: int) -> PodReport | None:
+    """What is known of this generation's workers if their shim died with them: nothing."""
+    if status.lost is not None and status.lost.number == number:
+        return lost("the shim died")
+    if status.phase != "gone" or status.generation is None or status.generation.number != number:
+        return None
+    return lost(status.reason) if any(w.state == "running" for w in status.workers) else None
+
+
+def lost(reason: str) -> PodReport:
+    """Of a pod without a shim; ``reason``: why, as far as it is known."""
+    return PodReport(state="lost", reason=reason or "its shim is gone, and its workers with it")
+
+
 def with_few_texts(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
     """The same, as far as anybody judges by it: of the texts that workers ended with, those of the one that counts on
     this node if it failed by itself, of a victim what makes it one, and none of the others. A gang has thousands of

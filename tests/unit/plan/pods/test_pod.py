@@ -246,6 +246,31 @@ def test_the_ack_carries_how_the_last_generation_ended() -> None:
     assert ack.last is None
 
 
+def test_an_answer_that_is_waited_for_tells_of_a_shim_that_died() -> None:
+    """Else the workers that ended because of it would be taken for the cause."""
+    silent = {"silent": {"n2": life("n2")}}
+    again = status("ready", lost=OLD, highest=NEW)
+    ended = make_generation(["n1", "n2"], state="ended", number=1, holders=["n1", "n2"])
+    holding = make_job("holding", ended, active=1)
+    gone = status("gone", reason="the shim died", generation=OLD, workers=RUNNING)
+    for job, now in ((forming(), again), (holding, gone)):
+        ack = act(job.model_copy(update=silent), now, node="n2")
+        assert isinstance(ack, SendAck)
+        assert ack.last == PodReport(state="lost", reason="the shim died")
+        ack = act(job, now, node="n2")
+        assert isinstance(ack, SendAck)
+        assert ack.last is None, "it has answered before"
+    for other in (
+        again.model_copy(update={"lost": NEW}),
+        gone.model_copy(update={"workers": ENDED}),
+        gone.model_copy(update={"generation": NEW}),
+    ):
+        job = forming() if other.phase == "ready" else holding
+        ack = act(job.model_copy(update=silent), other, node="n2")
+        assert isinstance(ack, SendAck)
+        assert ack.last is None
+
+
 def test_a_member_without_a_usable_pod_gets_ready_first() -> None:
     assert isinstance(act(forming(), None), Prepare)
     assert isinstance(act(forming(), status("gone")), Prepare)
