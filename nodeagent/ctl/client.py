@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from nodeagent.ctl.terminal import BY_STATUS, CtlError, Exit, NoAgentError, echo, local_failures
+from nodeagent.ctl.terminal import BY_STATUS, BrokeOffError, CtlError, Exit, NoAgentError, echo, local_failures
 from nodeagent.ctl.where import ENV, ENV_CACERT, ENV_FINGERPRINT, Where
 
 Json = dict[str, Any]
@@ -272,20 +272,20 @@ class Client:
         return value
 
     def stream(self, path: str, **query: object) -> Generator[Json, None, None]:
-        """JSON lines as they come. Raises ``NoAgentError`` when the connection breaks before its orderly end."""
+        """JSON lines as they come. Raises ``BrokeOffError`` when the connection breaks before its orderly end."""
         response = self._open("GET", path + _query(query), None)
         try:
             while True:
                 line = response.readline()
                 if not line:
-                    raise NoAgentError("the agent hung up", "ask again")
+                    raise BrokeOffError("the agent hung up", "ask again")
                 value = json.loads(line)
                 if "end" in value:
                     return
                 if value:
                     yield value
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NoAgentError(f"the connection to the agent broke: {error}", "ask again") from error
+            raise BrokeOffError(f"the connection to the agent broke: {error}", "ask again") from error
         finally:
             response.close()
 

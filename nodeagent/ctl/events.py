@@ -9,8 +9,8 @@ import click
 
 from nodeagent.ctl.options import JOB, agent_option, complete_jobs, connect, output_option
 from nodeagent.ctl.output import dump, fold, terminal_width, yaml_text
-from nodeagent.ctl.terminal import NoAgentError, echo, one_line
-from nodeagent.ctl.waiting import PATIENCE
+from nodeagent.ctl.terminal import BrokeOffError, echo, one_line
+from nodeagent.ctl.waiting import PATIENCE, POLL
 
 Json = dict[str, Any]
 
@@ -66,9 +66,10 @@ def events(
                     headed = True
                     echo(_text(event, fmt))
             break
-        except NoAgentError:
+        except BrokeOffError:
             if not follow or after is None:
                 raise
+            time.sleep(POLL)
     if fmt in ("json", "yaml") and not follow:
         dump({"apiVersion": "nodeagent/v1", "items": seen}, fmt)
 

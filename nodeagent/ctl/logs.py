@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from string import Template
@@ -16,8 +17,8 @@ from nodeagent.ctl.arrays import members
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
 from nodeagent.ctl.outputs import Outputs, ended
-from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError, echo, worker_text
-from nodeagent.ctl.waiting import PATIENCE
+from nodeagent.ctl.terminal import BrokeOffError, CtlError, Exit, echo, worker_text
+from nodeagent.ctl.waiting import PATIENCE, POLL
 
 Json = dict[str, Any]
 
@@ -188,9 +189,10 @@ def print_logs(
                         if line["stream"] == "notice" or not skipper.skip(line):
                             printer.put(line)
                 return
-            except NoAgentError:
+            except BrokeOffError:
                 if not follow or (client.patience <= 0 and printer.lines == before):
                     raise
+                time.sleep(POLL)
             if printer.marks.any:  # continue from there, not from the last lines, or the generation, of a later moment
                 query["tail"] = None
                 if "generation" not in query:

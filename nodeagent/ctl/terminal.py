@@ -126,6 +126,10 @@ class NoAgentError(CtlError):
         super().__init__(message, Exit.UNREACHABLE, next_step)
 
 
+class BrokeOffError(NoAgentError):
+    """The connection broke after the answer had begun."""
+
+
 class WaitTimedOutError(CtlError):
     """A wait reached its bound."""
 

@@ -32,6 +32,8 @@ from nodeagent.osutil.tether import tethered
 from nodeagent.store.server import PrivateRedis, PrivateRedisError
 from nodeagent.trust.key import KeyFileError, make
 
+AGAIN = 1.0
+"""Seconds until an agent for which there was no process, or no room on the disk, is started again."""
 RESTART_DELAY = 0.1
 """Seconds; the unit's RestartSec."""
 REDIS_STARTS = 5
@@ -151,15 +153,15 @@ class Supervisor:
             try:
                 await self._start_redis()
                 failed = 0
-            except PrivateRedisError as error:
+            except (PrivateRedisError, OSError) as error:
                 failed += 1
                 if failed == REDIS_STARTS:
                     raise
                 announce(f"redis did not start; starting it again: {error}")
 
     def _install(self, node: _Node) -> None:
-        self._nodes[node.name] = node
         write_config(self._cluster, node.name, gpus=node.gpus, slots=self._slots)
+        self._nodes[node.name] = node
         self._group.create_task(self._keep_agent(node))
 
     async def _keep_agent(self, node: _Node) -> None:
@@ -167,7 +169,13 @@ class Supervisor:
             while not node.on or node.failed:
                 node.switched.clear()
                 await node.switched.wait()
-            process = node.process = self._start_agent(node)
+            try:
+                process = node.process = self._start_agent(node)
+            except OSError as error:  # no process, no room on the disk: the other nodes go on
+                node.last_end = f"not started: {error.strerror}"
+                announce(f"{node.name}: its agent is not started; trying again: {error}")
+                await asyncio.sleep(AGAIN)
+                continue
             await self._children.ended(process.pid)
             code = process.wait()
             node.process = None

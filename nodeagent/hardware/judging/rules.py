@@ -432,7 +432,8 @@ def _fabric(host: HostReading, gpus: Collection[GpuReading] | None) -> Iterable[
 
 def _host(host: HostReading) -> Iterable[DeviceLook]:
     down = [f"{port} for {seconds:.0f} s" for port, seconds in host.ports_down if seconds > PORT_DOWN]
-    yield DeviceLook(PORT, "", bool(down), "down: " + ", ".join(down))
+    if down or not host.ports_down:  # one that is down for less is neither well nor ill: its time begins anew with us
+        yield DeviceLook(PORT, "", bool(down), "down: " + ", ".join(down))
     flaps = [f"{port} {times} times" for port, times in host.port_flaps if times >= FLAPS]
     yield DeviceLook(FLAP, "", bool(flaps), "in the last hour: " + ", ".join(flaps))
     yield DeviceLook(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))

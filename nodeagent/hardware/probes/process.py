@@ -228,7 +228,7 @@ class Probe:
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
-            if process.poll() is None:
+            if process.poll() is None and process not in self._stuck:
                 self._stuck.append(process)
 
 

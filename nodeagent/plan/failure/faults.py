@@ -414,12 +414,9 @@ def _round_fault(case: _Case, generation: Generation) -> Fault | None:
         return None
     role, done = stuck
     for node, report in generation.reports.items():
-        one = report.alone[-1] if report.alone else None
-        if (
-            one is not None
-            and one.round > agreed_round(generation, role)
-            and _role(generation, node, one.rank) == (role,)
-        ):
+        of_role = (each for each in reversed(report.alone) if _role(generation, node, each.rank) == (role,))
+        one = next(of_role, None)  # since then a worker of another role may have been started again
+        if one is not None and one.round > agreed_round(generation, role):
             ended = f"{one.text} on {node}, and {role} cannot be started again alone: {done} has ended well"
             cause = Cause(kind="worker_failed", text=ended, node=node, rank=one.rank)
             return _fault(case, cause, Outcome(code=one.exit, text=ended, error=one.error), one.exit)

@@ -42,7 +42,8 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
     if not scale.deadline or cluster.served < scale.deadline or size >= scale.want:
         return None
     full = up_to(cluster, job, job.sized.nodes.target if scale.role else scale.want)
-    target = max(scale.before, size)
+    auto = not scale.role and job.spec.role.nodes.auto  # what it has on top of its target is borrowed, and stays so
+    target = scale.before if auto else max(scale.before, size)
     if not full.fits or (not scale.role and len(full.chosen) < scale.want):
         why = full.short
     elif generation is not None and generation.state == "active":

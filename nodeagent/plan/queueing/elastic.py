@@ -16,7 +16,7 @@ from nodeagent.plan.fairshare.queues import NO_PART, entitlements, owned, shared
 from nodeagent.plan.fairshare.reclaim import Reclaim, stops_at
 from nodeagent.plan.fairshare.resources import Resources, least, size
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.queueing.queue import is_given, line_key, queue
+from nodeagent.plan.queueing.queue import is_given, line_key, queue, to_come
 from nodeagent.plan.queueing.reservations import reserved
 from nodeagent.plan.queueing.room import room_for
 from nodeagent.plan.queueing.transfers import NO_TRANSFERS, TransferPlanner, Transfers, borrows
@@ -58,8 +58,10 @@ def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
 
 def transfers(cluster: Cluster) -> Transfers:
     """What is to be taken and given back in this view."""
-    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, reserved(cluster)
-    return cluster.notes.once("transfers", of, lambda _before: _planned(cluster))
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused
+    return cluster.notes.once(
+        "transfers", (*of, reserved(cluster), to_come(cluster)), lambda _before: _planned(cluster)
+    )
 
 
 def _planned(cluster: Cluster) -> Transfers:
@@ -85,8 +87,9 @@ Needers = Iterator[tuple[JobRecord, int]]
 
 
 def _waiting(cluster: Cluster, barring: Callable[[JobRecord], str]) -> Needers:
-    """Those that wait, in line."""
-    jobs = (w.job for w in queue(cluster) if w.job.control.desired == "run")
+    """Those that wait and could begin now, in line."""
+    later = to_come(cluster)
+    jobs = (w.job for w in queue(cluster) if w.job.control.desired == "run" and w.job.uid not in later)
     return ((job, job.spec.nodes.min) for job in _first(jobs, barring))
 
 

@@ -4,6 +4,7 @@ nodes have room for each is ``room.py``'s, which of them it gets ``placing/place
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -101,6 +102,29 @@ def queue(cluster: Cluster) -> tuple[Waiting, ...]:
         return tuple(map(Waiting, line, rooms_for(cluster, line)))
 
     return cluster.once("queue", look, cluster.refused)
+
+
+class _ToCome(NamedTuple):
+    jobs: Mapping[str, JobRecord]
+    since: int
+    until: float
+    """Served time (ms) at which the first of their times comes."""
+    uids: frozenset[str]
+
+
+def to_come(cluster: Cluster) -> frozenset[str]:
+    """Jobs whose time to begin has not come. The very same object for as long as that stays so."""
+
+    def look(before: _ToCome | None) -> _ToCome:
+        if before is not None and before.jobs is cluster.jobs and before.since <= cluster.served < before.until:
+            return before
+        times = {uid: job.not_before for uid, job in cluster.jobs.items() if cluster.served < job.not_before}
+        uids = frozenset(times)
+        if before is not None and before.uids == uids:
+            uids = before.uids
+        return _ToCome(cluster.jobs, cluster.served, min(times.values(), default=math.inf), uids)
+
+    return cluster.notes.once("to come", (cluster.jobs, cluster.served), look).uids
 
 
 def places(cluster: Cluster) -> Mapping[str, int]:

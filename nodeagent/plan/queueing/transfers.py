@@ -528,8 +528,9 @@ class TransferPlanner:
                 continue
             if plan.may_lose(first, NO_USE, job, needs, owns, rounded=self._rounded):
                 alike = found.setdefault(plan.over(first), [])
+                of_others = bool(alike)
                 alike += [j for j in donors if j.uid not in self.stops and j.uid != job.uid]
-                if alike and len(alike) != len(donors):
+                if of_others or len(alike) != len(donors):
                     alike.sort(key=_gives_first)  # of several queues, or without some: sorted parts sort fast
         return [j for over in sorted(found, reverse=True) for j in found[over]]
 

@@ -78,6 +78,20 @@ def test_nobody_is_stopped_where_there_is_room_anyway() -> None:
     assert transfers(cluster(5, *jobs, queues=[P, owns], cordoned=["n5"])) == Transfers(), "and that stays"
 
 
+@pytest.mark.parametrize("auto", [False, True])
+def test_nobody_makes_room_for_a_job_whose_time_has_not_come(auto: bool) -> None:
+    """Nor stops for it, where there are queues; nor gives back what it has borrowed."""
+    donor = runs("qe", "n1 n2", workers=4, most=2 if auto else 0, auto=auto)
+    later = waits("qw" if auto else "pw", 1, workers=4).model_copy(update={"not_before": NOW + 5000})
+    now = cluster(2, donor, later, queues=[Queue(name="q")] if auto else [P, Q])
+    assert transfers(now) == Transfers()
+    due = replace(now, served=NOW + 5000)
+    assert transfers(due) == (Transfers(gives={"u-qe": {"n2": "u-qw"}}) if auto else Transfers(stops={"u-qe": "u-pw"}))
+    assert decide(now, donor, WALL).step is None, "and what was decided then is not kept"
+    assert decide(due, donor, WALL).step is not None
+    assert decide(now, donor, WALL).step is None
+
+
 def test_nobody_leaves_a_node_that_has_room_anyway() -> None:
     """n1 has room beside qe, n2 and n3 have none: one of these is needed."""
     jobs = runs("qe", "n2 n3 n1", most=3), runs("qf", "n2 n3", first=2), waits("pw", 2)
