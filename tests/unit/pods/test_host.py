@@ -9,6 +9,7 @@ import resource
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lease.grants import grants_folder, make_grant
-from nodeagent.osutil.linux import MARK, boot_id, start_time
+from nodeagent.osutil.linux import MARK, boot_id, has_mark, start_time
 from nodeagent.osutil.untrusted import ASIDE_MAX, NotSeenError, UntrustedError, aside
 from nodeagent.pods import host, pod
 from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, own_folder, promised_number, run_folder
@@ -26,6 +27,15 @@ from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 from tests.integration.shim_support import make_spec
 
 BOUND = 20.0
+
+
+def marked_sleep(mark: str) -> subprocess.Popen[bytes]:
+    """Popen returns when exec has closed its files; a moment later the kernel shows the new environment."""
+    process = subprocess.Popen(["sleep", "600"], env={MARK: mark}, start_new_session=True)
+    while not has_mark(process.pid, mark, os.getuid()):
+        assert process.poll() is None
+        time.sleep(0.001)
+    return process
 
 
 class Node:
@@ -39,7 +49,7 @@ class Node:
         for number in range(count):
             uid = f"{number:032x}"
             mark = f"{uid}-mark"
-            self.shims[uid] = shim = subprocess.Popen(["sleep", "600"], env={MARK: mark}, start_new_session=True)
+            self.shims[uid] = shim = marked_sleep(mark)
             run = run_folder(dirs.run, uid)
             run.mkdir(parents=True)
             plain = {"pid": shim.pid, "start": start_time(shim.pid), "boot": boot_id()}
@@ -376,7 +386,7 @@ def few_files(count: int) -> Iterator[None]:
 
 
 def test_with_too_few_descriptors_a_shim_is_not_seen_and_never_taken_for_another(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "600"], env={MARK: "m"}, start_new_session=True) as shim:
+    with marked_sleep("m") as shim:
         try:
             facts = {"pid": shim.pid, "start": start_time(shim.pid), "boot": boot_id()}
             (tmp_path / "shim.json").write_text(json.dumps(facts))
