@@ -1,8 +1,14 @@
-"""What a test reads of a process that may end while it is read; a process that has ended has nothing to say."""
+"""What a test reads of a process that may end while it is read (one that has ended has nothing to say); and one that
+carries a pod's mark."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from pathlib import Path
+
+from nodeagent.osutil.linux import MARK, has_mark
 
 
 def command_line(pid: int) -> list[str]:
@@ -19,3 +25,13 @@ def children(pid: int) -> list[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += [int(child) for child in (task / "children").read_text().split()]
     return found
+
+
+def marked_sleep(mark: str) -> subprocess.Popen[bytes]:
+    """A process of the pod with this mark. Popen returns when exec has closed its files; the kernel shows the new
+    environment a moment later."""
+    process = subprocess.Popen(["sleep", "600"], env={MARK: mark}, start_new_session=True)
+    while not has_mark(process.pid, mark, os.getuid()):
+        assert process.poll() is None
+        time.sleep(0.001)
+    return process

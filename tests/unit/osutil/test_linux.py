@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.osutil.linux import MARK, ReplacedFile, has_mark, is_running, kill_marked, stat_fields, write_atomic
+from tests.processes import marked_sleep
 
 LIMITED = """
 import resource, sys
@@ -99,7 +100,7 @@ def test_a_process_whose_main_thread_has_ended_runs_until_all_have() -> None:
 
 def test_one_look_kills_what_several_pods_left_and_nothing_else() -> None:
     me = os.geteuid()
-    left = [subprocess.Popen(["sleep", "600"], env={MARK: mark}) for mark in ("first", "second", "first", "other")]
+    left = [marked_sleep(mark) for mark in ("first", "second", "first", "other")]
     try:
         found = kill_marked({("first", me), ("second", me), ("other", me + 1), ("none", me)})
         assert {pod: set(killed) for pod, killed in found.items()} == {

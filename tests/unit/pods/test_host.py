@@ -9,7 +9,6 @@ import resource
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,24 +17,16 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lease.grants import grants_folder, make_grant
-from nodeagent.osutil.linux import MARK, boot_id, has_mark, start_time
+from nodeagent.osutil.linux import boot_id, start_time
 from nodeagent.osutil.untrusted import ASIDE_MAX, NotSeenError, UntrustedError, aside
 from nodeagent.pods import host, pod
 from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, own_folder, promised_number, run_folder
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 from tests.integration.shim_support import make_spec
+from tests.processes import marked_sleep
 
 BOUND = 20.0
-
-
-def marked_sleep(mark: str) -> subprocess.Popen[bytes]:
-    """Popen returns when exec has closed its files; a moment later the kernel shows the new environment."""
-    process = subprocess.Popen(["sleep", "600"], env={MARK: mark}, start_new_session=True)
-    while not has_mark(process.pid, mark, os.getuid()):
-        assert process.poll() is None
-        time.sleep(0.001)
-    return process
 
 
 class Node:

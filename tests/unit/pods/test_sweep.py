@@ -11,8 +11,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from nodeagent.osutil.linux import MARK, Marked
+from nodeagent.osutil.linux import Marked
 from nodeagent.pods.sweep import Sweeper
+from tests.processes import marked_sleep
 
 BOUND = 20.0
 
@@ -37,7 +38,7 @@ class Look:
 @pytest.fixture
 def left() -> Iterator[subprocess.Popen[bytes]]:
     """A process with the mark "one"."""
-    with subprocess.Popen(["sleep", "600"], env={MARK: "one"}) as process:
+    with marked_sleep("one") as process:
         yield process
         process.kill()
 
