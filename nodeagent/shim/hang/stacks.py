@@ -1,10 +1,10 @@
 """The stacks of a pod's workers, taken by a process of its own: it may block for as long as a worker does.
 
 ``python -m nodeagent.shim.hang.stacks FOLDER OLDEST JSON``: the folder of the files, the oldest generation of which
-they are kept, and a list of ``{rank, pid, file, title, native}``. Each file gets what
-the kernel says of each thread, the Python stacks, and the native ones, as far as they are wanted and can be had
-(py-spy reads them from outside: the worker need not help). One JSON line a rank and reading goes to standard output:
-what its main thread does. Standard library only. Must never stop a worker for longer than one native reading takes.
+they are kept, and a list of ``{rank, pid, file, title, native}``. Each file gets what the kernel says of each thread,
+the Python stacks, and the native ones, as far as they are wanted and can be had (py-spy reads them from outside: the
+worker need not help). One JSON line a rank and reading goes to standard output: what its main thread does. Standard
+library only. Must never stop a worker for longer than one native reading takes.
 """
 
 from __future__ import annotations
