@@ -217,6 +217,12 @@ def test_a_fault_is_the_devices_own() -> None:
     assert [(x.rule.id, x.device) for x in looks(two, None, 0, OURS) if x.fires] == [("memory.remap_failed", "GPU-b")]
 
 
+def test_a_port_that_is_down_for_less_than_the_bound_is_neither_bad_nor_fine() -> None:
+    """The time begins anew with each start of its probe: fine would count as repaired."""
+    for ports, known in (((("mlx5_0/1", 0.0),), False), ((), True)):
+        assert ("port.down" in {look.rule.id for look in looks(host(ports_down=ports), None, 0, OURS)}) is known
+
+
 def test_a_plug_in_judges_its_own_devices_by_the_rules_it_declared() -> None:
     rule = Rule("ascend.health", "fatal", "service", "reading", "the NPU is sick", "npu-smi")
     now = npus(looks=(("ascend.health", "ascend-a", True, "Health: Alarm"), ("ascend.other", "ascend-a", True, "")))

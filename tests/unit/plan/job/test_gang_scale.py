@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from nodeagent.model.job import JobRecord, Scale
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
@@ -109,6 +111,15 @@ def test_at_its_deadline_it_is_rolled_back_with_the_reason() -> None:
         scale.reason
         == "scale to 4 timed out after 60s: 3 of 4 nodes fit: n4 is getting ready (imports torch); went back to 2"
     )
+
+
+@pytest.mark.parametrize(("auto", "target"), [(False, 3), (True, 2)])
+def test_what_was_borrowed_meanwhile_stays_borrowed_when_it_is_rolled_back(auto: bool, target: int) -> None:
+    spec = make_spec(size=(1, 6))
+    nodes = spec.role.nodes.model_copy(update={"auto": auto})
+    spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
+    one = job(OUT, ["n1", "n2", "n3"]).model_copy(update={"spec": spec})
+    assert settled(take(SLOW, one, served=LATER))[0] == target
 
 
 def test_rolled_back_it_trains_on_undisturbed() -> None:
