@@ -25,7 +25,11 @@ FEWER = {"beat": PRELUDES[:3]}
 each call."""
 WHILE_RECOVERING = frozenset({"join", "beat", "renew_lease", "restore", "examine"})
 """Steps that decide nothing about a job; all others wait for the end of a recovery."""
-USUAL = {"renew_lease": ("_usual_clock", "_usual_renewal"), "ack": ("_take_ack", "_usual_clock", "_usual_ack")}
+USUAL = {
+    "renew_lease": ("_usual_clock", "_usual_renewal"),
+    "ack": ("_take_ack", "_usual_clock", "_usual_ack"),
+    "beat": ("_beat", "_usual_clock", "_usual_beat"),
+}
 """Scripts before the preludes: the last handles the usual case of a step, and needs no prelude."""
 
 

@@ -3,7 +3,7 @@
 --     nodes (the agent has read their records up to this revision, or is about to), ahead (jobs by uid that the agent
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
 -- everything)
-local PAGE, MANY, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 8192, 1048576, 1000, 2
+local PAGE, MANY, PAGE_BYTES, SAVES_KEPT = 256, 8192, 1048576, 1000
 local SEQ_MAX = 1e15 -- no agent counts so far: written by hand
 local id = A.node
 local top = math.max(A.rev, A.top)
@@ -30,113 +30,12 @@ if A.seq <= tonumber(node.seq) then
   end
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
--- Looks for damage that no step would cause, in a job that runs on this node: the first damaged key, and another if
--- either may be at fault; or nil.
-local function damage_of(own)
-  local uid, record = own.uid, 'job:' .. own.uid
-  local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'generation_number', 'holder:' .. id,
-    'member:' .. id, 'generation_state', 'generation_id')
-  if not job[1] and buried(record) then
-    return -- this beat sends the record
-  end
-  if job[1] ~= uid or not job[2] or not tonumber(job[3]) then
-    return record
-  end
-  local score = tonumber(redis.call('ZSCORE', CHANGES, record) or '-1')
-  if score ~= tonumber(job[3]) then
-    return score > tonumber(job[3]) and record or 'changes'
-  end
-  -- each step that changes the generation writes a new revision
-  local read = A.era == meta.era and own.rev <= A.rev and own.rev == tonumber(job[3])
-  if read and own.generation ~= table.concat({ job[4] or '', job[8] or '', job[7] or '' }, ' ') then
-    return record
-  end
-  if redis.call('HGET', NAMES, job[2]) ~= uid then
-    return 'names'
-  end
-  if tonumber(redis.call('HGET', HIGHEST, job[2]) or '0') < tonumber(job[4] or '0') then
-    return 'highest', record
-  end
-  local entry, booked = job[5] or (job[7] ~= 'ended' and job[6]), true
-  in_parts(entry and cjson.decode(entry).devices or {}, 1, function(...)
-    for _, by in ipairs(redis.call('HMGET', P .. 'alloc:' .. id, ...)) do
-      booked = booked and by == uid
-    end
-  end)
-  return not booked and 'alloc:' .. id or nil
-end
-
--- The record is there, and `changes` does not list it: who reads everything anew would take it for removed.
-local function unlisted(record)
-  local rev = redis.call('HGET', P .. record, 'rev')
-  return rev and tonumber(redis.call('ZSCORE', CHANGES, record) or '-1') ~= tonumber(rev)
-end
-
--- Some record is there and not listed: who reads everything anew now would take it for removed, and offer that as the
--- newest view. Each is looked at only if the numbers differ, as they also do while a lost job's name is left.
-local function cut_short()
-  local copies = redis.pcall('HLEN', NODES)
-  if redis.call('ZCARD', CHANGES) >= (tonumber(copies) or 0) + redis.call('HLEN', NAMES) then
-    return false
-  end
-  local ids = { job = redis.call('HVALS', NAMES), node = tonumber(copies) and redis.call('HKEYS', NODES) or {} }
-  for _, kind in ipairs({ 'job', 'node' }) do
-    for _, id in ipairs(ids[kind]) do
-      local record = kind .. ':' .. id
-      if redis.call('EXISTS', P .. record) == 1 and not redis.call('ZSCORE', CHANGES, record) then
-        return true
-      end
-    end
-  end
-  return false
-end
-
--- Looks at the next few of all records: a missing one may belong to no node that could report it.
-local function damage_anywhere()
-  for _, shared in ipairs({ 'queues', 'windows' }) do
-    if unlisted(shared) then
-      local score = tonumber(redis.call('ZSCORE', CHANGES, shared) or '-1')
-      return score > (tonumber(redis.call('HGET', P .. shared, 'rev')) or -1) and shared or 'changes'
-    end
-  end
-  local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
-  local listed = redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1, 'WITHSCORES')
-  for i = 1, #listed, 2 do
-    local record = listed[i]
-    local kind, name = string.match(record, '^(%a+):(.*)$')
-    local field = kind == 'job' and 'uid' or kind == 'node' and 'id'
-    if field then
-      local about = redis.call('HMGET', P .. record, field, 'rev', 'lost', 'left')
-      if about[1] ~= name or (tonumber(about[2] or '') or -1) < tonumber(listed[i + 1]) then
-        return record
-      end
-      if kind == 'node' and about[3] ~= '1' and about[4] ~= '1' and not redis.call('ZSCORE', LEASE, name) then
-        return 'lease'
-      end
-    elseif kind ~= 'gone' and redis.call('EXISTS', P .. record) == 0 then
-      return record
-    end
-  end
-end
-
--- Each beat checks one thing, its own jobs and other records in turn, so its cost does not grow with the number of
--- jobs.
-local function damage()
-  if not redis.call('ZSCORE', LEASE, id) or shortened() then
-    return 'lease'
-  end
-  if unlisted('node:' .. id) or ((A.rev == 0 or A.anew) and cut_short()) then
-    return 'changes'
-  end
-  local own = A.runs[A.seq % (#A.runs + 1)]
-  if own then
-    return damage_of(own)
-  end
-  return damage_anywhere()
-end
 if served >= recover then
   local damaged = A.damaged
-  local key, or_key = damage()
+  local key, or_key = 'lease', nil
+  if redis.call('ZSCORE', LEASE, id) and not shortened() then
+    key, or_key = look_for_damage(A, P, A.era == meta.era)
+  end
   damaged[#damaged + 1] = key
   damaged[#damaged + 1] = or_key
   if damaged[1] then
@@ -260,16 +159,7 @@ if count > 0 and not same then
 end
 local next_end = protected and count > 0 and shelter() or nil
 if not next_end then
-  local later = redis.call('ZRANGEBYSCORE', LEASE, '(' .. int(served), '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
-  local first = later[1] == id and 3 or 1
-  if later[first] then
-    next_end = math.max(tonumber(later[first + 1]), shelter())
-  end
-  -- a step back of the server's clock may take up to a quarter of credit_ms from an end
-  local floor = later[1] and math.min(tonumber(later[2]), served + lease_ms) - credit_ms or 0
-  if not protected and floor > served and floor >= tonumber(meta.floor or '0') + credit_ms then
-    redis.call('HSET', META, 'floor', int(floor), 'floored', int(count))
-  end
+  next_end = next_lease_end(id, P, served, protected, shelter(), lease_ms, credit_ms, tonumber(meta.floor or '0'), count)
 end
 local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
