@@ -567,9 +567,9 @@ def only_groups_are_killed(patch: pytest.MonkeyPatch) -> None:
 def what_is_not_reclaimable_comes_back(patch: pytest.MonkeyPatch) -> None:
     """What a job has borrowed comes back for another queue only if its own is ``reclaimable``."""
 
-    def spares(reclaim: Reclaim, name: str, use: Resources) -> bool:
-        left = reclaim._had(name).less(use)
-        return all(getattr(left, resource) >= amount for resource, amount in reclaim._owned(name).items())
+    def spares(reclaim: Reclaim, name: str, left: Resources, use: Resources) -> bool:
+        guarantee = reclaim._owned(name).items()
+        return all(getattr(left, resource) >= amount for resource, amount in guarantee if getattr(use, resource))
 
     patch.setattr(Reclaim, "_spares", spares)
 
@@ -577,7 +577,7 @@ def what_is_not_reclaimable_comes_back(patch: pytest.MonkeyPatch) -> None:
 def what_is_guaranteed_comes_back(patch: pytest.MonkeyPatch) -> None:
     """What a job has borrowed comes back for another queue only as far as its own has more than its guarantee."""
     patch.setattr(
-        Reclaim, "_spares", lambda reclaim, name, _use: reclaim._cluster.queues.by_name[name].reclaimable
+        Reclaim, "_spares", lambda reclaim, name, _left, _use: reclaim._cluster.queues.by_name[name].reclaimable
     )  # fmt: skip
 
 

@@ -297,16 +297,19 @@ def _within_guarantees(cluster: Cluster, jobs: Iterable[JobRecord]) -> frozenset
         name = queue_of(job.spec.queue)
         if guarantee := all_owned.get(name, {}):
             before = use.get(name, holdings(cluster).by_queue.get(name, NOTHING))
-            after = before.and_(least(cluster, job.sized_before))
-            if within(guarantee, after):
+            needs = least(cluster, job.sized_before)
+            after = before.and_(needs)
+            if covers(guarantee, after, needs):
                 found.add(job.uid)
                 use[name] = after
     return frozenset(found)
 
 
-def within(guarantee: Mapping[str, int], use: Resources) -> bool:
-    """That much is within what is guaranteed; never where nothing is."""
-    return bool(guarantee) and all(getattr(use, resource) <= amount for resource, amount in guarantee.items())
+def covers(guarantee: Mapping[str, int], use: Resources, of: Resources) -> bool:
+    """The use is within what is guaranteed of the resources that ``of`` takes; never where none of these is. GPUs that
+    a queue is guaranteed neither give its jobs without GPUs a right to nodes, nor keep them from others."""
+    amounts = [(getattr(use, resource), most) for resource, most in guarantee.items() if getattr(of, resource)]
+    return bool(amounts) and all(amount <= most for amount, most in amounts)
 
 
 _Entry = tuple[int, float, int, str]

@@ -17,7 +17,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.fairshare.queues import NO_PART, ROUNDING, above, beyond, entitlements, holdings, owned, within
+from nodeagent.plan.fairshare.queues import NO_PART, ROUNDING, above, beyond, covers, entitlements, holdings, owned
 from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, size, together
 from nodeagent.plan.nodes.members import holding_nodes
 
@@ -68,7 +68,7 @@ class Reclaim:
     def owns(self, job: JobRecord, use: Resources) -> bool:
         """With this much more the job's queue still has no more than it is guaranteed."""
         name = _of(job)
-        return within(self._owned(name), self._use.get(name, NOTHING).and_(use))
+        return covers(self._owned(name), self._use.get(name, NOTHING).and_(use), use)
 
     def may_lose(
         self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources, owns: bool, *, rounded: bool
@@ -79,14 +79,14 @@ class Reclaim:
         where the other still has its part."""
         apart, siblings = self._paths(_of(donor), _of(job))
         known = self._cluster.queues.by_name
-        if not apart or not all(name in known and self._spares(name, use) for name in apart):
+        if not apart or not all(name in known and self._spares(name, self._had(name).less(use), use) for name in apart):
             return False
         if owns:
             return True
         has = self._had(apart[-1])
-        if self._within(apart[-1], has):
+        if self._within(apart[-1], has, use):
             return False
-        if all(self._within(name, self._use.get(name, NOTHING).and_(needs)) for name in siblings):
+        if all(self._within(name, self._use.get(name, NOTHING).and_(needs), needs) for name in siblings):
             return True
         if not rounded:
             return False
@@ -100,16 +100,17 @@ class Reclaim:
         apart, asks = self._paths(giver, to)
         if not apart:
             return None
-        owns = within(self._owned(to), self.use(to).and_(needs))
-        over = (n for n in asks if not (self._within(n, self.use(n).and_(needs)) or self._below(n, needs)))
+        owns = covers(self._owned(to), self.use(to).and_(needs), needs)
+        over = (n for n in asks if not (self._within(n, self.use(n).and_(needs), needs) or self._below(n, needs)))
         if not owns and (name := next(over, "")):
             return Obstacle("over", name)
         for name in apart:
             if (queue := tree.by_name.get(name)) is not None and not queue.reclaimable:
                 return Obstacle("kept", name)
-            if any(getattr(self._had(name), resource) <= amount for resource, amount in self._owned(name).items()):
+            if any(0 < getattr(self._had(name), resource) <= amount for resource, amount in self._owned(name).items()):
                 return Obstacle("owned", name)
-        return Obstacle("part" if not owns and self._within(apart[-1], self._had(apart[-1])) else "", apart[-1])
+        has = self._had(apart[-1])
+        return Obstacle("part" if not owns and self._within(apart[-1], has, has) else "", apart[-1])
 
     def use(self, name: str) -> Resources:
         """What the queue has."""
@@ -119,8 +120,11 @@ class Reclaim:
         """The donor may give back this much of what it has borrowed, for a job of the queue ``to``: its own; or another
         if its queues are reclaimable and have with that much less what they are guaranteed. A queue that is gone keeps
         nothing."""
-        apart, _ = self._paths(_of(donor), to)
-        return all(name not in self._cluster.queues.by_name or self._spares(name, use) for name in apart)
+        return self._spared(donor, NOTHING.less(use), use, to)
+
+    def would_return(self, donor: JobRecord, use: Resources, to: str) -> bool:
+        """The same of what the donor does not have yet, once it has it."""
+        return self._spared(donor, NOTHING, use, to)
 
     def evens_out(self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources) -> bool:
         """Also after the donor has given this much for what the job needs is its queue no less above its part than the
@@ -187,21 +191,26 @@ class Reclaim:
     def _beyond(self, name: str, use: Resources) -> float:
         return beyond(use, self._entitled.get(name, NO_PART), self._total)
 
-    def _within(self, name: str, use: Resources) -> bool:
-        return self._beyond(name, use) <= ROUNDING or within(self._owned(name), use)
+    def _within(self, name: str, use: Resources, of: Resources) -> bool:
+        """With that use the queue has no more than its part, or than it is guaranteed of what ``of`` takes."""
+        return self._beyond(name, use) <= ROUNDING or covers(self._owned(name), use, of)
 
     def _below(self, name: str, needs: Resources) -> bool:
         """The queue would have less than its part if the job had one node less."""
         but_one = Resources(*(amount - amount // max(1, needs.nodes) for amount in needs))
         return self._beyond(name, self._use.get(name, NOTHING).and_(but_one)) < -ROUNDING
 
-    def _spares(self, name: str, use: Resources) -> bool:
+    def _spared(self, donor: JobRecord, change: Resources, use: Resources, to: str) -> bool:
+        apart, _ = self._paths(_of(donor), to)
+        known = self._cluster.queues.by_name
+        return all(name not in known or self._spares(name, self._had(name).and_(change), use) for name in apart)
+
+    def _spares(self, name: str, left: Resources, use: Resources) -> bool:
+        """With that much left the queue still has what it is guaranteed of the resources that ``use`` takes."""
         if not self._cluster.queues.by_name[name].reclaimable:
             return False
-        if not (guarantee := self._owned(name)):
-            return True
-        left = self._had(name).less(use)
-        return all(getattr(left, resource) >= amount for resource, amount in guarantee.items())
+        guarantee = self._owned(name).items()
+        return all(getattr(left, resource) >= amount for resource, amount in guarantee if getattr(use, resource))
 
     def _owned(self, name: str) -> Mapping[str, int]:
         """Resource to what is guaranteed of it, where anything is."""

@@ -133,8 +133,6 @@ def still(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
 
 
 def _healthy_gang(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
-    if any(faults.final_report(r) for r in generation.reports.values()):
-        return Decision(None, ("some pods have finished; waits for the others",))
     sick, kept = sick_members(cluster, generation)
     change = _change(cluster, job, generation, sick, wall)
     stalled = watching(generation)
@@ -223,7 +221,7 @@ def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequ
     if job.spec.several:
         if other := transfers(cluster).stops.get(job.uid):
             return _make_room(cluster, job, cluster.jobs[other], wall)
-        return _resize_roles(cluster, job, generation, wall)
+        return _finishing(generation) or _resize_roles(cluster, job, generation, wall)
     size, target, scale = len(generation.members), nodes_wanted(cluster, job), job.control.scale
     pending = scale if scale is not None and scale.state == "pending" else None
     goes = [m.node for m in generation.ordered() if pending is not None and m.node in pending.leaving]
@@ -243,6 +241,8 @@ def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequ
     if target < size:
         cause = Cause(kind="scale", text=f"scaled from {size} to {target} nodes by {who}")
         return _propose_or_stay(cluster, job, cause, wall, grace=grace)
+    if finishing := _finishing(generation):
+        return finishing
     if target > size:
         grown = _scale_out(cluster, job, generation, wall) or _grow(cluster, job, generation, wall)
         if grown.step is not None or grown.at:
@@ -253,6 +253,13 @@ def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequ
         text = f"{count} of its {size} nodes are borrowed: they go back when a job that is to have them needs them"
         return Decision(None, (text,))
     return kept or Decision(None)
+
+
+def _finishing(generation: Generation) -> Decision | None:
+    """A gang of which some pods have finished does not grow: the others are about to."""
+    if any(faults.final_report(r) for r in generation.reports.values()):
+        return Decision(None, ("some pods have finished; waits for the others",))
+    return None
 
 
 def _resize_roles(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:

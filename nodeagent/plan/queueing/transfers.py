@@ -146,8 +146,9 @@ class TransferPlanner:
     def provide(self, job: JobRecord, lack: int, *, rounded: bool) -> bool:
         """Find ``lack`` nodes for a job. Idle nodes that it can use are not lent to others. If they are too few,
         borrowed nodes are given back for it; then queues with more than their part make room. If that is still too
-        little, nothing is done for a waiting job: it holds up nobody, and False is returned. If the job's nodes must be
-        together (``within``, ``segments``), only nodes that are together count. ``rounded``: as of
+        little, nothing is done for a waiting job: it holds up nobody, and False is returned. Nor is it for a scale-out,
+        which needs all of its newcomers: only what the gang had before is found for it then. If the job's nodes must
+        be together (``within``, ``segments``), only nodes that are together count. ``rounded``: as of
         ``Reclaim.may_lose``."""
         self._rounded = rounded
         self._found.pop(job.uid, None)
@@ -156,14 +157,24 @@ class TransferPlanner:
             self._kept_for.remove(job.uid)
         if job.spec.several:
             return self._provide_places(job)
+        runs, growing = job.phase in ("forming", "running"), job.control.growing
+        if not runs or growing is None:
+            return self._provide(job, lack, whole=not runs)
+        if self._provide(job, lack, whole=True):
+            return True
+        before = growing.before - len(survivors(self._cluster, job))
+        return before > 0 and self._provide(job, before, whole=False)
+
+    def _provide(self, job: JobRecord, lack: int, *, whole: bool) -> bool:
+        """``whole``: all of them or none. False: nothing was done."""
         if job.spec.placement is None:
-            return self._provide(job, lack)
+            return self._provide_any(job, lack, whole=whole)
         failed: set[str] = set()
         for _ in range(MOST_PLACES):
             found = self._only[job.uid] = self._near(job, lack, failed)
-            if not found:
+            if not found or (whole and len(found) < lack):
                 return False
-            if self._provide(job, len(found)):
+            if self._provide_any(job, len(found), whole=whole):
                 return True
             failed |= found
         return False
@@ -202,15 +213,16 @@ class TransferPlanner:
         names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), PastPlaces(own, own))
         return frozenset(names).difference(own) if runs or len(names) >= want else frozenset()
 
-    def _provide(self, job: JobRecord, lack: int) -> bool:
-        """False: nothing was done."""
+    def _provide_any(self, job: JobRecord, lack: int, *, whole: bool) -> bool:
+        """Wherever they are; as of ``_provide``."""
         idle = list(islice(self._idle_for(job), lack))
         allowed, inside = self._allowed(job, lack)
         if job.phase in ("forming", "running"):
+            if inside and whole:
+                return not allowed and self._help(job, lack, idle, inside, whole=True)
             if inside:
                 lack, inside = (allowed, "") if allowed else (1, inside)
-            self._help(job, lack, idle[:lack], inside)
-            return True
+            return self._help(job, lack, idle[:lack], inside, whole=whole)
         if self._make_start(job, lack, idle, allowed, inside):
             return True
         if inside and allowed > len(idle) and self._make_start(job, lack, idle, allowed, ""):
@@ -337,9 +349,9 @@ class TransferPlanner:
         self._decide(job, idle if job.uid in self._anywhere else idle[:free], back, room)
         return True
 
-    def _help(self, job: JobRecord, lack: int, idle: Sequence[str], inside: str) -> None:
-        """As many nodes as there are for one that runs on too few. ``inside``: as of ``_make_start``; the job's queues
-        may have nothing more for it then."""
+    def _help(self, job: JobRecord, lack: int, idle: Sequence[str], inside: str, *, whole: bool) -> bool:
+        """As many nodes as there are for one that runs on too few, or all or none (``whole``). ``inside``: as of
+        ``_make_start``; the job's queues may have nothing more for it then."""
         plan = Reclaim(self._cluster, self._reclaim)
         free = 0 if inside else len(idle)
         self._limit(job, inside, anywhere=len(idle) == lack > free)
@@ -347,12 +359,21 @@ class TransferPlanner:
         if plan.barring(job, wanted(self._cluster, job.spec, free + len(back))):
             self._found[job.uid].difference_update(node for _, node in back)
             back, plan = [], Reclaim(self._cluster, self._reclaim)
+        short = lack - free - len(back)
         plan.grant(job, wanted(self._cluster, job.spec, free + len(back)))
-        if self._shared:
-            plan = self._fill_up(job, lack - free - len(back), back, plan)
+        if whole and short:
+            more = wanted(self._cluster, job.spec, short)
+            room = self._make_room(job, more, short, back, plan, whole=False) if self._shared else None
+            if room is None:
+                return False
+            room.grant(job, more)
+            plan = room
+        elif self._shared:
+            plan = self._fill_up(job, short, back, plan)
         idle = idle[: free + len(back)] if job.uid in self._anywhere else idle[:free]
         self._take(job, idle)
         self._decide(job, idle, back, plan)
+        return True
 
     def _get_back(self, job: JobRecord, idle: Sequence[str], lack: int, plan: Reclaim) -> list[tuple[JobRecord, str]]:
         """Borrowed nodes for a job that is to have these idle ones; ``plan``: what queues use, without them then."""
@@ -661,7 +682,8 @@ class TransferPlanner:
         if not gangs or self._size.get(job.uid, 0) < job.control.target:
             return bool(gangs)
         queues = (queue_of(self._cluster.jobs[uid].spec.queue) for uid in gangs)
-        return not all(self._reclaim.may_return(job, NO_USE, queue) for queue in queues)
+        one = wanted(self._cluster, job.spec, 1)
+        return not all(self._reclaim.would_return(job, one, queue) for queue in queues)
 
     def _lack(self, kept: KeptNodes) -> Sequence[Reservation]:
         """Of the reservations that keep these nodes those whose jobs still lack something."""

@@ -105,6 +105,24 @@ def test_one_that_runs_on_too_few_nodes_gets_its_queues_part_back() -> None:
     assert len(transfers(view).gives["u-a1"]) == 2, "whatever waits"
 
 
+@pytest.mark.parametrize(("want", "gives"), [(3, 1), (4, 0)])
+def test_nobody_gives_anything_for_a_scale_out_that_cannot_be_met(want: int, gives: int) -> None:
+    """All of its newcomers come together or not at all; its queue's part is three nodes."""
+    one = job("b1", 1, [5, 6], most=6)
+    grows = Scale(request="r", want=want, before=2, deadline=NOW + 60_000, timeout=60)
+    control = one.control.model_copy(update={"target": want, "scale": grows})
+    view = cluster(6, [A, B], job("a1", 1, range(1, 5)), one.model_copy(update={"control": control}))
+    assert len(transfers(view).gives.get("u-a1", {})) == gives
+
+
+def test_a_gang_that_lost_a_node_meanwhile_gets_back_what_it_had() -> None:
+    one = job("b1", 1, [6], most=6)
+    grows = Scale(request="r", want=5, before=3, deadline=NOW + 60_000, timeout=60)
+    control = one.control.model_copy(update={"target": 5, "scale": grows})
+    view = cluster(6, [A, B], job("a1", 1, range(1, 6)), one.model_copy(update={"control": control}))
+    assert len(transfers(view).gives["u-a1"]) == 2
+
+
 def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
     first, second = job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1)
     view = cluster(6, [A, B], first, second, job("b1", 2, order=2))
@@ -265,6 +283,21 @@ def test_what_keeps_a_queue_from_taking(queues: list[Queue], why: str) -> None:
 def test_what_is_guaranteed_is_had_whatever_the_weight() -> None:
     queues = [A, Queue(name="b", weight=0.01, guarantee=Amount(nodes=2))]
     assert len(transfers(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2))).gives["u-a1"]) == 2
+
+
+GPUS = Queue(name="b", weight=0.01, guarantee=Amount(gpus=8))
+
+
+def test_guaranteed_gpus_are_no_right_to_nodes_for_jobs_without_gpus() -> None:
+    found = transfers(cluster(6, [A, GPUS], job("a1", 1, range(1, 7)), job("b1", 2)))
+    assert (found.gives, found.stops) == ({}, {})
+    line = queue(cluster(2, [A, GPUS], job("a1", 1, order=1), job("b1", 1, order=2)))
+    assert [waiting.job.name for waiting in line] == ["a1", "b1"], "nor are they first in line for it"
+
+
+def test_guaranteed_gpus_keep_no_nodes_of_jobs_without_gpus() -> None:
+    found = transfers(cluster(6, [A, GPUS], job("b1", 1, range(1, 7)), job("a1", 2)))
+    assert len(found.gives["u-b1"]) == 2
 
 
 def test_no_job_of_a_queue_takes_from_its_own() -> None:

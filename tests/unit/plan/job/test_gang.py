@@ -257,9 +257,20 @@ def test_what_is_asked_for_after_all_have_succeeded_comes_too_late(desired: Desi
         assert ended(take(["n1", "n2"], job)).phase == phase
 
 
-def test_some_have_finished() -> None:
-    job = make_job("running", make_generation(["n1", "n2"], reports={"n1": SUCCEEDED}), target=2, restart=1)
-    assert waits(take(["n1", "n2"], job)) == "some pods have finished; waits for the others"
+def test_a_gang_of_which_some_have_finished_does_not_grow() -> None:
+    job = make_job("running", make_generation(["n1", "n2"], reports={"n1": SUCCEEDED}), target=3)
+    assert waits(take(["n1", "n2", "n3"], job)) == "some pods have finished; waits for the others"
+
+
+@pytest.mark.parametrize("done", ["n1", "n2"])
+def test_that_some_have_finished_keeps_neither_node_nor_order_waiting(done: str) -> None:
+    """The others may run for a week still."""
+    generation = make_generation(["n1", "n2"], reports={done: SUCCEEDED})
+    drained: Nodes = ["n1", make_node("n2", drain=True), "n3"]
+    step = proposed(take(drained, make_job("running", generation)))
+    assert (sorted(step.members), step.cause.kind) == (["n1", "n3"], "drain")
+    assert proposed(take(["n1", "n2"], make_job("running", generation, restart=1))).cause.kind == "restart"
+    assert sorted(proposed(take(["n1", "n2"], make_job("running", generation, target=1))).members) == ["n1"]
 
 
 def test_a_restart_that_was_asked_for() -> None:
