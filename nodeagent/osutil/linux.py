@@ -167,10 +167,13 @@ def proc_stat(path: str) -> list[bytes]:
 
 
 def read_children(pid: int, thread: int | str) -> list[int]:
-    """The children of one thread, zombies included; none if it has ended. The kernel gives a page at a time."""
+    """The children of one thread, zombies included; none if it has ended. The kernel gives a page at a time. Raises
+    OSError if there is no descriptor or memory to look."""
     try:
         fd = os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if short(error):
+            raise
         return []
     found = b""
     try:
@@ -184,7 +187,8 @@ def read_children(pid: int, thread: int | str) -> list[int]:
 
 
 def family(roots: Iterable[int], most: int) -> list[int]:
-    """The roots and, recursively, the children of their main threads: each once, at most ``most``."""
+    """The roots and, recursively, the children of their main threads: each once, at most ``most``. What
+    there is no descriptor or memory to look at counts as childless."""
     found: dict[int, None] = {}
     waiting = list(roots)
     while waiting and len(found) < most:
@@ -192,15 +196,19 @@ def family(roots: Iterable[int], most: int) -> list[int]:
         if pid in found:
             continue
         found[pid] = None
-        waiting += read_children(pid, pid)
+        with contextlib.suppress(OSError):
+            waiting += read_children(pid, pid)
     return list(found)
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on; None if there is no such process."""
+    """Fields of /proc/PID/stat from the state on; None if there is no such process. Raises OSError if there is no
+    descriptor or memory to look."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+        text = _read_proc(f"/proc/{pid}/stat").decode(errors="replace")
+    except OSError as error:
+        if short(error):
+            raise
         return None
     return text.rpartition(")")[2].split()
 

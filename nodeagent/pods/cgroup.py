@@ -9,12 +9,16 @@ never touch a cgroup whose name does not say that it is a pod's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import logging
 import os
 import signal
 from pathlib import Path
 
-from nodeagent.osutil.linux import is_running, stat_fields
+from nodeagent.osutil.linux import is_running, short, stat_fields
+
+log = logging.getLogger(__name__)
 
 PREFIX = "nodeagent-pod-"
 """How the name of a pod's cgroup begins, as that of its unit does."""
@@ -51,13 +55,16 @@ class PodCgroup:
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "cgroup.procs").write_text(str(pid))
-        except OSError:  # mounted for reading only, as in most containers
+        except OSError as error:  # mounted for reading only, as in most containers, or the shim has ended
+            if not isinstance(error, PermissionError | ProcessLookupError) and error.errno != errno.EROFS:
+                log.warning("no cgroup for %s, whose processes are found by their mark alone: %s", folder, error)
             return None
         return cls(path)
 
     def kill(self) -> list[int]:
         """SIGKILL all of it; what was found alive. Call it until nothing is. It waits for no disk and no process: the
-        kernel lists them and signals them without their memory."""
+        kernel lists them and signals them without their memory. Raises OSError if there is no descriptor or memory for
+        it."""
         found = [pid for pid in self._pids() if is_running(pid)]
         if found:
             singly = [pid for pid in found if (stat := stat_fields(pid)) and stat[0] == "Z"]
@@ -77,7 +84,9 @@ class PodCgroup:
     def _pids(self) -> list[int]:
         try:
             return [int(word) for word in (self._path / "cgroup.procs").read_text().split()]
-        except OSError:
+        except OSError as error:
+            if short(error):
+                raise
             return []
 
     def _kill(self, pid: int) -> None:

@@ -211,7 +211,8 @@ class PodHandle:
     def sweep(self) -> None:
         """The shim is dead, or does not end: kill what is left, until nothing is."""
         if self._sweeping is None:
-            self._kill_cgroup()  # at once
+            with suppress(OSError):  # it is looked at again
+                self._kill_cgroup()  # at once
             self._sweeping = self._loop.create_task(self._sweep())
 
     async def _sweep(self) -> None:
@@ -246,7 +247,10 @@ class PodHandle:
 
     async def _kill_left(self) -> str:
         """What there was to be killed; nothing if there was nothing."""
-        killed = self._kill_cgroup()
+        try:
+            killed = self._kill_cgroup()
+        except OSError as error:
+            return UNSEEN.format(error)
         if not killed:
             look = self._sweeper.kill(self._record.mark, self._record.owner)
             try:
@@ -462,7 +466,8 @@ class PodHandle:
         logger.error("shim of %s is killed: %s", self.uid, why)
         self._why_killed = why
         self._detach()
-        self._kill_cgroup()
+        with suppress(OSError):  # it is looked at again when the shim is dead
+            self._kill_cgroup()
         if self._pidfd >= 0:
             with suppress(ProcessLookupError, PermissionError):  # _died hears of it
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -7,6 +7,7 @@ pod ends it. Standard library only. Must never pull an image, nor decide when a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import resource
@@ -139,7 +140,10 @@ class Containers:
         finally:
             os.close(fd)
         # The container can write there, too: only what this shim started is believed.
-        return next(iter(children_of(first)), first) if self._is_ours(first) else pid
+        with contextlib.suppress(OSError):  # no descriptor to look with
+            if self._is_ours(first):
+                return next(iter(children_of(first)), first)
+        return pid
 
     @staticmethod
     def _is_ours(pid: int) -> bool:

@@ -285,13 +285,16 @@ def _kill(link: socket.socket, held: Mapping[int, int]) -> None:
 
 
 def _sweep(held: Mapping[int, int], spared: Container[int]) -> bool:
-    """Kill what is below the shim and below what is held. Whether anything was found alive: then look again."""
-    found = kill_below(os.getppid(), spared)
-    for pid, pidfd in held.items():
-        found += kill_below(pid)
-        if not pidfd_ended(pidfd):
-            kill_group(pid, pidfd)
-            found.append(pid)
+    """Kill what is below the shim and below what is held. Whether to look again: anything may be alive."""
+    try:
+        found = kill_below(os.getppid(), spared)
+        for pid, pidfd in held.items():
+            found += kill_below(pid)
+            if not pidfd_ended(pidfd):
+                kill_group(pid, pidfd)
+                found.append(pid)
+    except OSError:  # no descriptor to look with
+        return True
     return bool(found)
 
 

@@ -388,7 +388,12 @@ class LocalGang:
             self._ask()
         if any(w.record is None for w in self.workers):
             return
-        if self.parts.children.kill_orphans():
+        try:
+            left = bool(self.parts.children.kill_orphans())
+        except OSError as error:  # no descriptor to look with
+            print(f"what workers left behind is looked for again: {error.strerror}", file=sys.stderr, flush=True)
+            left = True
+        if left:
             self._watch_for_stuck()
             return
         if not self._is_written_out():
@@ -577,7 +582,8 @@ class LocalGang:
         self._deaths += 1
         self.parts.loop.forget(w.pidfd)
         if self._may_be_alone(w):  # before its number is free; what has left its session is killed with the gang
-            kill_session(w.pid)
+            with contextlib.suppress(OSError):  # no descriptor to look with: it is killed with the gang
+                kill_session(w.pid)
         if self.parts.guard.release(w.pid):
             w.stopped = w.fenced = self.fenced = True
         if w.by_fork_server:
@@ -742,9 +748,11 @@ class LocalGang:
 
     def _report_stuck(self) -> None:
         self._stuck_check = None
+        self.settle()  # the last look may have failed
         if self.settled:
             return
-        self.stuck = [w.pid for w in self.living()] + self.parts.children.orphans()
+        with contextlib.suppress(OSError):  # no descriptor to look with: as seen last
+            self.stuck = [w.pid for w in self.living()] + self.parts.children.orphans()
         self.parts.changed()
         self._watch_for_stuck()
 

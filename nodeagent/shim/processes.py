@@ -25,6 +25,8 @@ from nodeagent.osutil.linux import (
     prefer_session,
     proc_stat,
     read_children,
+    short,
+    stat_fields,
 )
 
 RLIMITS: dict[str, int] = {
@@ -225,10 +227,12 @@ MOST = 1 << 16
 
 
 def children_of(pid: int) -> list[int]:
-    """Children of all of its threads, zombies included."""
+    """Children of all of its threads, zombies included. Raises OSError if there is no descriptor or memory to look."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 (names only, and half the price)
-    except OSError:
+    except OSError as error:
+        if short(error):
+            raise
         return []
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):  # noqa: PTH110 (a kernel without CONFIG_PROC_CHILDREN)
         return [other for other in pids() if parent_of(other) == pid]
@@ -255,14 +259,15 @@ def below(root: int, spared: Container[int] = ()) -> Iterator[tuple[int, int]]:
 
 def kill_below(root: int, spared: Container[int] = ()) -> list[int]:
     """SIGKILL what is below ``root`` now; returns what was found alive. Call it until nothing is: what a dying process
-    started meanwhile has become a child of the subreaper above it."""
+    started meanwhile has become a child of the subreaper above it. Raises OSError if there is no descriptor or memory
+    to look: there may be others."""
     found = []
     for pid, parent in below(root, spared):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             pidfd = os.pidfd_open(pid)
             try:
-                stat = proc_stat(f"/proc/{pid}/stat")  # after the pidfd pinned it: the number may have been reused
-                if len(stat) > 1 and int(stat[1]) in (parent, root) and not pidfd_ended(pidfd):
+                stat = stat_fields(pid)  # after the pidfd pinned it: the number may have been reused
+                if stat and int(stat[1]) in (parent, root) and not pidfd_ended(pidfd):
                     found.append(pid)
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             finally:

@@ -161,3 +161,13 @@ async def test_a_stop_that_failed_is_asked_for_again(tmp_path: Path) -> None:
             return bench.state().phase == "exited"
 
         await wait_for(asked_again)
+
+
+async def test_what_a_worker_left_is_looked_for_until_it_can_be(tmp_path: Path) -> None:
+    looks = "failing(processes.ShimChildren, 'kill_orphans', [1, 2])"
+    async with open_bench(tmp_path, starved(tmp_path, "gang.STUCK_AFTER = 0.1", looks)) as bench:
+        leaves = "setsid sleep 600 & echo $! > left"
+        before = await bench.ready(make_spec(("sh", "-c", leaves), tmp_path, fork_server=False))
+        status = await bench.run()
+        assert not is_running(int((tmp_path / "left").read_text()))
+        assert status.shim_pid == before.shim_pid

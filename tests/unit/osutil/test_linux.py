@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.osutil.linux import MARK, ReplacedFile, has_mark, is_running, kill_marked, stat_fields, write_atomic
+from nodeagent.osutil.linux import (
+    MARK,
+    ReplacedFile,
+    has_mark,
+    is_running,
+    kill_marked,
+    marked,
+    stat_fields,
+    write_atomic,
+)
+from tests.descriptors import few_files
 from tests.processes import marked_sleep
 
 LIMITED = """
@@ -113,3 +123,21 @@ def test_one_look_kills_what_several_pods_left_and_nothing_else() -> None:
         for process in left:
             process.kill()
             process.wait()
+
+
+def test_without_a_descriptor_nothing_is_taken_for_dead() -> None:
+    pod = (f"starved-{os.getpid()}", os.geteuid())
+    with marked_sleep(pod[0]) as process:
+        try:
+            seen = list[bool]()
+            for count in range(8):
+                with few_files(count):
+                    try:
+                        assert is_running(process.pid)
+                        assert marked({pod}) == {pod: [process.pid]}
+                        seen.append(True)
+                    except OSError:
+                        seen.append(False)
+            assert seen[0] is False and seen[-1] is True
+        finally:
+            process.kill()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from nodeagent.pods import host, pod
 from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, own_folder, promised_number, run_folder
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
+from tests.descriptors import few_files
 from tests.integration.shim_support import make_spec
 from tests.processes import marked_sleep
 
@@ -355,25 +355,6 @@ async def test_a_unit_is_looked_for_beside_the_loop(tmp_path: Path, monkeypatch:
 
 def all_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@contextmanager
-def few_files(count: int) -> Iterator[None]:
-    """So many more can be opened."""
-    files, full = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, files[1]))
-    try:
-        with suppress(OSError):
-            while True:
-                full.append(os.open(os.devnull, os.O_RDONLY))
-        for fd in full[len(full) - count :]:
-            os.close(fd)
-        del full[len(full) - count :]
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, files)
-        for fd in full:
-            os.close(fd)
 
 
 def test_with_too_few_descriptors_a_shim_is_not_seen_and_never_taken_for_another(tmp_path: Path) -> None:

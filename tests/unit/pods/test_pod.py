@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -225,6 +226,30 @@ async def test_a_look_that_fails_is_reported_and_made_again(tmp_path: Path, monk
         why = "the shim died, and what it left behind cannot be looked at: too many open files"
         assert shim.handle.status.reason == why
         look.error = None
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+
+
+async def test_a_cgroup_that_cannot_be_looked_at_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had left its mark behind was taken for dead."""
+    look, full = Look(), [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+    look.gate.set()
+
+    def kill(_: PodCgroup) -> list[int]:
+        for error in full:
+            raise error
+        return []
+
+    monkeypatch.setattr(PodCgroup, "kill", kill)
+    monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
+    monkeypatch.setattr(pod, "STUCK_EVERY", 0.01)
+    async with fake(tmp_path, Sweeper(look)) as shim:
+        shim.handle._cgroup = shim.handle._cgroup or PodCgroup(tmp_path)
+        await dies_and_is_stuck(shim)
+        why = "what it left behind cannot be looked at: [Errno 24] Too many open files"
+        assert shim.handle.status.reason == f"the shim died, and {why}"
+        full.clear()
         await shim.until(lambda: shim.handle.status.phase == "gone")
 
 

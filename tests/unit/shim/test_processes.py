@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
 from nodeagent.osutil.linux import is_running
 from nodeagent.shim.processes import below, children_of, kill_below, parent_of
+from tests.descriptors import few_files
 
 BRANCH = """
 import os, sys, threading, time
@@ -42,6 +44,21 @@ def test_children_in_other_sessions_and_of_other_threads_are_found_and_killed() 
                 pass
             assert not any(map(is_running, pids))
             assert is_running(process.pid)
+        finally:
+            process.kill()
+
+
+def test_without_a_descriptor_nothing_that_lives_is_passed_over() -> None:
+    with subprocess.Popen([sys.executable, "-c", BRANCH], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            pids, looks = {int(process.stdout.readline()) for _ in range(2)}, list[set[int]]()
+            for count in range(8):
+                with few_files(count), suppress(OSError):
+                    looks.append(set(kill_below(process.pid)))
+                if looks:
+                    break
+            assert count > 0 and looks == [pids]
         finally:
             process.kill()
 
