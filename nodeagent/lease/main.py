@@ -105,7 +105,8 @@ class Process:
         self._wake = _listen(wake_socket(self._folder))
         self._saved = read_departure(self._folder)
         now = boottime()
-        granted = {key: read_grant_of(self._grants, key).until for key in grant_keys(self._grants)}
+        self._pods = grant_keys(self._grants)
+        granted = {key: read_grant_of(self._grants, key).until for key in self._pods}
         self._core = Core(now, self._saved, granted, before.last if before is not None else None)
         self._failsafe = Failsafe(self._core, self._promised(now), lambda: os.urandom(16).hex())
         self._table = table_reader(self._folder, self._boot)
@@ -122,7 +123,6 @@ class Process:
         self._ended = False
         self._agent_seen = now
         self._written: dict[str, Grant] = {}
-        self._pods: list[str] = []
         self._look_for_pods = True
         """There may be others than in ``_pods``: at a start, after a word, and at each renewal, if a word was lost."""
         self._unannounced = 0
@@ -213,11 +213,12 @@ class Process:
         return {key: read_obeyed(self._grants, key) for key in self._keys()}
 
     def _keys(self) -> list[str]:
+        """As seen last where there is no looking: others were granted nothing, and these may run still."""
         try:
             return grant_keys(self._grants)
         except OSError as error:
             self._complain("the grants cannot be looked at", error)
-            return []
+            return self._pods
 
     def _receive(self) -> bool:
         """The agent's words. Whether there is something to do at once."""

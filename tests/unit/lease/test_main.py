@@ -36,3 +36,26 @@ def test_it_ends_when_its_folder_is_removed(tmp_path: Path) -> None:
             assert process.wait(BOUND) == 0
         finally:
             process.kill()
+
+
+STARVED = """
+import os, resource, sys
+from pathlib import Path
+from nodeagent.lease.main import Process
+from nodeagent.lease.statefiles import lease_folder, take_lock
+lease_folder(Path(sys.argv[1])).mkdir()
+process = Process(Path(sys.argv[1]), take_lock(lease_folder(Path(sys.argv[1])), ""), None)
+free = os.open(os.devnull, os.O_RDONLY)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+print(process._obeyed())
+"""
+
+
+def test_pods_that_cannot_be_looked_at_may_still_run(tmp_path: Path) -> None:
+    """Without a descriptor there seemed to be none: a life that went gave the lease back under its workers."""
+    make_grant(grants_folder(tmp_path), "p1", os.getuid(), os.getgid())
+    command = [sys.executable, "-c", STARVED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND)
+    assert done.stdout == "{'p1': 0.0}\n", done.stderr
+    assert "the grants cannot be looked at: [Errno 24] Too many open files" in done.stderr
