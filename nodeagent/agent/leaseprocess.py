@@ -313,7 +313,7 @@ class LocalLeaseProcess:
         while True:
             failed = False
             self._changed.clear()
-            holder = find_holder(self._folder)
+            holder = self._holder()
             if holder is None:
                 if not self._wanted():
                     await self._changed.wait()
@@ -332,6 +332,14 @@ class LocalLeaseProcess:
             if failed:
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LAST_RETRY)
+
+    def _holder(self) -> tuple[int, str] | None:
+        """As ``find_holder``; as one that has just begun where there is no looking: it must not be stopped for that."""
+        try:
+            return find_holder(self._folder)
+        except OSError as error:
+            self._complain(f"whether the lease process runs is not to be seen: {error}")
+            return 0, ""
 
     def _renewed(self) -> float:
         """When the last good renewal was sent, as the newest process knows."""
@@ -395,7 +403,7 @@ class LocalLeaseProcess:
         """It has its lock, within so many seconds; not if our child has ended before."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while find_holder(self._folder) is None:
+        while self._holder() is None:
             if loop.time() > end or (self._child is not None and self._child.poll() is not None):
                 return False
             await asyncio.sleep(LOOK)
@@ -410,7 +418,7 @@ class LocalLeaseProcess:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(handle, ended.set)
         try:
-            if find_holder(self._folder) != (pid, version):
+            if self._holder() != (pid, version):
                 return  # the number may have been another's when the handle was made
             if version != __version__:
                 self._log.info("a lease process of another version is replaced", pid=pid, version=version)

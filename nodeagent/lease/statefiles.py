@@ -222,10 +222,10 @@ def take_lock(folder: Path, version: str) -> int | None:
 
 def find_holder(folder: Path) -> tuple[int, str] | None:
     """The lease process's pid and version (empty: it has not written it yet), without ever holding the lock oneself:
-    a lease process that starts at that moment would go again."""
+    a lease process that starts at that moment would go again. Raises OSError where there is no looking."""
     try:
         fd = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+    except FileNotFoundError:
         return None
     try:
         asked = fcntl.fcntl(fd, fcntl.F_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))

@@ -16,6 +16,7 @@ import pytest
 from nodeagent import __version__
 from nodeagent.agent import leaseprocess
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
+from nodeagent.lease.statefiles import lease_folder
 from nodeagent.osutil import units
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
 
@@ -112,3 +113,27 @@ async def test_a_child_that_has_not_taken_its_lock_in_time_is_killed_before_the_
         children[-1].returncode = None  # the agent leaves it behind
         children[-1].kill()
         children[-1].wait()
+
+
+async def test_one_that_cannot_be_looked_for_is_left_alone(tmp_path: Path) -> None:
+    """Without a descriptor to see its lock with, it was taken for dead, and killed to start the next."""
+    config = AgentConfig(dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
+    process = LocalLeaseProcess(config, "n1", cast(Any, SimpleNamespace(reached=None)), "", cast(Any, None))
+    process._order = cast(Any, object())
+    lease_folder(tmp_path).mkdir()
+    (lease_folder(tmp_path) / "lock").symlink_to("elsewhere")
+    with subprocess.Popen(["sleep", "600"]) as child:  # noqa: ASYNC220 (it returns when the program has begun)
+        process._child = child
+        keeping = asyncio.create_task(process.run())
+        try:
+            async with asyncio.timeout(BOUND):
+                while not process._trouble:  # noqa: ASYNC110 - a log line has no event
+                    await asyncio.sleep(0.01)
+            assert "whether the lease process runs is not to be seen: [Errno 40]" in process._trouble
+            assert child.poll() is None
+        finally:
+            keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
+            child.returncode = None  # the agent leaves it behind
+            child.kill()
