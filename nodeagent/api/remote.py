@@ -28,6 +28,7 @@ from nodeagent.api.auth import CALLER, NOBODY, Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
 from nodeagent.api.requests import MAX_BODY
+from nodeagent.osutil.linux import passing
 from nodeagent.osutil.threads import DaemonPool
 from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.spec.errors import Problem, SpecError
@@ -54,7 +55,7 @@ def read_tokens(path: Path) -> Known:
     except OSError as error:
         raise _refused(
             path, f"the tokens file cannot be read: {error.strerror}", "see api.tokens in the config"
-        ) from None
+        ) from error
     mode = stat.S_IMODE(found.st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (0, os.geteuid()):
         what = f"the tokens file has mode {mode:04o} and belongs to uid {found.st_uid}"
@@ -106,6 +107,8 @@ class TokenBook:
                 self._known = read_tokens(path)
             except SpecError as wrong:
                 self._complain(str(wrong))
+                if isinstance(wrong.__cause__, OSError) and passing(wrong.__cause__):
+                    self._version = ()  # read again at the next request, though the file is the same
         return self._known
 
 

@@ -14,6 +14,7 @@ from nodeagent.api import remote
 from nodeagent.api.errors import ApiError
 from nodeagent.api.remote import TokenBook
 from nodeagent.spec.sections import TokenEntry
+from tests.descriptors import few_files
 from tests.integration.remote_support import TOKENS, write_tokens
 
 MANY = 4
@@ -58,3 +59,15 @@ async def test_a_disk_that_hangs_lets_nobody_in_and_holds_up_nothing_else(
     while await name(book) is None:  # the look that hung has found nothing
         assert complaints
     assert await name(book) == "reads"
+
+
+async def test_a_file_that_could_not_be_read_for_want_of_a_descriptor_is_read_again(tmp_path: Path) -> None:
+    """It counted as read: no token was let in until somebody changed the file."""
+    complaints: list[str] = []
+    book = TokenBook(write_tokens(tmp_path / "tokens.yaml", TOKENS), complaints.append)
+    with few_files(0):
+        assert await name(book) is None
+    assert len(complaints) == 1 and "cannot be read: Too many open files" in complaints[0]
+    assert await name(book) == "reads"
+    (tmp_path / "tokens.yaml").chmod(0o644)
+    assert [await name(book), await name(book), len(complaints)] == [None, None, 2], "one that is wrong is read once"
