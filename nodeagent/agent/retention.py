@@ -45,7 +45,7 @@ class Left:
 
 
 def found(dirs: DirsConfig) -> list[Left]:
-    """Blocking. Folders that jobs have here."""
+    """Blocking. Folders that jobs have here. Raises NotSeenError."""
     output = [
         Left(dirs.logs, name, match[1], written)
         for name in _names(dirs.logs)
@@ -142,6 +142,8 @@ def _names(folder: Path) -> list[str]:
     try:
         with UntrustedFolder(folder) as opened:
             return opened.names()
+    except NotSeenError:
+        raise
     except UntrustedError:  # no job has run here yet
         return []
 
@@ -161,6 +163,8 @@ def _written(above: Path, name: str, needs: re.Pattern[str] | None = None) -> fl
             with UntrustedFolder(above, name, f"g{max(numbers)}") as newest:
                 times.append(newest.written)
                 times += [newest.facts(entry).st_mtime for entry in newest.names(100)]
+    except NotSeenError:  # it would seem older than it is
+        raise
     except UntrustedError:
         return max(times, default=None)
     return max(times)

@@ -19,7 +19,7 @@ from typing import Any
 
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.osutil.linux import short, write_atomic
-from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
+from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
 
 log = logging.getLogger(__name__)
 
@@ -109,10 +109,12 @@ def log_folder(logs_dir: Path, job: str, uid: str) -> Path:
 
 def promised_number(state_dir: Path, uid: str) -> int:
     """The highest generation that this pod ever promised; 0 if there is none to be read. The folder is the job's
-    user's: what lies there may be anything."""
+    user's: what lies there may be anything. Raises NotSeenError."""
     try:
         with UntrustedFolder(state_dir, "pods", uid) as folder:
             number = folder.read_object("highest.json").get("number")
+    except NotSeenError:
+        raise
     except UntrustedError:
         return 0
     return number if type(number) is int and 0 < number < 1 << 53 else 0

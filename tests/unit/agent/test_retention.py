@@ -18,6 +18,7 @@ from nodeagent.agent.serve import _retention
 from nodeagent.model.job import JobRecord
 from nodeagent.osutil.untrusted import NotSeenError
 from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
+from tests.descriptors import few_files
 from tests.unit.ctl.samples import job as sample
 from tests.unit.plan.build import NOW as SERVED
 from tests.unit.plan.build import make_cluster
@@ -178,3 +179,19 @@ async def test_of_a_job_that_nobody_knows_one_folder_may_be_all_that_is_left(tmp
         leave(dirs, number, written_days_ago=days)
         (dirs.state / "pods" / uid(number)).rmdir()
     assert await after(dirs, []) == {2}
+
+
+async def test_nothing_seems_old_for_want_of_a_descriptor(tmp_path: Path) -> None:
+    """The newest file was not seen, and what a job had just written went with what was old."""
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    leave(dirs, 1, written_days_ago=30)
+    os.utime(dirs.logs / f"train-{uid(1)[:8]}" / "g3" / "rank0.log", (NOW, NOW))
+    whole, seen = found(dirs), list[bool]()
+    for count in range(12):
+        with few_files(count):
+            try:
+                assert found(dirs) == whole
+                seen.append(True)
+            except NotSeenError:
+                seen.append(False)
+    assert seen[0] is False and seen[-1] is True

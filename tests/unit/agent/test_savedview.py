@@ -18,8 +18,10 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Queue, Queues, QueuesRecord
 from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.model.window import Windows, WindowsRecord
+from nodeagent.osutil.untrusted import NotSeenError
 from nodeagent.pods.folder import promised_number
 from nodeagent.trust.key import ClusterKey
+from tests.descriptors import few_files
 from tests.unit.ctl.samples import job as sample
 from tests.unit.ctl.samples import node
 
@@ -356,3 +358,7 @@ def test_a_promise_is_read_and_nothing_else_is_believed(tmp_path: Path) -> None:
     (tmp_path / "other").write_text('{"number": 7}')
     file.symlink_to(tmp_path / "other")
     assert promised_number(tmp_path, "u") == 0
+    file.unlink()
+    file.write_text('{"number": 7}')
+    with few_files(0), pytest.raises(NotSeenError):
+        promised_number(tmp_path, "u")
