@@ -40,21 +40,22 @@ async def server_context(tls: ApiTlsConfig, node: str, folder: Path) -> tuple[ss
     if tls.cert is not None:
         return await asyncio.to_thread(configured, tls)
     file = folder / MADE
-    if not await asyncio.to_thread(_usable, file):
-        await asyncio.to_thread(_keep, await _make(node), file)
     try:
+        if not await asyncio.to_thread(_usable, file):
+            await asyncio.to_thread(_keep, await _make(node), file)
         return await asyncio.to_thread(_loaded, tls, file, None)
     except (OSError, ValueError) as error:
         raise CertificateError(f"the certificate {file} cannot be used: {_words(error)}") from None
 
 
 def _usable(file: Path) -> bool:
-    """Returns whether an earlier run left a certificate there whose key no other user can have read."""
+    """Returns whether an earlier run left a certificate there whose key no other user can have read. Raises OSError
+    where nobody can say: another one in its place would have another fingerprint."""
     try:
         found = file.stat()
         private = found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         return private and bool(_loaded(ApiTlsConfig(), file, None))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ssl.SSLError, ValueError):
         return False
 
 

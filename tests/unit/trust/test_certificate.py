@@ -41,6 +41,16 @@ def test_its_own_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
     assert [p.name for p in state.iterdir()] == ["api.pem"]
 
 
+def test_its_own_is_not_made_anew_because_it_cannot_be_read_now(tmp_path: Path) -> None:
+    _, first = asyncio.run(server_context(ApiTlsConfig(), "n1", tmp_path))
+    kept = (tmp_path / "api.pem").rename(tmp_path / "kept")
+    (tmp_path / "api.pem").symlink_to("api.pem")
+    with pytest.raises(CertificateError, match="cannot be used: Too many levels of symbolic links"):
+        asyncio.run(server_context(ApiTlsConfig(), "n1", tmp_path))
+    kept.replace(tmp_path / "api.pem")
+    assert asyncio.run(server_context(ApiTlsConfig(), "n1", tmp_path))[1] == first
+
+
 def test_a_configured_one(tmp_path: Path) -> None:
     cert, key = make(tmp_path)
     _, reported = asyncio.run(server_context(ApiTlsConfig(cert=cert, key=key), "n1", tmp_path))
