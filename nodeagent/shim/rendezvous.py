@@ -6,6 +6,7 @@ Standard library only. One address at a time; a newer promise lets go of the old
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -41,8 +42,10 @@ def bind_free(host: str, bounds: tuple[int, int], avoid: int = 0, above: int = 0
                 if reuse:
                     candidate.listen()
                     candidate.shutdown(socket.SHUT_RDWR)  # bound again, no longer listening
-            except OSError:
+            except OSError as error:
                 candidate.close()
+                if error.errno == errno.EADDRNOTAVAIL:  # as of every other port
+                    raise OSError(f"{host} is no address of this machine") from error
                 continue
             return candidate
     raise OSError(f"no free port in {low}-{high} on {host}")

@@ -54,6 +54,11 @@ def test_what_counts_up_from_a_port_stays_in_the_range(low: int, above: int) -> 
             one.close()
 
 
+def test_an_address_of_another_machine_is_named_not_its_ports() -> None:
+    with pytest.raises(OSError, match=r"^192\.0\.2\.1 is no address of this machine$"):
+        bind_free("192.0.2.1", (21_000, 21_009))
+
+
 def test_without_a_store_process_the_workers_start_and_what_it_wrote_is_not_for_all(low: int) -> None:
     def host_store(_host: str, _port: int, _listening: int, answer: int, _forked: Any) -> None:
         os.write(answer, b"RuntimeError: s3cret")
