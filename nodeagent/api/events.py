@@ -102,7 +102,9 @@ class EventRoutes:
                     yield {}
             try:
                 page = await self.view.store.events(after, PAGE)
-            except StoreUnavailableError:
+            except StoreUnavailableError as error:
+                if not follow:  # what was sent is not all that was asked for: it has no end
+                    raise ConnectionError(str(error)) from error
                 page = ()
             after = page[-1].id if page else after
             # an event that cannot be read is left out of its page: only an empty one proves that the log ends there

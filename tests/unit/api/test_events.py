@@ -93,3 +93,19 @@ async def test_following_goes_on_behind_the_newest(bench: Bench, query: str) -> 
         control = job.control.model_copy(update={"desired": "stop", "by": "ann"})
         await bench.view.store.control(job.uid, 1, control, "s", "JobStopRequested", "stop")
         assert json.loads(await answer.content.readline())["kind"] == "JobStopRequested"
+
+
+async def test_a_store_that_goes_away_meanwhile_is_not_the_end_of_the_log(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.fill(20)
+    read = bench.view.store.events
+
+    async def last(*given: Any) -> Any:
+        bench.view.store.away = True
+        return await read(*given)
+
+    monkeypatch.setattr(bench.view.store, "events", last)
+    async with bench._session.get("http://a/v1/events?after=0-0") as answer:
+        lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+    assert len(lines) == events.PAGE and {"end": True} not in lines
