@@ -7,6 +7,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,6 +22,9 @@ MARKER = "nodeagent-committed"
 _NAME = re.compile(r"ckpt-(\d{6,})-step-(\d+)-g(\d+)(-snapshot)?")
 _TALK = re.compile(r"\.writeout-g(\d+)-\w+")
 _PIECE = 1 << 20
+_BROKEN = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""Errors that say that a file is gone or damaged. With any other one (a file server that is away, no right to read)
+nobody knows: it may be whole."""
 
 
 class CheckpointEntry(NamedTuple):
@@ -86,7 +90,8 @@ def write_manifest(folder: Path, files: Mapping[str, Sequence[int]]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, list[int]]:
-    """The files that the manifest names. Raises ValueError with the problem."""
+    """The files that the manifest names. Raises ValueError with the problem; OSError where it could not be
+    looked at."""
     try:
         record = json.loads((folder / MANIFEST).read_text())
         text = record["content"]
@@ -96,12 +101,14 @@ def read_manifest(folder: Path) -> dict[str, list[int]]:
     except FileNotFoundError:
         raise ValueError(f"{folder} has no {MANIFEST}: it was never finished") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno not in _BROKEN:
+            raise
         raise ValueError(f"{folder / MANIFEST} cannot be used: {error}") from error
     return files
 
 
 def damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str:
-    """The problem with these files; "" if there is none."""
+    """The problem with these files; "" if there is none. Raises OSError where they could not be looked at."""
     for name, (size, crc) in sorted(files.items()):
         try:
             found = (folder / name).stat().st_size
@@ -110,6 +117,8 @@ def damage(folder: Path, files: Mapping[str, Sequence[int]]) -> str:
             if checksum(folder / name) != crc:
                 return f"{folder / name} has another checksum than it was written with"
         except OSError as error:
+            if error.errno not in _BROKEN:
+                raise
             return f"{folder / name}: {error.strerror}"
     return ""
 

@@ -11,7 +11,6 @@ can be kept at no step is an error, from the first call on. Must never load a sn
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import sys
@@ -261,7 +260,7 @@ def device_among(types: Sequence[str]) -> torch.device:
 
 def read_written(path: Path, rank: int, world: int) -> Parts:
     """The parts of a written snapshot from which this rank of a gang of ``world`` ranks continues. Raises ValueError
-    with the reason if it cannot."""
+    with the reason if it cannot; OSError where they could not be looked at."""
     named = read_manifest(path)
     own = part_name(rank)
     name = own if own in named else min(named, default="")
@@ -289,11 +288,11 @@ def _checked(path: Path, content: mmap.mmap, header: Header) -> Parts:
 
 def load_written(state: State, path: Path, rank: int, world: int) -> str:
     """Load a written snapshot into the state, in place. Every rank calls it. Returns the first problem of any
-    rank, or ""."""
+    rank, or "". Raises OSError where its files could not be looked at."""
     parts, found, problem = None, {}, ""
     try:
         parts = read_written(path, rank, world)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         problem = str(error)
     problem = next(filter(None, gather(problem, world)), "")
     if parts is None or problem:
@@ -360,6 +359,9 @@ def _written(folder: Path, place: Context) -> list[CheckpointEntry]:
     pointer = entry_of(place.checkpoint)
     mine = [pointer] if pointer is not None else []
     if place.rank == 0:
-        with contextlib.suppress(OSError):  # reading the newest reports the error, on all ranks
+        try:
             mine = candidates(folder, place.checkpoint)
+        except OSError:
+            if not mine:  # else reading the newest reports the error, on all ranks
+                raise
     return [*takewhile(lambda entry: entry.snapshot, gather(mine, place.world_size)[0])]

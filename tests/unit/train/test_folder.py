@@ -91,6 +91,19 @@ def test_every_damage_is_named(tmp_path: Path) -> None:
     assert "No such file" in damage(path, manifest)
 
 
+def test_what_cannot_be_looked_at_is_not_called_damaged(tmp_path: Path) -> None:
+    """A file server that was away cost the newest checkpoint: an older one was loaded, and it was removed."""
+    path = tmp_path / made(tmp_path, 1).name
+    part, manifest = path / "part", read_manifest(path)
+    for file in (part, path / MANIFEST):
+        file.unlink()
+        file.symlink_to(file.name)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        damage(path, manifest)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        read_manifest(path)
+
+
 def test_a_manifest_is_whole_or_none(tmp_path: Path) -> None:
     path = tmp_path / made(tmp_path, 1).name
     text = (path / MANIFEST).read_text()

@@ -142,3 +142,16 @@ def test_a_job_that_is_submitted_again_finds_what_the_one_before_left(
     (tmp_path / later.name).mkdir()
     mark_committed(tmp_path / later.name)
     assert restored(monkeypatch, tmp_path, "") is None, "the script's own is newer"
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job began anew, without a word."""
+    newest = written(tmp_path, kept(0, 1, True, 7))
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        restored(monkeypatch, loop, "")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        restored(monkeypatch, loop, newest.name)
