@@ -68,12 +68,12 @@ ANSWER_LOST = """
 real = client.ForkServer._receive
 def receive(self, message):
     if message["event"] != "reaped" or self.pid is None:
-        real(self, message)
-    elif not {forged}:
-        self.kill()
-        self._unlink()
-    else:
-        real(self, message | {{"status": {forged}}})
+        return real(self, message)
+    if {forged}:
+        return real(self, message | {{"status": {forged}}})
+    self.kill()
+    self._unlink()
+    return bool
 client.ForkServer._receive = receive
 """
 

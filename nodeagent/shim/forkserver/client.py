@@ -15,11 +15,12 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nodeagent.shim.checks import program_words
-from nodeagent.shim.forkserver.pool import Pool
+from nodeagent.shim.forkserver.pool import NO_MESSAGE, Pool
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import start_program
 
@@ -36,8 +37,8 @@ AT_START = ("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_", "LANG", "LC_", "TZ")
 server.py obeys."""
 UNBUFFERED = "PYTHONUNBUFFERED"
 
-_NO_MESSAGE = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
-"""What the job's modules can write where the fork server answers raises one of these."""
+_PID_MAX = 1 << 22
+"""Linux has no larger one."""
 
 Forked = Callable[[int, str], None]
 """pid and "", or 0 and what failed."""
@@ -249,35 +250,41 @@ class ForkServer:
                 self.kill()
                 return
             try:
-                self._receive(json.loads(data))
-            except _NO_MESSAGE as error:
+                follow = self._receive(json.loads(data))
+            except NO_MESSAGE as error:
                 self._notes.append(f"the fork server sent what is no message ({type(error).__name__}): it was ended")
                 self._unlink()
                 self.kill()
+            else:
+                follow()
 
-    def _receive(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> Callable[[], object]:
+        """What is to follow; an error of that is no error of the message."""
         match message["event"]:
             case "warm":
                 self.has_torch = message["torch"]
                 self._notes = [str(note)[:NOTE_CHARS] for note in message["notes"][:NOTES]]
-                if message["unusable"]:
-                    self.give_up(message["unusable"])
-                    return
-                self.warm = True
-                self._changed()
-                self.pool.fill()
+                unusable = str(message["unusable"])
+                return partial(self.give_up, unusable) if unusable else self._warmed
             case "forked":
                 pid = message["pid"]
-                if type(pid) is not int or pid <= 1:
+                if type(pid) is not int or not 1 < pid < _PID_MAX:
                     raise ValueError(f"pid is {pid!r}")
-                self._forks.pop(message["id"])(pid, "")
+                return partial(self._forks.pop(message["id"]), pid, "")
             case "failed":
-                self._forks.pop(message["id"])(0, str(message["error"])[:NOTE_CHARS])
+                return partial(self._forks.pop(message["id"]), 0, str(message["error"])[:NOTE_CHARS])
             case "reaped":
                 status = message["status"]
                 if status != -1:
                     os.waitstatus_to_exitcode(status)  # whoever waits is to get no other: ValueError
-                self._reaps.pop(message["pid"])(status)
+                return partial(self._reaps.pop(message["pid"]), status)
+            case _:
+                return bool  # of a newer fork server: nothing
+
+    def _warmed(self) -> None:
+        self.warm = True
+        self._changed()
+        self.pool.fill()
 
     def _overdue(self, link: socket.socket) -> None:
         if self._link is link and not self.warm:

@@ -28,6 +28,8 @@ PARK_BOUND = 30.0
 """Seconds until one that does not say it is pre-forked is killed."""
 LOSSES = 3
 """When so many have died without a start in between, no more are forked until the next start."""
+NO_MESSAGE = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+"""What the job's modules can write where the fork server answers, or a pre-forked worker, raises one of these."""
 
 
 @dataclass(slots=True)
@@ -156,24 +158,28 @@ class Pool:
             self._lose("" if child.spoilt else why)
             return
         try:
-            self._stated(child, json.loads(data))
-        except (LookupError, TypeError, ValueError, RecursionError):  # what it warmed up with can write here
+            waits = self._stated(child, json.loads(data))
+        except NO_MESSAGE:  # what it warmed up with can write here
             self._note("a pre-forked worker sent what is no message: it was ended")
             child.spoilt = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+            return
+        if waits:
+            self._changed()
+            self.fill()
 
-    def _stated(self, child: Preforked, message: Mapping[str, Any]) -> None:
+    def _stated(self, child: Preforked, message: Mapping[str, Any]) -> bool:
+        """Whether it waits for work now."""
         if message["note"]:
             self._note(f"warming up a pre-forked worker failed: {str(message['note'])[:500]}")
         if message["spoilt"]:
             child.spoilt, self._deep = True, False
             self._note(f"pre-forked workers wait without warming up: {str(message['spoilt'])[:500]}")
-            return
-        child.bound.cancel()
+            return False
         child.private = int(message["private"])
-        self._changed()
-        self.fill()
+        child.bound.cancel()
+        return True
 
     def _overdue(self, child: Preforked) -> None:
         self._note(f"a pre-forked worker was not warm after {PARK_BOUND:.0f} s")

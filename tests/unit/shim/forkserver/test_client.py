@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -37,3 +39,23 @@ def test_what_counts_at_a_programs_start_only_needs_a_start(server: ForkServer, 
 
 def test_one_that_it_has_and_the_worker_has_not(server: ForkServer) -> None:
     assert not server.takes(COMMAND, {k: v for k, v in ENV.items() if k != "PYTHONPATH"})
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [({"event": "forked", "id": 1, "pid": 7}, "_forks"), ({"event": "reaped", "pid": 1, "status": 0}, "_reaps")],
+)
+def test_an_error_of_who_asked_is_not_taken_for_one_of_the_message(message: dict[str, object], asked: str) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("a mistake of ours")
+
+    one = ForkServer(Loop(), lambda: None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        one._link = ours
+        getattr(one, asked)[1] = fails
+        theirs.send(json.dumps(message).encode())
+        with pytest.raises(KeyError, match="a mistake of ours"):
+            one._readable()
+    assert one.notes == []
