@@ -20,9 +20,10 @@ SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
 def watchdog(bench: Bench) -> int | None:
-    """Its pid; None while there is none."""
+    """Its pid; None while there is none. A worker that has only just been forked looks like it."""
     status = bench.state()
-    (found,) = [*(bench.own() - {status.shim_pid, status.fork_server_pid}), None][:1]
+    others = {status.shim_pid, status.fork_server_pid, *(worker.pid for worker in status.workers)}
+    (found,) = [*(bench.own() - others), None][:1]
     return found
 
 
