@@ -377,6 +377,20 @@ def test_who_is_most_above_its_part_gives_first() -> None:
     assert transfers(cluster(8, [A, B, C], *jobs)).stops == {"u-c8": "u-b9"}, "though a's jobs are younger"
 
 
+def test_of_queues_that_are_equally_above_their_parts_the_less_important_and_younger_job_gives_first() -> None:
+    """Each has three nodes, and two are its part: it is decided among the jobs of both, as if of one queue."""
+    early, late = ones("a", [1, 2, 3]), ones("c", [4, 5, 6])
+    favoured = [one.model_copy(update={"spec": one.spec.model_copy(update={"priority": 5})}) for one in late]
+    for running, gives in (
+        ([*early, *late], "u-c6"),
+        ([*late, *early], "u-c6"),
+        ([*ones("a", [1, 2, 3], order=50), *late], "u-a3"),
+        ([*early, *favoured], "u-a3"),
+        ([*favoured, *early], "u-a3"),
+    ):
+        assert transfers(cluster(6, [A, B, C], *running, job("b9", 1, order=9))).stops == {gives: "u-b9"}
+
+
 def test_nobody_gives_anything_who_is_not_needed() -> None:
     """The job of four nodes makes room: then neither the younger one has to, nor the elastic one to give a node."""
     four, one, heavy = job("a1", 4, range(1, 5)), job("a2", 1, [5], order=2), Queue(name="b", weight=4)
