@@ -97,6 +97,15 @@ def test_whose_pod_is_over_cannot_start_again() -> None:
     )
 
 
+def test_which_failure_is_behind_a_restart_is_known_though_another_role_was_started_again_since() -> None:
+    first = promised(1, 1)
+    since = AloneRestart(rank=0, order=1, at=NOW + 5, exit=9, text="server.0, rank 0, failed: exit code 9")
+    now = generation(n1=first.model_copy(update={"alone": (*first.alone, since)}), n2=PodReport(state="succeeded"))
+    fault = find_fault(make_cluster(NODES, job(now)), job(now), 0.0)
+    assert fault is not None and (fault.cause.rank, fault.spend.exit) == (1, 7)
+    assert fault.cause.text.startswith("trainer.0, rank 1, failed: exit code 7 on n1, and trainer cannot be started")
+
+
 def test_all_that_fail_in_one_round_cost_one_restart() -> None:
     now = generation(n1=promised(2, 1, 2), n2=on_n2(promised(2, 2, at=NOW - 5)))
     assert restarts_spent(job(now), NOW) == 2
