@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.lease.grants import NOTHING, GrantReader
-from nodeagent.lease.order import LeaseOrder
+from nodeagent.lease.order import LeaseOrder, order_file
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.statefiles import find_holder
 from nodeagent.model.job import JobEvent
@@ -26,6 +26,7 @@ from nodeagent.store.client import RedisStore, connect
 from tests.contract.bench import Bench
 from tests.integration.lease_support import CLUSTER, LIFE, NODE, POD, Node, order
 from tests.integration.redis_support import Server, Yard, ask, frozen, until, yard
+from tests.processes import few_descriptors
 
 pytestmark = pytest.mark.redis
 KILLS = 100
@@ -276,6 +277,20 @@ async def test_an_order_that_cannot_be_read_changes_nothing(world: World, node: 
     assert node.grant() == before
     node.give(world.order())
     await node.renewed_again()
+
+
+async def test_an_order_that_could_not_be_read_for_a_moment_is_read_again(world: World, node: Node) -> None:
+    """It stays as it is meanwhile: nothing but the next turn brings it. Here the process has no descriptor for it."""
+    world.begin(**PATIENT)
+    await node.renewed_again()
+    assert node.process is not None
+    with few_descriptors(node.process.pid, 0):
+        node.give(world.order(start=2, **PATIENT))
+        await node.until(lambda: f"{order_file(node.folder)} cannot be read" in node.log)
+        assert node.status.of == (LIFE, 1, world.era)
+    await node.until(lambda: node.status.of == (LIFE, 2, world.era))
+    await node.renewed_again()
+    assert node.log.count("cannot be read") == 1
 
 
 # --- who waits

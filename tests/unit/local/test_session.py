@@ -17,6 +17,7 @@ import redis
 from nodeagent.local import control, power, registry, session
 from nodeagent.local.layout import LocalError, LocalFolders, LocalRefusedError, NotFoundError
 from nodeagent.local.registry import LocalCluster
+from tests.processes import few_descriptors
 from tests.unit.local.helpers import is_empty, running, until
 
 pytestmark = pytest.mark.redis
@@ -151,6 +152,19 @@ def test_an_agent_that_says_it_is_hopeless_stays_down_until_its_power_is_switche
     with pytest.raises(LocalError, match="exit 78"):
         session.wait_joined(cluster, 20, ["n1"])
     assert ask(cluster, "start", node="n1")["changed"] is True
+    session.wait_joined(cluster, 20, ["n1"])
+
+
+def test_an_agent_that_cannot_be_started_is_tried_again_and_the_other_nodes_go_on(cluster: LocalCluster) -> None:
+    """As where no further process is allowed: here it lacks descriptors, of which one is left for who asks it."""
+    supervisor, others = ask(cluster, "status")["pid"], pods(cluster, "n2")
+    agent = node(cluster, "n1")["agent_pid"]
+    with few_descriptors(supervisor, 1):
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: node(cluster, "n1")["last_end"] == "not started: Too many open files", "the start fails")
+        assert (node(cluster, "n1")["power"], node(cluster, "n1")["agent_pid"]) == ("on", None)
+        assert "n1: its agent is not started; trying again: [Errno 24]" in cluster.layout.supervisor_log.read_text()
+        assert node(cluster, "n2")["starts"] == 1 and all(map(running, others))
     session.wait_joined(cluster, 20, ["n1"])
 
 
