@@ -15,6 +15,7 @@ from nodeagent.lease.lending import FailsafeAddress, LoanRow, Promises, Table
 from nodeagent.lease.order import LeasePort, Server
 from nodeagent.lease.peers import open_port
 from nodeagent.lease.statefiles import (
+    NOT_BRIDGED,
     Bridged,
     address_reader,
     bridged_reader,
@@ -212,3 +213,38 @@ async def test_an_order_before_any_promise_means_that_some_may_be_lost(pair: tup
     one.node.start()
     await one.node.until(lambda: promises_reader(one.node.folder, boot_id()).once())
     assert one.promises.whole
+
+
+async def test_what_could_not_be_written_is_written_once_it_can_be(pair: tuple[Member, Member]) -> None:
+    """And it is logged once, however often it is tried."""
+    one, other = pair
+    await one.node.until(lambda: one.address and other.address)
+    one.node.kill()
+    before = len(one.node.log)
+    status, bridged = (one.node.folder / f"{name}.json.new" for name in ("status", "failsafe"))
+    for draft in (status, bridged):
+        draft.mkdir()
+        draft.with_suffix("").unlink(missing_ok=True)
+    one.know(other, jobs={UID: LoanRow((1, "g1"), LIVES, LIVES, pod=POD, places={})})
+    one.node.start()
+    await one.node.until(lambda: f"holding (life {LIVES['n1']}): " in one.node.log[before:])
+    await next_turns(one)
+    assert one.node.status.state == "idle", "it is not there"
+    status.rmdir()
+    await one.node.until(lambda: one.node.status.state == "holding" and one.node.status.why)
+    await one.node.until(lambda: f"job {UID} gets no failsafe time" in one.node.log[before:])
+    await next_turns(one)
+    assert one.bridged == NOT_BRIDGED
+    bridged.rmdir()
+    await one.node.until(lambda: one.bridged.refusals == {UID: "n2 does not answer"})
+    lines = one.node.log[before:].splitlines()
+    assert sum("its state cannot be written" in line for line in lines) == 1
+    assert sum("gets no failsafe time" in line for line in lines) == 1
+    assert sum("nodeagent lease: holding (life" in line for line in lines) == 2, "and with why, since the store is away"
+
+
+async def next_turns(member: Member) -> None:
+    """It goes on."""
+    for _ in range(3):
+        turned = member.node.pulse.turned
+        await member.node.until(lambda turned=turned: member.node.pulse.turned > turned)  # type: ignore[misc]
