@@ -1,14 +1,22 @@
-"""Events in lines."""
+"""Events in lines, and following them."""
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
+from typing import ClassVar
+
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
+from nodeagent.ctl import events
 from nodeagent.ctl.events import _text, event_line
 from nodeagent.ctl.main import cli
-from nodeagent.ctl.terminal import printable
+from nodeagent.ctl.terminal import Exit, printable
 
 EVENT = {
     "id": "1700000000000-0", "kind": "GenerationForming", "job": "digits", "node": "", "generation": 3,
@@ -43,3 +51,57 @@ def test_as_yaml_it_reads_back_as_it_was() -> None:
 
 def test_the_help_speaks_of_no_argument_that_is_not_there() -> None:
     assert "argument" not in CliRunner().invoke(cli, ["events", "--help"]).output
+
+
+class Leaving(BaseHTTPRequestHandler):
+    """An agent that sends the next event, and ends in the middle of what follows."""
+
+    answers: ClassVar[list[dict[str, object]]] = []
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.answers.pop(0)).encode() + b"\n")
+
+    def address_string(self) -> str:
+        return "local"
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def test_following_goes_on_where_it_was_and_ends_when_no_agent_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = EVENT | {"id": "1700000001000-0", "kind": "GenerationActive"}
+    monkeypatch.setattr(events, "PATIENCE", 0.5)
+    monkeypatch.setattr(Leaving, "answers", [{"items": [], "next": ""}, EVENT, later])
+    monkeypatch.setattr(Leaving, "asked", [])
+    path = str(tmp_path / "api.sock")
+
+    def follow() -> Result:
+        return CliRunner().invoke(cli, ["events", "--follow", "--agent", path])
+
+    with UnixStreamServer(path, Leaving) as server:
+        server.timeout = 20.0
+
+        def serve() -> None:
+            for _ in range(4):  # the look whether it listens, the nodes, and twice the events
+                server.handle_request()
+            server.server_close()
+
+        agent = threading.Thread(target=serve)
+        agent.start()
+        done = follow()
+        agent.join()
+    assert Leaving.asked[1:] == ["/v1/events?follow=1", f"/v1/events?follow=1&after={EVENT['id']}"]
+    assert done.stdout.splitlines() == [events.HEADING, event_line(EVENT), event_line(later)]
+    first, then = done.stderr.splitlines()
+    assert first.startswith(f"nodeagentctl: no answer from the agent at {path}: ") and "refused" in first
+    assert then.startswith("  next: start one: ")
+    assert done.exit_code == Exit.UNREACHABLE
+    nobody = follow()
+    assert (nobody.exit_code, nobody.stdout) == (Exit.UNREACHABLE, "")
+    assert nobody.stderr.startswith(f"nodeagentctl: no agent listens on {path}\n  next: start one: ")
