@@ -1,9 +1,12 @@
-"""The command lines of podman and Apptainer, and what a node says that cannot run them."""
+"""The command lines of podman and Apptainer, what a node says that cannot run them, and which process is whose."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +115,44 @@ def test_what_a_node_says(tmp_path: Path) -> None:
     assert reason("podman", "/nowhere", "podman", "catatonit").startswith("image /nowhere is not a folder on this node")
     assert reason("podman", "t") == "podman failed with exit code 125: broken store"
     assert reason("apptainer", "/t.sif", "singularity") == "image /t.sif is not on this node"
+
+
+@contextmanager
+def tree() -> Iterator[tuple[int, int]]:
+    """A child of this process, as podman's monitor is one of the shim's, and its own child, the container's first."""
+    with subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as monitor:
+        assert monitor.stdout is not None
+        first = int(monitor.stdout.readline())
+        try:
+            yield monitor.pid, first
+        finally:
+            os.kill(first, signal.SIGKILL)
+
+
+def test_which_process_is_the_workers_is_read_from_its_pidfile(tmp_path: Path) -> None:
+    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE)
+    with tree() as (monitor, first):
+        assert made.process(7, 0) == 7, "there is none yet"
+        (tmp_path / "container-0").write_text(f"{first}\n")
+        assert made.process(7, 0) == first
+        (tmp_path / "container-0").write_text(str(monitor))
+        assert made.process(7, 0) == first, "what it runs, if it is an init"
+        assert made.process(7, 1) == 7, "that is another worker's"
+
+
+def test_no_pidfile_names_a_process_that_is_not_the_pods(tmp_path: Path) -> None:
+    """A container may write into the folder: what the shim signals, and looks at, is its own all the same."""
+    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE)
+    file = tmp_path / "container-0"
+    forged = (os.getpid(), os.getppid(), 1, 0, -1, 1 << 40)
+    for text in (*map(str, forged), "", "x", f"{os.getpid()} 1", "1" * 40, "\xb2"):
+        file.write_text(text)
+        assert made.process(7, 0) == 7, text
+    file.unlink()
+    with tree() as (_, first):
+        (tmp_path / "elsewhere").write_text(str(first))
+        file.symlink_to(tmp_path / "elsewhere")
+        assert made.process(7, 0) == 7, "no link is followed"
+        file.unlink()
+        os.mkfifo(file)
+        assert made.process(7, 0) == 7, "nor a writer waited for"
