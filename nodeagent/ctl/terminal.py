@@ -19,10 +19,13 @@ import click
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """C0 and C1 controls except tab and line end, marks that change the direction of text, and lone surrogates."""
-_COLOUR = re.compile("(\x1b\\[(?:[01]|[39][0-7])?(?:;(?:[01]|[39][0-7]))?m)")
-"""The escape sequences of our own colours: they hide nothing."""
-_LOOK = re.compile("(\x1b\\[[0-9;]{0,24}m)")
-"""The sequences that only change the look of text, as progress bars use them."""
+_END = "\x1b[0m"
+_CODE = "(?:[01]|3[1-69]|9[0-6])"
+_COLOUR = re.compile(f"(\x1b\\[{_CODE}?(?:;{_CODE})?m)")
+"""The escape sequences of our own colours, and of others: without black and white, in which text may not be seen."""
+_PART = "(?:[345]8;5;[0-9]{1,3}|[345]8;2(?:;[0-9]{1,3}){3}|0?[0-79]|(?![345]8)[1-9][0-9]|10[0-7])?"
+_LOOK = re.compile(f"(\x1b\\[(?=[0-9;]{{0,24}}m){_PART}(?:;{_PART})*m)")
+"""The sequences that only change the look of text, as progress bars use them, but 8, which conceals it."""
 
 
 def printable(text: str) -> str:
@@ -36,10 +39,12 @@ def one_line(text: str) -> str:
 
 
 def worker_text(text: str, begin: str = "") -> str:
-    """A worker's output for a terminal, with its line ends and colours. It can return to the start of its own line,
-    where ``begin`` is written again."""
-    shown = f"\r{begin}".join(_kept(part, _LOOK) for part in text.split("\r"))
-    return shown + ("\x1b[0m" if "\x1b" in text else "")
+    """A worker's output for a terminal, with its line ends, and with its colours, which end with it. It can return to
+    the start of its own line, where ``begin`` is written again, as it was."""
+    *before, last = (_kept(part, _LOOK) for part in text.split("\r"))
+    if begin:
+        before = [part + _END if "\x1b" in part else part for part in before]
+    return f"\r{begin}".join([*before, last]) + (_END if "\x1b" in text else "")
 
 
 def _kept(text: str, sequences: re.Pattern[str]) -> str:
@@ -49,9 +54,16 @@ def _kept(text: str, sequences: re.Pattern[str]) -> str:
     return "".join(part if at % 2 else printable(part) for at, part in enumerate(sequences.split(text)))
 
 
+def _closed(line: str) -> str:
+    """The line with an end of the colours that it begins."""
+    found = _COLOUR.findall(line) if "\x1b" in line else []
+    return line + _END if found and found[-1] not in (_END, "\x1b[m") else line
+
+
 def echo(text: str = "", *, err: bool = False, nl: bool = True, file: IO[Any] | None = None) -> None:
-    """Print text that may contain other users' text."""
-    click.echo(_kept(text, _COLOUR), err=err, nl=nl, file=file)
+    """Print text that may contain other users' text. A colour does not outlast its line."""
+    lines = _kept(text, _COLOUR).split("\n")
+    click.echo("\n".join(map(_closed, lines)), err=err, nl=nl, file=file)
 
 
 def status_line(text: str) -> None:
