@@ -61,16 +61,20 @@ def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool,
     """``stop`` or ``delete`` every job of the array, and wait for the end. False if there is no array of this name.
     Raises ``CtlError``."""
     path = array_path(name)
+    what = f"array/{name}"
     try:
+        client.get(path)
         if verb == "delete":
             after = client.change("DELETE", path, request_id)
         else:
             after = client.change("POST", f"{path}/{verb}", request_id)
     except CtlError as error:
-        if error.code == Exit.NOT_FOUND:
-            return False
-        raise
-    what, count = f"array/{name}", len(after["jobs"])
+        if error.code != Exit.NOT_FOUND:
+            raise
+        if error.retried:
+            echo(f"{what} is gone")
+        return error.retried
+    count = len(after["jobs"])
     if no_wait:
         echo(f"{what} {verb} asked for: {count} jobs")
         demand_saved(f"{what} {verb}", after)

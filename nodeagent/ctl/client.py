@@ -253,6 +253,7 @@ class Client:
                     give_up = give_up or time.monotonic() + ASK_AGAIN_FOR
                     unknown = error
                 if unknown is None or error.code != Exit.UNREACHABLE:
+                    error.retried = unknown is not None
                     raise
             # The later refusals say that *they* changed nothing, which is no word about the first attempt.
             if time.monotonic() >= give_up:

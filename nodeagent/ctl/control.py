@@ -181,12 +181,19 @@ def delete(
     client = connect(ctx)
     ref = named_job(client, "delete", job, job_named)
     try:
-        after = client.change("DELETE", job_path(ref), request_id)
+        found = client.get(job_path(ref))
     except CtlError as error:
         if error.code != Exit.NOT_FOUND or not end_all(client, ref, "delete", timeout, no_wait, request_id):
             raise
         return
-    name, uid = after["name"], after["uid"]
+    name, uid = found["name"], found["uid"]
+    try:  # by its uid: where it is asked for again, the name may be that of an older job
+        after = client.change("DELETE", job_path(uid), request_id)
+    except CtlError as error:
+        if error.code != Exit.NOT_FOUND or not error.retried:
+            raise
+        echo(f"job/{name} is gone")
+        return
     if no_wait:
         echo(f"job/{name} delete asked for")
         demand_saved(f"job/{name} delete", after)

@@ -121,6 +121,8 @@ class CtlError(click.ClickException):
         self.problems = tuple(problems)
         self.kind = ""
         """The agent's code for a refusal."""
+        self.retried = False
+        """Of a refusal: the change was sent before, and nobody knows whether that did it."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the failure on stderr."""

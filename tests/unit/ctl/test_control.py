@@ -1,13 +1,18 @@
-"""What ends the wait of ``pause``, ``resume`` and ``restart``."""
+"""What ends the wait of ``pause``, ``resume`` and ``restart``, and what ``delete`` makes of an answer that was lost."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
 
-from nodeagent.ctl import control, waiting
+from nodeagent.ctl import client, control, waiting
 from nodeagent.ctl.main import cli
 
 Json = dict[str, Any]
@@ -75,3 +80,67 @@ def test_an_older_view_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pause_that_was_reached_is_done_though_it_was_resumed_since(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke(monkeypatch, "pause", row(2, "pause"), row(3, "run", "paused"))[:2] == (0, "job/a paused\n")
+
+
+class Losing(BaseHTTPRequestHandler):
+    """An agent whose answers to changes are ``answers``, one by one: a status, or 0: it ends in the middle of it."""
+
+    there: ClassVar[str] = ""
+    """The path of all that there is."""
+    answers: ClassVar[list[int]] = []
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(f"GET {self.path}")
+        self._answer(200 if self.path == self.there else 404)
+
+    def do_DELETE(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(f"DELETE {self.path}")
+        if status := self.answers.pop(0):
+            self._answer(status)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.end_headers()
+        error = {"code": "not_found", "message": "no such thing"}
+        self.wfile.write(json.dumps({"error": error, "name": "digits", "uid": "u1"}).encode())
+
+    def address_string(self) -> str:
+        return "local"
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.mark.parametrize(
+    ("there", "answers", "changes", "code", "out"),
+    [
+        ("/v1/jobs/digits", [0, 404], "/v1/jobs/u1", 0, "job/digits is gone\n"),
+        ("/v1/jobs/digits", [0, 0, 404], "/v1/jobs/u1", 0, "job/digits is gone\n"),
+        ("/v1/jobs/digits", [404], "/v1/jobs/u1", 3, ""),
+        ("/v1/arrays/digits", [0, 404], "/v1/arrays/digits", 0, "array/digits is gone\n"),
+        ("/v1/arrays/digits", [404], "/v1/arrays/digits", 3, ""),
+        ("", [], "", 3, ""),
+    ],
+    ids=["lost", "lost twice", "somebody else's", "an array's lost", "an array of somebody else's", "never there"],
+)
+def test_a_job_that_is_gone_when_its_deletion_is_asked_for_again_was_deleted(
+    there: str, answers: list[int], changes: str, code: int, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first request, perhaps, whose answer was lost. It is asked for by its uid: the name may be another's."""
+    monkeypatch.setattr(client, "ASK_AGAIN_EVERY", 0.0)
+    monkeypatch.setattr(Losing, "there", there)
+    monkeypatch.setattr(Losing, "answers", list(answers))
+    monkeypatch.setattr(Losing, "asked", [])
+    path = str(tmp_path / "api.sock")
+    with UnixStreamServer(path, Losing) as server:
+        agent = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        agent.start()
+        try:
+            done = CliRunner().invoke(cli, ["delete", "digits", "--agent", path])
+        finally:
+            server.shutdown()
+            agent.join()
+    assert (done.exit_code, done.stdout) == (code, out), done.stderr
+    assert [one for one in Losing.asked if not one.startswith("GET")] == [f"DELETE {changes}"] * len(answers)
