@@ -67,7 +67,7 @@ def events(
                     echo(_text(event, fmt))
             break
         except BrokeOffError:
-            if not follow or after is None:
+            if not follow:
                 raise
             time.sleep(POLL)
     if fmt in ("json", "yaml") and not follow:

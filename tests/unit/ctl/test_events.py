@@ -77,7 +77,7 @@ def test_following_goes_on_where_it_was_and_ends_when_no_agent_answers(
 ) -> None:
     later = EVENT | {"id": "1700000001000-0", "kind": "GenerationActive"}
     monkeypatch.setattr(events, "PATIENCE", 0.5)
-    monkeypatch.setattr(Leaving, "answers", [{"items": [], "next": ""}, EVENT, later])
+    monkeypatch.setattr(Leaving, "answers", [{"items": [], "next": ""}, {}, EVENT, later])
     monkeypatch.setattr(Leaving, "asked", [])
     path = str(tmp_path / "api.sock")
 
@@ -88,7 +88,7 @@ def test_following_goes_on_where_it_was_and_ends_when_no_agent_answers(
         server.timeout = 20.0
 
         def serve() -> None:
-            for _ in range(4):  # the look whether it listens, the nodes, and twice the events
+            for _ in range(5):  # the look whether it listens, the nodes, and three times the events
                 server.handle_request()
             server.server_close()
 
@@ -96,7 +96,8 @@ def test_following_goes_on_where_it_was_and_ends_when_no_agent_answers(
         agent.start()
         done = follow()
         agent.join()
-    assert Leaving.asked[1:] == ["/v1/events?follow=1", f"/v1/events?follow=1&after={EVENT['id']}"]
+    asked = "/v1/events?follow=1"
+    assert Leaving.asked[1:] == [asked, asked, f"{asked}&after={EVENT['id']}"]
     assert done.stdout.splitlines() == [events.HEADING, event_line(EVENT), event_line(later)]
     first, then = done.stderr.splitlines()
     assert first.startswith(f"nodeagentctl: no answer from the agent at {path}: ") and "refused" in first
