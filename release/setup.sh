@@ -14,7 +14,8 @@
 #
 # Each version lies in a folder of its own, and /opt/nodeagent/bin points to the one in use: shims, workers and the
 # lease process that were started by the old version find all of their files until the last of them has ended.
-# Exit codes: 0 done, 1 failed (nothing was switched), 2 usage, 3 not in use, 6 refused.
+# A version that does not start is left again: the agent runs the one before.
+# Exit codes: 0 done, 1 failed (what was in use is in use), 2 usage, 3 not in use, 6 refused.
 set -eu
 
 prefix=/opt/nodeagent
@@ -27,6 +28,8 @@ man=/usr/local/share/man
 bash_completion=/usr/local/share/bash-completion/completions/nodeagentctl
 zsh_completion=/usr/local/share/zsh/site-functions/_nodeagentctl
 patience=120 # seconds for jobs to leave, on top of their own grace
+starting=60  # seconds for the agent before to end and the next one to start
+settling=5   # seconds after which an agent that has started must still run
 
 say() { printf '%s\n' "nodeagent: $*"; }
 die() {
@@ -68,15 +71,19 @@ restart() {
     booted || return 0
     systemd-sysusers nodeagent.conf
     systemctl daemon-reload
-    if systemctl is-active --quiet nodeagent; then
-        if [ "$restart" = yes ]; then
-            systemctl restart nodeagent
-            say "the agent has been restarted; training went on"
-        else
-            say "the agent still runs the version before: systemctl restart nodeagent"
-        fi
-        return
+    if ! systemctl is-active --quiet nodeagent; then
+        start
+    elif [ "$restart" != yes ]; then
+        say "the agent still runs the version before: systemctl restart nodeagent"
+    else
+        since=$(date '+%F %T')
+        starts || go_back
+        say "the agent has been restarted; training went on"
     fi
+}
+
+# What does not run now.
+start() {
     if [ "$restart" != yes ]; then
         say "the agent does not run, and was not started: systemctl enable --now nodeagent"
         return
@@ -88,19 +95,45 @@ restart() {
         return
     fi
     if [ -e "$etc/cluster.key" ]; then
-        systemctl start --no-block nodeagent
-        say "the agent starts: systemctl status nodeagent"
+        systemctl restart --no-block nodeagent
+        say "the agent did not run, and starts: systemctl status nodeagent"
     else
         say "no $etc/cluster.key yet. Make one for the cluster (nodeagent keygen $etc/cluster.key), copy it to every" \
             "node, write $etc/nodeagent.yaml, then: systemctl start nodeagent"
     fi
 }
 
-switch_to() {
-    was=$(current)
-    [ -z "$was" ] || [ "$was" = "$1" ] || ln -sfn "versions/$was" "$prefix/previous"
+# Whether the agent starts, and is the same process some seconds later.
+starts() {
+    timeout "$starting" systemctl restart nodeagent || return 1
+    pid=$(systemctl show -P MainPID nodeagent)
+    sleep "$settling"
+    systemctl is-active --quiet nodeagent && [ "$(systemctl show -P MainPID nodeagent)" = "$pid" ]
+}
+
+# After a start that failed: the version before is in use again, and so is what `rollback` goes back to.
+go_back() {
+    failed=$(current)
+    log="its log: journalctl -u nodeagent --since '$since'"
+    [ -n "$was" ] || die 1 "the agent of $failed does not start; $log"
+    use "$was"
+    if [ -n "$older" ]; then ln -sfn "$older" "$prefix/previous"; else rm -f "$prefix/previous"; fi
+    starts || die 1 "the agent of $failed does not start, and that of $was, which is in use again, does not either: this" \
+        "node has no agent; $log. Mend what it says, then: systemctl restart nodeagent"
+    die 1 "the agent of $failed does not start; $log. The agent of $was runs again. Mend what the log says, then do" \
+        "this again"
+}
+
+use() {
     ln -sfn "versions/$1/bin" "$prefix/bin.new"
     mv -fT "$prefix/bin.new" "$prefix/bin"
+}
+
+switch_to() {
+    was=$(current)
+    older=$(readlink "$prefix/previous" 2>/dev/null) || true
+    [ -z "$was" ] || [ "$was" = "$1" ] || ln -sfn "versions/$was" "$prefix/previous"
+    use "$1"
 }
 
 # Versions that are neither in use, nor the one to roll back to, nor run by anybody.
@@ -167,6 +200,8 @@ do_install() {
     fi
     if [ "$(current)" = "$version" ]; then
         say "$version is installed already"
+        was=$version
+        ! booted || systemctl is-active --quiet nodeagent || start
         return
     fi
     [ "$files" = no ] || install_files
