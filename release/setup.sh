@@ -45,13 +45,23 @@ usage() {
 booted() { [ -d /run/systemd/system ]; }
 current() { readlink "$prefix/bin" 2>/dev/null | sed 's|^versions/||; s|/bin$||'; }
 
-# Processes that were started from a version's folder (all, or shims only): one command line each.
+# Processes that were started from a version's folder: one line each, its id and its command.
 users_of() {
-    for line in /proc/[0-9]*/cmdline; do
-        tr '\0' ' ' <"$line" 2>/dev/null | grep -F -e "$1/" || true
+    for process in /proc/[0-9]*; do
+        tr '\0' ' ' 2>/dev/null <"$process/cmdline" | grep -F -e "$1/" | sed "s|^|${process#/proc/} |" || true
     done
 }
-shims() { users_of "$prefix/versions" | grep -F -e '-m nodeagent.shim ' || true; }
+every_shim() { users_of "$prefix/versions" | grep -F -e '-m nodeagent.shim ' || true; }
+# Those of the node's own agent: systemd started them in its slice, or they have its folder. The others are of people's own
+# clusters (nodeagentctl local, run --local).
+shims() {
+    every_shim | while read -r pid command; do
+        case $command in
+        *' -m nodeagent.shim /run/nodeagent/pods/'*) echo "$pid" ;;
+        *) ! grep -qs '/nodeagent\.slice/' "/proc/$pid/cgroup" || echo "$pid" ;;
+        esac
+    done
+}
 
 # The first Python that this bundle has compiled wheels for.
 find_python() {
@@ -238,6 +248,7 @@ do_remove() {
         patience=$((patience - 1))
         sleep 1
     done
+    others=$(every_shim | wc -l)
     if [ "$files" = yes ]; then
         rm -f "$units/nodeagent.service" "$units/nodeagent.slice" /etc/sysusers.d/nodeagent.conf \
             /etc/tmpfiles.d/nodeagent.conf "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
@@ -246,6 +257,8 @@ do_remove() {
     fi
     rm -rf "$prefix/versions" "$prefix" # this script after what takes long
     say "removed"
+    [ "$others" -eq 0 ] ||
+        say "$others pods of people's own (nodeagentctl local, run --local) ran from its files, and may fail"
 }
 
 do_purge() {

@@ -98,7 +98,7 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
         fails 6 /opt/nodeagent/setup rollback
 
         # A shim of the first version lives through two upgrades, and finds its files.
-        /opt/nodeagent/$first/python -c 'import time; time.sleep(300)' -m nodeagent.shim pod &
+        /opt/nodeagent/$first/python -c 'import time; time.sleep(300)' -m nodeagent.shim /run/nodeagent/pods/pod &
         shim=$!
         sh /mnt/b/setup.sh install
         second=$(current)
@@ -121,7 +121,13 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
         sh /mnt/c/setup.sh install
         [ ! -e /opt/nodeagent/$first ]  # nobody runs it any more
         fails 2 /opt/nodeagent/setup remove --now
+        /opt/nodeagent/$(current)/python -c 'import time; time.sleep(300)' \\
+            -m nodeagent.shim /tmp/nodeagent-1000/local/it/n1/pods/pod & # a person's own: no reason to stay
+        local=$!
         /opt/nodeagent/setup remove
+        [ ! -e /opt/nodeagent ]
+        kill $local
+        wait $local || true
         [ -e /etc/nodeagent/nodeagent.yaml ]
         sh /mnt/a/setup.sh install
         /opt/nodeagent/setup purge
@@ -130,6 +136,7 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
     )
     assert f"nodeagentctl {__version__}" in output
     assert "is installed already" in output
+    assert "1 pods of people's own" in output
 
 
 def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:

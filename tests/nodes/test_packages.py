@@ -76,3 +76,17 @@ def test_no_upgrade_leaves_the_node_without_an_agent(machine: Node) -> None:
 
     setup(machine, "new")
     assert running(machine).parent == in_use(machine) != old
+
+
+def test_only_the_agents_own_pods_keep_the_package(machine: Node) -> None:
+    setup(machine, "new")
+    python = f"{in_use(machine)}/python"
+    shim = (python, "-c", "import time; time.sleep(1000)", "-m", "nodeagent.shim")
+    machine.run("systemd-run", "--slice=nodeagent.slice", "--unit=nodeagent-pod-own", *shim, "/data/run/pods/ab")
+    machine.run("systemd-run", "--unit=local", *shim, "/run/user/1000/nodeagent/local/it/n1/pods/ab")
+    refused = machine.run("/opt/nodeagent/setup", "remove", check=False)
+    assert (refused.returncode, refused.stderr.count("1 pods live here")) == (6, 1), refused.stdout + refused.stderr
+    machine.run("systemctl", "stop", "nodeagent-pod-own")
+    removed = machine.run("/opt/nodeagent/setup", "remove", limit=180)
+    assert "1 pods of people's own" in removed.stdout
+    assert not is_active(machine)

@@ -1,5 +1,5 @@
 """What ``release/setup.sh`` does with the agent's unit: it starts none that an operator stopped for good, and leaves no
-node without an agent."""
+node without an agent. And whose shims it counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Played:
 
 
 def play(folder: Path, lines: str, *has: str, **values: str) -> Played:
-    """``lines`` after the script's own functions, where ``folder`` is config and program. OLD is in use."""
+    """``lines`` after the script's own functions, where ``folder`` is config, program and /proc. OLD is in use."""
     for version in (OLDEST, OLD, NEW):
         (folder / "versions" / version / "bin").mkdir(parents=True, exist_ok=True)
         (folder / "versions" / version / ".complete").touch()
@@ -56,7 +56,7 @@ def play(folder: Path, lines: str, *has: str, **values: str) -> Played:
     if KEY in has:
         (folder / "cluster.key").touch()
     functions = SETUP.read_text().partition("[ $# -ge 1 ] || usage")[0]
-    functions = functions.replace("systemd-sysusers", "sysusers")
+    functions = functions.replace("systemd-sysusers", "sysusers").replace("/proc/", f"{folder}/proc/")
     settings = {
         "etc": str(folder), "prefix": str(folder), "restart": "yes", "newest": NEW, "broken": "", "loops": "",
         "active": "yes" if ACTIVE in has else "no", "enabled": "yes" if ENABLED in has else "no",
@@ -159,3 +159,23 @@ def test_what_is_installed_already_is_started_if_it_should_run(
     played = play(tmp_path, "do_install\n", *has, newest=OLD)
     assert (played.code, played.asked) == (0, asked), played
     assert reported in played.reported
+
+
+def test_only_shims_of_the_nodes_own_agent_count(tmp_path: Path) -> None:
+    """People's own local clusters kept the program from being removed."""
+    python = f"{tmp_path}/versions/{OLD}/bin/python -sP -m nodeagent.shim"
+    own, unit, local, roots, elsewhere = "11", "12", "13", "14", "15"
+    processes = {
+        own: (f"{python} /run/nodeagent/pods/0123456789 5", "0::/"),
+        unit: (f"{python} /data/run/pods/0123456789", "0::/nodeagent.slice/nodeagent-pod-0123456789-ab.service"),
+        local: (f"{python} /run/user/1000/nodeagent/local/it/n1/pods/0123456789 5", "0::/user.slice/session.scope"),
+        roots: (f"{python} /run/nodeagent/local/it/n1/pods/0123456789 5", "0::/user.slice/session.scope"),
+        elsewhere: ("/usr/bin/python3 -m nodeagent.shim /run/nodeagent/pods/0123456789", "0::/"),
+        "16": (f"{tmp_path}/versions/{OLD}/bin/nodeagent run", "0::/system.slice/nodeagent.service"),
+    }
+    for pid, (command, group) in processes.items():
+        (tmp_path / "proc" / pid).mkdir(parents=True)
+        (tmp_path / "proc" / pid / "cmdline").write_text(command.replace(" ", "\0") + "\0")
+        (tmp_path / "proc" / pid / "cgroup").write_text(group + "\n")
+    played = play(tmp_path, 'say own $(shims), all $(every_shim | cut -d" " -f1)\n')
+    assert played.reported == f"say own {own} {unit}, all {own} {unit} {local} {roots}", played
