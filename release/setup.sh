@@ -171,6 +171,22 @@ install_files() {
     ln -sfn "$prefix/bin/nodeagentctl" /usr/local/bin/nodeagentctl
     ln -sfn "$prefix/bin/nodeagent-run" /usr/local/bin/nodeagent-run
 }
+remove_files() {
+    rm -f "$units/nodeagent.service" "$units/nodeagent.slice" /etc/sysusers.d/nodeagent.conf \
+        /etc/tmpfiles.d/nodeagent.conf "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
+        /usr/local/bin/nodeagent /usr/local/bin/nodeagentctl /usr/local/bin/nodeagent-run
+}
+
+# A bundle's files come before the package's: systemd reads /etc/systemd first. Without the bundle's link they are an
+# administrator's own.
+leave_bundle() {
+    [ "$(readlink /usr/local/bin/nodeagent)" = "$prefix/bin/nodeagent" ] || return 0
+    remove_files
+    ! booted || systemctl daemon-reload
+    [ ! -L "$units/multi-user.target.wants/nodeagent.service" ] || systemctl reenable --quiet nodeagent
+    say "a bundle was installed here: its files in /etc and /usr/local are removed, the package's take their place" \
+        "(those of its unit from the agent's next start)"
+}
 
 name_version() {
     wheel=$(ls "$here"/wheels/nodeagent-*.whl) || die 1 "$here/wheels holds no nodeagent: unpack the bundle again"
@@ -208,6 +224,7 @@ do_install() {
         "$folder/bin/nodeagent" check-config "$etc/nodeagent.yaml" >/dev/null ||
             die 1 "this version does not take $etc/nodeagent.yaml (above); nothing has been switched"
     fi
+    [ "$files" = yes ] || leave_bundle
     if [ "$(current)" = "$version" ]; then
         say "$version is installed already"
         was=$version
@@ -250,9 +267,7 @@ do_remove() {
     done
     others=$(every_shim | wc -l)
     if [ "$files" = yes ]; then
-        rm -f "$units/nodeagent.service" "$units/nodeagent.slice" /etc/sysusers.d/nodeagent.conf \
-            /etc/tmpfiles.d/nodeagent.conf "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
-            /usr/local/bin/nodeagent /usr/local/bin/nodeagentctl /usr/local/bin/nodeagent-run
+        remove_files
         booted && systemctl daemon-reload
     fi
     rm -rf "$prefix/versions" "$prefix" # this script after what takes long

@@ -165,6 +165,34 @@ def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
     assert f"nodeagentctl {__version__}" in output
 
 
+def test_a_debian_package_over_a_bundle(bundles: Path, tmp_path: Path) -> None:
+    """The bundle's unit stayed in /etc, and came before the package's. One that an administrator wrote there stays."""
+    if shutil.which("dpkg") is None:
+        pytest.skip("no dpkg on this machine")
+    output = inside(
+        bundles,
+        tmp_path,
+        """
+        rm -f /etc/dpkg/dpkg.cfg.d/docker
+        sh /mnt/a/setup.sh install
+        dpkg --force-depends -i /mnt/nodeagent_*.deb
+        for path in /etc/systemd/system/nodeagent.service /etc/systemd/system/nodeagent.slice \\
+            /etc/sysusers.d/nodeagent.conf /etc/tmpfiles.d/nodeagent.conf /usr/local/bin/nodeagent; do
+            [ ! -e $path ]
+        done
+        [ -s /usr/lib/systemd/system/nodeagent.service ]
+        /usr/bin/nodeagent --version
+        echo '[Unit]' >/etc/systemd/system/nodeagent.service
+        dpkg --force-depends -i /mnt/nodeagent_*.deb
+        [ -s /etc/systemd/system/nodeagent.service ]
+        rm /etc/systemd/system/nodeagent.service
+        dpkg -P nodeagent
+        nothing_left
+        """,
+    )
+    assert output.count("a bundle was installed here") == 1
+
+
 def test_no_wheels_for_the_python_that_is_there(bundles: Path, tmp_path: Path) -> None:
     inside(
         bundles,

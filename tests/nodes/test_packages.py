@@ -78,6 +78,21 @@ def test_no_upgrade_leaves_the_node_without_an_agent(machine: Node) -> None:
     assert running(machine).parent == in_use(machine) != old
 
 
+def test_the_packages_unit_takes_the_place_of_the_bundles(machine: Node) -> None:
+    setup(machine, "new")
+    running(machine)
+    package = next(machine.here("/shared").glob("*.deb"))
+    done = machine.run("dpkg", "-i", f"/shared/{package.name}", check=False, limit=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a bundle was installed here" in done.stdout
+    unit = machine.run("systemctl", "show", "-P", "FragmentPath", UNIT).stdout.strip()
+    assert unit.removeprefix("/usr") == f"/lib/systemd/system/{UNIT}"
+    link = machine.run("readlink", f"/etc/systemd/system/multi-user.target.wants/{UNIT}").stdout.strip()
+    assert link.endswith(f"/lib/systemd/system/{UNIT}")
+    assert machine.run("systemctl", "is-enabled", UNIT).stdout == "enabled\n"
+    assert running(machine).parent == in_use(machine)
+
+
 def test_only_the_agents_own_pods_keep_the_package(machine: Node) -> None:
     setup(machine, "new")
     python = f"{in_use(machine)}/python"
