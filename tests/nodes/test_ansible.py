@@ -285,6 +285,32 @@ def test_an_upgrade_that_stopped_halfway_is_completed_and_undone(
     assert workers(bare) == before
 
 
+def test_a_version_that_does_not_start_is_left_again(
+    bare: Lab, rollout: Rollout, bundles: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The first node of a roll-out stayed without an agent."""
+    count(bare)
+    before, old = workers(bare), versions(bare)
+    folder = shutil.copytree(bundles[0].with_name("old"), tmp_path / "broken")
+    with zipfile.ZipFile(next(folder.glob("wheels/nodeagent-*.whl")), "a") as archive:
+        archive.writestr("broken.pth", "import os, sys; 'run' in sys.orig_argv and os._exit(1)\n")
+    bundle.pack(folder, tmp_path / "broken.tar.gz")
+    rollout.variables["nodeagent_bundle"] = str(tmp_path / "broken.tar.gz")
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    try:
+        play = rollout.play("agents")
+    finally:
+        rollout.variables["nodeagent_bundle"] = str(bundles[0])
+        rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    assert play.code != 0, play.text
+    assert f"back to {Path(*old).parent.name}" in " ".join(play.text.split()), play.text
+    assert versions(bare) == old
+    active = ("systemctl", "is-active", "nodeagent")
+    until(lambda: all(bare.nodes[n].run(*active, check=False).stdout == "active\n" for n in NODES), "every agent runs")
+    assert running(bare) == old
+    assert workers(bare) == before
+
+
 def test_one_node_cannot_be_reached(bare: Lab, rollout: Rollout) -> None:
     """The others get the new config; the job's worker there is nobody's affair."""
     rollout.variables["nodeagent_labels"] = {"rack": "r1"}
