@@ -18,6 +18,9 @@ settings.load_profile("nodeagent")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited from a script's & by the tools under test, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # inherited from nohup by what is to notice a lost terminal
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 if os.getsid(0) == 0:  # begun from outside this PID namespace: a shim knows its workers by their sessions
     os.setsid()
 

@@ -74,6 +74,14 @@ class CommandRunner(Protocol):
         ...
 
 
+def _runs(attempt: Attempt) -> bool:
+    """Its process is there; also while there is no descriptor to look with."""
+    try:
+        return start_time(attempt.pid) == attempt.start and is_running(attempt.pid)
+    except OSError:
+        return True
+
+
 class Commands:
     """Those of the config."""
 
@@ -103,15 +111,15 @@ class Commands:
         return Ended(FAILED, failed) if failed else ended
 
     async def outlived(self, attempt: Attempt, seconds: float) -> None:
-        if not attempt.pid or start_time(attempt.pid) != attempt.start:
+        if not attempt.pid or not _runs(attempt):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0.0)):
-                while start_time(attempt.pid) == attempt.start and is_running(attempt.pid):  # noqa: ASYNC110  # not ours
+                while _runs(attempt):  # noqa: ASYNC110  # not ours
                     await asyncio.sleep(LOOK)
                 return
-        if start_time(attempt.pid) == attempt.start:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(OSError):  # it is gone, or no descriptor to look with
+            if start_time(attempt.pid) == attempt.start:
                 os.killpg(attempt.pid, signal.SIGKILL)
 
     async def _run(
@@ -122,7 +130,11 @@ class Commands:
             process, output = await asyncio.to_thread(self._start, kind, argv, reported)
         except OSError as error:
             return Ended(127, f"{error.filename or argv[0]} cannot be started: {error.strerror}"), ""
-        await started(process.pid, start_time(process.pid) or 0)
+        try:
+            began = start_time(process.pid) or 0
+        except OSError:  # no descriptor to look with
+            began = 0
+        await started(process.pid, began)
         if await ends(process, deadline):
             code = process.returncode if process.returncode >= 0 else 128 - process.returncode
             text = await _end_of(output)

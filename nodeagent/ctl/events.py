@@ -14,6 +14,8 @@ from nodeagent.ctl.waiting import PATIENCE, POLL
 
 Json = dict[str, Any]
 
+MOST_BREAKS = 20
+"""Times in a row that a connection may break off before the next event."""
 
 HEADING = f"{'TIME':<19}  {'KIND':<18}  ABOUT AND WHY"
 
@@ -53,11 +55,11 @@ def events(
     if follow:
         client.endure(PATIENCE)
     seen: list[Json] = []
-    headed = False
+    headed, breaks = False, 0
     while True:
         try:
             for event in client.stream("/v1/events", follow=follow, limit=limit, after=after, job=job_named):
-                after, limit = event["id"], None
+                after, limit, breaks = event["id"], None, 0
                 if fmt in ("json", "yaml") and not follow:
                     seen.append(event)
                 else:
@@ -67,7 +69,8 @@ def events(
                     echo(_text(event, fmt))
             break
         except BrokeOffError:
-            if not follow:
+            breaks += 1
+            if not follow or breaks > MOST_BREAKS:
                 raise
             time.sleep(POLL)
     if fmt in ("json", "yaml") and not follow:

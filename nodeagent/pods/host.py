@@ -399,7 +399,13 @@ class ShimHost:
 
 
 def _promised_numbers(state_dir: Path, uids: Iterable[str]) -> dict[str, int]:
-    return {uid: number for uid in uids if (number := promised_number(state_dir, uid))}
+    found = {}
+    for uid in uids:
+        try:
+            found[uid] = promised_number(state_dir, uid)
+        except NotSeenError as error:
+            log.warning("what pod %s promised is unknown and counts as nothing: %s", uid, error)
+    return {uid: number for uid, number in found.items() if number}
 
 
 async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> tuple[int, int]:

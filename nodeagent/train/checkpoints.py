@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from nodeagent.train.context import context
 from nodeagent.train.flat import State
 from nodeagent.train.folder import CheckpointEntry
 from nodeagent.train.link import Link, LinkError
-from nodeagent.train.snapshots import announce, load_written, own_snapshots
+from nodeagent.train.snapshots import announce, gather_seen, load_written, own_snapshots
 
 COMMIT_BOUND = 60.0
 """Seconds to wait until the store has accepted a checkpoint that is on the disk."""
@@ -190,7 +191,8 @@ class Checkpoints:
             if entry.snapshot:
                 problem = load_written(state, path, self._rank, self._world)
             else:
-                problem = next(filter(None, self._gathered(self._damage(path))), "")
+                damage = gather_seen(partial(self._damage, path), "", self._gathered)
+                problem = next(filter(None, damage), "")
             if problem:
                 self._damaged.add(entry)
                 if self._rank == 0:

@@ -16,7 +16,8 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -231,6 +232,21 @@ def gather(mine: T, world: int) -> list[T]:
     return found
 
 
+def gather_seen(look: Callable[[], T], nothing: T, gathered: Callable[[Any], list[Any]]) -> list[T]:
+    """A collective: what ``look`` returns, of all ranks, by rank. Its OSError of any rank is raised on all: who waited
+    for one that has raised it would wait for ever. ``nothing``: in its place; ``gathered``: as ``gather``."""
+    mine, unseen = nothing, None
+    try:
+        mine = look()
+    except OSError as error:
+        unseen = error
+    found = gathered((mine, unseen))
+    for failed in (of_rank for _, of_rank in found):
+        if failed is not None:
+            raise failed
+    return [one for one, _ in found]
+
+
 def hand_out(giver: int, given: Parts | None, wanted: bool) -> Parts | None:
     """A collective: sends the giver's value (None on all others) to the ranks that want it; the other ranks
     take part and get None."""
@@ -289,16 +305,20 @@ def _checked(path: Path, content: mmap.mmap, header: Header) -> Parts:
 def load_written(state: State, path: Path, rank: int, world: int) -> str:
     """Load a written snapshot into the state, in place. Every rank calls it. Returns the first problem of any
     rank, or "". Raises OSError where its files could not be looked at."""
-    parts, found, problem = None, {}, ""
-    try:
-        parts = read_written(path, rank, world)
-    except ValueError as error:
-        problem = str(error)
-    problem = next(filter(None, gather(problem, world)), "")
-    if parts is None or problem:
+    parts, found = list[Parts](), {}
+
+    def read() -> str:
+        try:
+            parts.append(read_written(path, rank, world))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    problem = next(filter(None, gather_seen(read, "", partial(gather, world=world))), "")
+    if problem:
         return problem
     try:
-        found = put_together(*parts, state)
+        found = put_together(*parts[0], state)
     except ValueError as error:
         problem = str(error)
     problem = next(filter(None, gather(problem, world)), "")
@@ -358,10 +378,17 @@ def _written(folder: Path, place: Context) -> list[CheckpointEntry]:
     checkpoint of the script's own do not count: it is better, and the script's to load."""
     pointer = entry_of(place.checkpoint)
     mine = [pointer] if pointer is not None else []
-    if place.rank == 0:
+
+    def look() -> list[CheckpointEntry]:
+        if place.rank:
+            return []
         try:
-            mine = candidates(folder, place.checkpoint)
+            return candidates(folder, place.checkpoint)
         except OSError:
-            if not mine:  # else reading the newest reports the error, on all ranks
+            if not mine:  # else reading the newest reports the error
                 raise
-    return [*takewhile(lambda entry: entry.snapshot, gather(mine, place.world_size)[0])]
+            return mine
+
+    return [
+        *takewhile(lambda entry: entry.snapshot, gather_seen(look, mine, partial(gather, world=place.world_size))[0])
+    ]

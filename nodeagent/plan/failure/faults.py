@@ -539,6 +539,11 @@ def all_succeeded(job: JobRecord) -> bool:
     return all(r is not None and (r.completed if role else r.state == "succeeded") for r in reports)
 
 
+def is_finishing(generation: Generation) -> bool:
+    """Some of its pods have ended."""
+    return any(final_report(report) for report in generation.reports.values())
+
+
 def final_report(report: PodReport | None) -> bool:
     """The pod will say nothing more."""
     return report is not None and report.state != "running"

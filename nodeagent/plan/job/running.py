@@ -134,6 +134,7 @@ def still(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
 
 def _healthy_gang(cluster: Cluster, job: JobRecord, generation: Generation, wall: float) -> Decision:
     sick, kept = sick_members(cluster, generation)
+    sick = tuple(one for one in sick if not faults.final_report(generation.reports.get(one.node)))  # nothing runs there
     change = _change(cluster, job, generation, sick, wall)
     stalled = watching(generation)
     notes = (*((stalled,) if stalled else ()), *kept)
@@ -256,8 +257,9 @@ def _change(cluster: Cluster, job: JobRecord, generation: Generation, sick: Sequ
 
 
 def _finishing(generation: Generation) -> Decision | None:
-    """A gang of which some pods have finished does not grow: the others are about to."""
-    if any(faults.final_report(r) for r in generation.reports.values()):
+    """A gang of which some pods have finished does not grow: the others are about to finish. Nor does it make room
+    for others (``queueing/transfers.py``)."""
+    if faults.is_finishing(generation):
         return Decision(None, ("some pods have finished; waits for the others",))
     return None
 

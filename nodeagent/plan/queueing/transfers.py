@@ -17,6 +17,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.failure.faults import is_finishing
 from nodeagent.plan.fairshare.queues import shared
 from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
@@ -83,6 +84,10 @@ class _Claim:
             self._open[name] = self._may_lose(donor, NO_USE)
         return self._open[name]
 
+    def may_get(self, donor: JobRecord, use: Resources) -> bool:
+        """The donor may give this much, if it gives nothing else."""
+        return self._may_lose(donor, use)
+
     def release(self, donor: JobRecord, use: Resources) -> bool:
         """The donor gives this much, if its queue may."""
         may = self._may_lose(donor, use)
@@ -119,7 +124,7 @@ class TransferPlanner:
         """Idle nodes, and nodes given back, that somebody is to have."""
         self._size = {j.uid: len(survivors(cluster, j)) for j in self._borrowers}
         """How many nodes each has, or is to have."""
-        self._lent = {j.uid: list(lent(cluster, j)) for j in self._borrowers}
+        self._lent = {j.uid: _given_back(cluster, j) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
         self.stops: dict[str, str] = {}
         self._run: dict[str, list[JobRecord]] | None = None
@@ -195,11 +200,13 @@ class TransferPlanner:
             [n for j in self._borrowers if j is not job for n in self._lent[j.uid] if self._returns(j, n, job)]
         )
         if self._shared:
-            donors = self._donors(job, wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec))
+            needs = wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec)
+            claim = _Claim(job, needs, lack, self._reclaim, self._reclaim.owns(job, needs), self._rounded)
             above, all_of = list[str](), list[str]()
-            for donor in donors:
+            for donor in self._donors(job, needs):
                 kept = self._kept(donor, ())
                 able = [m.node for m in kept if self._fits(job, m.node, donor.uid)]
+                able = [n for n in able if claim.may_get(donor, self._books.use_on(donor, n))]
                 all_of += able
                 spare = {m.node for m in self._above_min(donor, ())}
                 above += [n for n in able if n in spare]
@@ -568,6 +575,8 @@ class TransferPlanner:
             for job in self._cluster.jobs.values():
                 if job.generation is None or job.generation.state != "active" or job.control.desired != "run":
                     continue
+                if is_finishing(job.generation):  # its nodes will be free in a moment
+                    continue
                 if job.uid not in self._cluster.refused:
                     self._run.setdefault(job.spec.queue, []).append(job)
             for jobs in self._run.values():
@@ -691,6 +700,12 @@ class TransferPlanner:
             by = (self._reserved.found[i] for i in kept.by)
             self._lacking[kept.by] = [one for one in by if one.nodes and one.uid not in self._provided]
         return self._lacking[kept.by]
+
+
+def _given_back(cluster: Cluster, job: JobRecord) -> list[str]:
+    """What the job may have to give back: nothing, once some of its pods have ended."""
+    generation = job.generation
+    return [] if generation is not None and is_finishing(generation) else [*lent(cluster, job)]
 
 
 def _gives_first(job: JobRecord) -> tuple[int, int]:

@@ -10,10 +10,10 @@ do
   local served, keep_clock, meta
   if quiet then
     served, keep_clock, meta = usual_clock(asked.era, 'rev', 'amnesty', 'lease', 'floor', 'floored', 'asked', 'horizon',
-      'cluster_uid')
+      'looked', 'cluster_uid')
   end
-  local whole = served and meta[9] and meta[11] and meta[16] and not string.find(meta[16], '[^%w%p]')
-  for i = 9, 15 do
+  local whole = served and meta[9] and meta[11] and meta[17] and not string.find(meta[17], '[^%w%p]')
+  for i = 9, 16 do
     local text = whole and meta[i] or '0'
     whole = whole and #text <= 16 and string.find(text, '^%d+$')
   end
@@ -40,7 +40,7 @@ do
         end
         local next_end = next_lease_end(id, prefix, served, false, amnesty, lease_ms, tonumber(meta[6]), floor, count)
         local newest = redis.call('XREVRANGE', prefix .. 'events', '+', '-', 'COUNT', 1)[1]
-        return { 1, meta[16], now, {}, next_end and string.format('%.0f', next_end - served) or '', meta[9], 0,
+        return { 1, meta[17], now, {}, next_end and string.format('%.0f', next_end - served) or '', meta[9], 0,
           newest and newest[1] or '0-0', {}, asked.era, 0, string.format('%.0f', tonumber(meta[14] or '0')), '0', {}, {}, 0,
           silent, silent == asked.silent and 1 or 0, meta[9] }
       end

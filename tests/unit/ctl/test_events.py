@@ -106,3 +106,22 @@ def test_following_goes_on_where_it_was_and_ends_when_no_agent_answers(
     nobody = follow()
     assert (nobody.exit_code, nobody.stdout) == (Exit.UNREACHABLE, "")
     assert nobody.stderr.startswith(f"nodeagentctl: no agent listens on {path}\n  next: start one: ")
+
+
+def test_following_ends_where_connections_break_off_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MOST_BREAKS", 2)
+    monkeypatch.setattr(events, "POLL", 0.01)
+    answers: list[dict[str, object]] = [{"items": [], "next": ""}, {}, EVENT, {}, {}]
+    monkeypatch.setattr(Leaving, "answers", answers)
+    monkeypatch.setattr(Leaving, "asked", [])
+    path = str(tmp_path / "api.sock")
+    with UnixStreamServer(path, Leaving) as server:
+        agent = threading.Thread(target=server.serve_forever)
+        agent.start()
+        done = CliRunner().invoke(cli, ["events", "--follow", "--agent", path])
+        server.shutdown()
+        agent.join()
+    assert (done.exit_code, answers) == (Exit.UNREACHABLE, [])
+    assert done.stdout.splitlines() == [events.HEADING, event_line(EVENT)]

@@ -336,6 +336,19 @@ async def test_what_was_promised_on_a_disk_that_hangs_counts_as_nothing(
                 await asyncio.sleep(0.01)
 
 
+async def test_one_promise_that_cannot_be_looked_at_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def number_of(_state: Path, uid: str) -> int:
+        if uid == UID:
+            raise NotSeenError("no descriptor")
+        return 7
+
+    monkeypatch.setattr(host, "promised_number", number_of)
+    async with node(tmp_path, 0, monkeypatch) as here:
+        assert await here.host.promised([UID, "other"]) == {"other": 7}
+
+
 async def test_a_unit_is_looked_for_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find, threads = host._find_shim, set[threading.Thread]()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import zlib
 from pathlib import Path
@@ -23,6 +24,7 @@ from nodeagent.train.folder import (  # noqa: E402
 from nodeagent.train.memory import HEADER, Header, SharedBuffer, size_of  # noqa: E402
 from nodeagent.train.snapshots import (  # noqa: E402
     Buffer,
+    gather_seen,
     load_written,
     read_written,
     restore,
@@ -155,3 +157,15 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
         restored(monkeypatch, loop, "")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         restored(monkeypatch, loop, newest.name)
+
+
+@pytest.mark.parametrize("other", [None, OSError(errno.ESTALE, "stale")])
+def test_what_one_rank_cannot_look_at_is_raised_on_all(other: OSError | None) -> None:
+    def look() -> str:
+        if other is None:
+            raise OSError(errno.EACCES, "no right")
+        return "seen"
+
+    with pytest.raises(OSError, match="no right" if other is None else "stale"):
+        gather_seen(look, "", lambda mine: [mine, ("", other)])
+    assert gather_seen(lambda: "seen", "", lambda mine: [mine, ("as well", None)]) == ["seen", "as well"]

@@ -13,7 +13,7 @@ from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import BudgetEntry, JobRecord, Scale
 from nodeagent.model.queue import MIN_RUNTIME, Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
-from nodeagent.model.world import GenerationState
+from nodeagent.model.world import GenerationState, PodReport
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.fairshare.queues import Part, entitlements
 from nodeagent.plan.job.gang import decide
@@ -283,6 +283,20 @@ def test_what_keeps_a_queue_from_taking(queues: list[Queue], why: str) -> None:
 def test_what_is_guaranteed_is_had_whatever_the_weight() -> None:
     queues = [A, Queue(name="b", weight=0.01, guarantee=Amount(nodes=2))]
     assert len(transfers(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2))).gives["u-a1"]) == 2
+
+
+@pytest.mark.parametrize("least", [1, 6])
+def test_a_gang_of_which_some_have_finished_makes_no_room(least: int) -> None:
+    """The last of its pods may save the model, and be gone in a moment."""
+    one = job("a1", least, range(1, 7))
+    assert one.generation is not None
+    reports = {f"n{i}": PodReport(state="succeeded") for i in range(2, 7)}
+    ended = one.model_copy(update={"generation": one.generation.model_copy(update={"reports": reports})})
+    view = cluster(6, [A, B], ended, job("b1", 2))
+    assert (transfers(view).gives, transfers(view).stops) == ({}, {})
+    assert decide(view, ended, WALL).step is None
+    busy = transfers(cluster(6, [A, B], one, job("b1", 2)))
+    assert busy.gives or busy.stops
 
 
 GPUS = Queue(name="b", weight=0.01, guarantee=Amount(gpus=8))

@@ -12,7 +12,7 @@ from nodeagent.model.health import Verdict
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Policy
 from nodeagent.model.node import NodeRecord
-from nodeagent.model.world import Member
+from nodeagent.model.world import Member, PodReport
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.proposal import place
 from nodeagent.plan.nodes.candidates import candidate
@@ -77,6 +77,16 @@ def test_a_member_on_a_sick_gpu_goes_gracefully_and_at_no_cost() -> None:
     assert step.spend is not None
     assert (step.spend.counts, step.spend.kind) == (False, "hardware")
     assert "GPU 0: Xid 79" in step.outside["n2"]
+
+
+@pytest.mark.parametrize(("done", "goes"), [("n1", True), ("n2", False)])
+def test_a_sick_gpu_matters_no_more_where_the_pod_has_finished(done: str, goes: bool) -> None:
+    job = running("n1", "n2", "n3")
+    assert job.generation is not None
+    generation = job.generation.model_copy(update={"reports": {done: PodReport(state="succeeded")}})
+    sick = make_node("n2", gpus=2, health=[lost("n2")])
+    decision = take([*healthy(["n1", "n3"]), sick], job.model_copy(update={"generation": generation}))
+    assert isinstance(decision.step, Propose) == goes
 
 
 def test_an_uneven_job_goes_on_with_the_nodes_other_gpu() -> None:

@@ -240,3 +240,13 @@ def test_nobody_gets_a_node_that_will_not_do_and_nothing_is_given_in_vain(
             assert not names & found.gives[one.uid].keys()
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
     assert transfers(turned) == found, "whatever order they are read in"
+
+
+def test_no_place_counts_whose_nodes_their_queues_may_not_lose() -> None:
+    """Only a few sets of nodes are tried: those of a queue that has less than it is guaranteed are none of them."""
+    racks = {f"r{i}": f"n{2 * i - 1} n{2 * i}" for i in range(1, 7)}
+    whole = [job(f"c{i}", 2, f"n{2 * i - 1} n{2 * i}", order=i) for i in range(1, 6)]
+    needs = Queue(name="b", guarantee=Amount(nodes=2))
+    queues = (Queue(name="c", guarantee=Amount(nodes=12)), A, needs)
+    jobs = (*whole, job("a1", 2, "n11 n12", order=6), job("b1", 2, within="rack"))
+    assert transfers(cluster(racks, *jobs, queues=queues)).stops == {"u-a1": "u-b1"}
