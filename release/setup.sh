@@ -115,7 +115,10 @@ start() {
 
 # Whether the agent starts, and is the same process some seconds later.
 starts() {
-    timeout "$starting" systemctl restart nodeagent || return 1
+    # The agent before may take longer to end where the store is away; systemd bounds that.
+    until timeout "$starting" systemctl restart nodeagent; do
+        [ "$(systemctl show -P ActiveState nodeagent)" = deactivating ] || return 1
+    done
     pid=$(systemctl show -P MainPID nodeagent)
     sleep "$settling"
     systemctl is-active --quiet nodeagent && [ "$(systemctl show -P MainPID nodeagent)" = "$pid" ]

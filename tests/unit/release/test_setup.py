@@ -15,9 +15,12 @@ systemctl() {
     case "$1" in
         is-active) [ "$active" = yes ] ;;
         is-enabled) [ "$enabled" = yes ] ;;
-        show) if [ "$(current)" = "$loops" ]; then echo >>"$etc/pids"; wc -l <"$etc/pids"; else echo 7; fi ;;
+        show)
+            if [ "$3" = ActiveState ]; then [ "$slow" = yes ] && echo deactivating || echo failed
+            elif [ "$(current)" = "$loops" ]; then echo >>"$etc/pids"; wc -l <"$etc/pids"; else echo 7; fi ;;
         restart)
             echo "systemctl $*, $(current)"
+            [ "$slow" = no ] || [ "$(wc -l <"$etc/ending")" -ge 2 ] || { echo >>"$etc/ending"; return 124; }
             case " $broken " in *" $(current) "*) return 1 ;; esac ;;
         *) echo "systemctl $*" ;;
     esac
@@ -51,6 +54,7 @@ def play(folder: Path, lines: str, *has: str, **values: str) -> Played:
         (folder / "versions" / version / "bin").mkdir(parents=True, exist_ok=True)
         (folder / "versions" / version / ".complete").touch()
     (folder / "setup").touch()
+    (folder / "ending").touch()
     if FIRST not in has and not (folder / "bin").is_symlink():
         (folder / "bin").symlink_to(f"versions/{OLD}/bin")
     if KEY in has:
@@ -59,7 +63,7 @@ def play(folder: Path, lines: str, *has: str, **values: str) -> Played:
     functions = functions.replace("systemd-sysusers", "sysusers").replace("/proc/", f"{folder}/proc/")
     settings = {
         "etc": str(folder), "prefix": str(folder), "restart": "yes", "newest": NEW, "broken": "", "loops": "",
-        "active": "yes" if ACTIVE in has else "no", "enabled": "yes" if ENABLED in has else "no",
+        "slow": "no", "active": "yes" if ACTIVE in has else "no", "enabled": "yes" if ENABLED in has else "no",
     }  # fmt: skip
     assigned = "".join(f"{name}='{value}'\n" for name, value in (settings | values).items())
     done = subprocess.run(["sh", "-c", functions + STUBS + assigned + lines], capture_output=True, text=True)
@@ -100,6 +104,11 @@ def test_an_install_starts_what_is_new_or_enabled(tmp_path: Path, has: tuple[str
     """One that an operator had disabled was enabled and started by the next upgrade."""
     played = upgrade(tmp_path, *has)
     assert (played.code, played.asked) == (0, asked), played
+
+
+def test_an_agent_that_ends_slowly_says_nothing_of_the_next_one(tmp_path: Path) -> None:
+    played = upgrade(tmp_path, ACTIVE, ENABLED, KEY, slow="yes")
+    assert (played.code, played.asked, in_use(tmp_path)) == (0, [RESTART] * 3, (NEW, OLD)), played
 
 
 @pytest.mark.parametrize("has", [(FIRST, KEY), (ENABLED, KEY), (KEY,), (ACTIVE, ENABLED, KEY)])
