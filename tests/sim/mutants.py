@@ -377,7 +377,7 @@ def every_renewal_is_a_usual_one(patch: pytest.MonkeyPatch) -> None:
     """The short way of a renewal is taken in any era, in a recovery too, and where it has to ask who waits."""
     change(
         patch,
-        ("usual_clock(not asked.asks and asked.era)", "usual_clock(redis.call('HGET', prefix .. 'meta', 'era'))"),
+        ("usual_clock(not asked.asks and asked.era,", "usual_clock(redis.call('HGET', prefix .. 'meta', 'era'),"),
         ("and recover and served >= recover) then", "and recover) then"),
     )
 
@@ -429,11 +429,6 @@ def reported_before_it_was_written(patch: pytest.MonkeyPatch) -> None:
 def disks_not_offered(patch: pytest.MonkeyPatch) -> None:
     """Nobody reads what was kept."""
     patch.setattr(Saver, "load", lambda saver: None)
-
-
-def promises_not_offered(patch: pytest.MonkeyPatch) -> None:
-    """The numbers that a node promised are not given back with its copy, which may be older."""
-    patch.setattr(SimHost, "promised", lambda host, uids: {})
 
 
 def the_first_view_wins(patch: pytest.MonkeyPatch) -> None:
@@ -646,7 +641,6 @@ MUTANTS = (
     Mutant(one_disk_is_enough, saved.dark_after_an_answer),
     Mutant(reported_before_it_was_written, saved.dark_after_an_answer),
     Mutant(disks_not_offered, saved.all_lose_power),
-    Mutant(promises_not_offered, saved.all_lose_power),
     Mutant(the_first_view_wins, saved.off_while_it_ended),
     Mutant(the_first_view_wins, provocations.an_old_view_comes_first),
     Mutant(the_first_view_is_enough, provocations.an_old_view_comes_first),
