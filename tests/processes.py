@@ -4,12 +4,8 @@ carries a pod's mark; and one that lacks descriptors for a while."""
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
 from nodeagent.osutil.linux import MARK, has_mark
@@ -39,18 +35,3 @@ def marked_sleep(mark: str) -> subprocess.Popen[bytes]:
         assert process.poll() is None
         time.sleep(0.001)
     return process
-
-
-@contextmanager
-def few_descriptors(pid: int, left: int) -> Iterator[None]:
-    """Meanwhile this process can open so many files more and no other, sockets and pipes too."""
-    looks = [{int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()} for _ in range(20)]
-    kept = set.intersection(*looks)
-    most = next(most for most in count() if most + 1 - len([fd for fd in kept if fd <= most]) > left)
-    usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, usual[1]))
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)

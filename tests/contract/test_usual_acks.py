@@ -5,26 +5,20 @@ from __future__ import annotations
 import copy
 import json
 import random
-from functools import cache
-from importlib.resources import files
 
 import pytest
 
-from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Ack
-from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 from tests.contract.bench import FAST, HereBench, generation
-from tests.inprocess.data import SortedSet, Stream, Value
-from tests.inprocess.lua import runtime
-from tests.inprocess.server import CLUSTER, Server
+from tests.contract.usual import KEY, PASSED_ON, content, meta, part, ran, texts, usual_case
+from tests.inprocess.server import Server
 
 GANG = tuple(f"n{i}" for i in range(110))
 READY = 66
 """More than a reply brings changes of (``PART`` in ``_generation.lua``)."""
-KEY = prefix(CLUSTER)
-CLOCK = {"last", "served"}
+USUAL = usual_case("_take_ack", "_usual_clock", "_usual_ack")
 STEPS = 80
 
 
@@ -112,7 +106,7 @@ async def test_whatever_there_is_an_acknowledgement_does_what_the_whole_step_wou
     for step in range(STEPS):
         hand.happen()
         about, before = hand.asked(), copy.deepcopy(hand.server.data.keys)
-        usual += ran(hand.server, USUAL, about) != ["2"]
+        usual += ran(hand.server, USUAL, about) != PASSED_ON
         hand.server.data.keys = copy.deepcopy(before)
         reply, after = ran(hand.server, load("ack").source, about), hand.server.data.keys
         hand.server.data.keys = before
@@ -133,44 +127,10 @@ async def test_the_last_one_is_the_whole_step() -> None:
     first, *others, last = (node for node in generation(hand.job).members if node not in GANG[-READY:])
     await hand.bench.ack(hand.job, first)
     for node in others:
-        assert ran(hand.server, USUAL, hand.plain(node)) != ["2"]
+        assert ran(hand.server, USUAL, hand.plain(node)) != PASSED_ON
     for node in {*GANG} - {*generation(hand.job).members}:
         await hand.bench.ack(hand.job, node)
     assert list(generation(await hand.bench.job()).missing) == [last]
-    assert ran(hand.server, USUAL, hand.plain(last)) == ["2"]
+    assert ran(hand.server, USUAL, hand.plain(last)) == PASSED_ON
     ran(hand.server, load("ack").source, hand.plain(last))
     assert generation(await hand.bench.job()).state == "active"
-
-
-@cache
-def part(*names: str) -> str:
-    """Read once, as ``load`` does: who merges while a test runs would have it compare two versions."""
-    folder = files("nodeagent.store") / "scripts"
-    return "\n".join([*((folder / f"{name}.lua").read_text() for name in names), ""])
-
-
-USUAL = part("_take_ack", "_usual_clock", "_usual_ack") + "return { 2 }"
-"""The usual case, and a reply of its own where it passes an acknowledgement on."""
-
-
-def ran(server: Server, source: str, about: dict[str, object]) -> list[str]:
-    words = (server.run_id, str(RECORD_VERSION), json.dumps(about))
-    return texts(runtime().run(server.data, str(hash(source)), source, (KEY,), words))
-
-
-def texts(reply: list[object]) -> list[str]:
-    return [str(word) for word in reply]
-
-
-def meta(keys: dict[str, Value]) -> dict[str, str]:
-    found = keys[f"{KEY}meta"]
-    assert isinstance(found, dict)
-    return found
-
-
-def content(keys: dict[str, Value]) -> dict[str, object]:
-    """In a form that can be compared, without the clock's own place."""
-    kept: dict[str, object] = {
-        key: vars(value) if isinstance(value, SortedSet | Stream) else value for key, value in keys.items()
-    }
-    return kept | {f"{KEY}meta": {name: text for name, text in meta(keys).items() if name not in CLOCK}}

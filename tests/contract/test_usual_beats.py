@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import random
-from functools import cache
-from importlib.resources import files
 
 import pytest
 
-from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import millis
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 from tests.contract.bench import FAST, HereBench, generation
-from tests.inprocess.data import CommandError, Expiring, SortedSet, Stream, Value
-from tests.inprocess.lua import runtime
-from tests.inprocess.server import CLUSTER, Server
+from tests.contract.usual import KEY, META, PASSED_ON, content, meta, part, ran, usual_case
+from tests.inprocess.server import Server
 
 NODES = ("n1", "n2", "n3", "n4")
-KEY = prefix(CLUSTER)
-META = f"{KEY}meta"
-CLOCK = {"last", "served"}
 READ = (
     "run", "version", "era", "last", "served", "credit", "gap", "rev", "amnesty", "floor", "floored", "asked",
     "horizon", "looked", "cluster_uid",
 )  # fmt: skip
+USUAL = usual_case("_beat", "_usual_clock", "_usual_beat")
+WHOLE = part("_beat", "_clock", "_recovery", "_records") + load("beat", bare=True).source
 STEPS = 300
 WHOLE_EACH = 8
 """As in ``_usual_beat.lua``."""
@@ -116,13 +109,13 @@ async def test_whatever_there_is_a_beat_does_what_the_whole_step_would(seed: int
         about, before = hand.asked(), copy.deepcopy(hand.server.data.keys)
         where = f"seed {seed}, step {step}: {about}"
         alone = ran(hand.server, USUAL, about)
-        usual += alone != ["2"]
+        usual += alone != PASSED_ON
         hand.server.data.keys = copy.deepcopy(before)
         reply, after = ran(hand.server, load("beat").source, about), hand.server.data.keys
         hand.server.data.keys = copy.deepcopy(before)
         whole = ran(hand.server, WHOLE, about)
         assert reply == whole, where
-        if alone != ["2"]:
+        if alone != PASSED_ON:
             assert alone == reply, where
             assert content(after) == content(hand.server.data.keys), where
             lag = int(meta(hand.server.data.keys)["last"]) - int(meta(after)["last"])
@@ -143,42 +136,5 @@ async def test_each_eighth_beat_reads_all_of_meta() -> None:
             "node": "n3", "life": "n3-a", "start": 1, "seq": seq, "rev": rev, "top": 0, "era": hand.era,
             "silent": hand.silent, "runs": [], "damaged": [], "pods": [], "notes": [],
         }  # fmt: skip
-        found.append(ran(hand.server, USUAL, about) == ["2"])
+        found.append(ran(hand.server, USUAL, about) == PASSED_ON)
     assert found == [seq % WHOLE_EACH == 0 for seq in range(200, 200 + WHOLE_EACH)]
-
-
-@cache
-def part(*names: str) -> str:
-    """Read once, as ``load`` does: who merges while a test runs would have it compare two versions."""
-    folder = files("nodeagent.store") / "scripts"
-    return "\n".join([*((folder / f"{name}.lua").read_text() for name in names), ""])
-
-
-USUAL = part("_beat", "_usual_clock", "_usual_beat") + "return { 2 }"
-"""The usual case, and a reply of its own where it passes a beat on."""
-WHOLE = part("_beat", "_clock", "_recovery", "_records") + load("beat", bare=True).source
-
-
-def ran(server: Server, source: str, about: dict[str, object]) -> list[str]:
-    words = (server.run_id, str(RECORD_VERSION), json.dumps(about))
-    try:
-        reply = runtime().run(server.data, str(hash(source)), source, (KEY,), words)
-    except CommandError as error:
-        return ["error", str(error).partition(" script:")[0]]
-    return [str(word) for word in reply]
-
-
-def meta(keys: dict[str, Value]) -> dict[str, str]:
-    found = keys.get(META)
-    return found if isinstance(found, dict) else {}
-
-
-def content(keys: dict[str, Value]) -> dict[str, object]:
-    """In a form that can be compared, without the clock's own place."""
-    kept: dict[str, object] = {}
-    for key, value in keys.items():
-        if isinstance(value, Expiring):
-            kept[key] = value.text, value.until
-        else:
-            kept[key] = vars(value) if isinstance(value, SortedSet | Stream) else value
-    return kept | {META: {name: text for name, text in meta(keys).items() if name not in CLOCK}}

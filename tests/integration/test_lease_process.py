@@ -24,9 +24,9 @@ from nodeagent.model.job import JobEvent
 from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
 from tests.contract.bench import Bench
+from tests.descriptors import few_files_of
 from tests.integration.lease_support import CLUSTER, LIFE, NODE, POD, Node, order
 from tests.integration.redis_support import Server, Yard, ask, frozen, until, yard
-from tests.processes import few_descriptors
 
 pytestmark = pytest.mark.redis
 KILLS = 100
@@ -284,7 +284,7 @@ async def test_an_order_that_could_not_be_read_for_a_moment_is_read_again(world:
     world.begin(**PATIENT)
     await node.renewed_again()
     assert node.process is not None
-    with few_descriptors(node.process.pid, 0):
+    with few_files_of(node.process.pid, 0):
         node.give(world.order(start=2, **PATIENT))
         await node.until(lambda: f"{order_file(node.folder)} cannot be read" in node.log)
         assert node.status.of == (LIFE, 1, world.era)

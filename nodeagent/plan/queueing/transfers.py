@@ -84,10 +84,6 @@ class _Claim:
             self._open[name] = self._may_lose(donor, NO_USE)
         return self._open[name]
 
-    def may_get(self, donor: JobRecord, use: Resources) -> bool:
-        """The donor may give this much, if it gives nothing else."""
-        return self._may_lose(donor, use)
-
     def release(self, donor: JobRecord, use: Resources) -> bool:
         """The donor gives this much, if its queue may."""
         may = self._may_lose(donor, use)
@@ -201,12 +197,14 @@ class TransferPlanner:
         )
         if self._shared:
             needs = wanted(self._cluster, job.spec, 1) if runs else least(self._cluster, job.spec)
-            claim = _Claim(job, needs, lack, self._reclaim, self._reclaim.owns(job, needs), self._rounded)
+            plan, owns = self._reclaim, self._reclaim.owns(job, needs)
             above, all_of = list[str](), list[str]()
             for donor in self._donors(job, needs):
                 kept = self._kept(donor, ())
-                able = [m.node for m in kept if self._fits(job, m.node, donor.uid)]
-                able = [n for n in able if claim.may_get(donor, self._books.use_on(donor, n))]
+                able = [
+                    m.node for m in kept if self._fits(job, m.node, donor.uid)
+                    and plan.may_lose(donor, self._books.use_on(donor, m.node), job, needs, owns, rounded=self._rounded)
+                ]  # fmt: skip
                 all_of += able
                 spare = {m.node for m in self._above_min(donor, ())}
                 above += [n for n in able if n in spare]

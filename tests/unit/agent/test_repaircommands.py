@@ -12,7 +12,7 @@ from nodeagent.agent.repaircommands import FAILED, MOST_OUTPUTS, Commands, faile
 from nodeagent.model.health import Attempt, Kind
 from nodeagent.osutil.linux import is_running, start_time
 from nodeagent.spec.healthconfig import RepairConfig
-from tests.processes import few_descriptors
+from tests.descriptors import few_files
 
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/root", "NODEAGENT__REDIS__URL": "redis://:secret@r/0"}
 
@@ -112,7 +112,7 @@ async def test_a_command_that_an_earlier_start_left_is_waited_for_and_killed_in_
     assert begun is not None
     await hands.outlived(attempt(pid=left.pid, start=begun + 1), 60.0)
     assert left.returncode is None, "it is another process of that number"
-    with few_descriptors(os.getpid(), 0):
+    with few_files(0):
         await hands.outlived(attempt(pid=left.pid, start=begun), 0.1)
     assert left.returncode is None, "nobody could look which it is"
     await hands.outlived(attempt(pid=left.pid, start=begun), 0.1)

@@ -17,7 +17,7 @@ import redis
 from nodeagent.local import control, power, registry, session
 from nodeagent.local.layout import LocalError, LocalFolders, LocalRefusedError, NotFoundError
 from nodeagent.local.registry import LocalCluster
-from tests.processes import few_descriptors
+from tests.descriptors import few_files_of
 from tests.unit.local.helpers import is_empty, running, until
 
 pytestmark = pytest.mark.redis
@@ -159,7 +159,7 @@ def test_an_agent_that_cannot_be_started_is_tried_again_and_the_other_nodes_go_o
     """As where no further process is allowed: here it lacks descriptors, of which one is left for who asks it."""
     supervisor, others = ask(cluster, "status")["pid"], pods(cluster, "n2")
     agent = node(cluster, "n1")["agent_pid"]
-    with few_descriptors(supervisor, 1):
+    with few_files_of(supervisor, 1):
         os.kill(agent, signal.SIGKILL)
         until(lambda: node(cluster, "n1")["last_end"] == "not started: Too many open files", "the start fails")
         assert (node(cluster, "n1")["power"], node(cluster, "n1")["agent_pid"]) == ("on", None)

@@ -21,7 +21,7 @@ from nodeagent.osutil.linux import (
     stat_fields,
     write_atomic,
 )
-from tests.descriptors import few_files
+from tests.descriptors import seen_with
 from tests.processes import marked_sleep
 
 LIMITED = """
@@ -128,16 +128,13 @@ def test_one_look_kills_what_several_pods_left_and_nothing_else() -> None:
 def test_without_a_descriptor_nothing_is_taken_for_dead() -> None:
     pod = (f"starved-{os.getpid()}", os.geteuid())
     with marked_sleep(pod[0]) as process:
+
+        def look() -> None:
+            assert is_running(process.pid)
+            assert marked({pod}) == {pod: [process.pid]}
+
         try:
-            seen = list[bool]()
-            for count in range(8):
-                with few_files(count):
-                    try:
-                        assert is_running(process.pid)
-                        assert marked({pod}) == {pod: [process.pid]}
-                        seen.append(True)
-                    except OSError:
-                        seen.append(False)
+            seen = seen_with(look, 8)
             assert seen[0] is False and seen[-1] is True
         finally:
             process.kill()

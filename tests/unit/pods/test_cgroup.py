@@ -10,21 +10,18 @@ import pytest
 
 from nodeagent.pods import cgroup
 from nodeagent.pods.cgroup import PodCgroup
-from tests.descriptors import few_files
+from tests.descriptors import seen_with
 
 
 def test_without_a_descriptor_nobody_counts_as_dead(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
+
+        def look() -> None:
+            assert PodCgroup(tmp_path).kill() == [process.pid]
+
         try:
             (tmp_path / "cgroup.procs").write_text(f"{process.pid}\n")
-            seen = list[bool]()
-            for count in range(6):
-                with few_files(count):
-                    try:
-                        assert PodCgroup(tmp_path).kill() == [process.pid]
-                        seen.append(True)
-                    except OSError:
-                        seen.append(False)
+            seen = seen_with(look, 6)
             assert seen[0] is False and seen[-1] is True
         finally:
             process.kill()
