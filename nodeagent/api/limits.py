@@ -1,4 +1,4 @@
-"""The site's rules about jobs (``limits`` and ``policy`` of the config), and the number of requests that each user may
+"""The site's rules about jobs (``limits`` of the config), and the number of requests that each user may
 make to this agent.
 
 Every refusal names the key of the config behind it. Root, the agent's own user and operators have no limits.

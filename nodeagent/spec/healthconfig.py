@@ -208,7 +208,7 @@ class HealthConfig(Section):
     ignore: Rules = frozenset()
     """Rules that are not looked at."""
     folders: Annotated[tuple[str, ...], BeforeValidator(_folders), WithJsonSchema(_IDS)] = ()
-    """Folders that jobs need: the node is sick when one is full, read-only or missing, or does not answer."""
+    """Folders that jobs need: the node is used last while one is full, read-only or missing, or does not answer."""
     checks: Annotated[dict[str, CheckConfig], BeforeValidator(_checks)] = {}
     """The site's own checks, by name."""
     diag: DiagConfig = DiagConfig()

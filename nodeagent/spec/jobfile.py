@@ -234,7 +234,8 @@ class RestartsFile(_Written):
         WithJsonSchema({"type": ["string", "number"], "examples": ["0s..30s"]}),
         Field(json_schema_extra={"default": "0s..30s"}),
     ] = (0.0, 30.0)
-    """FROM..TO: the first two restarts wait FROM, each further one twice as long as the one before, up to TO."""
+    """FROM..TO: the first two restarts wait FROM, the third at least 0.5 s, each further one twice as long as the one
+    before, up to TO."""
 
 
 class HooksFile(_Written):
@@ -320,7 +321,8 @@ class JobFile(_RoleKeys):
     user: Annotated[str | None, BeforeValidator(_user)] = None
     """Whom the workers run as. Default: who submits; only root may name somebody else."""
     checkpoint_dir: _Folder | None = None
-    """The shared folder of the job's checkpoints; a node on which it is missing takes no part."""
+    """The shared folder of the job's checkpoints, made if it is missing; a node on which it cannot be written takes no
+    part."""
     container: Annotated[
         Container | None, BeforeValidator(containerfile.container), WithJsonSchema(containerfile.SCHEMA)
     ] = Field(default=None, examples=["/shared/images/torch.sif"])
