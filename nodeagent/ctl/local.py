@@ -11,19 +11,26 @@ import click
 from nodeagent.ctl.options import NODE, Duration, output_option
 from nodeagent.ctl.output import Column, dump, show
 from nodeagent.ctl.terminal import echo, local_failures
+from nodeagent.local.layout import DEFAULT
 
 if TYPE_CHECKING:
     from nodeagent.local.registry import LocalCluster
 
 Json = dict[str, Any]
 
+
+def _starts(node: Json) -> str:
+    """How often its agent was started; apart from it, how often that was impossible."""
+    return f"{node['starts']}" + (f" ({node['unstarted']} failed)" if node["unstarted"] else "")
+
+
 COLUMNS = (
     Column("NAME", lambda n: n["name"]),
     Column("POWER", lambda n: n["power"]),
     Column("STATE", lambda n: n["state"]),
     Column("AGENT", lambda n: n["agent_pid"]),
-    Column("STARTS", lambda n: n["starts"]),
-    Column("LAST-END", lambda n: n["last_end"]),
+    Column("STARTS", _starts),
+    Column("LAST-END", lambda n: n["last_end"], text=True),
     Column("GPUS", lambda n: len(n["gpus"]), wide=True),
     Column("SOCKET", lambda n: n["socket"], wide=True),
     Column("LOG", lambda n: n["log"], wide=True),
@@ -53,7 +60,7 @@ def local() -> None:
 
 @local.command(short_help="Bring a cluster up.")
 @click.option("--nodes", "count", type=click.IntRange(1, 64), required=True, metavar="N", help="How many nodes.")
-@click.option("--name", default="default", show_default=True, help="The cluster's name.")
+@click.option("--name", default=DEFAULT, show_default=True, help="The cluster's name.")
 def up(count: int, name: str) -> None:
     """Bring up a cluster of N nodes that stays until `local down`; return when all have joined."""
     from nodeagent.local.session import up as bring_up
@@ -119,7 +126,8 @@ def restart(node: str, away: float, name: str | None) -> None:
 @name_option
 @output_option
 def status(name: str | None, fmt: str) -> None:
-    """Show the nodes of the cluster: power, agent, how often it was started, how it last ended."""
+    """Show the nodes of the cluster: power, agent, how often it was started (and how often that failed: no process),
+    how it last ended."""
     from nodeagent.local.control import agent_ready
 
     with local_failures():

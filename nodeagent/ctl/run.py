@@ -314,9 +314,8 @@ def _bring_up(stack: ExitStack, nodes: int, spec: JobSpec) -> Client:
     try:
         socket = stack.enter_context(local_session(nodes, None if workers == "gpu" else workers))
     except LocalError as error:
-        raise CtlError(
-            f"cannot bring up {nodes} local nodes: {error}", Exit.FAILED, "nodeagentctl local status"
-        ) from error
+        what = f"cannot bring up {nodes} local nodes: {error}"
+        raise CtlError(what, Exit.FAILED, error.next_step, error.words) from error
     return Client([str(socket)])
 
 

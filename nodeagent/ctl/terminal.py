@@ -159,4 +159,4 @@ def local_failures() -> Iterator[None]:
     try:
         yield
     except LocalError as error:
-        raise CtlError(str(error), error.code) from error
+        raise CtlError(str(error), error.code, error.next_step, error.words) from error

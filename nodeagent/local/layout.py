@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ HOME_VARIABLE = "NODEAGENT_LOCAL"
 """Environment variable: a short folder for all local clusters, in place of the system's runtime and state folders."""
 LONGEST_BASE = 42
 """The most bytes of the folder that holds the clusters' run folders: this leaves about 45 for an agent's sockets."""
+DEFAULT = "default"
+"""The name of a cluster that was given none."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,15}")
 """Pattern of a cluster's name: short, since it is part of every socket's path."""
 
@@ -31,6 +34,12 @@ class LocalError(Exception):
 
     code = 1
     """The tool's exit code."""
+
+    def __init__(self, message: str, words: Iterable[str] = (), next_step: str = "") -> None:
+        super().__init__(message)
+        self.words = tuple(words)
+        """The last lines of a process that the sentence is about; any text, but bounded."""
+        self.next_step = next_step
 
 
 class LocalRefusedError(LocalError):

@@ -18,7 +18,15 @@ from pathlib import Path
 
 from nodeagent import hardware_missing
 from nodeagent.local import control, power, registry
-from nodeagent.local.layout import NAME, LocalError, LocalFolders, LocalTimedOutError, folder_mode, temporary_data
+from nodeagent.local.layout import (
+    DEFAULT,
+    NAME,
+    LocalError,
+    LocalFolders,
+    LocalTimedOutError,
+    folder_mode,
+    temporary_data,
+)
 from nodeagent.local.registry import SLOTS, choose_ports, node_names
 
 JOIN_TIMEOUT = 60.0
@@ -29,6 +37,8 @@ CRASHES = 3
 """After this many ends of an agent that never joined, waiting for it is pointless."""
 TAIL = 15
 """Lines of a log shown when something did not start."""
+LONGEST_LINE = 500
+"""Characters of each of them."""
 
 
 @contextmanager
@@ -53,7 +63,7 @@ def local_session(
         finally:
             os.close(write_end)
             write_end = -1
-            _end(cluster, supervisor)
+            _end(cluster, supervisor, keep_data=False)
     finally:
         if write_end >= 0:
             os.close(write_end)
@@ -62,15 +72,22 @@ def local_session(
 def up(
     nodes: int, name: str, *, agent: Sequence[str] | None = None, timeout: float = JOIN_TIMEOUT
 ) -> registry.LocalCluster:
-    """Start a cluster that stays when this command ends. Raises LocalError; then nothing is left of it."""
+    """Start a cluster that stays when this command ends. Raises LocalError; then nothing is left of it but its logs."""
     if not NAME.fullmatch(name):
         raise LocalError(f"{name!r} cannot be a local cluster's name: use at most 16 of a-z, 0-9 and '-'")
     cluster, supervisor = _launch(name, nodes, None, agent, temporary=False, stdin=subprocess.DEVNULL)
     try:
         wait_joined(cluster, timeout, node_names(nodes), supervisor)
+    except LocalError:
+        try:
+            control.ask(cluster.layout.control, {"do": "down", "keep_logs": True})
+        except LocalError:  # it has ended, or does not answer: its children end with it
+            supervisor.kill()
+        _end(cluster, supervisor, keep_data=True)
+        raise
     except BaseException:
         supervisor.terminate()
-        _end(cluster, supervisor)
+        _end(cluster, supervisor, keep_data=False)
         raise
     supervisor.returncode = 0  # it continues without us: this avoids a warning that it still runs
     return cluster
@@ -102,23 +119,25 @@ def wait_joined(
     supervisor: subprocess.Popen[bytes] | None = None,
 ) -> None:
     """Return when the nodes with these names have joined and every agent that answers knows it. Raises LocalError with
-    the end of the log of a node that has not joined. ``supervisor``: the cluster's, if it is a child of this
-    process."""
+    the last words of an agent that has not joined, or why there is none. ``supervisor``: the cluster's, if it is a
+    child of this process; then the cluster ends if its nodes do not join."""
+    stays = supervisor is None
     deadline = time.monotonic() + timeout
+    unstarted: dict[str, int] = {}
     while True:
-        status = _status(cluster, supervisor) or {"nodes": []}
+        status = _status(cluster, names, supervisor) or {"nodes": []}
         missing, answered = list(names), "the supervisor does not answer"
         for node in (n for n in status["nodes"] if n["name"] in names):
             ready, answer = control.agent_ready(Path(node["socket"]))
             if ready:
                 missing.remove(node["name"])
                 continue
-            answered = answer
+            answered = node["last_end"] if node["agent_pid"] is None and node["last_end"] else answer
+            earlier = unstarted.setdefault(node["name"], node["unstarted"])
+            if node["unstarted"] - earlier >= CRASHES:
+                raise _not_started(cluster, node, names, stays=stays)
             if node["failed"] or node["crashes"] >= CRASHES:
-                raise LocalError(
-                    f"{node['name']}'s agent does not stay up ({node['last_end']}). The end of its log:\n"
-                    + _tail(Path(node["log"]))
-                )
+                raise _not_up(cluster, node, names, stays=stays)
         if not missing:
             seen = [control.live_nodes(Path(n["socket"])) for n in status["nodes"] if n["power"] == "on"]
             missing = sorted({name for known in seen if known is not None for name in names if name not in known})
@@ -126,20 +145,69 @@ def wait_joined(
         if not missing:
             return
         if time.monotonic() > deadline:
-            raise LocalTimedOutError(
-                f"not joined within {timeout:g} s: {', '.join(missing)} ({answered}). The end of {missing[0]}'s log:\n"
-                + _tail(cluster.layout.node(missing[0]).agent_log)
-            )
+            what = f"not joined within {timeout:g} s: {', '.join(missing)} ({answered}). {missing[0]}'s agent"
+            found, words = _last_words(cluster, what, cluster.layout.node(missing[0]).agent_log)
+            step = f"it may still join: {_status_of(cluster)}" if stays else f"try fewer nodes: {_up(cluster, names)}"
+            raise LocalTimedOutError(found, words, step)
         time.sleep(0.03)
 
 
-def _status(cluster: registry.LocalCluster, supervisor: subprocess.Popen[bytes] | None) -> control.Reply | None:
+def _not_started(
+    cluster: registry.LocalCluster, node: control.Reply, names: Collection[str], *, stays: bool
+) -> LocalError:
+    """Why there is no process of a node's agent. ``stays``: the cluster, which tries again."""
+    what = f"{node['name']}'s agent is {node['last_end']}"
+    where = "" if cluster.temporary else f"; each attempt is in {cluster.layout.supervisor_log}"
+    then = f"it is tried again each second: {_status_of(cluster)}" if stays else f"then: {_up(cluster, names)}"
+    return LocalError(f"{what}{where}", (), f"see what this machine lacks; {then}")
+
+
+def _not_up(cluster: registry.LocalCluster, node: control.Reply, names: Collection[str], *, stays: bool) -> LocalError:
+    """Why a node's agent ends each time. ``stays``: the cluster."""
+    name = node["name"]
+    found, words = _last_words(cluster, f"{name}'s agent does not stay up ({node['last_end']}). It", Path(node["log"]))
+    if not stays:
+        step = f"then: {_up(cluster, names)}"
+    elif node["failed"]:  # a restart alone cannot repair what it says
+        step = f"then: nodeagentctl local start {name}{_named(cluster)}"
+    else:
+        step = f"it is started again by itself: {_status_of(cluster)}"
+    return LocalError(found, words, f"correct what it says; {step}")
+
+
+def _last_words(cluster: registry.LocalCluster, process: str, log: Path) -> tuple[str, list[str]]:
+    """A sentence about a process, with its log's name, and the last lines of the log."""
+    words = _tail(log)
+    if not words:
+        return f"{process} wrote nothing", words
+    whole = "" if cluster.temporary else f" (all of it: {log})"  # a temporary cluster's log goes with it
+    return f"{process} wrote last{whole}:", words
+
+
+def _named(cluster: registry.LocalCluster) -> str:
+    return "" if cluster.name == DEFAULT else f" --name {cluster.name}"
+
+
+def _status_of(cluster: registry.LocalCluster) -> str:
+    return f"nodeagentctl local status{_named(cluster)}"
+
+
+def _up(cluster: registry.LocalCluster, nodes: Collection[str]) -> str:
+    """How to bring up such a cluster once more."""
+    up = f"nodeagentctl local up --nodes {len(nodes)}"
+    return f"run it again (or {up}, which keeps the logs)" if cluster.temporary else f"{up}{_named(cluster)}"
+
+
+def _status(
+    cluster: registry.LocalCluster, names: Collection[str], supervisor: subprocess.Popen[bytes] | None
+) -> control.Reply | None:
     """None while the supervisor is still starting. Raises LocalError if it ended."""
     ended = supervisor.poll() is not None if supervisor else not registry.alive(cluster)
     if ended:
-        raise LocalError(
-            f"the local cluster's supervisor ended. The end of its log:\n{_tail(cluster.layout.supervisor_log)}"
-        )
+        what = "the local cluster's supervisor ended. It"
+        found, words = _last_words(cluster, what, cluster.layout.supervisor_log)
+        nodes = names if supervisor else cluster.nodes()
+        raise LocalError(found, words, f"correct what it says; then: {_up(cluster, nodes)}")
     try:
         return control.ask(cluster.layout.control, {"do": "status"})
     except control.NoSupervisorError:
@@ -222,19 +290,22 @@ def _launch(
     return cluster, supervisor
 
 
-def _end(cluster: registry.LocalCluster, supervisor: subprocess.Popen[bytes]) -> None:
+def _end(cluster: registry.LocalCluster, supervisor: subprocess.Popen[bytes], *, keep_data: bool) -> None:
     """The supervisor was asked to end: wait for it, and remove what it could not."""
     try:
         supervisor.wait(END_TIMEOUT)
     except subprocess.TimeoutExpired:
         supervisor.kill()
         supervisor.wait()
-    registry.remove(cluster, keep_data=False)
+    registry.remove(cluster, keep_data=keep_data)
 
 
-def _tail(log: Path) -> str:
+def _tail(log: Path) -> list[str]:
+    """The last lines of a log, none if there is no log."""
     try:
-        lines = log.read_text(errors="replace").splitlines()[-TAIL:]
-    except OSError as error:
-        return f"({log}: {error.strerror})"
-    return "\n".join(lines) or "(empty)"
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL * LONGEST_LINE))
+            lines = file.read(TAIL * LONGEST_LINE).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in lines[-TAIL:]]

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from nodeagent.local import power
 from nodeagent.local.control import Reply
-from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
+from nodeagent.local.layout import LocalError, LocalRefusedError, NotFoundError, folder_mode
 from nodeagent.local.registry import LocalCluster, load, node_names, remove, write_config
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.osutil.tether import tethered
@@ -60,6 +60,9 @@ class _Node:
     switched: asyncio.Event = field(default_factory=asyncio.Event)
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    """How often a process of its agent was started."""
+    unstarted: int = 0
+    """How often none could be started."""
     crashes: int = 0
     """How often its agent has ended with an error since its power was last switched on."""
     failed: bool = False
@@ -172,6 +175,7 @@ class Supervisor:
             try:
                 process = node.process = self._start_agent(node)
             except OSError as error:  # no process, no room on the disk: the other nodes go on
+                node.unstarted += 1
                 node.last_end = f"not started: {error.strerror}"
                 announce(f"{node.name}: its agent is not started; trying again: {error}")
                 await asyncio.sleep(AGAIN)
@@ -196,8 +200,8 @@ class Supervisor:
             folder.mkdir(mode=folder_mode(), parents=True, exist_ok=True)
         environ = power.unmarked(os.environ) | {power.MARK: power.mark(self._cluster.uid, node.name)}
         environ.pop("NOTIFY_SOCKET", None)
-        node.starts += 1
         process = self._children.start([*self._agent, "--config", str(layout.config)], environ, layout.agent_log)
+        node.starts += 1
         announce(f"{node.name}: agent {process.pid} started")
         return process
 
@@ -274,7 +278,12 @@ class Supervisor:
     def _restart(self, node: _Node, away: float) -> Reply:
         """Does what `systemctl restart` does: asks the agent to end, and starts it again after this many seconds."""
         if node.process is None:
-            raise LocalError(f"{node.name} has no agent to restart; switch it on first: nodeagentctl local start")
+            if node.on and not node.failed:
+                why = f"it is started again by itself ({node.last_end or 'for the first time'})"
+                raise LocalRefusedError(f"{node.name} has no agent to restart: {why}; see: nodeagentctl local status")
+            why = f"it ended with {node.last_end}, and needs a correction" if node.failed else "its power is off"
+            step = f"nodeagentctl local start {node.name}"
+            raise LocalRefusedError(f"{node.name} has no agent to restart: {why}; start it: {step}")
         node.away = away
         node.process.terminate()
         return {"node": node.name, "agent_pid": node.process.pid}
@@ -291,6 +300,7 @@ class Supervisor:
                     "power": "on" if node.on else "off",
                     "agent_pid": node.process.pid if node.process else None,
                     "starts": node.starts,
+                    "unstarted": node.unstarted,
                     "crashes": node.crashes,
                     "failed": node.failed,
                     "last_end": node.last_end,
@@ -317,7 +327,10 @@ def main() -> None:
     parser.add_argument("--until-eof", action="store_true", help="end at the end of standard input")
     arguments = parser.parse_args()
     sys.stderr = lossy_stderr()
-    cluster = load(arguments.run)
+    try:
+        cluster = load(arguments.run)
+    except LocalError as wrong:
+        sys.exit(str(wrong))
     if cluster is None:
         sys.exit(f"{arguments.run} holds no local cluster")
 

@@ -165,7 +165,13 @@ def test_an_agent_that_cannot_be_started_is_tried_again_and_the_other_nodes_go_o
         assert (node(cluster, "n1")["power"], node(cluster, "n1")["agent_pid"]) == ("on", None)
         assert "n1: its agent is not started; trying again: [Errno 24]" in cluster.layout.supervisor_log.read_text()
         assert node(cluster, "n2")["starts"] == 1 and all(map(running, others))
+        with pytest.raises(LocalError, match=r"n1.s agent is not started: Too many open files; each .*log") as raised:
+            session.wait_joined(cluster, 60, ["n1"])
+        assert raised.value.next_step.endswith("it is tried again each second: nodeagentctl local status --name dev")
+        assert node(cluster, "n1")["starts"] == 1, "no process is no start"
+        assert node(cluster, "n1")["unstarted"] >= session.CRASHES
     session.wait_joined(cluster, 20, ["n1"])
+    assert node(cluster, "n1")["starts"] == 2
 
 
 def test_add_a_node(cluster: LocalCluster) -> None:
@@ -258,11 +264,37 @@ def test_what_a_killed_supervisor_left_is_cleared_away_by_the_next_look(cluster:
     shutil.rmtree(cluster.data)  # kept: its logs may say why
 
 
-def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(home: Path, agent: list[str]) -> None:
-    with pytest.raises(LocalError, match=r"(?s)does not stay up \(exit 1\).*the reactor is on fire"):
+def test_a_cluster_that_cannot_start_says_why_and_leaves_its_logs(home: Path, agent: list[str]) -> None:
+    log = home / "data/dev/n1/agent.log"
+    with pytest.raises(LocalError, match=rf"up \(exit 1\). It wrote last \(all of it: {log}\):") as raised:
         session.up(1, "dev", agent=[*agent, "--broken"])
-    assert is_empty(home)
+    assert raised.value.words[-1] == "the reactor is on fire"
+    assert raised.value.next_step == "correct what it says; then: nodeagentctl local up --nodes 1 --name dev"
+    assert "the reactor is on fire" in log.read_text()
+    assert not (home / "run/dev").exists()
     assert sockets() == []
+    shutil.rmtree(home / "data/dev")
+    assert is_empty(home)
+
+
+def test_a_cluster_for_a_command_that_cannot_start_says_why_and_leaves_nothing(home: Path, agent: list[str]) -> None:
+    with (
+        pytest.raises(LocalError, match=r"does not stay up \(exit 1\). It wrote last:") as raised,
+        session.local_session(1, agent=[*agent, "--broken"]),
+    ):
+        pass
+    assert raised.value.words[-1] == "the reactor is on fire"
+    assert "run it again" in raised.value.next_step
+    assert is_empty(home)
+
+
+def test_last_words_are_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+    log.write_text("x" * 10**6 + "\n" + "".join(f"{i}\n" for i in range(100)) + "y" * 5000 + "\n")
+    words = session._tail(log)
+    assert words[-1] == "y" * session.LONGEST_LINE + "..."
+    assert words[-2:-1] == ["99"] and len(words) == session.TAIL
+    assert session._tail(tmp_path / "missing") == []
 
 
 def test_a_cluster_without_a_redis_program_says_how_to_get_one(
@@ -270,8 +302,9 @@ def test_a_cluster_without_a_redis_program_says_how_to_get_one(
 ) -> None:
     monkeypatch.setenv("PATH", str(home))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(blocked(home)), str(Path.cwd())]))
-    with pytest.raises(LocalError, match="apt-get install redis-server"):
+    with pytest.raises(LocalError, match="supervisor ended") as raised:
         session.up(1, "dev", agent=agent)
+    assert any("apt-get install redis-server" in line for line in raised.value.words)
     assert sockets() == []
 
 
