@@ -130,7 +130,12 @@ def of_array(cluster: Cluster, name: str) -> list[JobRecord]:
         return []
     newest = max(named, key=lambda job: (job.phase not in TERMINAL, job.submitted, job.order)).spec.array
     assert newest is not None
-    members = [j for j in named if j.spec.array is not None and j.spec.array.id == newest.id]
+    return with_id(cluster, newest.id)
+
+
+def with_id(cluster: Cluster, array: str) -> list[JobRecord]:
+    """The members, by index, of the array with this id."""
+    members = [j for j in cluster.jobs.values() if j.spec.array is not None and j.spec.array.id == array]
     return sorted(members, key=lambda job: job.order)
 
 
@@ -288,9 +293,9 @@ class Batches:
         return web.json_response(array.model_dump(exclude={"index"}) | {"phases": phases, "stopping": stopping})
 
     def _members(self, request: web.Request) -> list[JobRecord]:
-        """The members of the array in the path. Raises ``ApiError``."""
+        """The members of the array in the path, which has its id or its name. Raises ``ApiError``."""
         name, cluster = request.match_info["array"], self._view.cluster()
-        if members := of_array(cluster, name):
+        if members := with_id(cluster, name) or of_array(cluster, name):
             return members
         raise unknown("array", name, {j.spec.array.name for j in cluster.jobs.values() if j.spec.array is not None})
 

@@ -60,10 +60,9 @@ def _row(jobs: list[Json]) -> Json:
 def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool, request_id: str | None) -> bool:
     """``stop`` or ``delete`` every job of the array, and wait for the end. False if there is no array of this name.
     Raises ``CtlError``."""
-    path = array_path(name)
     what = f"array/{name}"
-    try:
-        client.get(path)
+    try:  # by its id: where it is asked for again, the name may be that of another array
+        path = array_path(client.get(array_path(name))["id"])
         if verb == "delete":
             after = client.change("DELETE", path, request_id)
         else:
@@ -90,8 +89,6 @@ def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool,
             if error.code == Exit.NOT_FOUND:
                 return 0
             raise
-        if now["id"] != after["id"]:
-            return 0
         live = [int(number) for phase, number in now["phases"].items() if verb == "delete" or phase not in ENDED]
         return sum(live) + (0 if verb == "delete" else int(now["stopping"]))
 

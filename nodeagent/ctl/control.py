@@ -133,13 +133,15 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
     words = asked["job"], asked["job_named"]
     ref = named_job(client, verb, *words) if verb == "stop" else which_job(client, *words)
     try:
-        after = client.change("POST", f"{job_path(ref)}/{verb}", asked["request_id"])
+        uid = client.get(job_path(ref))["uid"]
     except CtlError as error:
         if verb != "stop" or error.code != Exit.NOT_FOUND:
             raise
         if not end_all(client, ref, verb, asked["timeout"], asked["no_wait"], asked["request_id"]):
             raise
         return
+    # By its uid: where it is asked for again, the name may be that of another job.
+    after = client.change("POST", f"{job_path(uid)}/{verb}", asked["request_id"])
     if verb == "resume" and not after["changed"] and not after.get("repeated") and running(after):
         echo(f"job/{after['name']} runs already: there was nothing to resume")
         return
@@ -187,7 +189,7 @@ def delete(
             raise
         return
     name, uid = found["name"], found["uid"]
-    try:  # by its uid: where it is asked for again, the name may be that of an older job
+    try:  # by its uid: where it is asked for again, the name may be that of another job
         after = client.change("DELETE", job_path(uid), request_id)
     except CtlError as error:
         if error.code != Exit.NOT_FOUND or not error.retried:

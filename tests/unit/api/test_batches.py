@@ -47,6 +47,14 @@ class Bench:
     def __init__(self, view: RacingView, session: aiohttp.ClientSession) -> None:
         self.view, self._session = view, session
 
+    async def submit(self, name: str) -> None:
+        """An array of four with this name."""
+        row = {"spec": spec(name).model_dump(mode="json", exclude={"submitter"}), "array": "0-3"}
+        submitter = spec("x").submitter.model_dump(mode="json")
+        body = {"jobs": [row], "submitter": submitter, "request_id": f"submit-{name}"}
+        async with self._session.post("http://a/v1/jobs", json=body) as answer:
+            assert answer.status == 201, await answer.text()
+
     async def end(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
         async with self._session.request(method, f"http://a/v1/arrays/{path}", json={"request_id": "end"}) as answer:
             return answer.status, await answer.json()
@@ -59,11 +67,9 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with ApiServer(view, Metrics()) as server:
         connector = aiohttp.UnixConnector(path=str(server.socket_path))
         async with aiohttp.ClientSession(connector=connector) as session:
-            row = {"spec": spec("sweep").model_dump(mode="json", exclude={"submitter"}), "array": "0-3"}
-            body = {"jobs": [row], "submitter": spec("x").submitter.model_dump(mode="json"), "request_id": "submit"}
-            async with session.post("http://a/v1/jobs", json=body) as answer:
-                assert answer.status == 201, await answer.text()
-            yield Bench(view, session)
+            made = Bench(view, session)
+            await made.submit("sweep")
+            yield made
 
 
 @pytest.mark.parametrize("looks", [False, True])
@@ -84,6 +90,15 @@ async def test_all_members_that_there_still_are_are_deleted(bench: Bench, looks:
     assert [job["name"] for job in answer["jobs"]] == ["sweep-0", "sweep-1", "sweep-3"]
     deleted = {job.name: job.control.delete for job in bench.view.cluster().jobs.values()}
     assert deleted == {"other": False, "sweep-0": True, "sweep-1": True, "sweep-3": True}
+
+
+async def test_the_id_of_an_array_is_not_the_name_of_another(bench: Bench) -> None:
+    array = next(job.spec.array for job in bench.view.cluster().jobs.values() if job.spec.array is not None)
+    await bench.submit(array.id)
+    status, answer = await bench.end("DELETE", array.id)
+    assert (status, answer["id"]) == (200, array.id)
+    deleted = {job.name for job in bench.view.cluster().jobs.values() if job.control.delete}
+    assert deleted == {"sweep-0", "sweep-1", "sweep-3"}
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_what_one_job_never_had_does_not_keep_the_output_of_the_others(capsys: p
 @pytest.mark.parametrize("name", ["my job", "jöb", "a/b?c"])
 def test_any_name_can_be_asked_for(name: str) -> None:
     class Paths(Agent):
-        def change(self, _method: str, path: str, _request_id: str | None) -> None:
+        def get(self, path: str) -> dict[str, Any]:
             assert unquote(path) == f"/v1/arrays/{name}"
             assert re.fullmatch(r"/v1/arrays/[\w.%-]+", path, re.ASCII)
             raise CtlError("no such array", Exit.NOT_FOUND)

@@ -1,4 +1,4 @@
-"""What ends the wait of ``pause``, ``resume`` and ``restart``, and what ``delete`` makes of an answer that was lost."""
+"""What ends the wait of ``pause``, ``resume`` and ``restart``, and what becomes of a change whose answer was lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from socketserver import UnixStreamServer
 from typing import Any, ClassVar
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from nodeagent.ctl import client, control, waiting
 from nodeagent.ctl.main import cli
@@ -39,7 +39,9 @@ class Agents:
     def endure(self, _patience: float) -> None:
         pass
 
-    def get(self, _path: str) -> Json:
+    def get(self, path: str) -> Json:
+        if path == "/v1/jobs/a":  # only to learn its uid
+            return self.after
         return self.rows.pop(0) if len(self.rows) > 1 else self.rows[0]
 
 
@@ -96,15 +98,18 @@ class Losing(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.asked.append(f"DELETE {self.path}")
+        self.asked.append(f"{self.command} {self.path}")
         if status := self.answers.pop(0):
             self._answer(status)
+
+    def do_POST(self) -> None:
+        self.do_DELETE()
 
     def _answer(self, status: int) -> None:
         self.send_response(status)
         self.end_headers()
         error = {"code": "not_found", "message": "no such thing"}
-        self.wfile.write(json.dumps({"error": error, "name": "digits", "uid": "u1"}).encode())
+        self.wfile.write(json.dumps({"error": error, "name": "digits", "uid": "u1", "id": "array-u1"}).encode())
 
     def address_string(self) -> str:
         return "local"
@@ -119,8 +124,8 @@ class Losing(BaseHTTPRequestHandler):
         ("/v1/jobs/digits", [0, 404], "/v1/jobs/u1", 0, "job/digits is gone\n"),
         ("/v1/jobs/digits", [0, 0, 404], "/v1/jobs/u1", 0, "job/digits is gone\n"),
         ("/v1/jobs/digits", [404], "/v1/jobs/u1", 3, ""),
-        ("/v1/arrays/digits", [0, 404], "/v1/arrays/digits", 0, "array/digits is gone\n"),
-        ("/v1/arrays/digits", [404], "/v1/arrays/digits", 3, ""),
+        ("/v1/arrays/digits", [0, 404], "/v1/arrays/array-u1", 0, "array/digits is gone\n"),
+        ("/v1/arrays/digits", [404], "/v1/arrays/array-u1", 3, ""),
         ("", [], "", 3, ""),
     ],
     ids=["lost", "lost twice", "somebody else's", "an array's lost", "an array of somebody else's", "never there"],
@@ -128,19 +133,42 @@ class Losing(BaseHTTPRequestHandler):
 def test_a_job_that_is_gone_when_its_deletion_is_asked_for_again_was_deleted(
     there: str, answers: list[int], changes: str, code: int, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the first request, perhaps, whose answer was lost. It is asked for by its uid: the name may be another's."""
-    monkeypatch.setattr(client, "ASK_AGAIN_EVERY", 0.0)
+    """By the first request, perhaps, whose answer was lost. It is asked for by its uid, or the array's id: the name
+    may be another's by then."""
     monkeypatch.setattr(Losing, "there", there)
     monkeypatch.setattr(Losing, "answers", list(answers))
+    done = asked_of_losing("delete", tmp_path, monkeypatch)
+    assert (done.exit_code, done.stdout) == (code, out), done.stderr
+    assert [one for one in Losing.asked if not one.startswith("GET")] == [f"DELETE {changes}"] * len(answers)
+
+
+@pytest.mark.parametrize(
+    ("verb", "there", "changes"),
+    [
+        ("stop", "/v1/jobs/digits", "/v1/jobs/u1/stop"),
+        ("stop", "/v1/arrays/digits", "/v1/arrays/array-u1/stop"),
+        ("pause", "/v1/jobs/digits", "/v1/jobs/u1/pause"),
+    ],
+)
+def test_a_job_that_took_the_name_meanwhile_is_left_alone(
+    verb: str, there: str, changes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Losing, "there", there)
+    monkeypatch.setattr(Losing, "answers", [0, 404])
+    asked_of_losing(verb, tmp_path, monkeypatch)
+    assert [one for one in Losing.asked if not one.startswith("GET")] == [f"POST {changes}"] * 2
+
+
+def asked_of_losing(verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """What the command does with the job or array ``digits``."""
+    monkeypatch.setattr(client, "ASK_AGAIN_EVERY", 0.0)
     monkeypatch.setattr(Losing, "asked", [])
-    path = str(tmp_path / "api.sock")
+    path = str(folder / "api.sock")
     with UnixStreamServer(path, Losing) as server:
         agent = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         agent.start()
         try:
-            done = CliRunner().invoke(cli, ["delete", "digits", "--agent", path])
+            return CliRunner().invoke(cli, [verb, "digits", "--agent", path])
         finally:
             server.shutdown()
             agent.join()
-    assert (done.exit_code, done.stdout) == (code, out), done.stderr
-    assert [one for one in Losing.asked if not one.startswith("GET")] == [f"DELETE {changes}"] * len(answers)
