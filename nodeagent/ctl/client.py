@@ -269,7 +269,8 @@ class Client:
             raise (NoAgentError(broken, "ask again") if body is None else _unknown(broken)) from error
         finally:
             response.close()
-        assert isinstance(value, dict)
+        if not isinstance(value, dict):
+            raise _no_answer(path, value)
         return value
 
     def stream(self, path: str, **query: object) -> Generator[Json, None, None]:
@@ -281,6 +282,8 @@ class Client:
                 if not line:
                     raise BrokeOffError("the agent hung up", "ask again")
                 value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise _no_answer(path, value)
                 if "end" in value:
                     return
                 if value:
@@ -339,6 +342,12 @@ def _is_near(node: Json) -> bool:
 
 def _name(at: str | Where) -> str:
     return str(at.agent) if isinstance(at, Where) else at
+
+
+def _no_answer(path: str, value: object) -> CtlError:
+    """The failure when JSON came, but not an agent's."""
+    what = f"the answer to {path} is not an agent's: {json.dumps(value)[:60]} is not a JSON object"
+    return CtlError(what, Exit.FAILED, f"is it an agent, and of this version? See --agent and {ENV}")
 
 
 def _unknown(what: str, more: str = "", code: int = Exit.UNREACHABLE) -> CtlError:
@@ -405,7 +414,7 @@ def job_path(job: str) -> str:
 
 
 def array_path(array: str) -> str:
-    """The path of an array, by name."""
+    """The path of an array, by name or id."""
     return f"/v1/arrays/{quote(array, safe='')}"
 
 

@@ -39,19 +39,30 @@ class PastResults:
 
 
 def load(path: Path) -> tuple[PastResults, ...]:
-    """The stored results; none if there is no file. Raises ValueError for a file that cannot be parsed, OSError."""
+    """The stored results; none if there is no file. Raises ValueError, with the file's name, for one that cannot be
+    understood, OSError."""
     try:
         data = json.loads(path.read_text())
+        version, past = data["version"], data["past"] if data["version"] == VERSION else []
+        found = tuple(PastResults(p["kind"], p["check"], p["unit"], _numbers(p["values"])) for p in past)
+        for one in found:
+            if not all(isinstance(text, str) for text in (one.kind, one.check, one.unit)):
+                raise TypeError(f"{one.kind!r}, {one.check!r}, {one.unit!r} are not three texts")
     except FileNotFoundError:
         return ()
-    try:
-        if data["version"] != VERSION:
-            raise ValueError(f"{path} is of version {data['version']}, this nodeagent reads {VERSION}; remove it")
-        return tuple(
-            PastResults(p["kind"], p["check"], p["unit"], tuple(map(float, p["values"]))) for p in data["past"]
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be understood ({error!r}); remove it") from None
+    except KeyError as error:
+        raise ValueError(f"{path} cannot be understood (it has no {error}); remove it") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be understood ({error}); remove it") from None
+    if version != VERSION:
+        raise ValueError(f"{path} is of version {version}, this nodeagent reads {VERSION}; remove it")
+    return found
+
+
+def _numbers(values: object) -> tuple[float, ...]:
+    if not isinstance(values, list) or any(type(value) not in (int, float) for value in values):
+        raise TypeError(f"values is {json.dumps(values)[:60]}, not a list of numbers")
+    return tuple(map(float, values))
 
 
 def save(path: Path, past: Iterable[PastResults]) -> None:

@@ -20,6 +20,7 @@ from types import UnionType
 from typing import Any
 
 import structlog
+from pydantic import BaseModel, ValidationError
 
 from nodeagent.hardware.judging.eventrules import waits_until
 from nodeagent.hardware.judging.judge import (
@@ -48,7 +49,6 @@ from nodeagent.hardware.judging.rules import (
 )
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
 from nodeagent.hardware.probes.process import (
-    NOT_UNDERSTOOD,
     ROOT,
     Probe,
     ProbeLimits,
@@ -525,7 +525,7 @@ class Monitor:
     def _read(self) -> Kept:
         try:
             kept = load_memory(self._file)
-        except (OSError, *NOT_UNDERSTOOD) as error:
+        except (OSError, ValueError) as error:
             self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
             return Kept()
         checks = {f"check.{check.name}" for check in self._machine.checks}
@@ -577,24 +577,43 @@ def save_memory(path: Path, kept: Kept) -> None:
 
 
 def load_memory(path: Path) -> Kept:
-    """What was kept; nothing if there is no file. Raises OSError for one that cannot be read, and one of
-    ``NOT_UNDERSTOOD`` for one that cannot be understood."""
+    """What was kept; nothing if there is no file. Raises OSError for one that cannot be read, ValueError with the key
+    for one that cannot be understood."""
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         return Kept()
-    if data["version"] != VERSION:
-        raise ValueError(f"{path} is of version {data['version']}, this agent reads {VERSION}")
-    memory = JudgeMemory(
-        verdicts=tuple(Verdict.model_validate(verdict) for verdict in data["verdicts"]),
-        past=tuple(DeviceEvent(**event) for event in data["past"]),
-        repairs=tuple(Repair(**repair) for repair in data["repairs"]),
-        at=data["at"],
+    try:
+        if (version := _Version.model_validate_json(text).version) != VERSION:
+            raise ValueError(f"it is of version {version}, this agent reads {VERSION}")
+        stored = _Stored.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}") from None
+    memory = JudgeMemory(stored.verdicts, stored.past, stored.repairs, stored.at)
+    return Kept(
+        memory, stored.boot, stored.gpus, stored.buses, stored.links, stored.ports, stored.devices, stored.record
     )
-    devices = {name: tuple(map(Gpu.model_validate, gpus)) for name, gpus in data.get("devices", {}).items()}
-    seen = {"buses": dict(data.get("buses", {})), "links": dict(data.get("links", {}))}  # versions before 0.2 lack them
-    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), devices=devices,
-                record=data.get("record"), **seen)  # fmt: skip
+
+
+class _Version(BaseModel):
+    version: int
+
+
+class _Stored(BaseModel):
+    """What ``save_memory`` writes."""
+
+    boot: str
+    gpus: tuple[str, ...]
+    buses: dict[str, str] = {}
+    links: dict[str, int] = {}
+    ports: tuple[str, ...] = ()
+    devices: dict[str, tuple[Gpu, ...]] = {}
+    record: int | None = None
+    at: float
+    verdicts: tuple[Verdict, ...]
+    past: tuple[DeviceEvent, ...]
+    repairs: tuple[Repair, ...]
 
 
 def _essence(kept: Kept) -> object:

@@ -59,9 +59,13 @@ def ask(control: Path, request: dict[str, object], timeout: float = 15.0) -> Rep
             ) from error
     if not line:
         raise NoSupervisorError(f"the local cluster's supervisor ({control}) ended")
-    reply: Reply = json.loads(line)
-    if not reply["ok"]:
-        raise AnsweredError(reply["error"], reply["code"])
+    try:
+        reply: Reply = json.loads(line)
+        if not reply["ok"]:
+            raise AnsweredError(str(reply["error"]), int(reply["code"]))
+    except (ValueError, KeyError, TypeError):
+        what = f"what answers at {control} is not the supervisor of a local cluster of this version"
+        raise NoSupervisorError(f"{what}: {line[:60]!r}") from None
     return reply
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import random
 import shutil
@@ -14,10 +15,11 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from nodeagent.local import power
 from nodeagent.local.layout import (
@@ -86,7 +88,7 @@ def find() -> dict[str, list[Path]]:
 
 
 def clusters(folders: LocalFolders) -> list[LocalCluster]:
-    """The running clusters, in the order of ``find``."""
+    """The running clusters, in the order of ``find``. Raises LocalError, also for one that cannot be understood."""
     sweep(folders)
     found = [c for path in folders.run.iterdir() if not path.name.startswith(".") and (c := load(path))]
     return sorted(found, key=lambda c: (c.temporary, -c.created))
@@ -142,7 +144,11 @@ def sweep(folders: LocalFolders) -> None:
             if path.name.startswith(_SETTLING):  # its creator died within `create`; no other process creates one now
                 shutil.rmtree(path, ignore_errors=True)
             elif path.is_dir() and not _held(path / "lock"):
-                if dead := load(path):
+                try:
+                    dead = load(path)
+                except LocalError:  # nothing says what it was
+                    dead = None
+                if dead is not None:
                     remove(dead, keep_data=not dead.temporary)
                 else:
                     shutil.rmtree(path, ignore_errors=True)
@@ -162,13 +168,49 @@ def alive(cluster: LocalCluster) -> bool:
 
 
 def load(path: Path) -> LocalCluster | None:
-    """The cluster with this run folder; None if the folder holds none."""
+    """The cluster with this run folder; None if the folder holds none. Raises LocalError, which names the file and its
+    key, if what it holds was not written by this version."""
+    file = path / "cluster.json"
     try:
-        found = json.loads((path / "cluster.json").read_text())
-        found |= {"run": path, "data": Path(found["data"]), "ports": tuple(found["ports"])}
-        return LocalCluster(**found)
-    except (OSError, ValueError, KeyError, TypeError):  # removed in the meantime, or written by another version
+        found = json.loads(file.read_bytes())
+    except OSError:  # removed in the meantime
         return None
+    except (ValueError, RecursionError) as error:
+        raise _not_ours(file, f"is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise _not_ours(file, "is not a JSON object")
+    for key, (kind, fits) in KINDS.items():
+        if key not in found:
+            raise _not_ours(file, f"has no {key!r}")
+        if not fits(found[key]):
+            raise _not_ours(file, f"{key!r} is {json.dumps(found[key])[:60]}, which is not {kind}")
+    known = {key: found[key] for key in KINDS}
+    return LocalCluster(**known | {"run": path, "data": Path(known["data"]), "ports": tuple(known["ports"])})
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "name": ("text", _text),
+    "uid": ("text", _text),
+    "data": ("an absolute path", lambda value: _text(value) and value.startswith("/")),
+    "created": ("a time in seconds", lambda value: type(value) in (int, float) and math.isfinite(value)),
+    "temporary": ("true or false", lambda value: isinstance(value, bool)),
+    "ports": (
+        "two numbers", lambda value: isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)
+    ),
+}  # fmt: skip
+"""Keys of ``cluster.json``, with what each has to be: the file decides which folder is removed."""
+
+
+def _not_ours(file: Path, what: str) -> LocalError:
+    lock = file.with_name("lock")
+    return LocalError(
+        f"{file}: {what}: was it changed, or written by another version of nodeagent?",
+        next_step=f"end its supervisor (fuser {lock} shows the pid), then: nodeagentctl local status",
+    )
 
 
 def node_names(count: int, first: int = 1) -> list[str]:

@@ -98,9 +98,11 @@ def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
 
 def _size(path: Path, role: Mapping[str, Any], several: bool) -> Iterator[Mistake]:
     nodes, replicas = role.get("nodes"), role.get("replicas")
+    right = "nodes: 2 (one place on each node) or replicas: 2 (several on a node where they fit)"
     if "nodes" not in role and "replicas" not in role:
-        right = "add nodes: 2 (one place on each node) or replicas: 2 (several on a node where they fit)"
-        yield Mistake(path, f"the key 'nodes' is missing in {path[0]}.{path[1]}", right)
+        yield Mistake(path, f"the key 'nodes' is missing in {path[0]}.{path[1]}", f"add {right}")
+    elif nodes is None and replicas is None:
+        yield Mistake((*path, "nodes" if "nodes" in role else "replicas"), "null is no size", f"write {right}")
     elif nodes is not None and replicas is not None:
         yield Mistake((*path, "replicas"), "replicas stands beside nodes", "keep one of them")
     if role.get("restart") == "alone" and not several:
@@ -124,12 +126,14 @@ def _beside_others(path: Path, nodes: Nodes | None, uneven: bool) -> Iterator[Mi
 
 
 def _order(after: Mapping[str, Sequence[object]]) -> Iterator[Mistake]:
-    """Roles that start after others: those exist, and none comes after itself."""
-    known = {name: [one for one in before if one in after] for name, before in after.items()}
-    for name, before in after.items():
+    """Roles that start after others: those exist, and none comes after itself. What is no text is reported where values
+    are checked."""
+    named = {name: [one for one in before if isinstance(one, str)] for name, before in after.items()}
+    known = {name: [one for one in before if one in named] for name, before in named.items()}
+    for name, before in named.items():
         for one in before:
-            if one not in after:
-                right = did_you_mean(str(one), after, intro="its roles are")
+            if one not in named:
+                right = did_you_mean(one, named, intro="its roles are")
                 yield Mistake(("roles", name, "after"), f"there is no role '{one}'", right)
         way = _way_back(name, known)
         if way and name == min(way):  # each circle once

@@ -465,8 +465,8 @@ def _layout(document: Document) -> list[Problem]:
         for k in ROLE_KEYS
         if k in tree
     ]
-    out += [document.problem(m.path, _named(m), m.right) for m in written_mistakes(tree)]
-    return out
+    found = [m for m in written_mistakes(tree) if document.raw.get(m.path) != ""]  # a key without a value is reported
+    return [*out, *(document.problem(m.path, _named(m), m.right) for m in found)]
 
 
 def _named(mistake: Mistake) -> str:

@@ -105,7 +105,6 @@ MET: dict[str, tuple[str, str]] = {
     "diag/worker.py": ("loads", "its command line, from the agent"),
     "doctor/cluster.py": ("open_connection", "an address of another agent; nothing is read"),
     "hardware/discovery.py": ("loads", FILE + "; " + CHILD),
-    "hardware/monitor.py": ("loads", FILE),
     "hardware/probes/amd.py": ("loads", CHILD),
     "hardware/probes/host.py": ("loads", "its command line, from the agent"),
     "hardware/probes/process.py": ("loads", CHILD),

@@ -15,8 +15,10 @@ from socketserver import UnixStreamServer
 from typing import ClassVar
 
 import pytest
+from click.testing import CliRunner
 
 from nodeagent.ctl import client
+from nodeagent.ctl.main import cli
 from nodeagent.ctl.terminal import CtlError, Exit, NoAgentError
 from nodeagent.ctl.where import ENV, Where
 from nodeagent.local import registry
@@ -306,3 +308,39 @@ def test_local_clusters_that_cannot_be_looked_at_are_a_failure_with_its_code(mon
     with pytest.raises(CtlError, match="another command has been cleaning up") as raised:
         client.local_clusters()
     assert raised.value.code == Exit.TIMED_OUT
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Speaks HTTP and JSON, but is no agent."""
+
+    text: ClassVar[str] = ""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"{self.text}\n".encode())
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "null", '"text"'])
+def test_json_of_a_wrong_kind_is_no_answer(nowhere: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(Stranger, "text", text)
+    path = str(nowhere / "api.sock")
+    with UnixStreamServer(path, Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            for verb in ("get", "events", "nodes", "stop a"):
+                result = CliRunner().invoke(cli, [*verb.split(), "--agent", path])
+                assert (result.exit_code, type(result.exception)) == (1, SystemExit), verb
+                first, step = result.stderr.splitlines()
+                assert f"is not an agent's: {text} is not a JSON object" in first
+                assert "--agent" in step
+        finally:
+            server.shutdown()
+            thread.join()

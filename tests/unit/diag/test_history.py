@@ -38,9 +38,18 @@ def test_what_others_hear() -> None:
     assert (figure.kind, figure.check, figure.value, figure.unit) == ("K", "matmul", 1230.0, "GiB/s")
 
 
-@pytest.mark.parametrize("text", ["no json", '{"version": 9}', '{"version": 1, "past": [{}]}', "[]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no json", '{"version": 9}', '{"version": 1, "past": [{}]}', "[]", "[" * 10_000, '{"version": 1, "past": 3}',
+        *(
+            f'{{"version": 1, "past": [{{"kind": {kind}, "check": "c", "unit": "s", "values": {values}}}]}}'
+            for kind, values in (("[]", "[1]"), ("3", "[1]"), ('"k"', '"12"'), ('"k"', '["x"]'), ('"k"', "[null]"))
+        ),
+    ],
+)  # fmt: skip
 def test_a_file_that_cannot_be_understood_is_reported(tmp_path: Path, text: str) -> None:
     file = tmp_path / "diag.json"
     file.write_text(text)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=str(file)):
         load(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from nodeagent.hardware.judging.judge import JudgeMemory, Repair
 from nodeagent.hardware.monitor import Kept, load_memory, save_memory
 from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.health import Verdict
+from nodeagent.model.node import Gpu
 
 VERDICT = Verdict(
     rule="xid.79", device="GPU-a", severity="fatal", action="reboot", text="lost", since=1.0, seen=2.0,
@@ -35,5 +37,36 @@ def test_without_a_file_nothing_is_remembered(tmp_path: Path) -> None:
 def test_what_cannot_be_understood_is_an_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "health.json"
     file.write_text(text)
-    with pytest.raises((ValueError, KeyError, TypeError)):
+    with pytest.raises(ValueError):
         load_memory(file)
+
+
+WRONG = ["text", 5, None, True, [1], [[]], {"a": 1}, {"a": []}]
+
+
+@pytest.mark.parametrize("key", ["boot", "gpus", "buses", "links", "ports", "devices", "record", "at", "verdicts",
+                                 "past", "repairs", "past.0.at", "past.0.device", "repairs.0.at", "verdicts.0.since",
+                                 "devices.v.0.uuid"])  # fmt: skip
+def test_values_of_wrong_kinds_are_named(key: str, tmp_path: Path) -> None:
+    """None of them is taken, to fail in a judgement later."""
+    file = tmp_path / "health.json"
+    memory = JudgeMemory((VERDICT,), (DeviceEvent("xid", 2.0),), (Repair("GPU-a", "x", "reboot", 1.0),))
+    save_memory(file, Kept(memory, devices={"v": (Gpu(uuid="u", index=0, name="n"),)}))
+    whole = file.read_text()
+    *path, last = key.split(".")
+    named = 0
+    for wrong in WRONG:
+        inner = data = json.loads(whole)
+        for part in path:
+            inner = inner[int(part) if part.isdigit() else part]
+        inner[last] = wrong
+        file.write_text(json.dumps(data))
+        try:
+            kept = load_memory(file)
+        except ValueError as error:
+            assert str(error).startswith(key)
+            named += 1
+        else:
+            save_memory(tmp_path / "again", kept)
+            assert json.loads((tmp_path / "again").read_text()) == data
+    assert named >= len(WRONG) - 2

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from nodeagent.ctl.main import cli
 from nodeagent.local import registry
-from nodeagent.local.layout import LocalFolders, NotFoundError, SeveralError
+from nodeagent.local.layout import LocalError, LocalFolders, NotFoundError, SeveralError
 
 
 @contextmanager
@@ -47,3 +51,48 @@ def test_what_lives_as_long_as_a_command_is_named(home: Path) -> None:
 def test_the_only_cluster_is_meant(home: Path) -> None:
     with registered(home, mine=False) as folders:
         assert registry.cluster(folders).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("created", "yesterday", "'created' is \"yesterday\", which is not a time in seconds"),
+        ("created", None, "'created' is null"),
+        ("ports", ["1", 2], "which is not two numbers"),
+        ("ports", 5, "which is not two numbers"),
+        ("data", "elsewhere", "which is not an absolute path"),
+        ("data", ["/"], "which is not an absolute path"),
+        ("temporary", "no", "which is not true or false"),
+        ("uid", 12, "which is not text"),
+        ("name", [], "which is not text"),
+    ],
+)
+def test_a_file_with_wrong_kinds_is_named_with_its_key(home: Path, key: str, value: Any, says: str) -> None:
+    """Of a running cluster: nothing of it is removed, and it is not said that none runs."""
+    with registered(home, mine=False):
+        file = home / "run/mine/cluster.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+        for verb in ("local status", "local down", "get"):
+            result = CliRunner().invoke(cli, verb.split())
+            assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+            first, step = result.stderr.splitlines()
+            assert first.startswith(f"nodeagentctl: {file}: ") and says in first
+            assert str(home / "run/mine/lock") in step
+        assert file.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", "[" * 10_000, "{}"])
+def test_a_file_that_is_no_cluster_is_named(home: Path, text: str) -> None:
+    with registered(home, mine=False) as folders:
+        (home / "run/mine/cluster.json").write_text(text)
+        with pytest.raises(LocalError, match=r"run/mine/cluster\.json"):
+            registry.cluster(folders)
+
+
+def test_what_a_cluster_left_goes_whatever_its_file_says(home: Path) -> None:
+    with registered(home, mine=False) as folders:
+        pass
+    (home / "run/mine").mkdir()
+    (home / "run/mine/cluster.json").write_text("[]")
+    assert registry.clusters(folders) == []
+    assert not (home / "run/mine").exists()

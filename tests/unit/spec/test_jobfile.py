@@ -296,6 +296,13 @@ def test_mistakes(marked: str, words: str) -> None:
         ("name: a\nroles:\n  >>B b: {command: x, nodes: 1}", "is not a role's name"),
         ("name: a\nroles:\n  b: >>{command: x}", "the key 'nodes' is missing in roles.b, add nodes: 2"),
         ("name: a\nroles:\n  b: {command: x, nodes: >>x, >>uneve: true}", "roles.b.nodes: 'x'"),
+        ("name: a\nroles: {b: {command: x, nodes: >>null}}", "roles.b.nodes: null is no size, write nodes: 2"),
+        (
+            "name: a\nroles: {b: {command: x, replicas: >>null}, c: {command: y, nodes: 1}}",
+            "roles.b.replicas: null is no size, write nodes: 2",
+        ),
+        ("name: a\nroles:\n  b:\n    command: x\n    >>nodes:", "'roles.b.nodes' has no value"),
+        ("name: a\nroles: {b: {command: x, nodes: 1, after: >>[[x]]}}", "roles.b.after: a list is not a role's name"),
     ],
 )
 def test_mistakes_of_the_whole(marked: str, words: str) -> None:
