@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.options import JOB, agent_option, complete_jobs, connect, output_option
-from nodeagent.ctl.output import dump, fold, terminal_width, yaml_text
+from nodeagent.ctl.output import dump, fold, moment, terminal_width, yaml_text
 from nodeagent.ctl.terminal import BrokeOffError, echo, one_line
 from nodeagent.ctl.waiting import PATIENCE, POLL
 
@@ -23,7 +23,7 @@ HEADING = f"{'TIME':<19}  {'KIND':<18}  ABOUT AND WHY"
 def event_line(event: Json, wide: bool = False, width: int | None = None) -> str:
     """Time, kind, subject, and the sentence, folded to a ``width``; ``wide``: also its id first, for ``--after``."""
     seconds = int(event["id"].partition("-")[0]) / 1000
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    when = moment(seconds)
     about = [event["job"] and f"job/{event['job']}", event["node"] and f"node/{event['node']}"]
     about.append(f"generation {event['generation']}" if event["generation"] else "")
     parts = (event["id"] if wide else "", when, f"{event['kind']:<18}", " ".join(a for a in about if a), event["text"])

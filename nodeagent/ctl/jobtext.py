@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from nodeagent.ctl.options import ENDED
-from nodeagent.ctl.output import Column, fold, hours, of_devices, paint, part, size, span, table_lines
+from nodeagent.ctl.output import Column, fold, hours, moment, of_devices, paint, part, size, span, table_lines
 from nodeagent.ctl.terminal import one_line
 
 Json = dict[str, Any]
@@ -309,7 +309,7 @@ def _time(job: Json) -> list[str]:
     """The time on which the workers run while the store is unreachable; while it answers, the failsafe members of the
     job."""
     if job["lent"] is not None:
-        return [field("Runs on", f"{runs_on(job)} (the store is away since {_clock(job['store_away_since'])})")]
+        return [field("Runs on", f"{runs_on(job)} (the store is away since {moment(job['store_away_since'])})")]
     if job["phase"] != "running" or job["generation_state"] != "active":
         return []
     names = ", ".join(k["node"] + ("" if k["live"] else " (silent)") for k in job["failsafe_members"])
@@ -322,10 +322,6 @@ def _time(job: Json) -> list[str]:
 
 
 ALONE = "its workers stop when the store is away for longer than a lease"
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def runs_on(job: Json) -> str:

@@ -82,6 +82,11 @@ def span(seconds: float | None) -> str:
     return f"{total // 86400}d{total % 86400 // 3600}h"
 
 
+def moment(at: float) -> str:
+    """A Unix time as a date and a time of day, here."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal on stdout; None if stdout is no terminal, and nothing is fitted to a width."""
     return shutil.get_terminal_size().columns if on_terminal() else None
@@ -202,10 +207,10 @@ def notice(answer: Json, fmt: str) -> None:
     """Warn on stderr if the agent's answer is its last known state; JSON and YAML have this in the data."""
     since = answer.get("store_away_since")
     if since is not None and fmt not in ("json", "yaml"):
-        ago = span(max(0.0, time.time() - since))
-        echo(
-            f"nodeagentctl: the store has not answered for {ago}: what is shown is from then; running jobs go on while "
-            "their failsafe members give them failsafe time, nothing can be changed or recovered until it is back",
+        echo(  # not for how long: the agent's clock may differ from ours
+            f"nodeagentctl: the store has not answered since {moment(since)}: what is shown is from then; running jobs "
+            "go on while their failsafe members give them failsafe time, nothing can be changed or recovered until it "
+            "is back",
             err=True,
         )
 

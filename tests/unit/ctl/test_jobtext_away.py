@@ -89,11 +89,13 @@ def test_status_lines_of_run_do_not_change_while_nothing_does() -> None:
 
 @pytest.mark.parametrize("fmt", ["table", "wide", "name"])
 def test_the_notice_is_on_stderr(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the agent's time, whatever our clock says."""
     rows = [samples.listed(samples.job())]
-    answer = {"items": rows, "store_away_since": time.time() - (3 * 24 + 4.5) * 3600}
+    answer = {"items": rows, "store_away_since": SINCE}
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(SINCE))
     show(answer, fmt, "job", get.COLUMNS)
     reported = capsys.readouterr()
-    assert reported.err.startswith("nodeagentctl: the store has not answered for 3d4h: what is shown is from then; ")
+    assert reported.err.startswith(f"nodeagentctl: the store has not answered since {when}: what is shown is from then")
     assert reported.err.count("\n") == 1
     show(answer | {"store_away_since": None}, fmt, "job", get.COLUMNS)
     without = capsys.readouterr()
