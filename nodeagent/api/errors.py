@@ -73,7 +73,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
     elif names:
         step = f"there are: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
     else:
-        step = f"there is no {kind} at all yet"
+        step = f"there is no {kind} at all"
     return ApiError("not_found", f"no {kind} {name!r}", step)
 
 
@@ -105,7 +105,7 @@ def store_away(
 
 _REFUSED = {
     "not_found": ("not_found", "list what there is: nodeagentctl get"),
-    "name_taken": ("state", "choose another name, or stop or delete that job first"),
+    "name_taken": ("state", "a name is one job's while it is live: see nodeagentctl get"),
     "stopping": ("stopping", "ask again in a moment, or choose another name"),
     "limit": ("limit", "delete jobs that are not needed any more (nodeagentctl get), or ask an operator"),
     "ended": ("state", "submit it again: nodeagentctl submit FILE"),

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from nodeagent.ctl.client import Client, array_path
+from nodeagent.ctl.jobtext import count as count_of
 from nodeagent.ctl.options import ENDED
 from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
@@ -75,7 +76,7 @@ def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool,
         return error.retried
     count = len(after["jobs"])
     if no_wait:
-        echo(f"{what} {verb} asked for: {count} jobs")
+        echo(f"{what} {verb} asked for: {count_of(count, 'job')}")
         demand_saved(f"{what} {verb}", after)
         return True
     mention_unsaved(f"{what} {verb}", after)
@@ -92,6 +93,7 @@ def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool,
         live = [int(number) for phase, number in now["phases"].items() if verb == "delete" or phase not in ENDED]
         return sum(live) + (0 if verb == "delete" else int(now["stopping"]))
 
-    wait(left, lambda n: n == 0, lambda n: f"{name}: {n} of {count} jobs are left", timeout, f"{verb} {name}")
-    echo(f"{what} {'deleted' if verb == 'delete' else 'stopped'}: {count} jobs")
+    wait(left, lambda n: n == 0, lambda n: f"{name}: {n} of {count_of(count, 'job')} left", timeout, f"{verb} {name}")
+    done = "deleted" if verb == "delete" else "stopped"
+    echo(f"{what} {done}: {count_of(count, 'job')}" if count else f"{what}: all its jobs had ended already")
     return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeagent.ctl.options import NODE, Duration, output_option
-from nodeagent.ctl.output import Column, dump, show
+from nodeagent.ctl.output import Column, dump, fold, show, terminal_width
 from nodeagent.ctl.terminal import echo, local_failures
 from nodeagent.local.layout import DEFAULT
 
@@ -141,11 +141,13 @@ def status(name: str | None, fmt: str) -> None:
         dump({"apiVersion": "nodeagent/v1"} | {k: v for k, v in found.items() if k != "ok"}, fmt)
         return
     if fmt != "name":
-        echo(
-            f"cluster {found['name']}, supervisor {found['pid']}, redis {found['redis']['pid'] or 'starting'} "
-            f"({found['redis']['url']}), logs in {found['data']}",
-            err=True,
+        redis = found["redis"]
+        line = (
+            f"cluster {found['name']}, supervisor {found['pid']}, redis {redis['pid'] or 'starting'} "
+            f"({redis['url']}), logs in {found['data']}"
         )
+        for piece in fold(line, terminal_width(), 2):
+            echo(piece, err=True)
     show({"items": found["nodes"]}, fmt, "node", COLUMNS)
 
 

@@ -148,10 +148,13 @@ def which_job(client: Client, argument: str | None, named: str | None) -> str:
     given = argument or named
     if given:
         return given
-    live = [j for j in client.get("/v1/jobs")["items"] if j["phase"] not in ENDED]
+    jobs = client.get("/v1/jobs")["items"]
+    live = [j for j in jobs if j["phase"] not in ENDED]
     if len(live) == 1:
         uid: str = live[0]["uid"]
         return uid
+    if not jobs:
+        raise CtlError("there is no job, and none was named", Exit.NOT_FOUND, "submit one: nodeagentctl submit FILE")
     if not live:
         raise CtlError("no job is live, and none was named", Exit.NOT_FOUND, "name an ended one, see: nodeagentctl get")
     names = ", ".join(j["name"] for j in live)

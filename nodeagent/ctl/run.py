@@ -17,6 +17,7 @@ import click
 from nodeagent import hardware_missing
 from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import UNKNOWN_OUTCOME, Client
+from nodeagent.ctl.jobtext import count
 from nodeagent.ctl.logs import PlainPrinter, Printer
 from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Streams, local_ranks, log_base, words_of
@@ -314,7 +315,7 @@ def _bring_up(stack: ExitStack, nodes: int, spec: JobSpec) -> Client:
     try:
         socket = stack.enter_context(local_session(nodes, None if workers == "gpu" else workers))
     except LocalError as error:
-        what = f"cannot bring up {nodes} local nodes: {error}"
+        what = f"cannot bring up {count(nodes, 'local node')}: {error}"
         raise CtlError(what, Exit.FAILED, error.next_step, error.words) from error
     return Client([str(socket)])
 

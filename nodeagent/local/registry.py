@@ -23,6 +23,7 @@ from typing import Any
 
 from nodeagent.local import power
 from nodeagent.local.layout import (
+    DEFAULT,
     ClusterLayout,
     LocalError,
     LocalFolders,
@@ -123,9 +124,11 @@ def create(
     with _turn(folders):
         place = folders.cluster(name)
         if place.exists():
+            of = "" if name == DEFAULT else f" --name {name}"
             raise LocalRefusedError(
-                f"the local cluster {name!r} is running already: add a node with `nodeagentctl local add`, "
-                f"or end it with `nodeagentctl local down`"
+                f"the local cluster {name!r} is running already",
+                next_step=f"add a node to it: nodeagentctl local add{of}; or end it: nodeagentctl local down{of}; "
+                "or choose another --name",
             )
         made = LocalCluster(name, uuid.uuid4().hex[:12], place, data, time.time(), temporary, ports)
         draft = Path(tempfile.mkdtemp(prefix=_SETTLING, dir=folders.run))

@@ -63,6 +63,8 @@ class _Node:
     """How often a process of its agent was started."""
     unstarted: int = 0
     """How often none could be started."""
+    lacks: str = ""
+    """Why none could be started the last time; empty once one is."""
     crashes: int = 0
     """How often its agent has ended with an error since its power was last switched on."""
     failed: bool = False
@@ -176,7 +178,7 @@ class Supervisor:
                 process = node.process = self._start_agent(node)
             except OSError as error:  # no process, no room on the disk: the other nodes go on
                 node.unstarted += 1
-                node.last_end = f"not started: {error.strerror}"
+                node.lacks = f"not started: {_words(error)}"
                 announce(f"{node.name}: its agent is not started; trying again: {error}")
                 await asyncio.sleep(AGAIN)
                 continue
@@ -202,6 +204,7 @@ class Supervisor:
         environ.pop("NOTIFY_SOCKET", None)
         process = self._children.start([*self._agent, "--config", str(layout.config)], environ, layout.agent_log)
         node.starts += 1
+        node.lacks = ""
         announce(f"{node.name}: agent {process.pid} started")
         return process
 
@@ -222,7 +225,8 @@ class Supervisor:
                 reply = await self._answer(request) | {"ok": True}
             except (LocalError, OSError, ValueError) as error:
                 code = error.code if isinstance(error, LocalError) else LocalError.code
-                reply = {"ok": False, "error": str(error), "code": code}
+                text = f"cannot {request.get('do')}: {_words(error)}" if isinstance(error, OSError) else str(error)
+                reply = {"ok": False, "error": text, "code": code}
             with contextlib.suppress(OSError):  # who asked is gone
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT)
@@ -271,7 +275,7 @@ class Supervisor:
             was_on = node.on and not node.failed
             node.on, node.failed = True, False
             if not was_on:
-                node.crashes, node.last_end = 0, ""
+                node.crashes, node.last_end, node.lacks = 0, "", ""
             node.switched.set()
         return {"node": node.name, "changed": not was_on}
 
@@ -279,7 +283,7 @@ class Supervisor:
         """Does what `systemctl restart` does: asks the agent to end, and starts it again after this many seconds."""
         if node.process is None:
             if node.on and not node.failed:
-                why = f"it is started again by itself ({node.last_end or 'for the first time'})"
+                why = f"it is started again by itself ({node.lacks or node.last_end or 'for the first time'})"
                 raise LocalRefusedError(f"{node.name} has no agent to restart: {why}; see: nodeagentctl local status")
             why = f"it ended with {node.last_end}, and needs a correction" if node.failed else "its power is off"
             step = f"nodeagentctl local start {node.name}"
@@ -303,7 +307,7 @@ class Supervisor:
                     "unstarted": node.unstarted,
                     "crashes": node.crashes,
                     "failed": node.failed,
-                    "last_end": node.last_end,
+                    "last_end": node.lacks or node.last_end,
                     "gpus": list(node.gpus),
                     "socket": str(self._cluster.layout.node(node.name).api_socket),
                     "log": str(self._cluster.layout.node(node.name).agent_log),
@@ -311,6 +315,11 @@ class Supervisor:
                 for node in self._nodes.values()
             ],
         }
+
+
+def _words(error: OSError) -> str:
+    """What the system says, and of which file."""
+    return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
 
 
 def announce(text: str) -> None:

@@ -77,6 +77,28 @@ def test_what_one_job_never_had_does_not_keep_the_output_of_the_others(capsys: p
     assert shown.err == "==> s-0 <==\nnodeagentctl: job 's-0' has no generation 2\n==> s-1 <==\n"
 
 
+@pytest.mark.parametrize(
+    ("verb", "changed", "says"),
+    [("stop", 2, "stopped: 2 jobs"), ("stop", 0, ": all its jobs had ended already"), ("delete", 1, "deleted: 1 job")],
+)
+def test_what_became_of_an_array(verb: str, changed: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class Ending:
+        def get(self, path: str) -> dict[str, Any]:
+            if path == "/v1/arrays/array-1" and verb == "delete":
+                raise CtlError("no such array", Exit.NOT_FOUND)
+            return {"id": "array-1", "phases": {"stopped": 3}, "stopping": 0}
+
+        def change(self, _method: str, path: str, _request_id: str | None) -> dict[str, Any]:
+            assert path.startswith("/v1/arrays/array-1")
+            return {"id": "array-1", "jobs": [{}] * changed}
+
+        def endure(self, _patience: float) -> None:
+            pass
+
+    assert end_all(cast(Client, Ending()), "s", verb, 1.0, no_wait=False, request_id=None)
+    assert capsys.readouterr().out.replace("array/s ", "array/s") == f"array/s{says}\n"
+
+
 @pytest.mark.parametrize("name", ["my job", "jöb", "a/b?c"])
 def test_any_name_can_be_asked_for(name: str) -> None:
     class Paths(Agent):

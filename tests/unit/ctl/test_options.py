@@ -1,4 +1,4 @@
-"""Names as ``-o name`` prints them."""
+"""Names as ``-o name`` prints them, and which job is meant where none is named."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nodeagent.ctl import nodes
+from nodeagent.ctl import control, nodes
 from nodeagent.ctl.main import cli
 from tests.unit.ctl.test_main import commands
 
@@ -46,3 +46,21 @@ def test_a_drain_of_what_the_list_printed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(nodes, "connect", lambda _ctx: Agent())
     result = CliRunner().invoke(cli, ["drain", "node/n1", "--reason", "disk", "--no-wait"])
     assert (result.output, asked) == ("node/n1 draining\n", ["/v1/nodes/n1/drain"])
+
+
+@pytest.mark.parametrize(
+    ("phases", "says"),
+    [
+        ([], "there is no job, and none was named\n  next: submit one: nodeagentctl submit FILE\n"),
+        (["stopped"], "no job is live, and none was named\n  next: name an ended one, see: nodeagentctl get\n"),
+        (["running", "queued"], "2 jobs are live; which one?\n  next: name one of: j0, j1\n"),
+    ],
+)
+def test_who_names_no_job_learns_which_there_are(phases: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Agent:
+        def get(self, _path: str) -> dict[str, object]:
+            return {"items": [{"name": f"j{i}", "uid": f"u{i}", "phase": phase} for i, phase in enumerate(phases)]}
+
+    monkeypatch.setattr(control, "connect", lambda _ctx: Agent())
+    result = CliRunner().invoke(cli, ["pause"])
+    assert result.stderr == f"nodeagentctl: {says}"

@@ -61,8 +61,9 @@ def test_up_status_down(cluster: LocalCluster, home: Path) -> None:
     assert registry.cluster(LocalFolders.of_user()).uid == cluster.uid
     with redis.Redis.from_url(status["redis"]["url"]) as client:
         assert client.ping()
-    with pytest.raises(LocalRefusedError, match="running already"):
+    with pytest.raises(LocalRefusedError, match="running already") as raised:
         session.up(1, "dev")
+    assert "nodeagentctl local down --name dev" in raised.value.next_step
     pids = [status["pid"], status["redis"]["pid"], *pods(cluster, "n1"), *pods(cluster, "n2")]
     assert all(map(running, pids))
     session.down(cluster, keep_logs=False)
@@ -171,7 +172,22 @@ def test_an_agent_that_cannot_be_started_is_tried_again_and_the_other_nodes_go_o
         assert node(cluster, "n1")["starts"] == 1, "no process is no start"
         assert node(cluster, "n1")["unstarted"] >= session.CRASHES
     session.wait_joined(cluster, 20, ["n1"])
-    assert node(cluster, "n1")["starts"] == 2
+    assert (node(cluster, "n1")["starts"], node(cluster, "n1")["last_end"]) == (2, "signal 9"), "it is started by now"
+
+
+def test_a_start_that_a_file_is_in_the_way_of_names_the_file(cluster: LocalCluster) -> None:
+    ask(cluster, "kill", node="n1")
+    state = cluster.layout.node("n1").state
+    state.rename(state.with_suffix(".away"))
+    state.touch()
+    ask(cluster, "start", node="n1")
+    with pytest.raises(LocalError, match=rf"n1's agent is not started: File exists: {state}; each attempt is in"):
+        session.wait_joined(cluster, 60, ["n1"])
+    with pytest.raises(LocalError, match=r"no agent to restart: it is started again .* .not started: File exists"):
+        ask(cluster, "restart", node="n1")
+    (cluster.data / "n3").touch()
+    with pytest.raises(LocalError, match=rf"cannot add: File exists: {cluster.data}/n3"):
+        ask(cluster, "add")
 
 
 def test_add_a_node(cluster: LocalCluster) -> None:
