@@ -10,7 +10,7 @@ import click
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.files import read_file
 from nodeagent.ctl.options import agent_option, connect, output_option, request_id_option
-from nodeagent.ctl.output import Column, show, span, table_lines, terminal_width
+from nodeagent.ctl.output import Column, fold, show, span, table_lines, terminal_width
 from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import demand_saved
 
@@ -131,7 +131,8 @@ def queue_lines(found: Json, width: int | None = None) -> list[str]:
         "Share": f"{found['share']:.0%} of the cluster; {found['entitled']:.0%} by weight, if all want theirs",
         "Users": ", ".join(f"{u['user']} {in_use(u['used'])}" for u in found["by_user"]),
     }
-    lines = [f"{title + ':':<13}{value}" for title, value in facts.items() if value != ""]
+    shown = [f"{title + ':':<13}{value}" for title, value in facts.items() if value != ""]
+    lines = [piece for line in shown for piece in fold(line, width, 13)]
     if found["work"]:
         lines += ["", *table_lines(WORK, found["work"], width)]
     return lines

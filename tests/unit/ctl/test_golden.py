@@ -86,6 +86,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "queues-80-columns": lambda: table_lines([c for c in queue.COLUMNS if not c.wide], samples.shown_queues(), 80),
     "queues-wide": lambda: table_lines(queue.COLUMNS, samples.shown_queues()),
     "describe-queue-80-columns": lambda: queue.queue_lines(samples.queue_detail(), 80),
+    "describe-queue-60-columns": lambda: queue.queue_lines(samples.queue_detail(), 60),
 }
 
 
