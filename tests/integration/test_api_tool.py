@@ -113,7 +113,7 @@ def test_a_file_with_mistakes_tells_them_all(agent: LiveAgent, tmp_path: Path) -
 
 def test_the_only_live_job_is_meant(agent: LiveAgent) -> None:
     none = ctl(agent, "pause")
-    assert (none.exit_code, "no job is live" in none.stderr) == (3, True)
+    assert (none.exit_code, "there is no job" in none.stderr) == (3, True)
     started(agent)
     assert ctl(agent, "pause").stdout == "job/digits paused\n"
     assert ctl(agent, "resume").stdout == "job/digits resumed\n"
