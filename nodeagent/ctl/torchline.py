@@ -254,5 +254,5 @@ def workers(text: str, with_gpus: Callable[[], bool]) -> str:
     if text == "cpu":
         return str(len(os.sched_getaffinity(0)))
     if text == "xpu":
-        raise CtlError("--nproc-per-node xpu: nodeagent finds NVIDIA GPUs only", Exit.USAGE, "write how many workers")
+        raise CtlError("--nproc-per-node xpu: nodeagent counts no Intel GPUs", Exit.USAGE, "write how many workers")
     return text

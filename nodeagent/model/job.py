@@ -245,6 +245,9 @@ class JobRecord(Record):
     running_since: int | None = None
     """Served time (ms) at which a generation became active for the first time since the job last waited or was paused:
     however often its gang was formed anew since."""
+    stands_since: int | None = None
+    """Served time (ms) since which the job is to run again and does not: since it last ran, was resumed, or began to
+    form for the first time, however often that failed since. None in every other phase than forming and holding."""
     started: float | None = None
     """Unix time at which the first generation became active, for people only."""
     ran: int = 0

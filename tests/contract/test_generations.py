@@ -49,6 +49,29 @@ async def test_how_long_it_runs_begins_anew_after_a_wait_only(bench: Bench) -> N
     assert job.running_since == generation(job).since > first
 
 
+async def test_how_long_it_stands_begins_anew_when_it_has_run_or_was_paused(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1")
+    assert job.stands_since is None
+    job = await bench.end(job, "holding")
+    first = job.stands_since
+    assert first == job.since
+    await bench.sleep(0.02)
+    job = await bench.ack(job, "n1")
+    job = await bench.propose(job, "n2")
+    assert (job.phase, job.stands_since) == ("forming", first), "it only tries"
+    assert job.since > first
+    job = await bench.end(job, "holding")
+    assert (job.phase, job.stands_since) == ("holding", first)
+    job = await bench.ack(job, "n2")
+    job = await bench.end(job, "paused")
+    assert (job.phase, job.stands_since) == ("paused", None)
+    job = await bench.propose(job, "n1")
+    assert job.stands_since == job.since > first
+    job = await bench.ack(job, "n1")
+    assert (job.phase, job.stands_since) == ("running", None)
+
+
 async def test_an_ack_again_changes_nothing(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")

@@ -32,8 +32,8 @@ class Condition:
 
 
 def conditions(job: JobRecord) -> tuple[Condition, ...]:
-    """What lasts at present, as the record has it. A fault lasts until the job runs again; what a person did meanwhile
-    (a pause and a resume) has it begin anew, since the phase did."""
+    """What lasts at present, as the record has it. A fault lasts until the job runs again, however often
+    it tries to form; what a person did meanwhile (a pause and a resume), or another fault, has it begin anew."""
     everybody = tuple(role.name for role in job.spec.roles)
     if job.phase == "running":
         return (Condition("PodRunning", job.since, "it has run for", roles=everybody),)
@@ -46,8 +46,9 @@ def conditions(job: JobRecord) -> tuple[Condition, ...]:
         found.append(Condition("Unknown", job.since, "not all of its nodes have answered for", roles=everybody))
     entry = job.budget.get(str(job.last_number))
     if job.phase in ("forming", "holding") and entry is not None and (event := EVENTS.get(entry.kind)) is not None:
+        since = max(job.stands_since or job.since, entry.at)
         lasts = f"{entry.text}, and it has not run again for"
-        found.append(Condition(event, max(job.since, entry.at), lasts, entry.exit, entry.roles))
+        found.append(Condition(event, since, lasts, entry.exit, entry.roles))
     return tuple(found)
 
 

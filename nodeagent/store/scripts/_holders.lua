@@ -105,6 +105,7 @@ local function enter_phase(job, phase, reason)
       add_over(job, tonumber(job.since), served, { waited_ms = 1 })
     end
     job.since = int(served)
+    job.stands_since = (phase == 'holding' or phase == 'forming') and (job.stands_since or job.since) or nil
     if not USES_TIME[phase] then
       job.running_since = nil
     end

@@ -411,7 +411,7 @@ local function job_news(uid, since, era)
   return news, 'since'
 end
 
-local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since', 'rev',
+local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'running_since', 'stands_since', 'rev',
   'generation_id', 'generation_number', 'generation_state', 'last_number', 'active_number', 'active_id', 'checkpoint',
   'generation_address', 'generation_store_hosted', 'generation_seal', 'generation_released', 'generation_stopped',
   'generation_ready', 'held' }

@@ -92,6 +92,16 @@ def test_a_fault_lasts_until_the_job_runs_again(kind: str, event: EventName) -> 
     assert take(resumed).step is None, "who resumes it has the time begin anew"
 
 
+def test_a_try_to_form_does_not_begin_the_time_of_a_fault_anew() -> None:
+    budget = {"5": spend("node_lost", at=SINCE)}
+    for phase in ("forming", "holding"):
+        job = job_in(phase, policy("NodeLost", "FailJob"), budget=budget, active=5, since=NOW - 5, last_number=5)
+        assert take(job).step is None, "as if it had run until then"
+        step = take(job.model_copy(update={"stands_since": SINCE})).step
+        assert isinstance(step, End) and step.phase == "failed"
+        assert take(job.model_copy(update={"stands_since": SINCE + 1})).step is None, "resumed since"
+
+
 def test_the_policy_that_is_due_first_acts() -> None:
     job = job_in("queued", policy("PodPending", "FailJob", 61.0), policy("PodPending", "TerminateJob", 60.0))
     step = take(job, NOW + 5_000).step
