@@ -43,7 +43,7 @@ FILES=no sh /{PLACE}/setup.sh install
 set -e
 # An upgrade leaves the version before alone: it is in use until the next one is switched to.
 [ "$1" = remove ] || exit 0
-FILES=no sh /{PLACE}/setup.sh remove
+sh /{PLACE}/setup.sh remove
 """,
     "postrm": """\
 #!/bin/sh
@@ -61,19 +61,17 @@ def build(bundle: Path, version: str, machine: str, out: Path) -> Path:
     tree = out / "deb"
     shutil.copytree(bundle, tree / PLACE)
     for unit in ("nodeagent.service", "nodeagent.slice"):
-        _move(tree / PLACE / unit, tree / "usr/lib/systemd/system" / unit)
+        _copy(bundle / unit, tree / "usr/lib/systemd/system" / unit)
     for kind in ("sysusers", "tmpfiles"):
-        _move(tree / PLACE / f"nodeagent.{kind}.conf", tree / f"usr/lib/{kind}.d/nodeagent.conf")
+        _copy(bundle / f"nodeagent.{kind}.conf", tree / f"usr/lib/{kind}.d/nodeagent.conf")
     for page in (bundle / "man").iterdir():
         target = tree / f"usr/share/man/man1/{page.name}.gz"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(gzip.compress(page.read_bytes(), mtime=0))
-    _move(tree / PLACE / "completion/bash", tree / "usr/share/bash-completion/completions/nodeagentctl")
-    _move(tree / PLACE / "completion/zsh", tree / "usr/share/zsh/vendor-completions/_nodeagentctl")
-    _move(tree / PLACE / "LICENSE", tree / "usr/share/doc/nodeagent/copyright")
-    _move(tree / PLACE / "CHANGELOG.md", tree / "usr/share/doc/nodeagent/changelog")
-    for gone in ("man", "completion"):
-        shutil.rmtree(tree / PLACE / gone)
+    _copy(bundle / "completion/bash", tree / "usr/share/bash-completion/completions/nodeagentctl")
+    _copy(bundle / "completion/zsh", tree / "usr/share/zsh/vendor-completions/_nodeagentctl")
+    _copy(bundle / "LICENSE", tree / "usr/share/doc/nodeagent/copyright")
+    _copy(bundle / "CHANGELOG.md", tree / "usr/share/doc/nodeagent/changelog")
     for program in ("nodeagent", "nodeagentctl", "nodeagent-run"):
         link = tree / "usr/bin" / program
         link.parent.mkdir(exist_ok=True)
@@ -93,6 +91,6 @@ def build(bundle: Path, version: str, machine: str, out: Path) -> Path:
     return package
 
 
-def _move(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    source.rename(target)
+    shutil.copy2(source, target)

@@ -14,16 +14,22 @@
 #
 # Each version lies in a folder of its own, and /opt/nodeagent/bin points to the one in use: shims, workers and the
 # lease process that were started by the old version find all of their files until the last of them has ended.
-# A version that does not start is left again: the agent runs the one before.
+# A version that does not start is left again: the agent runs the one before, by the unit of that version.
 # Exit codes: 0 done, 1 failed (what was in use is in use), 2 usage, 3 not in use, 6 refused.
 set -eu
+umask 022 # the jobs' users run what is installed
 
 prefix=/opt/nodeagent
 etc=/etc/nodeagent
 here=$(cd "$(dirname "$0")" && pwd)
-# Everything outside of the prefix that `install` writes. The .deb brings these files itself, and says so by FILES=no.
+# The .deb's script says FILES=no to `install`: dpkg has brought the files outside of the prefix.
 files=${FILES:-yes}
+# Where a bundle's lie. Of the package's the units alone are written, to be those of the version in use.
+programs=/usr/local/bin
 units=/etc/systemd/system
+packaged_units=/usr/lib/systemd/system
+sysusers=/etc/sysusers.d
+tmpfiles=/etc/tmpfiles.d
 man=/usr/local/share/man
 bash_completion=/usr/local/share/bash-completion/completions/nodeagentctl
 zsh_completion=/usr/local/share/zsh/site-functions/_nodeagentctl
@@ -44,6 +50,15 @@ usage() {
 }
 booted() { [ -d /run/systemd/system ]; }
 current() { readlink "$prefix/bin" 2>/dev/null | sed 's|^versions/||; s|/bin$||'; }
+# The version that the unit's agent runs; empty where it runs none from here.
+running() {
+    pid=$(systemctl show -P MainPID nodeagent)
+    tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | sed -n "1s|^$prefix/versions/\([^/]*\)/bin/.*|\1|p"
+}
+# Whether a bundle was installed last, and not the .deb.
+bundled() { [ "$(readlink "$programs/nodeagent")" = "$prefix/bin/nodeagent" ]; }
+# What does once more what failed.
+again() { if [ "$files" = yes ]; then echo "sh $here/${0##*/} $verb"; else echo "dpkg --configure nodeagent"; fi; }
 
 # Processes that were started from a version's folder: one line each, its id and its command.
 users_of() {
@@ -52,15 +67,22 @@ users_of() {
     done
 }
 every_shim() { users_of "$prefix/versions" | grep -F -e '-m nodeagent.shim ' || true; }
-# Those of the node's own agent: systemd started them in its slice, or they have its folder. The others are of people's own
-# clusters (nodeagentctl local, run --local).
+# All but those of people's own clusters (nodeagentctl local, run --local), whose nodes' folders lie beside a
+# cluster.json. Which agent it was that started the others need not be known.
 shims() {
     every_shim | while read -r pid command; do
-        case $command in
-        *' -m nodeagent.shim /run/nodeagent/pods/'*) echo "$pid" ;;
-        *) ! grep -qs '/nodeagent\.slice/' "/proc/$pid/cgroup" || echo "$pid" ;;
-        esac
+        node=${command#* -m nodeagent.shim }
+        node=${node%/pods/*}
+        if grep -qs '/nodeagent\.slice/' "/proc/$pid/cgroup" || [ ! -e "${node%/*}/cluster.json" ]; then
+            echo "$pid"
+        fi
     done
+}
+# Agents that are not the unit's: nobody here can stop them. (Those of people's own clusters are called otherwise.)
+strays() {
+    unit=0
+    ! booted || unit=$(systemctl show -P MainPID nodeagent)
+    users_of "$prefix/versions" | grep -E '/nodeagent run( |$)' | cut -d' ' -f1 | grep -vx -e "$unit" || true
 }
 
 # The first Python that this bundle has compiled wheels for.
@@ -76,15 +98,24 @@ find_python() {
         "yours: make packages PYTHONS=3.N"
 }
 
-# An agent that somebody disabled stays so: only a first install enables it. $was: the version before, if any.
+# An agent that somebody disabled stays so: only a first install enables it. $was: the version that was in use, if any.
 restart() {
-    booted || return 0
+    booted || {
+        say "systemd does not run here: start the agent yourself, and end one that runs the version before"
+        return
+    }
     systemd-sysusers nodeagent.conf
     systemctl daemon-reload
     if ! systemctl is-active --quiet nodeagent; then
         start
+        return
+    fi
+    runs=$(running) # not what was in use, where an install or a rollback ended before its restart
+    was=${runs:-$was}
+    if [ "$was" = "$(current)" ]; then
+        say "the agent runs it already, and was left alone"
     elif [ "$restart" != yes ]; then
-        say "the agent still runs the version before: systemctl restart nodeagent"
+        say "the agent still runs ${was:-another version}: systemctl restart nodeagent"
     else
         since=$(date '+%F %T')
         starts || go_back
@@ -128,13 +159,22 @@ starts() {
 go_back() {
     failed=$(current)
     log="its log: journalctl -u nodeagent --since '$since'"
-    [ -n "$was" ] || die 1 "the agent of $failed does not start; $log"
+    mend="Mend what the log says, then"
+    [ -n "$was" ] || die 1 "the agent of $failed does not start; $log. $mend: systemctl restart nodeagent"
+    bring_files "$was"
     use "$was"
-    if [ -n "$older" ]; then ln -sfn "$older" "$prefix/previous"; else rm -f "$prefix/previous"; fi
-    starts || die 1 "the agent of $failed does not start, and that of $was, which is in use again, does not either: this" \
-        "node has no agent; $log. Mend what it says, then: systemctl restart nodeagent"
-    die 1 "the agent of $failed does not start; $log. The agent of $was runs again. Mend what the log says, then do" \
-        "this again"
+    if [ "${older:-versions/$was}" != "versions/$was" ]; then
+        ln -sfn "$older" "$prefix/previous"
+    else
+        rm -f "$prefix/previous"
+    fi
+    systemctl daemon-reload
+    starts || die 1 "the agent of $failed does not start, and that of $was, which is in use again, does not either:" \
+        "this node has no agent; $log. $mend: systemctl restart nodeagent"
+    failure="the agent of $failed does not start; $log. The agent of $was runs again. $mend: $(again)"
+    [ "$files" = no ] || die 1 "$failure"
+    die 1 "$failure. Or keep $was: dpkg -i its .deb. Until then the package is half-configured, and apt tries to" \
+        "start $failed again whenever it installs anything"
 }
 
 use() {
@@ -145,7 +185,9 @@ use() {
 switch_to() {
     was=$(current)
     older=$(readlink "$prefix/previous" 2>/dev/null) || true
-    [ -z "$was" ] || [ "$was" = "$1" ] || ln -sfn "versions/$was" "$prefix/previous"
+    bring_files "$1"
+    [ "$was" != "$1" ] || return 0
+    [ -z "$was" ] || ln -sfn "versions/$was" "$prefix/previous"
     use "$1"
 }
 
@@ -160,30 +202,39 @@ prune() {
     done
 }
 
-install_files() {
-    install -D -m 644 "$here/nodeagent.service" "$here/nodeagent.slice" -t "$units"
-    install -D -m 644 "$here/nodeagent.sysusers.conf" /etc/sysusers.d/nodeagent.conf
-    install -D -m 644 "$here/nodeagent.tmpfiles.conf" /etc/tmpfiles.d/nodeagent.conf
-    for page in "$here"/man/*; do
+# The files outside of the prefix as this version has them.
+bring_files() {
+    from=$prefix/versions/$1/files
+    [ -d "$from" ] || return 0
+    if ! bundled; then
+        install -m 644 "$from/nodeagent.service" "$from/nodeagent.slice" -t "$packaged_units"
+        return
+    fi
+    install -D -m 644 "$from/nodeagent.service" "$from/nodeagent.slice" -t "$units"
+    install -D -m 644 "$from/nodeagent.sysusers.conf" "$sysusers/nodeagent.conf"
+    install -D -m 644 "$from/nodeagent.tmpfiles.conf" "$tmpfiles/nodeagent.conf"
+    for page in "$from"/man/*; do
         install -D -m 644 "$page" "$man/man${page##*.}/${page##*/}"
     done
-    install -D -m 644 "$here/completion/bash" "$bash_completion"
-    install -D -m 644 "$here/completion/zsh" "$zsh_completion"
-    mkdir -p /usr/local/bin
-    ln -sfn "$prefix/bin/nodeagent" /usr/local/bin/nodeagent
-    ln -sfn "$prefix/bin/nodeagentctl" /usr/local/bin/nodeagentctl
-    ln -sfn "$prefix/bin/nodeagent-run" /usr/local/bin/nodeagent-run
+    install -D -m 644 "$from/completion/bash" "$bash_completion"
+    install -D -m 644 "$from/completion/zsh" "$zsh_completion"
+}
+link_programs() {
+    mkdir -p "$programs"
+    for program in nodeagent nodeagentctl nodeagent-run; do
+        ln -sfn "$prefix/bin/$program" "$programs/$program"
+    done
 }
 remove_files() {
-    rm -f "$units/nodeagent.service" "$units/nodeagent.slice" /etc/sysusers.d/nodeagent.conf \
-        /etc/tmpfiles.d/nodeagent.conf "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
-        /usr/local/bin/nodeagent /usr/local/bin/nodeagentctl /usr/local/bin/nodeagent-run
+    rm -f "$units/nodeagent.service" "$units/nodeagent.slice" "$sysusers/nodeagent.conf" "$tmpfiles/nodeagent.conf" \
+        "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
+        "$programs/nodeagentctl" "$programs/nodeagent-run" "$programs/nodeagent" # by which `bundled` knows
 }
 
 # A bundle's files come before the package's: systemd reads /etc/systemd first. Without the bundle's link they are an
 # administrator's own.
 leave_bundle() {
-    [ "$(readlink /usr/local/bin/nodeagent)" = "$prefix/bin/nodeagent" ] || return 0
+    bundled || return 0
     remove_files
     ! booted || systemctl daemon-reload
     [ ! -L "$units/multi-user.target.wants/nodeagent.service" ] || systemctl reenable --quiet nodeagent
@@ -192,14 +243,21 @@ leave_bundle() {
 }
 
 name_version() {
-    wheel=$(ls "$here"/wheels/nodeagent-*.whl) || die 1 "$here/wheels holds no nodeagent: unpack the bundle again"
+    wheel=$(ls "$here"/wheels/nodeagent-*.whl 2>/dev/null) ||
+        die 1 "$here/wheels holds no nodeagent: unpack the bundle again"
     version=$(basename "$wheel" | cut -d- -f2)-$(cat "$here"/wheels/*.whl | sha256sum | cut -c1-8)
 }
 
 do_status() {
     name_version
     if [ "$(current)" = "$version" ]; then
-        say "$version is in use"
+        runs=
+        ! booted || runs=$(running)
+        if [ "${runs:-$version}" = "$version" ]; then
+            say "$version is in use"
+        else
+            say "$version is in use, but the agent still runs $runs: systemctl restart nodeagent"
+        fi
     else
         was=$(current)
         say "$version is not in use, ${was:-nothing} is"
@@ -210,6 +268,8 @@ do_status() {
 do_install() {
     name_version
     folder=$prefix/versions/$version
+    # What dpkg has just unpacked is the next version's.
+    [ "$files" = yes ] || bring_files "$(current)"
     python=$(find_python)
     # First of all, so that whatever an install that stops halfway has left can be removed.
     [ -e "$prefix/setup" ] || install -D -m 755 "$here/setup.sh" "$prefix/setup"
@@ -219,27 +279,30 @@ do_install() {
         # pip comes as a wheel too: Debian's python3 alone has neither pip nor ensurepip.
         "$python" -m venv --without-pip "$folder"
         "$folder/bin/python" "$(ls "$here"/wheels/pip-*.whl)/pip" install --quiet --disable-pip-version-check \
-            --no-index --find-links "$here/wheels" --no-cache-dir nodeagent || die 1 "pip could not install the wheels"
-        "$folder/bin/nodeagent" --version >/dev/null || die 1 "the installed version does not start"
+            --no-index --find-links "$here/wheels" --no-cache-dir nodeagent ||
+            die 1 "pip could not install the wheels (above); nothing has been switched. Mend that, then: $(again)"
+        "$folder/bin/nodeagent" --version >/dev/null ||
+            die 1 "$version does not run here (above); nothing has been switched. Mend that, then: $(again)"
         : >"$folder/.complete"
     fi
+    rm -rf "$folder/files"
+    mkdir "$folder/files"
+    cp -R "$here"/nodeagent.* "$here/man" "$here/completion" "$folder/files"
     if [ -e "$etc/nodeagent.yaml" ]; then
         "$folder/bin/nodeagent" check-config "$etc/nodeagent.yaml" >/dev/null ||
-            die 1 "this version does not take $etc/nodeagent.yaml (above); nothing has been switched"
+            die 1 "$version does not take $etc/nodeagent.yaml (above); nothing has been switched. Mend the file," \
+                "then: $(again)"
     fi
-    [ "$files" = yes ] || leave_bundle
-    if [ "$(current)" = "$version" ]; then
-        say "$version is installed already"
-        was=$version
-        ! booted || systemctl is-active --quiet nodeagent || start
-        return
-    fi
-    [ "$files" = no ] || install_files
+    if [ "$files" = yes ]; then link_programs; else leave_bundle; fi
     mkdir -p -m 755 "$etc"
     [ -e "$etc/nodeagent.yaml" ] || install -m 600 "$here/nodeagent.yaml" "$etc/nodeagent.yaml"
     install -m 755 "$here/setup.sh" "$prefix/setup"
     switch_to "$version"
-    say "$version is installed${was:+, $was before}"
+    if [ "$was" = "$version" ]; then
+        say "$version is installed already"
+    else
+        say "$version is installed${was:+, $was before}"
+    fi
     restart
     prune
 }
@@ -248,30 +311,35 @@ do_rollback() {
     to=$(readlink "$prefix/previous" 2>/dev/null | sed 's|^versions/||') || true
     [ -n "$to" ] && [ -e "$prefix/versions/$to/.complete" ] || die 6 "there is no version before to go back to"
     [ ! -e "$etc/nodeagent.yaml" ] || "$prefix/versions/$to/bin/nodeagent" check-config "$etc/nodeagent.yaml" >/dev/null ||
-        die 1 "$to does not take $etc/nodeagent.yaml (above); nothing has been switched"
+        die 1 "$to does not take $etc/nodeagent.yaml (above); nothing has been switched. Mend the file, then: $(again)"
     switch_to "$to"
     say "back to $to, $was before"
     restart
 }
 
 do_remove() {
-    if [ -n "$(shims)" ]; then
-        [ "$drain" = yes ] || die 6 "$(shims | wc -l) pods live here. Let them leave first: nodeagentctl drain NODE" \
-            "--reason TEXT; or have it done: --drain"
+    if [ -n "$(shims)" ] && [ "$drain" = no ]; then
+        die 6 "$(shims | wc -l) pods live here. Let them leave first: nodeagentctl drain NODE --reason TEXT; or have" \
+            "it done: $prefix/setup $verb --drain"
     fi
+    agents=$(strays | tr '\n' ' ')
+    [ -z "$agents" ] || die 6 "another agent than that of nodeagent.service runs here, process ${agents% }; nothing" \
+        "has been removed. Let its jobs leave (nodeagentctl drain NODE --reason TEXT), end it (kill -INT" \
+        "${agents% }), then do this again"
     if booted && [ -e "$prefix/bin" ]; then
         systemctl disable --quiet nodeagent 2>/dev/null || true
         systemctl stop nodeagent 2>/dev/null || true
     fi
     while [ -n "$(shims)" ]; do
-        [ "$patience" -gt 0 ] || die 6 "$(shims | wc -l) pods still live here; nothing has been removed. The agent is off"
+        [ "$patience" -gt 0 ] || die 6 "$(shims | wc -l) pods still live here; nothing has been removed, but no agent" \
+            "runs. Do this again when they have ended; or have the agent back: systemctl enable --now nodeagent"
         patience=$((patience - 1))
         sleep 1
     done
     others=$(every_shim | wc -l)
-    if [ "$files" = yes ]; then
+    if bundled; then
         remove_files
-        booted && systemctl daemon-reload
+        ! booted || systemctl daemon-reload
     fi
     rm -rf "$prefix/versions" "$prefix" # this script after what takes long
     say "removed"
@@ -282,7 +350,8 @@ do_remove() {
 do_purge() {
     do_remove
     rm -rf "$etc" /var/lib/nodeagent /var/log/nodeagent /run/nodeagent
-    say "config, keys, state and logs removed too"
+    say "removed, too: $etc, /var/lib/nodeagent, /var/log/nodeagent, /run/nodeagent (other folders that its config" \
+        "named stay)"
 }
 
 [ $# -ge 1 ] || usage

@@ -32,6 +32,8 @@ rm -rf {at}/root/opt/nodeagent {at}/root/etc/nodeagent
 exec chroot {at}/root sh -eux -c "$SCRIPT"
 """
 HELPERS = """
+deb=$(echo /mnt/nodeagent_*[0-9]_*.deb) later_deb=$(echo /mnt/nodeagent_*+b_*.deb)
+unit() { tail -n 1 /etc/systemd/system/nodeagent.service; }
 fails() { expected=$1; shift; code=0; "$@" || code=$?; [ "$code" = "$expected" ]; }
 current() { readlink /opt/nodeagent/bin; }
 nothing_left() {
@@ -48,7 +50,8 @@ nothing_left() {
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with three releases, a, b and c, and the .deb of the first. They differ in a byte of their wheel."""
+    """A folder with three releases, a, b and c, and the .debs of the first two. They differ in a byte of their wheel,
+    and in their unit."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare: a release is installed into a copy of the root")
     out = tmp_path_factory.mktemp("release")
@@ -58,8 +61,11 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copytree(out / "a", out / name)
         with zipfile.ZipFile(out / name / "wheels" / wheel.name, "a") as archive:
             archive.comment = name.encode()
+        with (out / name / "nodeagent.service").open("a") as unit:
+            unit.write(f"# of {name}\n")
     if shutil.which("dpkg-deb"):
         deb.build(out / "a", __version__, MACHINE, out)
+        deb.build(out / "b", f"{__version__}+b", MACHINE, out)
     yield out
     shutil.rmtree(out)
 
@@ -84,7 +90,10 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
         tmp_path,
         """
         fails 3 sh /mnt/a/setup.sh status
+        umask 077  # as some make root's; jobs' users run what is installed
         sh /mnt/a/setup.sh install
+        umask 022
+        [ "$(find /opt/nodeagent -type d -not -perm 755)" = "" ]
         sh /mnt/a/setup.sh status
         fails 3 sh /mnt/b/setup.sh status
         first=$(current)
@@ -107,8 +116,10 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
         third=$(current)
         [ -e /opt/nodeagent/$first/nodeagent ]
 
+        [ "$(unit)" = "# of c" ]
         /opt/nodeagent/setup rollback
         [ "$(current)" = "$second" ]
+        [ "$(unit)" = "# of b" ]
         echo 'cluster: [1]' >/etc/nodeagent/nodeagent.yaml
         fails 1 sh /mnt/c/setup.sh install
         [ "$(current)" = "$second" ]
@@ -121,9 +132,25 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
         sh /mnt/c/setup.sh install
         [ ! -e /opt/nodeagent/$first ]  # nobody runs it any more
         fails 2 /opt/nodeagent/setup remove --now
-        /opt/nodeagent/$(current)/python -c 'import time; time.sleep(300)' \\
-            -m nodeagent.shim /tmp/nodeagent-1000/local/it/n1/pods/pod & # a person's own: no reason to stay
+        sleeps() { exec /opt/nodeagent/$(current)/python -c 'import time; time.sleep(300)' "$@"; }
+        sleeps -m nodeagent.shim /data/run/pods/pod & # of an agent with another dirs.run
+        shim=$!
+        sleeps /usr/local/bin/nodeagent run --config /data/nodeagent.yaml &
+        agent=$!
+        mkdir -p /tmp/nodeagent-1000/local/it
+        touch /tmp/nodeagent-1000/local/it/cluster.json
+        sleeps -m nodeagent.shim /tmp/nodeagent-1000/local/it/n1/pods/pod & # a person's own: no reason to stay
         local=$!
+        for pid in $shim $agent $local; do
+            until grep -q time.sleep /proc/$pid/cmdline; do sleep 0.1; done
+        done
+        fails 6 /opt/nodeagent/setup remove
+        kill $shim
+        wait $shim || true
+        fails 6 /opt/nodeagent/setup remove --drain
+        [ -e /opt/nodeagent/bin/nodeagent ]
+        kill $agent
+        wait $agent || true
         /opt/nodeagent/setup remove
         [ ! -e /opt/nodeagent ]
         kill $local
@@ -148,12 +175,12 @@ def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
         """
         rm -f /etc/dpkg/dpkg.cfg.d/docker  # which leaves manual pages out
         # This machine's Python need not be the distribution's.
-        dpkg --force-depends -i /mnt/nodeagent_*.deb
+        dpkg --force-depends -i $deb
         /usr/bin/nodeagentctl --version
         [ -s /usr/share/man/man1/nodeagentctl.1.gz ]
         [ -s /usr/share/bash-completion/completions/nodeagentctl ]
         [ -s /usr/lib/systemd/system/nodeagent.service ]
-        dpkg --force-depends -i /mnt/nodeagent_*.deb
+        dpkg --force-depends -i $deb
         /usr/bin/nodeagent --version
         dpkg -r nodeagent
         [ ! -e /opt/nodeagent ]
@@ -163,6 +190,39 @@ def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
         """,
     )
     assert f"nodeagentctl {__version__}" in output
+
+
+def test_a_debian_package_that_is_refused(bundles: Path, tmp_path: Path) -> None:
+    """The version before stays in use, and so does its unit; it is said how to go on."""
+    if shutil.which("dpkg") is None:
+        pytest.skip("no dpkg on this machine")
+    output = inside(
+        bundles,
+        tmp_path,
+        """
+        state() { dpkg-query -W -f '${Version} ${db:Status-Status}' nodeagent; }
+        unit() { tail -n 1 /usr/lib/systemd/system/nodeagent.service; }
+        rm -f /etc/dpkg/dpkg.cfg.d/docker
+        dpkg --force-depends -i $deb
+        first=$(current) unit=$(unit)
+        echo 'cluster: [1]' >/etc/nodeagent/nodeagent.yaml
+        fails 1 dpkg --force-depends -i $later_deb 2>&1
+        [ "$(current)" = "$first" ]
+        [ "$(unit)" = "$unit" ]
+        [ "$(state)" = "$VERSION+b half-configured" ]
+        rm /etc/nodeagent/nodeagent.yaml
+        dpkg --force-depends --configure nodeagent
+        [ "$(current)" != "$first" ]
+        [ "$(unit)" = "# of b" ]
+        [ "$(state)" = "$VERSION+b installed" ]
+        /opt/nodeagent/setup rollback
+        [ "$(current)" = "$first" ]
+        [ "$(unit)" = "$unit" ]
+        dpkg -P nodeagent
+        nothing_left
+        """.replace("$VERSION", __version__),
+    )
+    assert "nothing has been switched. Mend the file, then: dpkg --configure nodeagent" in output
 
 
 def test_a_debian_package_over_a_bundle(bundles: Path, tmp_path: Path) -> None:
@@ -175,7 +235,7 @@ def test_a_debian_package_over_a_bundle(bundles: Path, tmp_path: Path) -> None:
         """
         rm -f /etc/dpkg/dpkg.cfg.d/docker
         sh /mnt/a/setup.sh install
-        dpkg --force-depends -i /mnt/nodeagent_*.deb
+        dpkg --force-depends -i $deb
         for path in /etc/systemd/system/nodeagent.service /etc/systemd/system/nodeagent.slice \\
             /etc/sysusers.d/nodeagent.conf /etc/tmpfiles.d/nodeagent.conf /usr/local/bin/nodeagent; do
             [ ! -e $path ]
@@ -183,7 +243,7 @@ def test_a_debian_package_over_a_bundle(bundles: Path, tmp_path: Path) -> None:
         [ -s /usr/lib/systemd/system/nodeagent.service ]
         /usr/bin/nodeagent --version
         echo '[Unit]' >/etc/systemd/system/nodeagent.service
-        dpkg --force-depends -i /mnt/nodeagent_*.deb
+        dpkg --force-depends -i $deb
         [ -s /etc/systemd/system/nodeagent.service ]
         rm /etc/systemd/system/nodeagent.service
         dpkg -P nodeagent

@@ -1,5 +1,5 @@
-"""What ``release/setup.sh`` does with the agent's unit: it starts none that an operator stopped for good, and leaves no
-node without an agent. And whose shims it counts."""
+"""What ``release/setup.sh`` does with the agent's unit: it starts none that an operator stopped for good, leaves no
+node without an agent, and has each agent run by its own version's unit. And under whom it removes nothing."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ systemctl() {
 timeout() { shift; "$@"; }
 sleep() { :; }
 sysusers() { :; }
-booted() { :; }
+booted() { [ "$boots" = yes ]; }
 say() { echo "say $*"; }
 name_version() { version=$newest; }
 find_python() { echo python3; }
 """
-ACTIVE, ENABLED, FIRST, KEY = "active", "enabled", "first", "key"
+ACTIVE, ENABLED, FIRST, KEY, PACKAGE = "active", "enabled", "first", "key", "package"
+PLACES = ("programs", "units", "packaged_units", "sysusers", "tmpfiles", "man")
+"""The script's variables for the folders outside of the prefix."""
 OLDEST, OLD, NEW = "0.1-aaa", "0.1-bbb", "0.2-ccc"
+MAIN = 7
+"""The agent's process, as the stub of systemctl says."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,54 @@ class Played:
     complained: str
 
 
+def lay_out(files: Path, version: str) -> None:
+    """What a bundle has beside its wheels; the unit's text is ``version``."""
+    files.mkdir(exist_ok=True)
+    for name in ("service", "slice", "sysusers.conf", "tmpfiles.conf", "yaml"):
+        (files / f"nodeagent.{name}").write_text(version)
+    for name in ("man/nodeagent.1", "completion/bash", "completion/zsh"):
+        (files / name).parent.mkdir(exist_ok=True)
+        (files / name).touch()
+
+
+def outside(folder: Path) -> Path:
+    """Where ``PLACES`` are."""
+    return folder.with_name(f"{folder.name}-outside")
+
+
+def unit(folder: Path) -> str:
+    """The version whose unit systemd reads."""
+    found = [outside(folder) / place / "nodeagent.service" for place in ("units", "packaged_units")]
+    return "".join(file.read_text() for file in found if file.exists())
+
+
+def run(folder: Path, pid: int, command: str, group: str = "0::/") -> None:
+    """A process, in what ``play`` takes for /proc."""
+    place = folder / "proc" / str(pid)
+    place.mkdir(parents=True)
+    (place / "cmdline").write_text(command.replace(" ", "\0") + "\0")
+    (place / "cgroup").write_text(group + "\n")
+
+
+def agent_runs(folder: Path, version: str) -> None:
+    """The unit's agent is of ``version``."""
+    run(folder, MAIN, f"{folder}/versions/{version}/bin/python {folder}/bin/nodeagent run")
+
+
 def play(folder: Path, lines: str, *has: str, **values: str) -> Played:
     """``lines`` after the script's own functions, where ``folder`` is config, program and /proc. OLD is in use."""
     for version in (OLDEST, OLD, NEW):
         (folder / "versions" / version / "bin").mkdir(parents=True, exist_ok=True)
         (folder / "versions" / version / ".complete").touch()
+        lay_out(folder / "versions" / version / "files", version)
+    newest = values.get("newest", NEW)
+    lay_out(folder / "bundle", newest)
+    (folder / "bundle/setup.sh").touch()
+    for place in PLACES:
+        (outside(folder) / place).mkdir(parents=True, exist_ok=True)
+    link = outside(folder) / "programs/nodeagent"
+    if PACKAGE not in has and not link.is_symlink():
+        link.symlink_to(folder / "bin/nodeagent")
     (folder / "setup").touch()
     (folder / "ending").touch()
     if FIRST not in has and not (folder / "bin").is_symlink():
@@ -62,8 +109,11 @@ def play(folder: Path, lines: str, *has: str, **values: str) -> Played:
     functions = SETUP.read_text().partition("[ $# -ge 1 ] || usage")[0]
     functions = functions.replace("systemd-sysusers", "sysusers").replace("/proc/", f"{folder}/proc/")
     settings = {
-        "etc": str(folder), "prefix": str(folder), "restart": "yes", "newest": NEW, "broken": "", "loops": "",
-        "slow": "no", "active": "yes" if ACTIVE in has else "no", "enabled": "yes" if ENABLED in has else "no",
+        "etc": str(folder), "prefix": str(folder), "here": f"{folder}/bundle", "verb": "install", "drain": "no",
+        "restart": "yes", "files": "no" if PACKAGE in has else "yes", "newest": newest, "broken": "", "loops": "",
+        "boots": "yes", "slow": "no", "active": "yes" if ACTIVE in has else "no",
+        "enabled": "yes" if ENABLED in has else "no", **{place: str(outside(folder) / place) for place in PLACES},
+        "bash_completion": f"{outside(folder)}/bash", "zsh_completion": f"{outside(folder)}/zsh",
     }  # fmt: skip
     assigned = "".join(f"{name}='{value}'\n" for name, value in (settings | values).items())
     done = subprocess.run(["sh", "-c", functions + STUBS + assigned + lines], capture_output=True, text=True)
@@ -130,7 +180,7 @@ def test_a_version_that_does_not_start_is_left_again(tmp_path: Path, fault: str,
     if before:
         (tmp_path / "previous").symlink_to(f"versions/{before}")
     played = upgrade(tmp_path, ACTIVE, ENABLED, KEY, **{fault: NEW})
-    assert (played.code, played.asked) == (1, [RESTART, f"restart nodeagent, {OLD}"]), played
+    assert (played.code, played.asked) == (1, [RESTART, "daemon-reload", f"restart nodeagent, {OLD}"]), played
     assert in_use(tmp_path) == (OLD, before)
     assert f"the agent of {NEW} does not start" in played.complained
     assert "journalctl -u nodeagent --since" in played.complained
@@ -158,7 +208,7 @@ def test_a_rollback_to_what_does_not_start_is_undone(tmp_path: Path) -> None:
     [
         ((ENABLED, KEY), [f"restart --no-block nodeagent, {OLD}"], "the agent did not run, and starts"),
         ((KEY,), [], "the agent is disabled, and stays so"),
-        ((ACTIVE, ENABLED, KEY), [], "installed already"),
+        ((ACTIVE, ENABLED, KEY), [], "the agent runs it already"),
     ],
 )
 def test_what_is_installed_already_is_started_if_it_should_run(
@@ -166,25 +216,114 @@ def test_what_is_installed_already_is_started_if_it_should_run(
 ) -> None:
     """An agent that had failed stayed so: the install said that it was done."""
     played = play(tmp_path, "do_install\n", *has, newest=OLD)
-    assert (played.code, played.asked) == (0, asked), played
+    assert (played.code, played.asked) == (0, ["daemon-reload", *asked]), played
     assert reported in played.reported
 
 
-def test_only_shims_of_the_nodes_own_agent_count(tmp_path: Path) -> None:
-    """People's own local clusters kept the program from being removed."""
+def test_an_install_that_ended_before_its_restart_is_completed(tmp_path: Path) -> None:
+    """The older agent ran on, and the install said that it was done."""
+    agent_runs(tmp_path, OLDEST)
+    (tmp_path / "previous").symlink_to(f"versions/{OLDEST}")
+    played = play(tmp_path, "do_install\n", ACTIVE, ENABLED, KEY, newest=OLD)
+    assert (played.code, played.asked) == (0, ["daemon-reload", f"restart nodeagent, {OLD}"]), played
+    assert in_use(tmp_path) == (OLD, OLDEST)
+
+
+def test_what_it_completes_goes_back_to_what_ran(tmp_path: Path) -> None:
+    agent_runs(tmp_path, OLDEST)
+    (tmp_path / "previous").symlink_to(f"versions/{OLDEST}")
+    played = play(tmp_path, "do_install\n", ACTIVE, ENABLED, KEY, newest=OLD, broken=OLD)
+    back = ["daemon-reload", f"restart nodeagent, {OLDEST}"]
+    assert (played.code, played.asked) == (1, ["daemon-reload", f"restart nodeagent, {OLD}", *back]), played
+    assert (in_use(tmp_path), unit(tmp_path)) == ((OLDEST, ""), OLDEST)
+    assert f"The agent of {OLDEST} runs again" in played.complained
+
+
+def test_an_upgrade_over_one_that_was_never_started_goes_back_to_what_ran(tmp_path: Path) -> None:
+    agent_runs(tmp_path, OLDEST)
+    (tmp_path / "previous").symlink_to(f"versions/{OLDEST}")
+    played = upgrade(tmp_path, ACTIVE, ENABLED, KEY, broken=NEW)
+    assert (played.code, in_use(tmp_path), unit(tmp_path)) == (1, (OLDEST, ""), OLDEST), played
+
+
+def test_an_older_agent_that_is_not_to_be_restarted_is_reported(tmp_path: Path) -> None:
+    agent_runs(tmp_path, OLDEST)
+    for lines in ("do_install\n", "do_status\n"):
+        played = play(tmp_path, lines, ACTIVE, ENABLED, KEY, newest=OLD, restart="no")
+        assert [line for line in played.asked if line != "daemon-reload"] == []
+        assert f"the agent still runs {OLDEST}: systemctl restart nodeagent" in played.reported
+
+
+@pytest.mark.parametrize("how", [(), (PACKAGE,)])
+def test_the_unit_is_that_of_the_version_in_use(tmp_path: Path, how: tuple[str, ...]) -> None:
+    """An upgrade that failed left the newer unit, and a rollback did."""
+    has = (ACTIVE, ENABLED, KEY, *how)
+    upgrade(tmp_path, *has)
+    assert (in_use(tmp_path), unit(tmp_path)) == ((NEW, OLD), NEW)
+    played = play(tmp_path, "do_rollback\n", *has)
+    assert (played.code, in_use(tmp_path), unit(tmp_path)) == (0, (OLD, NEW), OLD), played
+    upgrade(tmp_path, *has, broken=NEW)
+    assert (in_use(tmp_path)[0], unit(tmp_path)) == (OLD, OLD)
+    assert (outside(tmp_path) / "packaged_units/nodeagent.service").exists() == (PACKAGE in how)
+    assert any((outside(tmp_path) / "sysusers").iterdir()) == (PACKAGE not in how), "dpkg's own stay"
+
+
+def test_a_package_that_is_refused_leaves_the_unit_of_what_runs(tmp_path: Path) -> None:
+    """dpkg has unpacked the next one's by then."""
+    play(tmp_path, f"switch_to {OLD}\n", PACKAGE)
+    (outside(tmp_path) / "packaged_units/nodeagent.service").write_text(NEW)
+    (tmp_path / "nodeagent.yaml").touch()
+    program = tmp_path / "versions" / NEW / "bin/nodeagent"
+    program.write_text("#!/bin/sh\nexit 78\n")
+    program.chmod(0o755)
+    played = play(tmp_path, "do_install\n", ACTIVE, ENABLED, KEY, PACKAGE)
+    assert (played.code, played.asked, in_use(tmp_path)[0], unit(tmp_path)) == (1, [], OLD, OLD), played
+    assert played.complained.strip().endswith("then: dpkg --configure nodeagent")
+
+
+def test_a_failed_upgrade_names_the_command_that_repeats_it(tmp_path: Path) -> None:
+    bundle = upgrade(tmp_path, ACTIVE, ENABLED, KEY, broken=NEW)
+    assert bundle.complained.strip().endswith(f"then: sh {tmp_path}/bundle/sh install")
+    package = upgrade(tmp_path / "package", ACTIVE, ENABLED, KEY, PACKAGE, broken=NEW)
+    assert f"then: dpkg --configure nodeagent. Or keep {OLD}: dpkg -i its .deb." in package.complained
+
+
+def test_only_the_shims_of_peoples_own_clusters_do_not_count(tmp_path: Path) -> None:
+    """Theirs kept the program from being removed; and where systemd does not run, those of an agent with another
+    ``dirs.run`` lost their files."""
     python = f"{tmp_path}/versions/{OLD}/bin/python -sP -m nodeagent.shim"
-    own, unit, local, roots, elsewhere = "11", "12", "13", "14", "15"
-    processes = {
-        own: (f"{python} /run/nodeagent/pods/0123456789 5", "0::/"),
-        unit: (f"{python} /data/run/pods/0123456789", "0::/nodeagent.slice/nodeagent-pod-0123456789-ab.service"),
-        local: (f"{python} /run/user/1000/nodeagent/local/it/n1/pods/0123456789 5", "0::/user.slice/session.scope"),
-        roots: (f"{python} /run/nodeagent/local/it/n1/pods/0123456789 5", "0::/user.slice/session.scope"),
-        elsewhere: ("/usr/bin/python3 -m nodeagent.shim /run/nodeagent/pods/0123456789", "0::/"),
-        "16": (f"{tmp_path}/versions/{OLD}/bin/nodeagent run", "0::/system.slice/nodeagent.service"),
-    }
-    for pid, (command, group) in processes.items():
-        (tmp_path / "proc" / pid).mkdir(parents=True)
-        (tmp_path / "proc" / pid / "cmdline").write_text(command.replace(" ", "\0") + "\0")
-        (tmp_path / "proc" / pid / "cgroup").write_text(group + "\n")
+    cluster = tmp_path / "local/it"
+    cluster.mkdir(parents=True)
+    (cluster / "cluster.json").touch()
+    run(tmp_path, 11, f"{python} /run/nodeagent/pods/0123456789 5")
+    slice_of_all = "0::/nodeagent.slice/nodeagent-pod-0123456789-ab.service"
+    run(tmp_path, 12, f"{python} {cluster}/n1/pods/0123456789", slice_of_all)
+    run(tmp_path, 13, f"{python} /data/run/pods/0123456789")
+    run(tmp_path, 14, f"{python} {cluster}/n1/pods/0123456789 5", "0::/user.slice/session.scope")
+    run(tmp_path, 15, "/usr/bin/python3 -m nodeagent.shim /run/nodeagent/pods/0123456789")
+    run(tmp_path, 16, f"{tmp_path}/versions/{OLD}/bin/nodeagent run", "0::/system.slice/nodeagent.service")
     played = play(tmp_path, 'say own $(shims), all $(every_shim | cut -d" " -f1)\n')
-    assert played.reported == f"say own {own} {unit}, all {own} {unit} {local} {roots}", played
+    assert played.reported == "say own 11 12 13, all 11 12 13 14", played
+
+
+@pytest.mark.parametrize("boots", ["yes", "no"])
+def test_nothing_is_removed_under_an_agent_that_systemd_does_not_stop(tmp_path: Path, boots: str) -> None:
+    """Where systemd does not run, its files were taken from the agent, and ``--drain`` waited for nobody."""
+    agent_runs(tmp_path, OLD)
+    python = f"{tmp_path}/versions/{OLD}/bin/python"
+    run(tmp_path, 21, f"{python} -m nodeagent.agent.main run --config /run/nodeagent/local/it/n1.yaml")
+    if boots == "yes":
+        run(tmp_path, 22, f"{python} /usr/local/bin/nodeagent run --config /data/nodeagent.yaml")
+    played = play(tmp_path, "do_remove\n", boots=boots, drain="yes")
+    assert (played.code, played.asked, in_use(tmp_path)[0]) == (6, [], OLD), played
+    assert f"kill -INT {22 if boots == 'yes' else MAIN})" in played.complained
+
+
+def test_the_units_agent_is_stopped_and_all_of_it_removed(tmp_path: Path) -> None:
+    agent_runs(tmp_path, OLD)
+    play(tmp_path, f"switch_to {OLD}\n")
+    assert unit(tmp_path) == OLD
+    played = play(tmp_path, "do_remove\n", ACTIVE)
+    assert (played.code, played.asked) == (0, ["disable --quiet nodeagent", "stop nodeagent", "daemon-reload"]), played
+    assert [file for file in outside(tmp_path).rglob("*") if not file.is_dir()] == []
+    assert not tmp_path.exists()
