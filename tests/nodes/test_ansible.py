@@ -285,16 +285,21 @@ def test_an_upgrade_that_stopped_halfway_is_completed_and_undone(
     assert workers(bare) == before
 
 
+@pytest.mark.parametrize("stopped_before", [False, True])
 def test_a_version_that_does_not_start_is_left_again(
-    bare: Lab, rollout: Rollout, bundles: tuple[Path, Path], tmp_path: Path
+    bare: Lab, rollout: Rollout, bundles: tuple[Path, Path], tmp_path: Path, stopped_before: bool
 ) -> None:
-    """The first node of a roll-out stayed without an agent."""
+    """The first node of a roll-out stayed without an agent; so it did in a run that completed one which had stopped
+    between installing and restarting."""
     count(bare)
     before, old = workers(bare), versions(bare)
     folder = shutil.copytree(bundles[0].with_name("old"), tmp_path / "broken")
     with zipfile.ZipFile(next(folder.glob("wheels/nodeagent-*.whl")), "a") as archive:
         archive.writestr("broken.pth", "import os, sys; 'run' in sys.orig_argv and os._exit(1)\n")
     bundle.pack(folder, tmp_path / "broken.tar.gz")
+    if stopped_before:
+        shutil.copytree(folder, bare.shared / "broken")
+        bare.nodes["n1"].run("sh", "/shared/broken/setup.sh", "install", "--no-restart", limit=180)
     rollout.variables["nodeagent_bundle"] = str(tmp_path / "broken.tar.gz")
     rollout.inventory({"redis": STORES, "nodeagent": NODES})
     try:

@@ -53,6 +53,36 @@ def test_prometheus_asks_for_what_is_an_address(tmp_path: Path) -> None:
     )
 
 
+def test_what_has_not_run_here_is_left_again(tmp_path: Path) -> None:
+    """A run that completed one which had stopped left a node without an agent. What ran before stays, and so does what
+    a rollback came to."""
+    load = {"ansible.builtin.include_vars": str(ROLES / "nodeagent/vars/main.yml")}
+    words = {"content": "{{ nodeagent_untried | bool }}", "dest": str(tmp_path / "{{ inventory_hostname }}.untried")}
+    here = "nodeagent: 2 is in use"
+    stopped = f"{here}, but the agent still runs 1: systemctl restart nodeagent"
+    changed, skipped = {"changed": True}, {"changed": False, "skipped": True}
+    runs: dict[str, dict[str, Any]] = {
+        "gpu1": {"nodeagent_installed": changed, "nodeagent_status": {"stdout": "nodeagent: 2 is not in use, 1 is"}},
+        "gpu2.example.org": {"nodeagent_installed": skipped, "nodeagent_status": {"stdout": stopped}},
+        "gpu3": {"nodeagent_installed": skipped, "nodeagent_status": {"stdout": here}},
+        "10.0.0.4": {"nodeagent_status": {"stdout": stopped}},
+        "gpu5": {"nodeagent_installed": changed, "nodeagent_status": {"stdout": "2 is not in use, nothing is"}},
+    }
+    facts = [
+        {"ansible.builtin.set_fact": {name: f"{{{{ runs[inventory_hostname]['{name}'] }}}}"},
+         "when": f"'{name}' in runs[inventory_hostname]"}
+        for name in ("nodeagent_installed", "nodeagent_status")
+    ]  # fmt: skip
+    played(tmp_path, load, *facts, {"ansible.builtin.copy": words}, runs=runs)
+    assert {name: (tmp_path / f"{name}.untried").read_text() for name in NAMES} == {
+        "gpu1": "True",
+        "gpu2.example.org": "True",
+        "gpu3": "False",
+        "10.0.0.4": "False",
+        "gpu5": "False",
+    }
+
+
 def test_a_nodes_certificate_has_the_name_that_prometheus_asks_for(tmp_path: Path) -> None:
     """Where the inventory has full names it had the short one alone, and no scrape was let through."""
     load = {"ansible.builtin.include_vars": str(ROLES / "nodeagent/vars/main.yml")}
