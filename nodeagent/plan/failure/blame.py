@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
@@ -20,10 +21,10 @@ from nodeagent.plan.cluster import natural
 REFORM_CODES = frozenset({101, 102})
 """Exit codes that ask to be re-formed and are not counted (Paddle's elastic convention)."""
 
-COLLECTIVE = re.compile(
-    r"RuntimeError: .*Connection (closed|reset) by peer|(Read|Write) error \[|(recvValue|recvBytes|sendBytes) failed|"
+_COLLECTIVE = re.compile(
+    r"(Read|Write) error \[|(recvValue|recvBytes|sendBytes) failed|"
     r"failed to (recv|send), got|DistNetworkError|DistStoreError|"
-    r"gloo.*(closed|reset|refused|timed? ?out|error)|Timed out waiting|Gloo connectFullMesh failed|"
+    r"Timed out waiting|Gloo connectFullMesh failed|"
     r"ncclRemoteError|ncclSystemError|NCCL communicator was aborted|Watchdog caught collective operation timeout|"
     r"remote process (exited|has terminated)|Some NCCL operations have failed",
     re.IGNORECASE,
@@ -31,9 +32,33 @@ COLLECTIVE = re.compile(
 """What PyTorch, gloo and NCCL write when a *peer* is gone: the writer is a victim. A plain "Connection refused" is
 not here: a script that cannot reach a service of its own is at fault itself. Words only: it decides which of several
 failed workers is named, never what a fault costs, nor what follows."""
+_COLLECTIVE_LINES = (
+    (re.compile(r"RuntimeError: ", re.IGNORECASE), re.compile(r"Connection (closed|reset) by peer", re.IGNORECASE)),
+    (re.compile(r"gloo", re.IGNORECASE), re.compile(r"closed|reset|refused|timed? ?out|error", re.IGNORECASE)),
+)
+"""How a line begins and ends that says so. They are two patterns, since one of both (``gloo.*error``) tries each
+beginning with all that is behind it: a worker that wrote nothing but the beginning stopped every agent for seconds."""
 
 OUT_OF_MEMORY = re.compile(r"^nodeagent: (out of memory(?:, it seems)?): ", re.MULTILINE)
 """What the shim writes below a killed worker's last lines (``shim/record.py``)."""
+
+
+def collective_words(text: str) -> tuple[int, int] | None:
+    """Where in the text the first words begin and end which say that a peer is gone; None: it does not say so. Takes
+    time in proportion to its length, whatever it is."""
+    found = []
+    for begins, ends in _COLLECTIVE_LINES:
+        at = 0
+        while (begin := begins.search(text, at)) is not None:
+            at = text.find("\n", begin.end())
+            at = len(text) if at < 0 else at
+            last = max((end.end() for end in ends.finditer(text, begin.end(), at)), default=0)
+            if last:
+                found.append((begin.start(), last))
+                break
+    if (plain := _COLLECTIVE.search(text)) is not None:
+        found.append(plain.span())
+    return min(found, key=itemgetter(0), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +135,19 @@ def asks_to_reform(exited: WorkerExit) -> bool:
 
 def is_victim(exited: WorkerExit) -> bool:
     """It ended with an error that says a peer was gone."""
-    return exited.signal in (None, signal.SIGABRT) and bool(COLLECTIVE.search(exited.error))
+    return exited.signal in (None, signal.SIGABRT) and collective_words(exited.error) is not None
 
 
 def victims_words(exited: WorkerExit, first: bool) -> str:
     """What makes a victim one, short, and of the first on its node with the end of what it wrote; empty for others."""
-    if not is_victim(exited):
+    if not is_victim(exited) or (found := collective_words(exited.error)) is None:
         return ""
-    found = COLLECTIVE.search(exited.error)
-    assert found is not None
-    words = found[0] if len(found[0]) <= BRIEF else f"{found[0][: BRIEF // 3]} ... {found[0][-BRIEF // 2 :]}"
-    ends: tuple[str, ...] = (exited.error[-BRIEF:], exited.error[: found.end()][-BRIEF:]) if first else ()
+    begin, end = found
+    words = exited.error[begin:end]
+    words = words if len(words) <= BRIEF else f"{words[: BRIEF // 3]} ... {words[-BRIEF // 2 :]}"
+    ends: tuple[str, ...] = (exited.error[-BRIEF:], exited.error[:end][-BRIEF:]) if first else ()
     for text in (*ends, words):
-        if COLLECTIVE.search(text):
+        if collective_words(text) is not None:
             return text
     return exited.error
 

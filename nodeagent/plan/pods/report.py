@@ -31,7 +31,8 @@ def read_report(status: PodStatus) -> PodReport | None:
     return None
 
 
-_BEFORE_OUTPUT = re.compile(r"(?:^|; )(?:hook |ready |trouble with the fork server|no store process).*?(: )", re.DOTALL)
+_BEFORE_OUTPUT = re.compile(r"(?:^|; )(?:hook |ready |trouble with the fork server|no store process)")
+_COLON = ": "
 """How a text begins, alone or behind others, that has what the job's own processes wrote behind its first colon."""
 
 
@@ -40,7 +41,10 @@ def without_output(reason: str) -> tuple[str, str]:
     it preloads raised (``shim/prepare.py``, ``shim/rendezvous.py``), with all behind that: only the job's owner and
     operators may read it."""
     found = _BEFORE_OUTPUT.search(reason)
-    return (reason, "") if found is None else (reason[: found.start(1)], reason[found.end(1) :])
+    head, colon, output = reason[0 if found is None else found.end() :].partition(_COLON)
+    if found is None or not colon:
+        return reason, ""
+    return reason[: found.end()] + head, output
 
 
 def with_completion(
