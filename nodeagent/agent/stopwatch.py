@@ -113,6 +113,8 @@ class Stopwatch:
             watch.active = now
         if mine is not None and mine.phase != "starting" and watch.started is None:
             watch.started = now
+        if stepped is not None:  # the shim's word, which is the job's user's
+            stepped = min(max(stepped, watch.active), now)
         watch.stepped, watch.first = stepped, job.restarts == 0
 
     @property

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 RECORD_VERSION = 1
 """Version of all stored records. The store refuses the steps of an agent that has another one."""
 
+Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+"""A whole number that others can count with: the store, which knows no larger ones, and the metrics' page. Numbers that
+come from a job's user (``pods.base.PodStatus``) are of this kind."""
+
 
 class Record(BaseModel):  # noqa: PLW1641 - pydantic gives frozen models their hash
-    """A frozen value. Unknown fields and wrong types are errors; nothing is guessed."""
+    """A frozen value. Unknown fields, wrong types and numbers that are not finite (JSON has none: nobody could read the
+    record again) are errors; nothing is guessed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False, allow_inf_nan=False)
 
     def __eq__(self, other: object) -> bool:
         """Compares identity first: views of many nodes often compare an object with itself."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nodeagent.model.base import Record
+from nodeagent.model.base import Record, Whole
 from nodeagent.model.facts import PodUsage
 
 RankState = Literal["stopped", "blocked", "zombie", "busy", "idle"]
@@ -24,9 +24,9 @@ Overdue = Literal["no", "yes", "long"]
 class RankFacts(Record):
     """One worker when the facts were taken; ages are seconds up to that moment."""
 
-    rank: int
+    rank: Whole
     state: RankState
-    step: int | None = None
+    step: Whole | None = None
     """The newest step that it reported; None: it reported none (in this generation)."""
     phase: str = ""
     """The phase that it reported, unless it is training."""
@@ -70,14 +70,14 @@ died."""
 class WorkerState(Record):
     """One worker process."""
 
-    rank: int
-    local_rank: int
-    pid: Annotated[int, Field(gt=0)] | None
+    rank: Whole
+    local_rank: Whole
+    pid: Annotated[Whole, Field(gt=0)] | None
     """None until the worker has one: with 0, a program that signals it would signal its own process group."""
     state: Literal["starting", "running", "exited"]
-    exit: int | None = None
+    exit: Whole | None = None
     """Exit code, 128+n for signal n; None while it runs."""
-    step: int | None = None
+    step: Whole | None = None
     """The newest step that it reported some seconds ago; None: it reported none (or the job has no ``hang``)."""
     doing: str = ""
     """The phase that it reported (train, evaluate, ...)."""

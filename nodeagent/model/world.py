@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from nodeagent.model.base import Record
+from nodeagent.model.base import Record, Whole
 from nodeagent.model.pod import Stall
 
 GenerationState = Literal["forming", "active", "ended"]
@@ -31,7 +31,7 @@ idle nodes were borrowed, or borrowed ones returned."""
 class Token(Record):
     """(number, id): numbers only grow for each job name; the random id distinguishes two histories."""
 
-    number: int = Field(ge=0)
+    number: int = Field(ge=0, lt=1 << 63)
     id: str
 
 
@@ -147,15 +147,15 @@ BRIEF = 400
 class WorkerExit(Record):
     """How one worker ended."""
 
-    rank: int
-    local_rank: int
-    pid: int
-    code: int | None = None
-    signal: int | None = None
+    rank: Whole
+    local_rank: Whole
+    pid: Whole
+    code: Whole | None = None
+    signal: Whole | None = None
     """Exactly one of code and signal is set."""
     stopped: bool = False
     """The agent stopped it (re-forming, stopping): it is never a cause."""
-    order: int = 0
+    order: Whole = 0
     """0 for the first worker to end on its node, then 1, 2, ..."""
     at: float = 0.0
     """Unix time on its node, for people only; never compared between nodes."""
@@ -163,7 +163,7 @@ class WorkerExit(Record):
     """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters. A report has it only
     for the worker that counts on its node, at most ``BRIEF`` characters if that is a victim; for each other victim it
     has the words that make it one."""
-    left_at: int | None = None
+    left_at: Whole | None = None
     """The step after which it left by itself when it was asked to leave."""
     saved_in: float | None = None
     """Seconds that it took to save its state then; None if nothing was saved."""
@@ -171,7 +171,7 @@ class WorkerExit(Record):
     """The grace, in seconds, that ran out before it had ended: then it was killed."""
     place: str = ""
     """Of a job of several roles: the name of its place."""
-    round: int = 0
+    round: Whole = 0
     """It was started again with its whole role, for this round of it (``PodReport.rounds``); 0: it was not."""
     missed: bool = False
     """It was to leave with the others and died before it began to save; or it was killed because it waited for a worker

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from nodeagent.model.base import Record
+from nodeagent.model.base import Record, Whole
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
 from nodeagent.model.world import Token, WorkerExit
@@ -33,8 +33,8 @@ class CommitRequest(Record):
 
     token: Token
     name: str
-    step: int
-    order: int
+    step: Whole
+    order: Whole
 
 
 class GivenUp(Record):
@@ -56,16 +56,16 @@ class PodStatus(Record):
     phase: PodPhase
     reason: str = ""
     """For unfit, gone, stuck, and a start that failed: the sentence for the person."""
-    code: int = 0
+    code: Whole = 0
     """For unfit: 127, 126 or 0, as in Readiness."""
     passing: bool = False
     """For unfit, as in Readiness."""
     folder: str = ""
     """The id of the job's checkpoint folder, as in Readiness."""
-    shim_pid: int | None = None
-    fork_server_pid: int | None = None
+    shim_pid: Whole | None = None
+    fork_server_pid: Whole | None = None
     fork_server_warm: bool = False
-    preforked: dict[int, int] = {}
+    preforked: dict[Whole, Whole] = {}
     """Workers forked ahead, waiting for work: pid to bytes of memory that are its alone."""
     warming: bool = False
     """More are on their way, and nothing has been started here yet."""
@@ -87,9 +87,9 @@ class PodStatus(Record):
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
     rendezvous: Rendezvous | None = None
-    ports: tuple[int, ...] = ()
+    ports: tuple[Whole, ...] = ()
     """Held for the places of the generation that was promised last."""
-    snapshot_bytes: int = 0
+    snapshot_bytes: Whole = 0
     """Memory that the shim keeps for its workers' snapshots."""
     written: str = ""
     """What became of the snapshots of ``generation`` when the pod was given up; empty if there was nothing to do."""
@@ -97,7 +97,7 @@ class PodStatus(Record):
     """Roles of ``generation`` whose workers here wait for others to be ready."""
     ready: tuple[str, ...] = ()
     """Names of the places of ``generation`` here that are ready, in a job whose roles start one after another."""
-    rounds: dict[str, int] = {}
+    rounds: dict[str, Whole] = {}
     """As of ``PodReport``: role to the newest round for which all its workers here were dead."""
     down: tuple[str, ...] = ()
     """Those of these roles whose workers here wait for the order to start that round."""

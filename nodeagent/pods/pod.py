@@ -19,14 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil.linux import pidfd_ended, read_proc
 from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside
 from nodeagent.pods.base import PodStatus, StartOrder
+from nodeagent.pods.bounds import bounded
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.sweep import Sweeper
@@ -442,21 +441,22 @@ class PodHandle:
     def _receive(self, line: bytes) -> None:
         try:
             received = ShimReport.from_json(_without_halves(line))
-        except ValidationError as error:
+            status = bounded(received.status) if received.status is not None else None
+        except ValueError as error:
             logger.error("shim of %s sent what is no status: %s", self.uid, str(error)[:LAST_LINE_MAX])
             self.give_up("its shim sent what is no status")
             return
         if received.echo is not None:
             self._echoed(received.echo)
             return
-        if received.status is None:
+        if status is None:
             logger.warning("shim of %s: %s", self.uid, received.error[:LAST_LINE_MAX])
             self._asked = None  # it may be the stop that it could not do
             return
-        if received.status.uid != self.uid:
+        if status.uid != self.uid:
             self.give_up("its shim sent the status of another pod")
             return
-        self._reported, self._spoke = received.status, True
+        self._reported, self._spoke = status, True
         if self._ordered is not None and self._reported.generation == self._ordered[0]:
             self._ordered = None
         self._show()

@@ -619,6 +619,8 @@ def _release(job: JobRecord, generation: Generation, status: PodStatus) -> Relea
     roles, sizes = {role.name: role for role in job.spec.roles}, generation.sizes
     found = []
     for name in status.waiting:
+        if name not in roles:
+            continue  # the shim is the job's user's: what waits there is none of the job's
         first = (f"{other}.{i}" for other in roles[name].after for i in range(sizes[other]))
         if name not in status.down and ready.issuperset(first):
             found.append(name)

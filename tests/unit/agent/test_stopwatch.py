@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from nodeagent.agent.stopwatch import REPORT_AFTER, STEP_BOUND, Recovery, Stopwatch
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodPhase
@@ -154,6 +156,16 @@ def test_a_first_start_lasts_until_the_first_step() -> None:
         "workers run after 0.450 s: stopped 0.000, acknowledged 0.000, formed 0.050, started 0.400, stepped 509.000"
     )
     assert seen.reported(job) == [], "once"
+
+
+@pytest.mark.parametrize(("said", "stepped"), [(-1e12, 0.0), (1e12, 600.1)])
+def test_a_first_step_before_the_start_or_still_to_come_is_none_of_any_shim(said: float, stepped: float) -> None:
+    seen = Watched()
+    job = first_start(seen)
+    seen.now += STEP_BOUND
+    seen.see(0.1, job, "running", stepped=said)
+    (start,) = seen.reported(job)
+    assert start.phases["stepped"] == pytest.approx(stepped)
 
 
 def test_of_a_first_start_without_steps_nothing_is_known() -> None:

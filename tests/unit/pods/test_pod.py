@@ -132,6 +132,9 @@ DEEP = b'{"v": 1, "error": ' + b"[" * 100_000 + b"\n"
         (b'{"v": 1, "status": {"uid": "other", "phase": "ready"}}\n', "another pod"),
         (DEEP, "no status"),
         (b"\xff\n", "no status"),
+        (b'{"v": 1, "status": {"uid": "u", "phase": "ready", "stepped": -1e999}}\n', "no status"),
+        (b'{"v": 1, "status": {"uid": "u", "phase": "ready", "snapshot_bytes": %d}}\n' % 10**400, "no status"),
+        (b'{"v": 1, "status": {"uid": "u", "phase": "ready", "ready": [%s""]}}\n' % (b'"",' * 5000), "no status"),
     ],
 )
 async def test_a_shim_that_cannot_be_understood_is_gone(tmp_path: Path, received: bytes, why: str) -> None:

@@ -600,3 +600,15 @@ def test_a_failure_is_reported_once_however_many_are_stopped_after_it() -> None:
     dying = running_at(generation, crash, killed)
     assert acts(job, dying) == (Stop(UID, None, "rank 1 on n1 failed first: exit code 7"),)
     assert act(job, dying.model_copy(update={"phase": "exited"})) is None
+
+
+def test_a_shim_that_names_roles_that_its_job_has_not_stops_no_agent() -> None:
+    """The rule looked the name up: a KeyError that ended root's agent, and the next one, and the next."""
+    generation = make_generation(["n1"], number=2)
+    odd = running_at(generation).model_copy(
+        update={"waiting": ("none",), "ready": ("none.7", ""), "rounds": {"none": 3, "": -1}, "down": ("none", "")}
+    )
+    (action,) = acts(make_job("running", generation), odd)
+    assert isinstance(action, ReportPod)
+    reported = make_generation(["n1"], number=2, reports={"n1": action.report})
+    assert acts(make_job("running", reported), odd) == ()

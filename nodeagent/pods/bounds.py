@@ -1,0 +1,88 @@
+"""How much a shim may say. It runs as the job's user, so its status may hold anything: what the agent, the store and
+every other agent do with it must take little time and room, whatever it says.
+
+What people are to read is cut. Anything else that no shim of ours would send raises ValueError: nobody could say what
+that pod does. Must never ask what a status means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from nodeagent.model.world import BRIEF, WorkerExit
+from nodeagent.pods.base import PodStatus
+
+TEXT_MAX = 8192
+"""Characters of a sentence for people."""
+ERROR_MAX = 4000
+"""Characters of a worker's last words."""
+WHOLE_ERRORS = 16
+"""So many ends of workers keep all of these; later ones ``BRIEF`` characters."""
+COUNT_MAX = 4096
+"""Entries of any list: four times the workers that a role may have on a node."""
+NAME_MAX = 1024
+"""Characters of any other text."""
+NAMES_MAX = 1 << 20
+"""Characters of all of those together."""
+NUMBER_MAX = 1e12
+"""Of any number with a fraction. All of them are seconds."""
+
+
+def bounded(status: PodStatus) -> PodStatus:
+    """The status as it may go on. Raises ValueError; ``str()`` says what is wrong, and repeats nothing of it."""
+    ranks = status.stall.ranks if status.stall is not None else ()
+    lists = (
+        status.preforked, status.workers, status.exits, status.restarted, status.ports, status.waiting, status.ready,
+        status.rounds, status.down, ranks,
+    )  # fmt: skip
+    if max(map(len, lists)) > COUNT_MAX:
+        raise ValueError(f"a list of more than {COUNT_MAX} entries")
+    lengths = [len(name) for name in _names(status)]
+    if max(lengths) > NAME_MAX or sum(lengths) > NAMES_MAX:
+        raise ValueError(f"a name of more than {NAME_MAX} characters, or names of more than {NAMES_MAX}")
+    if any(abs(number) > NUMBER_MAX for number in _numbers(status) if number is not None):
+        raise ValueError(f"a time of more than {NUMBER_MAX:g} s")
+    cut: dict[str, object] = {
+        name: text[:TEXT_MAX]
+        for name, text in (("reason", status.reason), ("refused", status.refused), ("written", status.written))
+        if len(text) > TEXT_MAX
+    }
+    for name, exits in (("exits", status.exits), ("restarted", status.restarted)):
+        if (brief := _brief(exits)) is not exits:
+            cut[name] = brief
+    return status.model_copy(update=cut) if cut else status
+
+
+def _names(status: PodStatus) -> Iterator[str]:
+    yield from (status.uid, status.folder)
+    yield from chain(status.waiting, status.ready, status.rounds, status.down)
+    yield from (token.id for token in (status.highest, status.generation, status.lost) if token is not None)
+    yield from (worker.doing for worker in status.workers)
+    yield from (ended.place for ended in chain(status.exits, status.restarted))
+    if status.rendezvous is not None:
+        yield from (status.rendezvous.token.id, status.rendezvous.address)
+    if status.commit is not None:
+        yield from (status.commit.token.id, status.commit.name)
+    for facts in status.stall.ranks if status.stall is not None else ():
+        yield from (facts.phase, facts.site, facts.stacks)
+
+
+def _numbers(status: PodStatus) -> Iterator[float | None]:
+    yield status.stepped
+    for ended in chain(status.exits, status.restarted):
+        yield from (ended.at, ended.saved_in, ended.overdue)
+    if status.stall is not None:
+        yield status.stall.limit
+        yield from (facts.age for facts in status.stall.ranks)
+
+
+def _brief(exits: tuple[WorkerExit, ...]) -> tuple[WorkerExit, ...]:
+    """The same; the very same where nothing is too long."""
+    most = [ERROR_MAX if number < WHOLE_ERRORS else BRIEF for number in range(len(exits))]
+    if all(len(ended.error) <= length for ended, length in zip(exits, most, strict=True)):
+        return exits
+    return tuple(
+        ended if len(ended.error) <= length else ended.model_copy(update={"error": ended.error[-length:]})
+        for ended, length in zip(exits, most, strict=True)
+    )

@@ -1,0 +1,83 @@
+"""What a shim says may be anything: it is cut, or no status; and what any shim of ours says goes on as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nodeagent.model.world import BRIEF
+from nodeagent.pods.base import PodStatus
+from nodeagent.pods.bounds import COUNT_MAX, ERROR_MAX, NAME_MAX, TEXT_MAX, WHOLE_ERRORS, bounded
+
+TOKEN = {"number": 1, "id": "g1"}
+LARGE = 10**400
+
+
+def said(**status: object) -> PodStatus:
+    """As it comes from the socket."""
+    return bounded(PodStatus.from_json(json.dumps({"uid": "u", "phase": "running", **status})))
+
+
+def ended(**more: object) -> dict[str, Any]:
+    return {"rank": 0, "local_rank": 0, "pid": 5, "code": 1, **more}
+
+
+def stalled(*ranks: Mapping[str, object], limit: float = 5.0) -> dict[str, object]:
+    return {"limit": limit, "suspects": True, "ranks": [{"rank": 0, "state": "idle", **facts} for facts in ranks]}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"stepped": float("-inf")},
+        {"stepped": float("nan")},
+        {"stepped": 1e300},
+        {"snapshot_bytes": LARGE},
+        {"preforked": {"1": LARGE}},
+        {"generation": {"number": LARGE, "id": "g"}},
+        {"workers": [{"rank": LARGE, "local_rank": 0, "pid": 5, "state": "running"}]},
+        {"workers": [{"rank": 0, "local_rank": 0, "pid": 5, "state": "running", "doing": "x" * 9000}]},
+        {"exits": [ended(at=float("inf"))]},
+        {"exits": [ended(code=LARGE)]},
+        {"exits": [ended(saved_in=1e308)]},
+        {"exits": [ended(place="x" * (NAME_MAX + 1))]},
+        {"exits": [ended()] * (COUNT_MAX + 1)},
+        {"restarted": [ended(order=LARGE)]},
+        {"ports": [0] * (COUNT_MAX + 1)},
+        {"ready": ["x"] * (COUNT_MAX + 1)},
+        {"rounds": {"trainer": LARGE}},
+        {"rounds": {str(number): 1 for number in range(COUNT_MAX + 1)}},
+        {"folder": "x" * (NAME_MAX + 1)},
+        {"rendezvous": {"token": TOKEN, "address": "x" * (NAME_MAX + 1), "store_hosted": True}},
+        {"commit": {"token": TOKEN, "name": "x" * (NAME_MAX + 1), "step": 1, "order": 1}},
+        {"commit": {"token": TOKEN, "name": "x", "step": LARGE, "order": 1}},
+        {"stall": stalled({}, limit=1e308)},
+        {"stall": stalled({"age": 1e308})},
+        {"stall": stalled({"step": LARGE})},
+        {"stall": stalled(*[{}] * (COUNT_MAX + 1))},
+        {"stall": stalled(*[{"site": "x" * 1000}] * 2000)},
+    ],
+)
+def test_what_no_shim_of_ours_says_is_no_status(status: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"more than|valid|than|finite"):
+        said(**status)
+
+
+def test_what_people_are_to_read_is_cut() -> None:
+    long = "x" * 100_000
+    found = said(reason=long, refused=long, written=long, exits=[ended(error=long + "end")] * (WHOLE_ERRORS + 1))
+    assert {len(found.reason), len(found.refused), len(found.written)} == {TEXT_MAX}
+    assert [len(one.error) for one in found.exits] == [ERROR_MAX] * WHOLE_ERRORS + [BRIEF]
+    assert all(one.error.endswith("end") for one in found.exits)
+
+
+def test_what_a_thousand_workers_that_all_failed_leave_goes_on_as_it_is() -> None:
+    workers = [{"rank": n, "local_rank": n, "pid": n + 1, "state": "exited", "exit": 1} for n in range(1024)]
+    exits = [ended(rank=n, order=n, error="x" * (ERROR_MAX if n < WHOLE_ERRORS else 200)) for n in range(1024)]
+    site = {"site": "all_reduce (distributed_c10d.py:2501)" * 4, "stacks": "/var/log/nodeagent/" + "x" * 200}
+    status = {"workers": workers, "exits": exits, "stall": stalled(*[site] * 1024), "reason": "x" * TEXT_MAX}
+    plain = PodStatus.from_json(json.dumps({"uid": "u", "phase": "running", **status}))
+    assert bounded(plain) is plain
