@@ -22,6 +22,9 @@ OF_USERS = 256
 """Connections on the unix socket at once, of all users but root and the agent's own."""
 LOOPBACK = 64
 """Connections on loopback HTTP at once."""
+READ_MAX = 1 << 13
+"""Bytes of a connection that are read in one go. The loop parses them without a pause, and a body in chunks of one byte
+takes it a tenth of a second for what asyncio would read: of twenty connections, seconds in each turn."""
 
 Server = Callable[[], asyncio.Protocol]
 
@@ -47,6 +50,8 @@ class Guest(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
         if self._came(transport):
+            if hasattr(transport, "max_size"):  # of asyncio's plain sockets
+                transport.max_size = READ_MAX
             self._transport = transport
             self._inner.connection_made(transport)
 

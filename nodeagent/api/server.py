@@ -5,6 +5,7 @@ metrics and the status page on loopback HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import stat
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
@@ -36,6 +38,15 @@ from nodeagent.api.requests import MAX_BODY, query_middleware
 from nodeagent.api.serializers import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.windows import WindowRoutes
+
+
+def _of_ours(record: logging.LogRecord) -> bool:
+    """It is no caller's mistake. aiohttp logs those with a traceback, for whoever sends what is no HTTP: so many that
+    the journal would drop the agent's own lines."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+logging.getLogger("aiohttp.server").addFilter(_of_ours)
 
 Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
 """The doorkeeper, and a function that is called with each connection of an identified caller."""

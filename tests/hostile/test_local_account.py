@@ -212,6 +212,15 @@ def test_connections_on_which_nothing_is_asked(agent: LiveAgent) -> None:
     ordinary_goes_on(agent)
 
 
+def test_what_is_no_http_is_not_in_the_agents_log(agent: LiveAgent, caplog: pytest.LogCaptureFixture) -> None:
+    """A traceback for each: the journal takes so many lines in a time, and drops the others."""
+    code = "[(lambda one: [one.sendall(text.encode()), one.recv(12).decode()])(quiet())[1] for text in value]"
+    nonsense = ["GET /" + "x" * 9000 + "\r\n\r\n", "GET / HTTP/1.1\r\n" + "a: b\r\n" * 9000, "no HTTP\r\n\r\n"]
+    assert {text[9:] for text in attack(agent, code, nonsense)} == {"400"}
+    assert not [record for record in caplog.records if record.name.startswith("aiohttp")]
+    ordinary_goes_on(agent)
+
+
 def test_a_user_at_the_limit_of_connections_keeps_nobody_out(agent: LiveAgent) -> None:
     limited(agent, LimitsConfig(concurrent=6))
     code = f"import json, sys\nvalue = json.load(sys.stdin)\n{PROGRAM.replace('print(json.dumps(ATTACK))', HELD)}"

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from nodeagent.agent.metrics import Metrics
-from nodeagent.api.connections import LOOPBACK
+from nodeagent.api.connections import LOOPBACK, READ_MAX, Guest
 from nodeagent.api.server import ApiServer
 from tests.unit.api.fakes import FakeView
 
@@ -19,6 +19,33 @@ async def test_the_oldest_connection_to_loopback_gives_way(tmp_path: Path) -> No
     """Nobody says whose they are, and whoever looks at an agent's health must get through."""
     async with ApiServer(FakeView(tmp_path), Metrics()) as server:
         await asyncio.to_thread(many, server.http_url)
+
+
+async def test_no_connection_keeps_the_loop_for_long(tmp_path: Path) -> None:
+    """Bodies in chunks of one byte on twenty connections kept another user's request waiting for 11 s."""
+    read, ended = list[int](), asyncio.Event()
+
+    class Inner(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            read.append(len(data))
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            ended.set()
+
+    def pour() -> None:
+        with closing(socket.socket(socket.AF_UNIX)) as there:
+            there.connect(str(tmp_path / "s"))
+            there.sendall(bytes(1 << 20))
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(
+        lambda: Guest(Inner(), lambda _: True, lambda _: None), path=str(tmp_path / "s")
+    )
+    async with server, asyncio.timeout(30):
+        await asyncio.to_thread(pour)
+        await ended.wait()
+    assert sum(read) == 1 << 20
+    assert max(read) <= READ_MAX
 
 
 def many(url: str) -> None:
