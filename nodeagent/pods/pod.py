@@ -39,6 +39,8 @@ SWEEP_EVERY = (0.002, 0.05)
 """Seconds between two looks for what a dead shim left behind: at first, and at most."""
 LOOK_AGAIN = 5.0
 """Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
+READ_MAX = 1 << 13
+"""Bytes of a shim that are read in one go: many that do nothing but speak cost the loop little in each turn."""
 LINE_MAX = 1 << 22
 """Bytes of a line from a shim; the status of 1024 workers that all failed is smaller. A shim that sends more, or no
 status, is killed: nobody could say what its pod does."""
@@ -320,7 +322,7 @@ class PodHandle:
     def _readable(self) -> None:
         assert self._link is not None
         try:
-            data = self._link.recv(1 << 18)
+            data = self._link.recv(READ_MAX)
         except BlockingIOError:
             return
         except OSError:

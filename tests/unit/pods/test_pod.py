@@ -24,7 +24,7 @@ from nodeagent.pods import pod
 from nodeagent.pods.base import StartOrder
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
-from nodeagent.pods.pod import LINE_MAX, PodHandle
+from nodeagent.pods.pod import LINE_MAX, READ_MAX, PodHandle
 from nodeagent.pods.sweep import Sweeper
 
 BOUND = 20.0
@@ -146,6 +146,22 @@ async def test_a_shim_that_cannot_be_understood_is_gone(tmp_path: Path, received
         await sending
         assert why in shim.handle.status.reason
         assert shim.handle.may_restart
+
+
+async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_path: Path) -> None:
+    """Of eight such pods of one user each turn of the agent's loop took 5 s."""
+    async with fake(tmp_path) as shim:
+        line = json.dumps({"v": 1, "status": {"uid": "u", "phase": "running"}}).encode() + b"\n"
+        heard, most = list[int](), 0
+        shim.handle._changed = lambda: heard.append(1)
+        sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, line * 4000)
+        async with asyncio.timeout(BOUND):
+            while sum(heard) < 4000:
+                before = len(heard)
+                await asyncio.sleep(0)
+                most = max(most, len(heard) - before)
+        await sending
+        assert most <= READ_MAX // len(line) + 1
 
 
 def _send(shim: Fake, received: bytes) -> None:
