@@ -169,9 +169,11 @@ def _done(generation: Generation, seen: Sequence[SeenWorker]) -> str:
 
 
 def _table(guilty: Sequence[SeenWorker], seen: Sequence[SeenWorker], known: bool) -> str:
-    named = {id(s) for s in guilty}  # of thousands of ranks, comparing each with each would take seconds
-    order = [*guilty, *(s for s in seen if id(s) not in named)]
-    lines = [_line(s, known and id(s) in named) for s in order[:MOST_LINES]]
+    named = {
+        (s.node, s.facts.rank) for s in guilty
+    }  # of thousands of ranks, comparing each with each would take seconds
+    order = [*guilty, *(s for s in seen if (s.node, s.facts.rank) not in named)]
+    lines = [_line(s, known and (s.node, s.facts.rank) in named) for s in order[:MOST_LINES]]
     if len(order) > MOST_LINES:
         lines.append(f"and {len(order) - MOST_LINES} more")
     return "\n".join(lines)

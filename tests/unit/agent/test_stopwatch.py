@@ -158,12 +158,12 @@ def test_a_first_start_lasts_until_the_first_step() -> None:
     assert seen.reported(job) == [], "once"
 
 
-@pytest.mark.parametrize(("said", "stepped"), [(-1e12, 0.0), (1e12, 600.1)])
-def test_a_first_step_before_the_start_or_still_to_come_is_none_of_any_shim(said: float, stepped: float) -> None:
+@pytest.mark.parametrize(("reported", "stepped"), [(-1e12, 0.0), (1e12, 600.1)])
+def test_a_first_step_before_the_start_or_still_to_come_is_none_of_any_shim(reported: float, stepped: float) -> None:
     seen = Watched()
     job = first_start(seen)
     seen.now += STEP_BOUND
-    seen.see(0.1, job, "running", stepped=said)
+    seen.see(0.1, job, "running", stepped=reported)
     (start,) = seen.reported(job)
     assert start.phases["stepped"] == pytest.approx(stepped)
 

@@ -16,7 +16,7 @@ TOKEN = {"number": 1, "id": "g1"}
 LARGE = 10**400
 
 
-def said(**status: object) -> PodStatus:
+def parsed(**status: object) -> PodStatus:
     """As it comes from the socket."""
     return bounded(PodStatus.from_json(json.dumps({"uid": "u", "phase": "running", **status})))
 
@@ -63,12 +63,12 @@ def stalled(*ranks: Mapping[str, object], limit: float = 5.0) -> dict[str, objec
 )
 def test_what_no_shim_of_ours_says_is_no_status(status: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"more than|valid|than|finite"):
-        said(**status)
+        parsed(**status)
 
 
 def test_what_people_are_to_read_is_cut() -> None:
     long = "x" * 100_000
-    found = said(reason=long, refused=long, written=long, exits=[ended(error=long + "end")] * (WHOLE_ERRORS + 1))
+    found = parsed(reason=long, refused=long, written=long, exits=[ended(error=long + "end")] * (WHOLE_ERRORS + 1))
     assert {len(found.reason), len(found.refused), len(found.written)} == {TEXT_MAX}
     assert [len(one.error) for one in found.exits] == [ERROR_MAX] * WHOLE_ERRORS + [BRIEF]
     assert all(one.error.endswith("end") for one in found.exits)

@@ -1,4 +1,4 @@
-"""What a host makes of a shim's bytes: a status, or a pod that is gone; never one that is not heard of any more."""
+"""What a host makes of a shim's bytes: a status, or a pod that is gone; never one that is not changes of any more."""
 
 from __future__ import annotations
 
@@ -152,14 +152,14 @@ async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_
     """Of eight such pods of one user each turn of the agent's loop took 5 s."""
     async with fake(tmp_path) as shim:
         line = json.dumps({"v": 1, "status": {"uid": "u", "phase": "running"}}).encode() + b"\n"
-        heard, most = list[int](), 0
-        shim.handle._changed = lambda: heard.append(1)
+        changes, most = list[int](), 0
+        shim.handle._changed = lambda: changes.append(1)
         sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, line * 4000)
         async with asyncio.timeout(BOUND):
-            while sum(heard) < 4000:
-                before = len(heard)
+            while sum(changes) < 4000:
+                before = len(changes)
                 await asyncio.sleep(0)
-                most = max(most, len(heard) - before)
+                most = max(most, len(changes) - before)
         await sending
         assert most <= READ_MAX // len(line) + 1
 
