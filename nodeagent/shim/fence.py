@@ -154,11 +154,13 @@ class Watchdog:
         ours.setblocking(False)
         self._link = ours
 
-        def start_again() -> None:
+        def start_again(first: bool = True) -> None:
             try:
                 self.start(loop, children)
-            except OSError:  # a full process table, say; the shim's own fence holds meanwhile
-                loop.after(START_AGAIN, start_again)
+            except OSError as error:  # a full process table, say; the shim's own fence holds meanwhile
+                if first:
+                    print(f"no watchdog for now: {error.strerror}; tried until there is", file=sys.stderr, flush=True)
+                loop.after(START_AGAIN, lambda: start_again(first=False))
 
         def ended() -> None:
             self._collect()  # before anything is sent to it, which finds the link broken

@@ -72,6 +72,7 @@ async def test_a_watchdog_that_cannot_be_started_again_is_tried_until_it_can(tmp
         assert old is not None
         os.kill(old, signal.SIGKILL)
         await wait_for(lambda: watchdog(bench) not in (None, old))
+        await bench.logged(f"no watchdog for now: {FULL}", "shim.log")
         assert is_running(pid_of(status.workers[0]))
         assert bench.state().shim_pid == before.shim_pid
 
