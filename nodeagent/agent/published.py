@@ -244,7 +244,10 @@ class Meter:
                 continue
             cpu = pages = count = 0
             for pid in family(pids, MOST_PROCESSES - len(self._ticks)):
-                fields = proc_stat(f"/proc/{pid}/stat")
+                try:
+                    fields = proc_stat(f"/proc/{pid}/stat")
+                except OSError:  # no descriptor to look with: not counted this time
+                    continue
                 if not fields:
                     continue
                 ticks, start = int(fields[11]) + int(fields[12]), int(fields[19])

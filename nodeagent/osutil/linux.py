@@ -162,8 +162,15 @@ def _read_proc(path: str) -> bytes:
 
 
 def proc_stat(path: str) -> list[bytes]:
-    """Fields of a ``stat`` file from the state on; empty if there is no such process."""
-    return read_proc(path).rpartition(b")")[2].split()
+    """Fields of a ``stat`` file from the state on; empty if there is no such process. Raises OSError if there is no
+    descriptor or memory to look."""
+    try:
+        text = _read_proc(path)
+    except OSError as error:
+        if short(error):
+            raise
+        return []
+    return text.rpartition(b")")[2].split()
 
 
 def read_children(pid: int, thread: int | str) -> list[int]:
@@ -349,11 +356,14 @@ def kill_group(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
 
 def saves_itself(pid: int) -> bool:
     """Returns whether this is a Python that handles SIGTERM: it may save, and needs its own helpers (a DataLoader's
-    workers) for that. Other programs, such as shells, do not pass the signal on."""
+    workers) for that. Other programs, such as shells, do not pass the signal on. Raises OSError if there is no
+    descriptor or memory to look."""
     try:
         program = Path(f"/proc/{pid}/exe").readlink().name
         status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+    except OSError as error:  # it has ended, or may not be looked into
+        if short(error):
+            raise
         return False
     caught = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")), 0)
     return program.startswith("python") and bool(caught >> (signal.SIGTERM - 1) & 1)

@@ -7,7 +7,6 @@ pod ends it. Standard library only. Must never pull an image, nor decide when a 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import resource
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nodeagent.osutil.linux import short
 from nodeagent.shim.processes import children_of, limit_value, parent_of
 
 ASK_BOUND = 5.0
@@ -126,12 +126,15 @@ class Containers:
         return () if self._podman else limits
 
     def process(self, pid: int, local_rank: int) -> int:
-        """The process of a worker's own command; ``pid``, the runtime's, while that is not known."""
+        """The process of a worker's own command; ``pid``, the runtime's, while there is none. Raises OSError if there
+        is no descriptor or memory to look."""
         if not self._podman:
             return pid
         try:
             fd = os.open(self._pidfile(local_rank), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # not made yet
+        except OSError as error:  # not made yet
+            if short(error):
+                raise
             return pid
         try:
             first = int(os.read(fd, LONGEST_PID))
@@ -140,10 +143,7 @@ class Containers:
         finally:
             os.close(fd)
         # The container can write there, too: only what this shim started is believed.
-        with contextlib.suppress(OSError):  # no descriptor to look with
-            if self._is_ours(first):
-                return next(iter(children_of(first)), first)
-        return pid
+        return next(iter(children_of(first)), first) if self._is_ours(first) else pid
 
     @staticmethod
     def _is_ours(pid: int) -> bool:

@@ -103,6 +103,8 @@ FIRST, LATER_CHARS = 16, 200
 """So many of the workers that ended are reported with all of their last words, later ones with so many characters: a
 pod may have a thousand workers, and all that is reported is one line to the agent."""
 LOST = "its exit status was lost: its fork server reaped it and did not tell"
+LOOK_AGAIN = 0.2
+"""Seconds until the next look at a worker that could not be looked at."""
 REAP_BOUND = 5.0
 """Seconds until a fork server that does not reap is killed, so that the shim can."""
 
@@ -331,7 +333,7 @@ class LocalGang:
                 if w.leave is not None:
                     w.leave(left)
                 else:
-                    self._terminate(w, alone=saves_itself(self.process(w)))
+                    self._terminate(w, whole=False)
 
     def _time(self, w: Worker) -> float:
         """Begin the grace of a worker that is asked to stop; returns its seconds."""
@@ -351,7 +353,8 @@ class LocalGang:
                 self.parts.guard.signal(w.pid, signal.SIGKILL)
 
     def speaker(self, pid: int) -> Worker | None:
-        """The living worker whose session this process is in."""
+        """The living worker whose session this process is in. Raises OSError if there is no descriptor or memory to
+        look."""
         session = _session(pid)
         lives = [w for w in self.workers if w.pid and not w.ended]
         if self.parts.containers is None:
@@ -359,7 +362,8 @@ class LocalGang:
         return next((w for w in lives if session and _session(self.process(w)) == session), None)
 
     def process(self, w: Worker) -> int:
-        """Of a worker that has been started: the process of its own command, in its container if it has one."""
+        """Of a worker that has been started: the process of its own command, in its container if it has one. Raises
+        OSError if there is no descriptor or memory to look."""
         return w.pid if self.parts.containers is None else self.parts.containers.process(w.pid, w.local_rank)
 
     @property
@@ -430,12 +434,21 @@ class LocalGang:
         before SIGKILL."""
         for w in self.living():
             if w.leave is None and (not role or role_of(w.place) == role):
-                self._terminate(w, alone=False)
+                self._terminate(w, whole=True)
 
-    def _terminate(self, w: Worker, *, alone: bool) -> None:
-        """SIGTERM for it, or for its group. Never for a runtime whose container runs: podman without root ends at once,
-        with 0, and what it leaves behind would be killed as an orphan."""
-        inside = self.process(w)
+    def _terminate(self, w: Worker, *, whole: bool) -> None:
+        """SIGTERM for its group, or unless ``whole`` for it alone if it saves by itself. Never for a runtime whose
+        container runs: podman without root ends at once, with 0, and what it leaves behind would be killed as an
+        orphan."""
+        if w.ended:
+            return
+        try:
+            inside = self.process(w)
+            alone = not whole and saves_itself(inside)
+        except OSError as error:  # no descriptor to look with
+            print(f"rank {w.rank} is asked to stop a little later: {error.strerror}", file=sys.stderr, flush=True)
+            self.parts.loop.after(LOOK_AGAIN, lambda: self._terminate(w, whole=whole))
+            return
         if inside == w.pid:
             self.parts.guard.signal(w.pid, signal.SIGTERM, alone=alone)
             return
@@ -615,7 +628,12 @@ class LocalGang:
         if is_reaped(w):
             return
         lost = status < 0
-        if lost and not is_reaped_elsewhere(w.pid):  # it becomes our own zombie when its fork server has died
+        try:
+            if lost and not is_reaped_elsewhere(w.pid):  # it becomes our own zombie when its fork server has died
+                return
+        except OSError as error:  # no descriptor to look with
+            print(f"how rank {w.rank} ended is looked for again: {error.strerror}", file=sys.stderr, flush=True)
+            self.parts.loop.after(LOOK_AGAIN, lambda: self._on_reaped(w, -1))
             return
         for capture in w.captures:
             capture.drain()

@@ -110,15 +110,17 @@ class WorkerLink:
 
     def _dispatch(self, peer: Peer, message: dict[str, Any], fds: list[int], count: int) -> None:
         gang = self._gang()
-        worker = None if gang is None else gang.speaker(peer.pid)
+        try:
+            worker = None if gang is None else gang.speaker(peer.pid)
+        except OSError as error:
+            _refuse(peer, message, f"who asks was not to be seen: {error.strerror}")
+            return
         if gang is None or worker is None:
             if gang is not None and gang.forking and len(self._early) < EARLY_MAX:
                 self._early.append((peer, message, fds[:], count))
                 fds.clear()
                 return
-            if "id" in message:
-                text = "only workers of the present generation are accepted here"
-                peer.send(json.dumps({"v": VERSION, "id": message["id"], "error": text}))
+            _refuse(peer, message, "only workers of the present generation are accepted here")
             return
         call = Call(worker, gang.token, message, fds, peer)
         handler = self._handlers.get(message["op"])
@@ -134,6 +136,12 @@ class WorkerLink:
             call.refuse(f"{message['op']}: the message is not as it must be: {error!r}")
         except OSError as error:
             call.refuse(f"{message['op']}: {error.strerror or error}")
+
+
+def _refuse(peer: Peer, message: dict[str, Any], text: str) -> None:
+    """Answer a question whose asker is no worker, as far as is known."""
+    if "id" in message:
+        peer.send(json.dumps({"v": VERSION, "id": message["id"], "error": text}))
 
 
 MOST = 1 << 53

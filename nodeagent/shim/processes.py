@@ -23,7 +23,6 @@ from nodeagent.osutil.linux import (
     pids,
     prefer_no_more,
     prefer_session,
-    proc_stat,
     read_children,
     short,
     stat_fields,
@@ -200,18 +199,20 @@ def watched(pid: int) -> int:
 
 
 def is_reaped_elsewhere(pid: int) -> bool:
-    """Whether somebody has reaped this process, which has ended: nobody can learn its status any more."""
-    return proc_stat(f"/proc/{pid}/stat")[:1] != [b"Z"]
+    """Whether somebody has reaped this process, which has ended: nobody can learn its status any more. Raises OSError
+    if there is no descriptor or memory to look."""
+    return (stat_fields(pid) or [""])[0] != "Z"
 
 
 def kill_session(session: int) -> None:
-    """SIGKILL what is below the shim in this session, whose leader has ended and is not reaped yet."""
+    """SIGKILL what is below the shim in this session, whose leader has ended and is not reaped yet. Raises OSError if
+    there is no descriptor or memory to look."""
     for pid, _ in below(os.getpid()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             pidfd = os.pidfd_open(pid)
             try:
-                stat = proc_stat(f"/proc/{pid}/stat")  # after the pidfd pinned it: the number may have been reused
-                if len(stat) > 3 and int(stat[3]) == session:
+                stat = stat_fields(pid)  # after the pidfd pinned it: the number may have been reused
+                if stat and int(stat[3]) == session:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             finally:
                 os.close(pidfd)
@@ -240,9 +241,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """Its parent's pid; 0 if there is no such process."""
-    stat = proc_stat(f"/proc/{pid}/stat")
-    return int(stat[1]) if len(stat) > 1 else 0
+    """Its parent's pid; 0 if there is no such process. Raises OSError if there is no descriptor or memory to look."""
+    stat = stat_fields(pid)
+    return int(stat[1]) if stat else 0
 
 
 def below(root: int, spared: Container[int] = ()) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -58,7 +59,7 @@ class Desk:
         self.path, self.calls = path, list[Call]()
         self.worker = Worker.__new__(Worker)
         self.worker.rank, self.worker.local_rank, self.worker.pid, self.worker.ended = 5, 1, os.getsid(0), False
-        gang = LocalGang.__new__(LocalGang)
+        self.gang = gang = LocalGang.__new__(LocalGang)
         gang.token, gang.workers, gang._forking = {"number": 7, "id": "x"}, [self.worker], 0
         gang.parts = cast("Any", SimpleNamespace(containers=None))
         self.link = WorkerLink(lambda: gang)
@@ -101,6 +102,18 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_both_sides_speak_one_version() -> None:
     assert train_link.VERSION == peers.VERSION
     assert OPS == "worker."
+
+
+def test_one_that_could_not_be_looked_at_is_not_called_a_stranger(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(pid: int) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(desk.gang, "speaker", full)
+    link = Link(str(desk.path))
+    with pytest.raises(LinkError, match="who asks was not to be seen: Too many open files"):
+        link.ask("echo", text="hello")
+    monkeypatch.undo()
+    assert link.ask("echo", text="hello")["rank"] == 5
 
 
 def test_a_question_is_answered_with_who_asked(desk: Desk) -> None:

@@ -17,7 +17,9 @@ import pytest
 from nodeagent.model.jobspec import Hang, Hooks
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import StartOrder
+from nodeagent.shim.gang import LOST
 from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
+from tests.integration.test_shim_oddities import ANSWER_LOST
 from tests.integration.test_shim_roles import spec as roles_spec
 from tests.integration.test_shim_watchdog import watchdog
 
@@ -150,6 +152,38 @@ async def test_a_stop_reaches_workers_whose_stacks_are_only_just_being_read(tmp_
         await wait_for((tmp_path / "reading").exists)
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.phase == "exited")
+
+
+SAVES = """
+import signal, sys, threading
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+threading.Event().wait()
+"""
+
+
+async def test_a_worker_that_could_not_be_looked_at_is_asked_to_stop_until_it_can(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(SAVES)
+    async with open_bench(tmp_path, starved(tmp_path, "failing(gang, 'saves_itself', [1, 2])")) as bench:
+        await bench.ready(make_spec((sys.executable, "t.py"), tmp_path))
+        await bench.running()
+        await bench.printed("up")
+        bench.host.stop(UID, 600.0)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(end.code, end.stopped) for end in status.exits] == [(0, True)]
+        await bench.logged("rank 0 is asked to stop a little later", "shim.log", 2)
+
+
+async def test_a_worker_whose_status_is_lost_is_looked_for_until_it_can_be(tmp_path: Path) -> None:
+    change = f"{ANSWER_LOST.format(forged=0)}\nfailing(gang, 'is_reaped_elsewhere', [1, 2])"
+    (tmp_path / "t.py").write_text("print('up', flush=True)")
+    async with open_bench(tmp_path, starved(tmp_path, change)) as bench:
+        await bench.ready(make_spec((sys.executable, "t.py"), tmp_path))
+        status = await bench.run()
+        assert [(end.signal, end.error) for end in status.exits] == [(signal.SIGKILL, LOST)]
 
 
 async def test_a_stop_that_failed_is_asked_for_again(tmp_path: Path) -> None:

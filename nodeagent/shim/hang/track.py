@@ -235,7 +235,7 @@ def _cores(looks: list[tuple[float, int]]) -> float:
 
 
 def look(pid: int, at: float, progress: WorkerProgress | None, written: int) -> WorkerLook | None:
-    """None: the process has just ended."""
+    """None: the process has just ended. Raises OSError if there is no descriptor or memory to look."""
     whole, main = proc_stat(f"/proc/{pid}/stat"), proc_stat(f"/proc/{pid}/task/{pid}/stat")
     if not whole or not main:
         return None

@@ -170,7 +170,10 @@ class HangWatch:
             seen = None
             if w.pid and not w.ended:
                 progress = page.read(now) if page is not None else None
-                seen = look(gang.process(w), now, progress, sum(c.taken for c in w.captures))
+                try:
+                    seen = look(gang.process(w), now, progress, sum(c.taken for c in w.captures))
+                except OSError:  # no descriptor to look with: as it was seen last
+                    continue
             if seen is None:
                 self._tracks.pop(w.rank, None)
                 continue

@@ -18,6 +18,8 @@ from nodeagent.osutil.linux import (
     is_running,
     kill_marked,
     marked,
+    proc_stat,
+    saves_itself,
     stat_fields,
     write_atomic,
 )
@@ -125,12 +127,30 @@ def test_one_look_kills_what_several_pods_left_and_nothing_else() -> None:
             process.wait()
 
 
+SAVES = "import signal; signal.signal(15, lambda *_: None); print(flush=True); signal.pause()"
+
+
+def test_without_a_descriptor_nobody_counts_as_one_that_cannot_save() -> None:
+    with subprocess.Popen([sys.executable, "-c", SAVES], stdout=subprocess.PIPE) as process:
+
+        def look() -> None:
+            assert saves_itself(process.pid)
+
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            seen = seen_with(look, 4)
+            assert seen[0] is False and seen[-1] is True
+        finally:
+            process.kill()
+
+
 def test_without_a_descriptor_nothing_is_taken_for_dead() -> None:
     pod = (f"starved-{os.getpid()}", os.geteuid())
     with marked_sleep(pod[0]) as process:
 
         def look() -> None:
             assert is_running(process.pid)
+            assert proc_stat(f"/proc/{process.pid}/stat")
             assert marked({pod}) == {pod: [process.pid]}
 
         try:

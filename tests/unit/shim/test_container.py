@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nodeagent.shim.container import Containers, RuntimeMissingError, find_runtime
+from tests.descriptors import seen_with
 
 BASE = {"PATH": "/usr/bin", "HOME": "/home/u", "LANG": "C.UTF-8", "USER": "u"}
 
@@ -138,6 +139,19 @@ def test_which_process_is_the_workers_is_read_from_its_pidfile(tmp_path: Path) -
         (tmp_path / "container-0").write_text(str(monitor))
         assert made.process(7, 0) == first, "what it runs, if it is an init"
         assert made.process(7, 1) == 7, "that is another worker's"
+
+
+def test_without_a_descriptor_no_runtime_is_taken_for_its_container(tmp_path: Path) -> None:
+    """A SIGTERM would end it at once, and its container with it."""
+    made = Containers(pod(), tmp_path, {"program": "/usr/bin/x"}, BASE)
+    with tree() as (_, first):
+        (tmp_path / "container-0").write_text(f"{first}\n")
+
+        def look() -> None:
+            assert made.process(7, 0) == first
+
+        seen = seen_with(look, 6)
+        assert seen[0] is False and seen[-1] is True
 
 
 def test_no_pidfile_names_a_process_that_is_not_the_pods(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from contextlib import suppress
 import pytest
 
 from nodeagent.osutil.linux import is_running
-from nodeagent.shim.processes import below, children_of, kill_below, parent_of
-from tests.descriptors import few_files
+from nodeagent.shim.processes import below, children_of, is_reaped_elsewhere, kill_below, parent_of
+from tests.descriptors import few_files, seen_with
 
 BRANCH = """
 import os, sys, threading, time
@@ -61,6 +61,19 @@ def test_without_a_descriptor_nothing_that_lives_is_passed_over() -> None:
             assert count > 0 and looks == [pids]
         finally:
             process.kill()
+
+
+def test_without_a_descriptor_no_status_counts_as_lost_and_no_process_as_nobodys_child() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+
+        def look() -> None:
+            assert not is_reaped_elsewhere(ended.pid)
+            assert parent_of(ended.pid) == os.getpid()
+
+        seen = seen_with(look, 4)
+        assert seen[0] is False and seen[-1] is True
+    assert is_reaped_elsewhere(ended.pid)
 
 
 def test_nothing_is_below_a_process_that_does_not_exist() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from nodeagent.shim.hang.track import LEAST_GAPS, StepPace, Track, WorkerLook, WorkerProgress, look
+from tests.descriptors import seen_with
 
 HZ = os.sysconf("SC_CLK_TCK")
 LIMIT = 10.0
@@ -239,3 +240,13 @@ def test_nothing_is_seen_of_a_process_that_has_gone() -> None:
     end = time.monotonic() + 10
     while look(pid, 0.0, None, 0) is not None:
         assert time.monotonic() < end
+
+
+def test_without_a_descriptor_nobody_counts_as_gone() -> None:
+    with process("import sys\nprint(flush=True)\nsys.stdin.read()") as pid:
+
+        def sees() -> None:
+            assert look(pid, 0.0, None, 0) is not None
+
+        seen = seen_with(sees, 4)
+        assert seen[0] is False and seen[-1] is True
