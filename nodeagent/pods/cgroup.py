@@ -34,13 +34,19 @@ class PodCgroup:
 
     @classmethod
     def of(cls, pid: int) -> PodCgroup | None:
-        """That this process is in; None if it is in no pod's."""
+        """That this process is in; None if it is in no pod's, or has ended. Raises OSError if there is no descriptor or
+        memory to look."""
         mount = _mount()
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-                path = line.removeprefix("0::/")
-                if mount is not None and path != line and Path(path).name.startswith(PREFIX):
-                    return cls(mount / path)
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except OSError as error:
+            if short(error):
+                raise
+            return None
+        for line in lines:
+            path = line.removeprefix("0::/")
+            if mount is not None and path != line and Path(path).name.startswith(PREFIX):
+                return cls(mount / path)
         return None
 
     @classmethod

@@ -38,6 +38,7 @@ from nodeagent.osutil.linux import (
 )
 from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
+from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import (
     PodRecord,
     PodRecords,
@@ -54,7 +55,7 @@ from nodeagent.pods.folder import (
     state_folder,
 )
 from nodeagent.pods.login import Login, Logins, Look, NoAnswerError, UserError, find_login
-from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, NotStartedError, PodHandle
+from nodeagent.pods.pod import LOOK_AGAIN, SHIM_LOG, FoundShim, NotStartedError, PodHandle
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 
@@ -408,8 +409,8 @@ def _promised_numbers(state_dir: Path, uids: Iterable[str]) -> dict[str, int]:
     return {uid: number for uid, number in found.items() if number}
 
 
-async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> tuple[int, int]:
-    """Have systemd start a shim; its pid and pidfd, once it listens. Raises NotStartedError."""
+async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> FoundShim:
+    """Have systemd start a shim: the one that listens then. Raises NotStartedError."""
     try:
         await units.start(command)
     except units.UnitError as error:
@@ -422,10 +423,9 @@ async def _started_as(unit: str, command: list[str], folder: Path, record: PodRe
     raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
 
 
-def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
-    """The pod's shim: its pid and a pidfd. What shim.json says is only where to look: it must be a living process of
-    the job's user that carries the pod's mark. Raises UntrustedError. Where that process hangs in the kernel, it may
-    block."""
+def _find_shim(folder: Path, record: PodRecord) -> FoundShim:
+    """The pod's shim. What shim.json says is only where to look: it must be a living process of the job's user that
+    carries the pod's mark. Raises UntrustedError. Where that process hangs in the kernel, it may block."""
     with UntrustedFolder(folder.parent, folder.name, owner=record.owner) as run:
         stored = run.read_object("shim.json")
     pid = stored.get("pid")
@@ -444,20 +444,20 @@ def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
         runs = fields is not None and not is_over(fields) and stored.get("start") == int(fields[19])
         if not (runs and stored.get("boot") == boot_id() and has_mark(pid, record.mark, record.owner)):
             raise UntrustedError(f"process {pid} is not its shim")
+        return FoundShim(pid, pidfd, PodCgroup.of(pid))
     except OSError as error:
         os.close(pidfd)
         raise NotSeenError(f"its process {pid} cannot be looked at: {error}") from error
     except UntrustedError:
         os.close(pidfd)
         raise
-    return pid, pidfd
 
 
-def _forget(found: tuple[int, int]) -> None:
-    os.close(found[1])
+def _forget(found: FoundShim) -> None:
+    os.close(found.pidfd)
 
 
-async def _find_in_time(folder: Path, record: PodRecord, looks: asyncio.Semaphore) -> tuple[int, int]:
+async def _find_in_time(folder: Path, record: PodRecord, looks: asyncio.Semaphore) -> FoundShim:
     """As ``_find_shim``, beside the loop, until it could look: one that hangs keeps one thread. Raises NotStartedError:
     the shim is not there."""
     own = OneAside()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
@@ -86,6 +86,15 @@ class NotStartedError(Exception):
     """A shim that somebody else was to start, or had started, is not there; ``str()`` says why."""
 
 
+class FoundShim(NamedTuple):
+    """A living shim."""
+
+    pid: int
+    pidfd: int
+    cgroup: PodCgroup | None
+    """None: it has none of its own."""
+
+
 class PodHandle:
     """One shim. ``changed`` is called at each change of ``status``; ``swept`` when it is dead and nothing it ran is
     left; ``ended``, after that, if the pod was retired. Whether a shim is new or outlived an earlier agent, which may
@@ -140,27 +149,26 @@ class PodHandle:
     def started(self, process: subprocess.Popen[bytes]) -> None:
         """It is our child, and starts nothing before ``attach``: all that is below it will be in its cgroup."""
         self._process, self._started_here = process, True
-        self._cgroup = PodCgroup.make(self.folder, process.pid)
-        self.watch(os.pidfd_open(process.pid), process.pid)
+        self._watch(os.pidfd_open(process.pid), PodCgroup.make(self.folder, process.pid))
 
-    def starts(self, start: Coroutine[None, None, tuple[int, int]]) -> None:
-        """Somebody else starts it, and this tells its pid and pidfd: then it listens. Raises ``NotStartedError``."""
+    def starts(self, start: Coroutine[None, None, FoundShim]) -> None:
+        """Somebody else starts it, and this tells which process it is: then it listens. Raises ``NotStartedError``."""
         self._started_here = True
         self.finds(start)
 
-    def finds(self, look: Coroutine[None, None, tuple[int, int]], useless: str = "") -> asyncio.Task[None]:
+    def finds(self, look: Coroutine[None, None, FoundShim], useless: str = "") -> asyncio.Task[None]:
         """As ``starts``, of one that an earlier agent started. ``useless``: why it is given up once it is found."""
 
         async def begin() -> None:
             try:
-                pid, pidfd = await look
+                found = await look
             except NotStartedError as error:
                 self._start = None
                 self._set(reason=str(error))
                 self.sweep()
             else:
                 self._start = None
-                self.watch(pidfd, pid)
+                self._watch(found.pidfd, found.cgroup)
                 if useless:
                     self.give_up(useless)
                 else:
@@ -169,10 +177,9 @@ class PodHandle:
         self._start = self._loop.create_task(begin())
         return self._start
 
-    def watch(self, pidfd: int, pid: int) -> None:
+    def _watch(self, pidfd: int, cgroup: PodCgroup | None) -> None:
         """Learn of its death."""
-        self._pidfd = pidfd
-        self._cgroup = self._cgroup or PodCgroup.of(pid)
+        self._pidfd, self._cgroup = pidfd, cgroup
         self._loop.add_reader(pidfd, self._died)
 
     @property

@@ -27,6 +27,20 @@ def test_without_a_descriptor_nobody_counts_as_dead(tmp_path: Path) -> None:
             process.kill()
 
 
+@pytest.mark.skipif("0::" not in Path("/proc/self/cgroup").read_text(), reason="needs cgroup v2")
+def test_without_a_descriptor_nobody_counts_as_one_of_no_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "PREFIX", "")
+    monkeypatch.setattr(cgroup, "MOUNTS", (tmp_path,))
+    (tmp_path / "cgroup.procs").touch()
+
+    def look() -> None:
+        assert PodCgroup.of(os.getpid()) is not None
+
+    seen = seen_with(look, 4)
+    assert seen[0] is False and seen[-1] is True
+    assert PodCgroup.of(1 << 30) is None
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes one")
 def test_one_that_cannot_be_made_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -18,9 +18,11 @@ import pytest
 from nodeagent.lease.grants import grants_folder, make_grant
 from nodeagent.osutil.linux import boot_id, start_time
 from nodeagent.osutil.untrusted import ASIDE_MAX, NotSeenError, UntrustedError, aside
-from nodeagent.pods import host, pod
+from nodeagent.pods import cgroup, host, pod
+from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, own_folder, promised_number, run_folder
 from nodeagent.pods.host import ShimHost, ShimStart
+from nodeagent.pods.pod import FoundShim
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig
 from tests.descriptors import few_files
 from tests.integration.shim_support import make_spec
@@ -96,7 +98,7 @@ async def test_a_pod_that_could_not_be_looked_at_in_time_is_looked_at_again(
     monkeypatch.setattr(host, "ADOPT_LIMIT", 0.02)
     gate, looks, find = threading.Event(), list[Path](), host._find_shim
 
-    def slow(folder: Path, record: PodRecord) -> tuple[int, int]:
+    def slow(folder: Path, record: PodRecord) -> FoundShim:
         looks.append(folder)
         gate.wait(BOUND)
         return find(folder, record)
@@ -352,7 +354,7 @@ async def test_one_promise_that_cannot_be_looked_at_hides_no_other(
 async def test_a_unit_is_looked_for_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find, threads = host._find_shim, set[threading.Thread]()
 
-    def watched(folder: Path, record: PodRecord) -> tuple[int, int]:
+    def watched(folder: Path, record: PodRecord) -> FoundShim:
         threads.add(threading.current_thread())
         return find(folder, record)
 
@@ -360,9 +362,9 @@ async def test_a_unit_is_looked_for_beside_the_loop(tmp_path: Path, monkeypatch:
     async with node(tmp_path, 1, monkeypatch) as here:
         ((uid, shim),) = here.shims.items()
         record = PodRecords(tmp_path / "run").all()[folder_name(uid)]
-        pid, pidfd = await host._started_as("u.service", ["true"], run_folder(tmp_path / "run", uid), record)
-        os.close(pidfd)
-        assert pid == shim.pid
+        found = await host._started_as("u.service", ["true"], run_folder(tmp_path / "run", uid), record)
+        os.close(found.pidfd)
+        assert found.pid == shim.pid
         assert threads and threading.main_thread() not in threads
 
 
@@ -370,22 +372,28 @@ def all_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_with_too_few_descriptors_a_shim_is_not_seen_and_never_taken_for_another(tmp_path: Path) -> None:
+def test_with_too_few_descriptors_a_shim_is_not_seen_and_never_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for one without a cgroup, by which all of it is ended."""
+    monkeypatch.setattr(cgroup, "PREFIX", "")  # this process is in one
+    monkeypatch.setattr(cgroup, "MOUNTS", (tmp_path,))
+    (tmp_path / "cgroup.procs").touch()
     with marked_sleep("m") as shim:
         try:
             facts = {"pid": shim.pid, "start": start_time(shim.pid), "boot": boot_id()}
             (tmp_path / "shim.json").write_text(json.dumps(facts))
-            record, seen = PodRecord("u", os.getuid(), "m", tmp_path), list[bool]()
+            record, seen, own = PodRecord("u", os.getuid(), "m", tmp_path), list[bool](), PodCgroup.of(shim.pid)
             for count in range(12):
                 before = all_open()
                 with few_files(count):
                     try:
-                        _, pidfd = host._find_shim(tmp_path, record)
+                        found = host._find_shim(tmp_path, record)
                     except NotSeenError:
                         seen.append(False)
                     else:
-                        os.close(pidfd)
-                        seen.append(True)
+                        os.close(found.pidfd)
+                        seen.append((found.cgroup is None) == (own is None))
                 assert all_open() == before, count
         finally:
             shim.kill()
