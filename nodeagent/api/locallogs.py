@@ -14,6 +14,7 @@ from typing import Any
 
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
+from nodeagent.osutil.untrusted import NotSeenError
 from nodeagent.pods.logs import TAIL_MAX, LogLine, LogsHangError, beside, generations, read_logs
 from nodeagent.pods.logs import follow as follow_files
 
@@ -119,17 +120,20 @@ async def _batches(lines: Iterator[LogLine]) -> AsyncGenerator[LogLine, None]:
 
 
 async def _or_notice(folder: Path, node: str, lines: AsyncGenerator[Line, None]) -> AsyncGenerator[Line, None]:
-    """The lines. If the disk hangs: those until then, and a notice as the last."""
+    """The lines. If they cannot be read on, as on a disk that hangs: those until then, and a notice as the last."""
     try:
         async with contextlib.aclosing(lines):
             async for line in lines:
                 yield line
     except LogsHangError as error:
-        text = (
-            f"node {node} cannot read the rest of its part of the output, which is missing here: {folder} does not "
-            f"answer ({error}); look at that disk on {node}, and ask for the output again when it answers"
-        )
-        yield notice(node, text)
+        remedy = f"look at that disk on {node}, and ask for the output again when it answers"
+        yield _missing(node, f"{folder} does not answer ({error}); {remedy}")
+    except (NotSeenError, OSError) as error:
+        yield _missing(node, f"{error}; ask for the output again")
+
+
+def _missing(node: str, why: str) -> Line:
+    return notice(node, f"node {node} cannot read the rest of its part of the output, which is missing here: {why}")
 
 
 def stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[Line, None]:
@@ -138,7 +142,7 @@ def stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[Line, 
 
 
 async def _stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[Line, None]:
-    """Raises LogsHangError."""
+    """Raises NotSeenError, OSError."""
     lines, tail = _stored(folder, query), query.tail
     if tail is not None:
         lines = iter(await beside(lambda: _newest(folder, query, tail)))
@@ -155,7 +159,7 @@ def followed_lines(folder: Path, node: str, query: Query, ended: Callable[[], bo
 async def _followed_lines(
     folder: Path, node: str, query: Query, ended: Callable[[], bool]
 ) -> AsyncGenerator[Line, None]:
-    """Raises LogsHangError."""
+    """Raises NotSeenError, OSError."""
     newest = max(await beside(lambda: generations(folder)), default=0)
     if query.tail is None:
         async with contextlib.aclosing(_batches(_stored(folder, query, below=newest))) as older:

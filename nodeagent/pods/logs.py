@@ -2,7 +2,8 @@
 
 The files are written by ``shim_output`` (its docstring has the format) in folders that the job's user owns, who may put
 anything there, and are read by an agent that may be root: through ``osutil.untrusted``, in steps that are small however
-large the files, and with no file held open in between. All but ``follow`` blocks: run it ``beside`` the loop.
+large the files, and with no file held open in between. All but ``follow`` blocks: run it ``beside`` the loop. What is
+not there is no output; all but ``beside`` raise NotSeenError where it could not be looked at.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import os
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from nodeagent.osutil.linux import passing
 from nodeagent.osutil.threads import DaemonPool
 from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
 
@@ -66,11 +68,9 @@ class LogLine:
 
 def generations(folder: Path) -> list[int]:
     """Generations with output on this node, oldest first."""
-    try:
-        with UntrustedFolder(folder.parent, folder.name) as opened:
-            names = opened.names()
-    except UntrustedError:
-        return []
+    names: list[str] = []
+    with _if_there(), UntrustedFolder(folder.parent, folder.name) as opened:
+        names = opened.names()
     return sorted(int(match[1]) for name in names if (match := _GENERATION.fullmatch(name)))[-GENERATIONS_MAX:]
 
 
@@ -104,7 +104,7 @@ async def follow(
     """The newest generation's records (its last ``tail``), then new ones as they come, of newer generations too.
 
     Ends when ``ended()`` was true before a look that found nothing new; otherwise when the caller closes it. Raises
-    LogsHangError if the disk hangs.
+    LogsHangError too if the disk hangs.
     """
     view = _View(folder, ranks)
     for line in await beside(lambda: view.begin(tail)):
@@ -161,15 +161,12 @@ class _Cursor:
     def read(self, most: int) -> list[LogLine]:
         """What is new, at most about so many bytes of it (at least LINE_MAX)."""
         self.more = False
-        try:
-            with self._open() as opened:
-                for name in self._names_left(opened):
-                    with suppress(UntrustedError):  # rotated away just now, or none of ours
-                        if data := self._read(opened, name, most):
-                            self.more = True
-                            return self._records(data.split(b"\n"))
-        except UntrustedError:
-            return []
+        with _if_there(), self._open() as opened:
+            for name in self._names_left(opened):
+                with _if_there():  # rotated away just now, or none of ours
+                    if data := self._read(opened, name, most):
+                        self.more = True
+                        return self._records(data.split(b"\n"))
         return []
 
     def rest(self, at_once: int) -> Iterator[LogLine]:
@@ -181,18 +178,15 @@ class _Cursor:
     def last(self, count: int, most: int) -> list[LogLine]:
         """The last so many records, found in at most so many bytes from the end; what comes after them is next."""
         found: list[LogLine] = []
-        try:
-            with self._open() as opened:
-                for number, name in enumerate(reversed(_files(opened).get(self._rank, []))):
-                    with suppress(UntrustedError):
-                        left = count - len(found)
-                        lines, read = self._last_of(opened, name, left, most, newest=number == 0)
-                        found = self._records(lines) + found
-                        most -= read
-                    if len(found) >= count or most <= 0:
-                        break
-        except UntrustedError:
-            return found
+        with _if_there(), self._open() as opened:
+            for number, name in enumerate(reversed(_files(opened).get(self._rank, []))):
+                with _if_there():
+                    left = count - len(found)
+                    lines, read = self._last_of(opened, name, left, most, newest=number == 0)
+                    found = self._records(lines) + found
+                    most -= read
+                if len(found) >= count or most <= 0:
+                    break
         return found
 
     def _open(self) -> UntrustedFolder:
@@ -202,7 +196,7 @@ class _Cursor:
         """The files from the one that is being read, oldest first; from the oldest where that is gone."""
         names = _files(opened).get(self._rank, [])
         for number, name in enumerate(names) if self._inode else ():
-            with suppress(UntrustedError):
+            with _if_there():
                 if opened.facts(name).st_ino == self._inode:
                     return names[number:]
         return names
@@ -255,6 +249,18 @@ class _Cursor:
         ]
 
 
+@contextmanager
+def _if_there() -> Iterator[None]:
+    """What is not there, or none of ours, is passed over."""
+    try:
+        yield
+    except NotSeenError:
+        raise
+    except UntrustedError as error:
+        if isinstance(error.__cause__, OSError) and passing(error.__cause__):  # a file server is away, say
+            raise NotSeenError(str(error)) from error
+
+
 def _newest(cursors: list[_Cursor], count: int) -> list[LogLine]:
     """The last so many records of all these ranks, by time."""
     most = _share(TAIL_MAX, cursors, TAIL_MAX)
@@ -269,11 +275,9 @@ def _share(whole: int, cursors: list[_Cursor], most: int) -> int:
 
 def _ranks(folder: Path, generation: int, wanted: Collection[int] | None) -> list[int]:
     """Ranks with output."""
-    try:
-        with UntrustedFolder(folder.parent, folder.name, f"g{generation}") as opened:
-            found = sorted(_files(opened))
-    except UntrustedError:
-        return []
+    found: list[int] = []
+    with _if_there(), UntrustedFolder(folder.parent, folder.name, f"g{generation}") as opened:
+        found = sorted(_files(opened))
     return [rank for rank in found if wanted is None or rank in wanted][:RANKS_MAX]
 
 

@@ -15,6 +15,7 @@ from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.locallogs import Line, Query, Readers, followed_lines, stored_lines
 from nodeagent.osutil.threads import DaemonPool
+from nodeagent.osutil.untrusted import NotSeenError
 from nodeagent.pods import logs
 
 Reading = Callable[[Path, Query], AsyncGenerator[Line, None]]
@@ -96,6 +97,22 @@ async def test_a_disk_that_hangs_takes_none_of_the_loops_threads_and_a_notice_sa
         assert f"{tmp_path / 'digits'} does not answer (it did not come back within 0.01 s)" in line["text"]
     assert await asyncio.to_thread(threading.get_ident) not in disk.hung
     assert await loop.getaddrinfo("127.0.0.1", 6379)
+
+
+@READINGS
+@TAILS
+@pytest.mark.parametrize("error", [NotSeenError("g1: Too many open files"), OSError(5, "Input/output error")], ids=str)
+async def test_what_cannot_be_read_now_is_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: Reading, query: Query, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(locallogs, "generations", fails)
+    monkeypatch.setattr(logs, "generations", fails)
+    (line,) = [line async for line in reading(tmp_path / "digits", query)]
+    assert line["stream"] == "notice"
+    assert line["text"].endswith(f"which is missing here: {error}; ask for the output again")
 
 
 @READINGS

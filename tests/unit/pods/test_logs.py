@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import tracemalloc
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
 from nodeagent.pods.logs import LogLine, follow, generations, read_logs
 from nodeagent.shim import output
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import PIECE, Capture, RotatingFile, stamp
+from tests.descriptors import seen_with
 
 
 def capture_of(data: bytes, file: RotatingFile, stream: str = "stdout") -> Capture:
@@ -96,6 +99,45 @@ def test_no_link_and_no_foreign_file(tmp_path: Path) -> None:
     (tmp_path / "g2").symlink_to("g1")
     assert [line.rank for line in read_logs(tmp_path, 1)] == [0]
     assert list(read_logs(tmp_path, 2)) == []
+
+
+def test_without_a_descriptor_no_output_is_passed_over(tmp_path: Path) -> None:
+    """Of an older file neither, though a newer one could be opened the moment after."""
+    file = a_file(tmp_path, max_bytes=200, keep=3)
+    for number in range(10):
+        file.write(f"{stamp(number)} stdout F {number}\n".encode())
+    file.close()
+    whole = [*map(str, range(10))]
+
+    def looks(look: Callable[[], object], wanted: object) -> list[bool]:
+        def once() -> None:
+            try:
+                assert look() == wanted
+            except NotSeenError as error:
+                raise OSError from error
+
+        return seen_with(once, 10)
+
+    for look, wanted in (
+        (lambda: generations(tmp_path), [1]),
+        (lambda: [line.text for line in read_logs(tmp_path, 1)], whole),
+        (lambda: [line.text for line in read_logs(tmp_path, 1, tail=8)], whole[-8:]),
+    ):
+        seen = looks(look, wanted)
+        assert seen[0] is False and seen[-1] is True
+
+
+async def test_a_file_server_that_is_away_ends_no_follower_as_if_all_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, 1.0, "one")
+
+    def away(*_: object) -> object:
+        raise UntrustedError("Stale file handle") from OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(UntrustedFolder, "names", away)
+    with pytest.raises(NotSeenError, match="Stale file handle"):
+        _ = [line async for line in follow(tmp_path, ended=lambda: True)]
 
 
 async def test_follow_across_rotation_and_generations(tmp_path: Path) -> None:
