@@ -39,7 +39,7 @@ class UdpPeers(asyncio.DatagramProtocol):
 
     async def listen(self) -> None:
         """From the range's end: its beginning is the lease process's, which others know. Without one that is free any
-        other port will do where no firewall minds."""
+        other port will do where no firewall minds. Raises OSError."""
         first, last = self._door.ports
         port = open_port(self._door.address, [*range(last, first - 1, -1), 0])
         if port is not None:

@@ -171,13 +171,20 @@ class Process:
             self._talk = None
         self._ended = before is not None and order is None
         self._core.take(boottime(), order)
-        if order is not None and (self._peers is None or self._peers.door != order.door):
-            self._take_port(order)
 
-    def _take_port(self, order: LeaseOrder) -> None:
+    def _take_port(self) -> None:
+        """That of the order. Tried at each turn until it can be had."""
+        order = self._core.order
+        if order is None or (self._peers is not None and self._peers.door == order.door):
+            return
         if self._peers is not None:
             self._peers.close()
-        self._peers = PeerPort(order.door, address_reader(self._folder).once(), self._note_once)
+            self._peers = None
+        try:
+            self._peers = PeerPort(order.door, address_reader(self._folder).once(), self._note_once)
+        except OSError as error:
+            self._complain("no port can be opened on which others ask this node", error)
+            return
         try:
             write_address(self._folder, self._peers.address)
         except OSError as error:
@@ -246,6 +253,7 @@ class Process:
     def _bridge(self) -> None:
         """Ask whom there is to ask, hear what has arrived."""
         self._take_table()
+        self._take_port()
         failsafe, peers = self._failsafe, self._peers
         for question in failsafe.questions(boottime()):
             if not question.address:

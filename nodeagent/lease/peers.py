@@ -108,7 +108,8 @@ def _plain(message: Message) -> dict[str, Any]:
 
 def open_port(address: str, ports: Iterable[int]) -> socket.socket | None:
     """The first free UDP port of these on this address; on all of this machine where it is a name, which may mean
-    another one here, or an address that only others know (NAT). None if none is free."""
+    another one here, or an address that only others know (NAT). None if none is free. Raises OSError where none can be
+    opened, free or not: there is no descriptor or memory for it, say."""
     for local, family in _locals(address):
         for port in ports:
             one = socket.socket(family, socket.SOCK_DGRAM)
@@ -119,6 +120,8 @@ def open_port(address: str, ports: Iterable[int]) -> socket.socket | None:
                 one.close()
                 if error.errno == errno.EADDRNOTAVAIL:
                     break
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
                 continue
             return one
     return None
@@ -154,7 +157,7 @@ def split(address: str) -> tuple[str, int]:
 
 class PeerPort:
     """This node's port. ``before``: the address that an earlier process had, which others know; ``trouble`` is
-    called with what people should know."""
+    called with what people should know. Raises OSError as ``open_port`` does."""
 
     def __init__(self, door: LeasePort, before: str, trouble: Callable[[str], None]) -> None:
         first, last = door.ports

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from nodeagent.lease.grants import NOTHING, Grant, grants_folder, make_grant, read_grant_of, write_grant
-from nodeagent.lease.statefiles import find_holder, lease_folder
+from nodeagent.lease.order import LeasePort, write_order
+from nodeagent.lease.statefiles import address_reader, find_holder, lease_folder
+from nodeagent.osutil.linux import boot_id
+from tests.unit.lease.build import ORDER
 
 BOUND = 20.0
 CODE = "from nodeagent.lease import main; main.IDLE_EXIT = {idle}; main.main()"
@@ -59,3 +64,39 @@ def test_pods_that_cannot_be_looked_at_may_still_run(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND)
     assert done.stdout == "{'p1': 0.0}\n", done.stderr
     assert "the grants cannot be looked at: [Errno 24] Too many open files" in done.stderr
+
+
+NO_PORT = """
+import errno, os
+from nodeagent.lease import main, peers
+real, left = peers.open_port, [1, 2]
+def open_port(*given):
+    if left:
+        left.pop()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return real(*given)
+peers.open_port = open_port
+main.main()
+"""
+
+
+def test_a_port_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> None:
+    folder = lease_folder(tmp_path)
+    folder.mkdir()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    door = LeasePort("127.0.0.1", (port, port), "73656372657421")
+    write_order(folder, ORDER._replace(boot=boot_id(), door=door))
+    with subprocess.Popen([sys.executable, "-c", NO_PORT, str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            end = time.monotonic() + BOUND
+            while (address := address_reader(folder).once()) == "" and process.poll() is None:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        finally:
+            process.kill()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert address == f"127.0.0.1:{port}", said
+    assert said.count("no port can be opened on which others ask this node: [Errno 24]") == 1

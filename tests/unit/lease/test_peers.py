@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
+import os
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -170,6 +172,16 @@ def test_garbage_is_dropped_and_the_next_is_received(make: Make, packet: bytes) 
 
 
 # --- ports
+
+
+def test_that_none_can_be_bound_is_not_that_none_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(socket.socket):
+        def bind(self, _: object) -> None:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    monkeypatch.setattr(socket, "socket", Full)
+    with pytest.raises(OSError, match="No buffer space"):
+        open_port("127.0.0.1", [29400, 29401])
 
 
 def test_the_second_takes_the_next_port(make: Make) -> None:
