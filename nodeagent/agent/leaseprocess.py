@@ -99,7 +99,7 @@ class LeaseProcess(Protocol):
         """The lease was given back: nothing is granted any more, and the process ends."""
 
     def pulse(self) -> Pulse | None:
-        """What it last granted, and when; None if it has not turned yet."""
+        """What it last granted, and when; None if it has not turned yet, or that cannot be read."""
 
     def unannounced(self) -> int:
         """The newest revision in the store that woke nobody, as of its last renewal; 0: it has written none."""
@@ -144,7 +144,8 @@ class LocalLeaseProcess:
         self._ended = False
         self._changed = asyncio.Event()
         self._child: subprocess.Popen[bytes] | None = None
-        self._trouble = ""
+        self._troubles: set[str] = set()
+        """That were told since the last new order."""
         self._log = structlog.get_logger("lease").bind(node=node)
 
     # --- words and signs
@@ -163,7 +164,8 @@ class LocalLeaseProcess:
         except OSError as error:
             self._complain(f"the lease process's order cannot be written: {error}")
             return
-        self._order, self._tended, self._ended, self._trouble = order, True, False, ""
+        self._order, self._tended, self._ended = order, True, False
+        self._troubles.clear()
         self._changed.set()
         self.wake()
 
@@ -197,23 +199,34 @@ class LocalLeaseProcess:
         self.wake()
 
     def pulse(self) -> Pulse | None:
-        return read_pulse(self._pulse)
+        try:
+            return read_pulse(self._pulse)
+        except OSError as error:
+            self._complain(f"what the lease process grants cannot be read: {error}")
+            return None
 
     def unannounced(self) -> int:
         return self._unannounced.read()
 
     def status(self) -> tuple[State, str]:
-        status = read_status(self._folder)
+        try:
+            status = read_status(self._folder)
+        except OSError as error:  # it may be at anything
+            return "holding", f"its state cannot be read: {error}"
         return ("idle", "") if status is None else (status.state, status.why)
 
     def _send(self, word: object) -> None:
         """It is lost where nobody listens, or nobody keeps up."""
-        with (
-            contextlib.suppress(OSError),
-            socket_path(wake_socket(self._folder)) as path,
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as mouth,
-        ):
-            mouth.sendto(json.dumps(word).encode(), path)
+        try:
+            with (
+                socket_path(wake_socket(self._folder)) as path,
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as mouth,
+            ):
+                mouth.sendto(json.dumps(word).encode(), path)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            pass
+        except OSError as error:
+            self._complain(f"the lease process cannot be spoken to: {error}")
 
     def _write_table(self) -> None:
         known = self._known
@@ -350,7 +363,11 @@ class LocalLeaseProcess:
         order = self._order
         if self._ended or order is None:  # of a node that may not join there is nothing to look after
             return False
-        status = read_status(self._folder)
+        try:
+            status = read_status(self._folder)
+        except OSError as error:
+            self._complain(f"the lease process's state cannot be read: {error}")
+            return True
         if status is None or status.state != "left":
             return True
         return status.of != (order.life, order.start, order.era)
@@ -413,7 +430,10 @@ class LocalLeaseProcess:
         """Until it has ended."""
         try:
             handle = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            self._complain(f"the lease process cannot be watched: {error}")
             return
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(handle, ended.set)
@@ -468,9 +488,9 @@ class LocalLeaseProcess:
             await units.start(units.stop_command(units.lease_unit(self._unit)))
 
     def _complain(self, what: str) -> None:
-        """Once, until it is another one."""
-        if what != self._trouble:
-            self._trouble = what
+        """Once, until there is a new order."""
+        if what not in self._troubles:
+            self._troubles.add(what)
             self._log.error(what)
 
 

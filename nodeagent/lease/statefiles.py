@@ -69,10 +69,10 @@ def pulse_file(folder: Path) -> Path:
 
 
 def read_pulse(file: Path | str) -> Pulse | None:
-    """None if no lease process has turned here since the boot."""
+    """None if no lease process has turned here since the boot. Raises OSError where there is no looking."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+    except FileNotFoundError:
         return None
     try:
         found = read_twice(fd, _PULSE)
@@ -103,7 +103,7 @@ def write_status(folder: Path, status: LeaseStatus) -> None:
 
 
 def read_status(folder: Path) -> LeaseStatus | None:
-    """None if it has written nothing that can be read."""
+    """None if it has written nothing that can be understood. Raises OSError where there is no looking."""
     data = _read(folder / "status.json")
     if data is None or data.keys() != set(LeaseStatus._fields) or data["state"] not in STATES:
         return None
@@ -188,7 +188,7 @@ def write_departure(folder: Path, departure: Departure | None) -> None:
 
 
 def read_departure(folder: Path) -> Departure | None:
-    """None also for one that another version wrote."""
+    """None also for one that another version wrote. Raises OSError where there is no looking."""
     data = _read(folder / "departure.json")
     return None if data is None or data.keys() != set(Departure._fields) else Departure(**data)
 
@@ -196,7 +196,7 @@ def read_departure(folder: Path) -> Departure | None:
 def _read(file: Path) -> dict[str, Any] | None:
     try:
         data = json.loads(file.read_text())
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     return data if isinstance(data, dict) else None
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodeagent import __version__
 from nodeagent.agent import leaseprocess
@@ -19,6 +20,7 @@ from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.lease.statefiles import lease_folder
 from nodeagent.osutil import units
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
+from tests.descriptors import few_files
 
 BOUND = 20.0
 
@@ -115,6 +117,26 @@ async def test_a_child_that_has_not_taken_its_lock_in_time_is_killed_before_the_
         children[-1].wait()
 
 
+async def test_without_a_descriptor_it_is_not_idle_and_what_it_is_not_told_is_logged_once(tmp_path: Path) -> None:
+    """An agent that was to end would have gone before it had read who needs it."""
+    config = AgentConfig(dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
+    process = LocalLeaseProcess(config, "n1", cast(Any, SimpleNamespace(reached=None)), "", cast(Any, None))
+    with few_files(0), capture_logs() as logs:
+        states = [process.status()[0] for _ in range(2)]
+        pulses = [process.pulse() for _ in range(2)]
+        for _ in range(2):
+            process.alive()
+    assert (states, pulses) == (["holding", "holding"], [None, None])
+    assert [line["event"].partition(": ")[0] for line in logs] == [
+        "what the lease process grants cannot be read",
+        "the lease process cannot be spoken to",
+    ]
+    with capture_logs() as logs:
+        assert (process.status(), process.pulse()) == (("idle", ""), None)
+        process.alive()  # nobody listens
+    assert logs == []
+
+
 async def test_one_that_cannot_be_looked_for_is_left_alone(tmp_path: Path) -> None:
     """Without a descriptor to see its lock with, it was taken for dead, and killed to start the next."""
     config = AgentConfig(dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
@@ -127,9 +149,10 @@ async def test_one_that_cannot_be_looked_for_is_left_alone(tmp_path: Path) -> No
         keeping = asyncio.create_task(process.run())
         try:
             async with asyncio.timeout(BOUND):
-                while not process._trouble:  # noqa: ASYNC110 - a log line has no event
+                while not process._troubles:  # noqa: ASYNC110 - a log line has no event
                     await asyncio.sleep(0.01)
-            assert "whether the lease process runs is not to be seen: [Errno 40]" in process._trouble
+            (trouble,) = process._troubles
+            assert "whether the lease process runs is not to be seen: [Errno 40]" in trouble
             assert child.poll() is None
         finally:
             keeping.cancel()

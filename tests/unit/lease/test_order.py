@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from nodeagent.lease.statefiles import (
     write_departure,
     write_status,
 )
+from tests.descriptors import seen_with
 from tests.unit.lease.build import ORDER as PLAIN
 
 ORDER = PLAIN._replace(
@@ -43,6 +45,21 @@ def test_an_order_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path, o
     write_order(tmp_path, order)
     assert read_order(tmp_path, "b") == order
     assert order_file(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_descriptor_nothing_counts_as_not_written(tmp_path: Path) -> None:
+    """A lease process that starts then would take a life up again that was to go."""
+    departure, status = Departure("l1", 1, "e1", 5.0, True, "why"), LeaseStatus("left", "why", ("l1", 1, "e1"))
+    write_departure(tmp_path, departure)
+    write_status(tmp_path, status)
+    pulse = Pulse(1.0, 2.0, 3.0, 4.0)
+    PulseWriter(tmp_path).beat(pulse)
+    for look, written in ((read_departure, departure), (read_status, status), (read_pulse, pulse)):
+
+        def sees(look: Callable[[Path], object] = look, written: object = written) -> None:
+            assert look(pulse_file(tmp_path) if look is read_pulse else tmp_path) == written
+
+        assert seen_with(sees, 2) == [False, True]
 
 
 def test_there_is_none(tmp_path: Path) -> None:
