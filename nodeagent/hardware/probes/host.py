@@ -13,13 +13,15 @@ what is older than this process is nobody's business). Both lines tell the newes
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import select
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -94,8 +96,18 @@ class Ports:
         self._flaps: dict[str, list[float]] = {}
 
     def look(self, now: float) -> dict[str, Any]:
-        """Which are down, or not there any more, and for how long; which keep going down and up; which were up."""
-        states = dict(self._states())
+        """Which are down, or not there any more, and for how long; which keep going down and up; which were up. As seen
+        last where there is no descriptor or memory to look."""
+        with suppress(OSError):
+            self._see(dict(self._states()), now)
+        flaps = {port: sum(now - at < HOUR for at in times) for port, times in self._flaps.items()}
+        return {
+            "ports_down": [[port, now - since] for port, since in self._down.items() if since is not None],
+            "port_flaps": [[port, times] for port, times in flaps.items() if times],
+            "ports": sorted(self._up),
+        }
+
+    def _see(self, states: Mapping[str, bool], now: float) -> None:
         for port in (*states, *(known for known in self._down if known not in states)):
             up = states.get(port, False)
             if up:
@@ -108,12 +120,6 @@ class Ports:
                 self._flaps[port] = [*self._flaps.get(port, [])[-_MOST_FLAPS:], now]
             elif not up and self._down[port] is None:
                 self._down[port] = now
-        flaps = {port: sum(now - at < HOUR for at in times) for port, times in self._flaps.items()}
-        return {
-            "ports_down": [[port, now - since] for port, since in self._down.items() if since is not None],
-            "port_flaps": [[port, times] for port, times in flaps.items() if times],
-            "ports": sorted(self._up),
-        }
 
     def _states(self) -> Iterator[tuple[str, bool]]:
         adapters = f"{self._sys}/class/infiniband"
@@ -121,13 +127,17 @@ class Ports:
             for port in _names(f"{adapters}/{adapter}/ports"):
                 try:
                     state = _text(f"{adapters}/{adapter}/ports/{port}/state")
-                except OSError:
+                except OSError as error:
+                    if _short(error):
+                        raise
                     continue
                 yield f"{adapter}/{port}", "ACTIVE" in state
         for name in self._interfaces:
             try:
                 yield name, _text(f"{self._sys}/class/net/{name}/carrier").strip() == "1"
-            except OSError:  # gone, or administratively down
+            except OSError as error:  # gone, or administratively down
+                if _short(error):
+                    raise
                 yield name, False
 
 
@@ -175,11 +185,19 @@ def _text(path: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-    """What is in it, in order; nothing where there is none."""
+    """What is in it, in order; nothing where there is none. Raises OSError if there is no descriptor or memory to
+    look."""
     try:
         return sorted(os.listdir(folder))
-    except OSError:
+    except OSError as error:
+        if _short(error):
+            raise
         return []
+
+
+def _short(error: OSError) -> bool:
+    """Nothing was learned (``osutil.linux.short``, which would load more than this process has use for)."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def as_init_sees(path: str) -> str:
@@ -243,8 +261,11 @@ def fabric_manager(sys_root: str, units: str) -> bool | None:
 
 
 def nvswitches(proc: str) -> bool:
-    """Whether the driver has any."""
-    return bool(_names(f"{proc}/driver/nvidia-nvswitch/devices"))
+    """Whether the driver has any, as far as is to be seen: without them nothing is judged."""
+    try:
+        return bool(_names(f"{proc}/driver/nvidia-nvswitch/devices"))
+    except OSError:
+        return False
 
 
 def imex(sys_root: str, etc: str) -> bool | None:
@@ -262,13 +283,14 @@ def imex(sys_root: str, etc: str) -> bool | None:
 
 
 def _runs(sys_root: str, unit: str) -> bool | None:
-    """Whether its control group has processes; None without a group of systemd's (a container's /sys, for one)."""
+    """Whether its control group has processes; None without a group of systemd's (a container's /sys, for one), or
+    if there is no descriptor or memory to look."""
     for root, file in (("", "cgroup.events"), ("/systemd", "cgroup.procs")):
         if os.path.isdir(services := f"{sys_root}/fs/cgroup{root}/system.slice"):
             try:
                 text = _text(f"{services}/{unit}/{file}")
-            except OSError:
-                return False
+            except OSError as error:
+                return None if _short(error) else False
             return bool(text.strip()) if root else "populated 1" in text
     return None
 

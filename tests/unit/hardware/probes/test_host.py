@@ -11,6 +11,7 @@ from nodeagent.hardware.probes.host import (
     FULL,
     LATE,
     FolderProbe,
+    Ports,
     clock_kept,
     fabric_manager,
     handles,
@@ -19,6 +20,7 @@ from nodeagent.hardware.probes.host import (
     nvswitches,
     pressure,
 )
+from tests.descriptors import few_files
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,29 @@ def test_whether_a_service_runs_on_either_kind_of_control_groups(
     assert seen() is True
     (tmp_path / UNIT).unlink()
     assert seen() is None, "not installed"
+
+
+def test_without_a_descriptor_no_service_counts_as_dead_and_no_port_as_down(tmp_path: Path) -> None:
+    """A fabric manager that does not run is a reason to reboot."""
+    state = tmp_path / "class/infiniband/mlx5/ports/1/state"
+    carrier = tmp_path / "class/net/eth0/carrier"
+    events = tmp_path / "fs/cgroup/system.slice" / UNIT / "cgroup.events"
+    for file, text in ((state, "4: ACTIVE\n"), (carrier, "1\n"), (events, "populated 1\n"), (tmp_path / UNIT, "")):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    ports = Ports(str(tmp_path), ["eth0"])
+    assert ports.look(1.0) == {"ports_down": [], "port_flaps": [], "ports": ["eth0", "mlx5/1"]}
+    runs = []
+    for now in range(3):
+        with few_files(now):
+            runs.append(fabric_manager(str(tmp_path), str(tmp_path)))
+            seen = ports.look(2.0 + now)
+        assert seen == {"ports_down": [], "port_flaps": [], "ports": ["eth0", "mlx5/1"]}
+    assert runs == [None, True, True]
+    state.write_text("1: DOWN\n")
+    assert ports.look(9.0)["ports_down"] == [["mlx5/1", 0.0]]
+    with few_files(0):
+        assert ports.look(11.0)["ports_down"] == [["mlx5/1", 2.0]]
 
 
 def test_whether_the_machine_has_nvswitches(tmp_path: Path) -> None:
