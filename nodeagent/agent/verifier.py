@@ -53,6 +53,7 @@ class AdmissionVerifier:
     """One agent's verdicts. ``dirty`` is set when there is something to be saved."""
 
     def __init__(self, node: str, seal: Seal, ledger: Ledger, metrics: Metrics) -> None:
+        """Raises OSError where what was remembered cannot be read: without it, what has ended might run again."""
         self._seal, self._ledger, self._metrics = seal, ledger, metrics
         self._entries = ledger.load()
         self._judged: dict[str, _Judged] = {}

@@ -42,7 +42,7 @@ class Ledger(Protocol):
     """The verifier's storage for its entries."""
 
     def load(self) -> dict[str, LedgerEntry]:
-        """The stored entries, by job uid."""
+        """The stored entries, by job uid. Raises OSError where they cannot be read: they must not be replaced."""
         ...
 
     async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
@@ -57,12 +57,12 @@ class FileLedger:
         self._path = path
 
     def load(self) -> dict[str, LedgerEntry]:
-        """The stored entries. If the file is damaged, the log reports it and no entry is known."""
+        """The stored entries. If the file is damaged, the log reports it and no entry is known. Raises OSError."""
         try:
             return {uid: LedgerEntry(**entry) for uid, entry in json.loads(self._path.read_text()).items()}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             structlog.get_logger("trust").error(
                 "which jobs have ended here cannot be read: unknown from now on", file=str(self._path), why=str(error)
             )

@@ -10,6 +10,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from nodeagent.trust.ledger import ENDED_KEPT, MOST, REMEMBERED, FileLedger, LedgerEntry, pruned
+from tests.descriptors import seen_with
 
 DAY = 86_400
 
@@ -48,6 +49,17 @@ def test_a_damaged_file_is_reported_and_holds_nothing(tmp_path: Path) -> None:
             assert FileLedger(path).load() == {}
         assert logs[0]["log_level"] == "error"
         assert logs[0]["file"] == str(path)
+
+
+async def test_one_that_cannot_be_read_now_is_not_empty(tmp_path: Path) -> None:
+    """It would be replaced, and what has ended could run again."""
+    ledger, entries = FileLedger(tmp_path / "trust.json"), {"u1": LedgerEntry(expires=5, seen=4, ended=True)}
+    await ledger.save(entries)
+
+    def look() -> None:
+        assert ledger.load() == entries
+
+    assert seen_with(look, 2) == [False, True]
 
 
 def test_jobs_not_seen_for_long_are_forgotten_unless_they_are_there() -> None:
