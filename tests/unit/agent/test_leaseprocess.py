@@ -117,7 +117,7 @@ async def test_a_child_that_has_not_taken_its_lock_in_time_is_killed_before_the_
         children[-1].wait()
 
 
-async def test_without_a_descriptor_it_is_not_idle_and_what_it_is_not_told_is_logged_once(tmp_path: Path) -> None:
+async def test_without_a_descriptor_it_is_not_idle_and_what_does_not_reach_it_is_logged_once(tmp_path: Path) -> None:
     """An agent that was to end would have gone before it had read who needs it."""
     config = AgentConfig(dirs=DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path))
     process = LocalLeaseProcess(config, "n1", cast(Any, SimpleNamespace(reached=None)), "", cast(Any, None))

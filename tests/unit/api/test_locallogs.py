@@ -102,7 +102,7 @@ async def test_a_disk_that_hangs_takes_none_of_the_loops_threads_and_a_notice_sa
 @READINGS
 @TAILS
 @pytest.mark.parametrize("error", [NotSeenError("g1: Too many open files"), OSError(5, "Input/output error")], ids=str)
-async def test_what_cannot_be_read_now_is_said_to_be_missing(
+async def test_a_notice_shows_that_what_cannot_be_read_now_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: Reading, query: Query, error: Exception
 ) -> None:
     def fails(*_: object, **__: object) -> None:

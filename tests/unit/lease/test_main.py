@@ -97,6 +97,6 @@ def test_a_port_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> Non
         finally:
             process.kill()
         assert process.stderr is not None
-        said = process.stderr.read()
-    assert address == f"127.0.0.1:{port}", said
-    assert said.count("no port can be opened on which others ask this node: [Errno 24]") == 1
+        noted = process.stderr.read()
+    assert address == f"127.0.0.1:{port}", noted
+    assert noted.count("no port can be opened on which others ask this node: [Errno 24]") == 1
