@@ -210,8 +210,8 @@ class PodHost(Protocol):
         ...
 
     def retire(self, uid: str) -> None:
-        """Kill what runs, end the shim, remove its runtime files (logs and exit records stay). Afterwards the pod
-        has no status."""
+        """Kill what runs, end the shim, remove its runtime files (logs stay). Afterwards the pod has no
+        status."""
         ...
 
     def committed(self, uid: str, request: CommitRequest, refused: str) -> None:

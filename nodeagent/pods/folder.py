@@ -1,9 +1,9 @@
 """Where a pod keeps its files, what the host writes there for its shim, and what it believes of a pod.
 
 ``<run>/pods/<key>/``: pod.json, shim.json, the socket ``s`` (gone with the pod). ``<state>/pods/<uid>/``: the highest
-promise, exit records. ``<logs>/<job>-<uid8>/``: output. Each pod's own folders belong to the job's user, who may put
-anything there; the folders above them to the agent. ``<run>/shims/<key>.json``, the agent's alone, says what pod it is.
-``<run>/grants/<key>`` says how long it may run (``lease/grants.py``).
+promise, the newest start. ``<logs>/<job>-<uid8>/``: output. Each pod's own folders belong to the job's user, who may
+put anything there; the folders above them to the agent. ``<run>/shims/<key>.json``, the agent's alone, says what pod it
+is. ``<run>/grants/<key>`` says how long it may run (``lease/grants.py``).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nodeagent.model.backoff import backoff
-from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself, write_atomic
+from nodeagent.osutil.linux import boottime, pidfd_ended, saves_itself
 from nodeagent.shim.container import Containers
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import ForkServer
@@ -37,7 +37,7 @@ from nodeagent.shim.processes import (
     start_program,
     watched,
 )
-from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
+from nodeagent.shim.record import Farewell, MemoryKills, exit_record
 from nodeagent.shim.restarts import PlaceRestarts, RoleRounds, is_reaped, role_of
 from nodeagent.shim.snapshots import WriteOut
 from nodeagent.shim.turns import HALF, Turns
@@ -663,15 +663,7 @@ class LocalGang:
         else:
             w.record = record
         self.parts.changed()
-        self.parts.loop.after(0.0, lambda: self._keep(record, w.rank))  # the agent is told first: a disk may be slow
         self.settle()
-
-    def _keep(self, record: dict[str, Any], rank: int) -> None:
-        name = f"g{self.token['number']}-r{rank}.json"
-        try:
-            write_atomic(self.parts.state / "exits" / name, record_text(record), durable=False)
-        except OSError as error:  # a full disk: the record has been sent, and the others must live
-            print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
 
     def _may_be_alone(self, w: Worker) -> bool:
         """It may be started again while the gang goes on: nobody has stopped it, or the gang."""

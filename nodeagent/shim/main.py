@@ -56,8 +56,7 @@ class Shim:
         self.state, self.logs = Path(self.pod["state"]), Path(self.pod["logs"])
         if agent is None:
             log_to(self.logs / "shim.log")
-        for name in ("exits", "errors"):
-            (self.state / name).mkdir(exist_ok=True)
+        (self.state / "errors").mkdir(exist_ok=True)
         record = Path(self.pod["grant"])
         self.loop, self.guard, self.children = Loop(), ProcessGuard(record), ShimChildren()
         self._answer = GrantAnswer(record.with_name(record.name + OBEYED))
@@ -368,12 +367,12 @@ class Shim:
     # -- records
 
     def _prune(self, number: int) -> None:
-        """Remove output and records of generations long past."""
+        """Remove output and error files of generations long past."""
         self.writer.put(lambda: self._prune_logs(number), 0)
-        for record in [*self.state.glob("exits/g*-r*.json"), *self.state.glob("errors/g*-r*.json")]:
-            if _is_past(record.name[1:].partition("-")[0], number):
+        for error in self.state.glob("errors/g*-r*.json"):
+            if _is_past(error.name[1:].partition("-")[0], number):
                 with contextlib.suppress(OSError):  # a worker made a folder of that name, say: it stays
-                    record.unlink()
+                    error.unlink()
 
     def _prune_logs(self, number: int) -> None:
         for folder in self.logs.glob("g*"):

@@ -68,10 +68,6 @@ def exit_record(
     }
 
 
-def record_text(record: dict[str, Any]) -> str:
-    return json.dumps(record)
-
-
 def _open_plainly(path: str, _flags: int) -> int:
     """A file to read: what a worker put there may be a link, a folder or a pipe. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -198,7 +198,7 @@ class DirsConfig(Section):
     run: Folder = Field(default_factory=lambda: _default_dir("run"))
     """Sockets and what ends with the boot."""
     state: Folder = Field(default_factory=lambda: _default_dir("state"))
-    """What must survive a reboot: this node's promises, exit records."""
+    """What must survive a reboot: this node's promises."""
     logs: Folder = Field(default_factory=lambda: _default_dir("logs"))
     """The workers' output."""
 

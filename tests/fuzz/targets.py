@@ -40,7 +40,7 @@ from nodeagent.pods.pod import ShimReport, _without_halves
 from nodeagent.shim.link import WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
-from nodeagent.shim.record import Farewell, exit_record, record_text
+from nodeagent.shim.record import Farewell, exit_record
 from nodeagent.spec.configfile import parse_config
 from nodeagent.spec.errors import CheckError, SpecError
 from nodeagent.spec.jobcheck import check_spec
@@ -229,7 +229,7 @@ def error_file(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "error.json")
         file.write_bytes(data)
-        line = record_text(exit_record(0, 0, 1, 1 << 8, False, 0, file, "the last words", Farewell()))
+        line = json.dumps(exit_record(0, 0, 1, 1 << 8, False, 0, file, "the last words", Farewell()))
         WorkerExit.from_json(line)  # as the agent reads it
         line.encode()
         assert len(line) < 64 * 1024

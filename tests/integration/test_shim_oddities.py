@@ -14,13 +14,13 @@ from nodeagent.shim.gang import LOST
 from tests.integration.shim_support import UID, make_spec, open_bench, shim_with, token
 
 
-async def test_files_of_any_name_where_the_records_are_do_not_hinder_a_start(tmp_path: Path) -> None:
+async def test_files_of_any_name_where_the_error_files_are_do_not_hinder_a_start(tmp_path: Path) -> None:
     async with open_bench(tmp_path, shim_with(tmp_path, "main.GENERATIONS_KEPT = 1")) as bench:
         await bench.ready(make_spec(("true",), tmp_path))
         await bench.run()
         state = state_folder(tmp_path / "state", UID)
-        for name in ("exits/gfoo-r1.json", "errors/g\N{SUPERSCRIPT TWO}-r1.json"):
-            (state / name).touch()
+        for name in ("gfoo-r1.json", "g\N{SUPERSCRIPT TWO}-r1.json"):
+            (state / "errors" / name).touch()
         (state / "errors" / "g1-r1.json").mkdir()
         (bench.logs / "g\N{SUPERSCRIPT TWO}").mkdir()
         for number in (2, 3):

@@ -36,7 +36,7 @@ async def test_exit_codes_order_and_error_text(tmp_path: Path, fork_server: bool
     text = (
         "import os, sys, time\nrank = int(os.environ['RANK'])\n"
         "def after(other):\n"
-        f"    while not os.path.exists('{tmp_path}/state/pods/{UID}/exits/g1-r%s.json' % other): time.sleep(0.01)\n"
+        f"    while not os.path.exists('{tmp_path}/ended-%s' % other): time.sleep(0.01)\n"
         "if rank == 0: print('x' * 10, 'y', file=sys.stderr); sys.exit(7)\n"
         "if rank == 1: open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": \"told\"}')\n"
         "if rank == 1: after(0); os.kill(os.getpid(), 11)\n"
@@ -44,7 +44,12 @@ async def test_exit_codes_order_and_error_text(tmp_path: Path, fork_server: bool
     )
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, text), tmp_path, fork_server=fork_server))
-        status = await bench.run(1, tuple({"RANK": str(rank)} for rank in range(3)))
+        await bench.running(1, tuple({"RANK": str(rank)} for rank in range(3)))
+        await bench.until(lambda s: len(s.exits) == 1)
+        (tmp_path / "ended-0").touch()
+        await bench.until(lambda s: len(s.exits) == 2)
+        (tmp_path / "ended-1").touch()
+        status = await bench.until(lambda s: s.phase == "exited")
         ends = status.exits
         assert [(e.rank, e.order, e.code, e.signal, e.stopped) for e in ends] == [
             (0, 0, 7, None, False), (1, 1, None, 11, False), (2, 2, 0, None, False),
@@ -53,9 +58,6 @@ async def test_exit_codes_order_and_error_text(tmp_path: Path, fork_server: bool
         assert [(w.rank, w.state, w.exit) for w in status.workers] == [
             (0, "exited", 7), (1, "exited", 139), (2, "exited", 0),
         ]  # fmt: skip
-        records = tmp_path / "state" / "pods" / UID / "exits"
-        await wait_for(lambda: len(list(records.iterdir())) == 3)
-        assert sorted(file.name for file in records.iterdir()) == ["g1-r0.json", "g1-r1.json", "g1-r2.json"]
 
 
 async def test_sigterm_then_sigkill(tmp_path: Path, fork_server: bool) -> None:
