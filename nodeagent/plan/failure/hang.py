@@ -163,9 +163,15 @@ def _text(guilty: Sequence[SeenWorker], world: int, known: bool, limit: float) -
 
 
 def _done(generation: Generation, seen: Sequence[SeenWorker]) -> str:
-    """How many have ended, and so well: a gang with one that did not has failed."""
-    done = generation.world_size - len(seen)
-    return f"; all others ({done}) have exited 0" if done > 0 else ""
+    """How many have ended, and so well: a gang with one that did not has failed. In a job of several roles a pod that
+    runs does not tell of those either that are yet to be started."""
+    others = generation.world_size - len(seen)
+    if others <= 0:
+        return ""
+    reports = generation.reports
+    done = sum(m.workers for m in generation.ordered() if m.node in reports and reports[m.node].state == "succeeded")
+    waits = done < others and any(m.places for m in generation.ordered())
+    return f"; all others ({others}) have exited 0" + (", or wait for their start" if waits else "")
 
 
 def _table(guilty: Sequence[SeenWorker], seen: Sequence[SeenWorker], known: bool) -> str:

@@ -21,6 +21,7 @@ from nodeagent.shim.hang.track import FIRST_LIMIT, Page, Track, look
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import stamp
 from nodeagent.shim.processes import ShimChildren, reap, start_program
+from nodeagent.shim.restarts import is_reaped
 
 STACKS_BOUND = 20.0
 """Seconds for the stacks of all workers of the pod; what came by then is used."""
@@ -198,7 +199,10 @@ class HangWatch:
         return [track.facts() for _, track in sorted(self._tracks.items())]
 
     def _judge(self) -> None:
-        """Report, when what is to be reported has changed in kind: with stacks, taken anew where the last are old."""
+        """Report, when what is to be reported has changed in kind: with stacks, taken anew where the last are old. Not
+        while it is about to be known how a worker ended: who is not reported counts as one that ended well."""
+        if self._gang is not None and any(w.ended and not is_reaped(w) for w in self._gang.workers):
+            return
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
         if gang is None or gang.phase != "running" or not ranks or not (suspects or self._asked):

@@ -11,7 +11,7 @@ from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.jobspec import Hang, Policy, RestartLimits
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import RankFacts, Stall, WorkerState
-from nodeagent.model.world import Generation, PodReport, WorkerExit
+from nodeagent.model.world import Generation, Place, PodReport, WorkerExit
 from nodeagent.plan.failure.hang import Hung, find_hang, watching
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.pods.pod import LookAtWorkers, PodAction, ReportPod, plan_pods
@@ -374,6 +374,32 @@ def test_a_rank_that_outlives_the_success_of_all_others_is_named() -> None:
     assert hung.text == (
         "rank 3 on n2 hangs: waiting, in join (t.py:9); no progress for 600 s; all others (3) have exited 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [(False, "; all others (2) have exited 0, or wait for their start"), (True, "; all others (2) have exited 0")],
+)
+def test_a_rank_that_has_not_been_started_is_not_called_one_that_ended_well(done: bool, words: str) -> None:
+    """A pod of several roles has workers that wait until another role is ready."""
+    servers = rank(0, BARE), rank(2, BARE)
+    reports = {"n1": report(servers[0]), "n2": report(servers[1])}
+    if done:
+        reports = {"n1": report(servers[0], rank(1, BARE)), "n2": SUCCEEDED}
+    generation = make_generation(["n1", "n2"], workers=2, reports=reports)
+    members = {
+        node: member.model_copy(
+            update={
+                "places": tuple(
+                    Place(role=role, index=i, workers=1, devices=("cpu0",)) for role in ("server", "trainer")
+                )
+            }
+        )
+        for i, (node, member) in enumerate(generation.members.items())
+    }
+    hung = find_hang(generation.model_copy(update={"members": members}))
+    assert hung is not None
+    assert hung.text.endswith(words)
 
 
 def test_the_others_look_when_one_suspects() -> None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from nodeagent.shim.gang import LocalGang
+from nodeagent.osutil.linux import boottime
+from nodeagent.shim.gang import LocalGang, Worker
+from nodeagent.shim.hang.track import Track
 from nodeagent.shim.hang.watch import HangWatch, suspicious
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.processes import ShimChildren
@@ -32,4 +34,23 @@ def test_a_pod_without_ranks_has_nothing_to_tell_those_who_ask(tmp_path: Path) -
     watch.ask()
     assert (watch.stall, reported) == (None, [])
     assert not list(tmp_path.iterdir()), "no stacks are taken"
+    watch.close()
+
+
+def test_nothing_is_told_while_a_worker_has_ended_and_nobody_knows_how(tmp_path: Path) -> None:
+    """Who is not reported counts as one that has exited 0."""
+    ended = Worker.__new__(Worker)
+    ended.rank, ended.pid, ended.ended, ended.record, ended.failed = 1, 7, True, None, None
+    gang = Between()
+    gang.workers = (ended,)
+    reported, hang = list[object](), {"progress": 1.0, "phases": 7200.0}
+    watch = HangWatch(Loop(), ShimChildren(), hang, tmp_path, tmp_path, lambda: reported.append(watch.stall))
+    watch.watch(cast(LocalGang, gang))
+    watch._tracks[0] = Track(0, 1.0, 7200.0, boottime() - 100)
+    watch._stacks_at, watch._native = boottime() + 100, True  # none are taken
+    watch.ask()
+    assert reported == []
+    ended.record = {"code": 0}
+    watch._judge()
+    assert reported == [watch.stall]
     watch.close()
