@@ -41,7 +41,6 @@ class GpuReading:
     ecc: bool | None = None
     ecc_uncorrected: int | None = None
     """Volatile: since the driver was loaded."""
-    ecc_corrected: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     remapped_uncorrectable: int | None = None
@@ -51,8 +50,6 @@ class GpuReading:
     """Degrees Celsius."""
     margin: int | None = None
     """Degrees left to the slowdown limit."""
-    power: float | None = None
-    """Watts."""
     slowdown: frozenset[str] | None = None
     """Hardware reasons for lowered clocks: ``hw_slowdown``, ``hw_thermal``, ``power_brake``."""
     pcie_generation: int | None = None
@@ -78,7 +75,6 @@ class GpuReading:
     owners: tuple[tuple[int, str], ...] = ()
     """Of the first few processes: who they are, in words; empty for one that is not to be seen from here."""
     driver: str = ""
-    vbios: str = ""
     variable: str = ""
     """Of a plug-in's device: the environment variable that hides the others; empty: ``CUDA_VISIBLE_DEVICES``."""
     visible: str = ""

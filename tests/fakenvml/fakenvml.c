@@ -204,14 +204,12 @@ int nvmlDeviceGetPciInfo_v3(device_t d, pci_t *out) {
   snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", out->bus);
   return SUCCESS;
 }
-int nvmlDeviceGetVbiosVersion(device_t d, char *out, unsigned size) { ENTER(d, 1); return copy(out, size, "96.00.00.00.01"); }
 int nvmlDeviceGetTemperature(device_t d, int sensor, unsigned *out) {
   ENTER(d, 1);
   (void)sensor;
   *out = number(d, "temperature", 40);
   return SUCCESS;
 }
-int nvmlDeviceGetPowerUsage(device_t d, unsigned *out) { ENTER(d, 1); *out = number(d, "milliwatts", 90000); return SUCCESS; }
 int nvmlDeviceGetMemoryInfo(device_t d, memory_t *out) {
   ENTER(d, 1);
   out->total = (is_model("L4") ? 24ULL : 80ULL) << 30;

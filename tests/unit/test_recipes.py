@@ -125,12 +125,12 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "a health rule": (
         Change(
             "nodeagent/hardware/judging/rules.py", "    GpuRule(\n        Rule(\"memory.ecc_off\"",
-            f'    GpuRule(\n        Rule("memory.{NEW}", "info", "none", "reading", "ECC corrects well", "NVML"),\n'
-            '        lambda g: _above(g.ecc_corrected, 10**7), lambda g: "many",\n    ),\n',
+            f'    GpuRule(\n        Rule("memory.{NEW}", "info", "none", "reading", "many desktops", "NVML"),\n'
+            '        lambda g: _above(g.graphics, 10), lambda g: "many",\n    ),\n',
         ),
         Change(
             "tests/unit/hardware/judging/test_rules.py", '    ("memory.ecc_off"',
-            f'    ("memory.{NEW}", gpu(ecc_corrected=10**8), gpu(ecc_corrected=None)),\n',
+            f'    ("memory.{NEW}", gpu(graphics=11), gpu(graphics=10)),\n',
         ),
     ),
     "a metric": (

@@ -99,10 +99,8 @@ def _measured(metric: dict[str, Any]) -> dict[str, Any]:
     pcie = _part(metric, "pcie")
     found = {
         "ecc_uncorrected": _whole(ecc.get("total_uncorrectable_count")),
-        "ecc_corrected": _whole(ecc.get("total_correctable_count")),
         "_deferred": _whole(ecc.get("total_deferred_count")),
         "temperature": _whole(temperature.get("hotspot")),
-        "power": _number(_part(metric, "power").get("socket_power")),
         "pcie_width": _whole(pcie.get("width")),
         "pcie_replays": _whole(pcie.get("replay_count")),
     }

@@ -116,8 +116,6 @@ def _npu(first: list[str], second: list[str]) -> dict[str, Any]:
         npu["pci"] = bus.partition(".")[0]
         npu["numa"] = numa_of(npu["pci"])
     numbers = first[2].split()
-    if numbers and _NUMBER.fullmatch(numbers[0]):
-        npu["power"] = float(numbers[0])
     if len(numbers) > 1 and _NUMBER.fullmatch(numbers[1]):
         npu["temperature"] = int(float(numbers[1]))
     return npu

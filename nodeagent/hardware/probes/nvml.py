@@ -36,7 +36,7 @@ FOLD = 0.05
 MOST_EVENTS = 100
 """Between two looks. What a storm has beyond them is dropped with its queue, or it would cost what it likes and be
 read minutes late: the kernel's log has it, too, and the next look sees what it led to."""
-_FIXED = ("uuid", "pci", "numa", "name", "vbios", "pcie_generation_max", "pcie_width_max")
+_FIXED = ("uuid", "pci", "numa", "name", "pcie_generation_max", "pcie_width_max")
 """What cannot change while this process holds the GPU: it is read until it has been read whole, and then no more."""
 _LINKS = 18
 _RECOVERY = {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_reset", 7: "reboot"}
@@ -95,7 +95,6 @@ def _identity(handle: Any) -> Iterator[dict[str, Any]]:
         address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}"
         yield {"pci": address, "numa": numa_of(address)}
     yield {"name": ask(pynvml.nvmlDeviceGetName, handle)}
-    yield {"vbios": ask(pynvml.nvmlDeviceGetVbiosVersion, handle) or ""}
     yield {
         "pcie_generation_max": ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         "pcie_width_max": ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
@@ -108,8 +107,8 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
     mode = ask(pynvml.nvmlDeviceGetEccMode, handle)
     if mode is not None:
         yield {"ecc": mode[0] == pynvml.NVML_FEATURE_ENABLED}
-    for name, kind in (("ecc_corrected", 0), ("ecc_uncorrected", 1)):
-        yield {name: ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, pynvml.NVML_VOLATILE_ECC)}
+    uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    yield {"ecc_uncorrected": ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected)}
     rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
     if rows is not None:
         yield {"remapped_uncorrectable": rows[1], "remap_pending": bool(rows[2]), "remap_failed": bool(rows[3])}
@@ -118,8 +117,6 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
         yield {"sram_exceeded": bool(sram.bThresholdExceeded)}
     yield {"temperature": _temperature(handle)}
     yield {"margin": ask(pynvml.nvmlDeviceGetMarginTemperature, handle)}
-    power = ask(pynvml.nvmlDeviceGetPowerUsage, handle)
-    yield {"power": None if power is None else power / 1000}
     yield {"slowdown": _slowdown(handle)}
     yield {
         "pcie_generation": ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),

@@ -70,7 +70,7 @@ LIES: list[dict[str, Any]] = [
     {"gpus": [DEVICE | {"uuid": "acme-" + "x" * 200}]},
     {"gpus": [DEVICE | {"index": -1}]},
     {"gpus": [DEVICE | {"temperature": "hot"}]},
-    {"gpus": [DEVICE | {"power": float("nan")}]},
+    {"gpus": [DEVICE | {"temperature": float("nan")}]},
     {"gpus": [DEVICE | {"memory_used": 10**400}]},
     {"gpus": [DEVICE | {"name": "x" * 300}]},
     {"gpus": [DEVICE | {"visible": "0,1"}]},

@@ -96,13 +96,13 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
     "error": st.sampled_from(["", "UNKNOWN", "NVML error 999: Unknown Error", "NVML error 4: No Permission"]),
     "recovery": st.sampled_from([None, "none"]), "slowdown": st.none() | st.just([]) | st.just(["hw_thermal"]),
     "processes": st.none() | st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**40)), max_size=3),
-    "owners": st.just([]), "fabric": st.sampled_from([None, "completed"]), "power": st.none() | st.floats(),
+    "owners": st.just([]), "fabric": st.sampled_from([None, "completed"]),
     "remap_failed": st.sampled_from([None, False]), "sram_exceeded": st.sampled_from([None, False]),
     "remapped_uncorrectable": st.none() | st.integers(0, 511), "mig": st.none() | st.booleans(),
     "ecc": st.none() | st.booleans(), "remap_pending": st.none() | st.booleans(), "links_once": st.none(),
     "pcie_generation": st.none() | st.integers(-1, 99), "pcie_width": st.none() | st.integers(-1, 99),
 }  # fmt: skip
-_WORDS = {"uuid", "index", "pci", "name", "driver", "vbios", "variable", "visible"}
+_WORDS = {"uuid", "index", "pci", "name", "driver", "variable", "visible"}
 READING = st.fixed_dictionaries(
     {"uuid": st.just("GPU-a"), "index": st.just(0)},
     optional={f.name: _ANY.get(f.name, _SMALL) for f in fields(GpuReading) if f.name not in _WORDS},

@@ -48,12 +48,11 @@ def test_two_gpus(wrapped: bool) -> None:
     assert (first["uuid"], first["pci"], first["visible"]) == (
         "amd-09ff74a1-0000-1000-80e9-ba9de5bcb4c8", "0000:0c:00", "0",
     )  # fmt: skip
-    assert (first["temperature"], first["power"], first["pcie_width"], first["pcie_replays"]) == (41, 133.0, 16, 0)
-    assert (first["ecc_corrected"], first["ecc_uncorrected"]) == (5, 0)
+    assert (first["temperature"], first["pcie_width"], first["pcie_replays"]) == (41, 16, 0)
+    assert first["ecc_uncorrected"] == 0
     assert first["processes"] == [[4194300, 64]]
-    assert (second["temperature"], second["power"], second["ecc_uncorrected"]) == (37, 131.0, 2)
-    assert "ecc_corrected" not in second, "N/A is not zero"
-    assert "pcie_width" not in second
+    assert (second["temperature"], second["ecc_uncorrected"]) == (37, 2)
+    assert "pcie_width" not in second, "N/A is not zero"
     assert second["processes"] == []
     looks = [judged(Amd(), gpu)["looks"] for gpu in (first, second)]
     assert looks == [[["amd.ecc_deferred", False, ""]], [["amd.ecc_deferred", True, "1 deferred errors"]]]
