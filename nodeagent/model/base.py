@@ -14,6 +14,10 @@ Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 come from a job's user (``pods.base.PodStatus``) are of this kind."""
 
 
+NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
+"""Names of jobs, queues and nodes."""
+
+
 class Record(BaseModel):  # noqa: PLW1641 - pydantic gives frozen models their hash
     """A frozen value. Unknown fields, wrong types and numbers that are not finite (JSON has none: nobody could read the
     record again) are errors; nothing is guessed."""

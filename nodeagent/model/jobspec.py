@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nodeagent.model.base import Record
+from nodeagent.model.base import NAME, Record
 from nodeagent.model.constraints import MOST_TEXT, Constraints
 from nodeagent.model.duration import MOST_DURATION
 
@@ -277,7 +277,7 @@ class Submitter(Record):
 class JobSpec(Record):
     """One job, complete: every default is filled in."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
+    name: str = Field(pattern=NAME)
     roles: tuple[Role, ...] = Field(min_length=1)
     """Several roles are one gang: they start together or not at all, each as a world of its own."""
     completes: str = ""

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nodeagent.model.base import Record
+from nodeagent.model.base import NAME, Record
 from nodeagent.model.duration import MOST_DURATION
 from nodeagent.model.jobspec import MOST_NODES
 
@@ -26,8 +26,6 @@ MIN_RUNTIME = 60.0
 """Seconds that a job runs at least, once it has its nodes, before it is stopped for another queue; where no queue above
 it has another ``min_runtime``."""
 MOST_MIN_RUNTIME = 30 * 86400.0
-QUEUE_NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
-"""The same rule as for a job's name."""
 
 QueueState = Literal["open", "closed"]
 """``closed``: the queue takes no new jobs; its jobs continue."""
@@ -82,7 +80,7 @@ class UserQuota(Amount):
 class Queue(Record):
     """One queue. Jobs are in queues without children; a queue with children divides its share among them."""
 
-    name: str = Field(pattern=QUEUE_NAME)
+    name: str = Field(pattern=NAME)
     parent: str = ""
     """Name of the parent queue; empty: the queue is at the top."""
     weight: float = Field(default=1.0, gt=0, le=1_000_000)

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from nodeagent.model.base import NAME
 from nodeagent.model.constraints import NODE
 from nodeagent.model.node import MOST_CPU_SLOTS, MOST_LEVELS
 from nodeagent.model.timing import Timing
@@ -67,7 +68,6 @@ MIN_RENDEZVOUS_PORTS = 64
 """Fewest rendezvous ports: one per forming generation on this machine, and none is used twice in a row."""
 
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["500ms", "30s"]}
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
 
 def _gpus(value: object) -> object:
@@ -79,7 +79,7 @@ def _gpus(value: object) -> object:
 
 
 def _node_id(value: object) -> object:
-    if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
+    if value is not None and not (isinstance(value, str) and re.fullmatch(NAME, value)):
         raise CheckError(
             f"{units.show(value)} is not a node id",
             "use 1 to 63 of a-z, 0-9, '-' and '.', starting and ending with a letter or digit",
@@ -363,7 +363,7 @@ def node_id(config: AgentConfig, hostname: str) -> str:
     if config.node.id is not None:
         return config.node.id
     short = hostname.partition(".")[0].lower()
-    if not _NAME.fullmatch(short) or short == "localhost":
+    if not re.fullmatch(NAME, short) or short == "localhost":
         raise CheckError(
             f"the hostname {hostname!r} cannot serve as the node's id", "set node.id in the agent's config"
         )

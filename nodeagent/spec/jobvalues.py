@@ -16,6 +16,7 @@ from typing import Literal, cast, get_args
 
 from pydantic import ValidationInfo
 
+from nodeagent.model.base import NAME
 from nodeagent.model.jobspec import (
     LATEST,
     MOST_AFTER,
@@ -71,7 +72,7 @@ def text(value: object, example: str) -> str:
 
 
 def job_name(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", value):
+    if isinstance(value, str) and re.fullmatch(NAME, value):
         return value
     right = "use 1 to 63 of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
     if isinstance(value, str):
