@@ -21,6 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.agent.metrics import CONTENT_TYPE, Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api.errors import ApiError
+from nodeagent.osutil.tcp import ESTABLISHED, TABLES, sockets
 
 PATHS = ("/healthz", "/readyz", "/metrics")
 """Paths for every caller: probes and Prometheus do not identify themselves. The metrics name jobs, so they are answered
@@ -134,9 +135,6 @@ async def _file(request: web.Request) -> web.FileResponse:
     return web.FileResponse(FOLDER / name, headers=HEADERS | {"Content-Type": f"{kind}; charset=utf-8"})
 
 
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""TCP tables of this process's network namespace; the second lists the ends of dual-stack clients."""
-ESTABLISHED = "01"
 NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 UNNAMED = frozenset({"/healthz", "/readyz"})
 """Paths that answer to any host name: a load balancer uses one of its own, and these answers name no user."""
@@ -193,14 +191,9 @@ def end_owner(client: End, mine: End) -> int | None:
     """The user of the process that holds the client's end; None: the process is on another machine, or gone."""
     ends = [(_hex(*client), _hex(*mine)), (_mapped(*client), _mapped(*mine))]
     for table, (there, here) in zip(TABLES, ends, strict=True):
-        try:
-            rows = table.read_text(encoding="ascii").splitlines()[1:]
-        except FileNotFoundError:  # IPv6 is off
-            continue
-        for row in rows:
-            cells = row.split()
-            if cells[1] == there and cells[2] == here and cells[3] == ESTABLISHED:
-                return int(cells[7])
+        for one in sockets(table):
+            if (one.own, one.other, one.state) == (there, here, ESTABLISHED):
+                return one.uid
     return None
 
 

@@ -84,16 +84,6 @@ def local_clusters() -> dict[str, list[str]]:
         return {name: [str(path) for path in sockets] for name, sockets in find().items()}
 
 
-def _listens(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(CONNECT_TIMEOUT)
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
-
-
 def _strangers(path: str) -> str:
     """Why this usual place is not trusted: another user may have made it in /tmp; empty if it is trusted."""
     folder = os.path.dirname(path)  # noqa: PTH120 (this module starts fast)
@@ -123,19 +113,21 @@ def find(where: Where | str | None = None) -> Client:
 
     Raises ``NoAgentError``; ``CtlError`` if several local clusters run here, since a command could reach the wrong one.
     """
+    from nodeagent.osutil.linux import listens
+
     named = (where if isinstance(where, Where) else Where(where)).complete(os.environ)
     if named.remote:
         named.place()
         return Client([], remote=named)
     if named.agent:
         path = _path_of(named.agent)
-        if not _listens(path):
+        if not listens(path, CONNECT_TIMEOUT):
             raise NoAgentError(f"no agent listens on {path}", HOW_TO_START)
         return Client([path])
     usual, strange = usual_sockets(), []
     for path in usual:
         if not (stranger := _strangers(path)):
-            if _listens(path):
+            if listens(path, CONNECT_TIMEOUT):
                 return Client([path])
         else:
             strange.append(stranger)

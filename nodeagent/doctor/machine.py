@@ -19,7 +19,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from typing import Literal
 from nodeagent import hardware_missing
 from nodeagent.doctor.cluster import store_findings
 from nodeagent.model.facts import Finding, FolderFacts, HostFacts
+from nodeagent.osutil.tcp import listening
 from nodeagent.osutil.threads import in_daemon
 from nodeagent.plan.findings.cluster import Placed
 from nodeagent.plan.findings.host import judge_host
@@ -260,21 +261,9 @@ def _interface(name: str | None) -> str | None:
 def _taken(ports: tuple[int, int]) -> int | None:
     """How many of the ports are in use by a listening program."""
     try:
-        return len({port for port in _listening() if ports[0] <= port <= ports[1]})
+        return len({port for port in listening() if ports[0] <= port <= ports[1]})
     except OSError:
         return None
-
-
-def _listening() -> Iterator[int]:
-    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        if not table.exists():
-            continue
-        with table.open() as lines:
-            next(lines)
-            for line in lines:
-                fields = line.split()
-                if fields[3] == "0A":
-                    yield int(fields[1].rpartition(":")[2], 16)
 
 
 SYSTEMD = Path("/run/systemd/system")

@@ -11,7 +11,6 @@ import math
 import os
 import random
 import shutil
-import socket
 import tempfile
 import time
 import uuid
@@ -33,11 +32,14 @@ from nodeagent.local.layout import (
     SeveralError,
     folder_mode,
 )
+from nodeagent.osutil.linux import listens
 
 _SETTLING = ".new-"
 """Prefix of a run folder that is not a cluster yet."""
 TURN = 15.0
 """Seconds; longer than the longest sweep (a power cut's bound)."""
+ANSWERS = 0.5
+"""Seconds in which an agent takes a connection."""
 ADDRESS = "127.0.0.1"
 SLOTS = 64
 """Workers without a GPU that a local node runs at once."""
@@ -83,7 +85,7 @@ def find() -> dict[str, list[Path]]:
     found = {}
     for cluster in clusters(folders):
         sockets = [cluster.layout.node(node).api_socket for node in cluster.nodes()]
-        if live := [path for path in sockets if _listens(path)]:
+        if live := [path for path in sockets if listens(path, ANSWERS)]:
             found[cluster.name] = live
     return found
 
@@ -274,16 +276,6 @@ def _held(lock: Path) -> bool:
         return False
     finally:
         os.close(handle)
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(0.5)
-        try:
-            connection.connect(os.fspath(path))
-        except OSError:
-            return False
-        return True
 
 
 @contextmanager

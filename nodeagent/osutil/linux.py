@@ -396,6 +396,17 @@ def bind_private(link: socket.socket, path: Path) -> None:
         os.umask(before)
 
 
+def listens(path: str | Path, seconds: float) -> bool:
+    """Whether somebody listens at a unix socket, and takes a connection within so many seconds."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(seconds)
+        try:
+            link.connect(os.fspath(path))
+        except OSError:
+            return False
+    return True
+
+
 def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o600) -> None:
     """Replace the whole file; ``durable`` also waits until file and name are on the disk. Raises OSError; then the file
     is unchanged."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from nodeagent.osutil.tcp import listening
 from nodeagent.shim.gang import LocalGang, Parts, Worker, note
 from nodeagent.shim.hook import Hook, Program
 from nodeagent.shim.processes import own_limits
@@ -20,8 +20,6 @@ COMMAND_EACH, COMMAND_BOUND = 1.0, 10.0
 """Seconds between two runs of a command, and that each may take."""
 MOST_ANSWER = 200
 """Characters of a command's answer that people are shown."""
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-LISTENS = "0A"
 
 
 class PlaceReadiness:
@@ -130,13 +128,7 @@ class PlaceReadiness:
 
 def _listened_on(port: int) -> bool:
     """Whether any socket of this network namespace listens on the port, which is this pod's alone."""
-    for table in TABLES:
-        try:
-            rows = table.read_text().splitlines()[1:]
-        except OSError:  # no IPv6, say
-            continue
-        for row in rows:
-            fields = row.split()
-            if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                return True
-    return False
+    try:
+        return port in listening()
+    except OSError:  # no descriptor to look with: it is looked at again
+        return False
