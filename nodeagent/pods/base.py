@@ -64,7 +64,6 @@ class PodStatus(Record):
     """The id of the job's checkpoint folder, as in Readiness."""
     shim_pid: Whole | None = None
     fork_server_pid: Whole | None = None
-    fork_server_warm: bool = False
     preforked: dict[Whole, Whole] = {}
     """Workers forked ahead, waiting for work: pid to bytes of memory that are its alone."""
     warming: bool = False

@@ -240,8 +240,8 @@ class PodHandle:
             self._set(phase="unfit", reason=f"the shim could not start: {not_started}", passing=True)
         else:
             self._set(
-                phase="gone", reason=self._why_dead, folder="", fork_server_pid=None, fork_server_warm=False,
-                preforked={}, warming=False, rendezvous=None,
+                phase="gone", reason=self._why_dead, folder="", fork_server_pid=None, preforked={}, warming=False,
+                rendezvous=None,
             )  # fmt: skip
 
     async def _kill_all(self) -> None:

@@ -414,7 +414,6 @@ class Shim:
             "folder": self.preparation.folder,
             "shim_pid": os.getpid(),
             "fork_server_pid": fork_server.pid,
-            "fork_server_warm": fork_server.warm,
             "preforked": {child.pid: child.private for child in fork_server.pool.waiting},
             "warming": gang is None and fork_server.warm and fork_server.pool.filling,
             "highest": self.promised.token,

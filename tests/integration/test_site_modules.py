@@ -50,7 +50,7 @@ async def test_workers_fork_server_and_hooks_have_the_modules(tmp_path: Path, si
         spec = make_spec((sys.executable, "show.py"), tmp_path, environ=recorded, env={"TOKEN": "jobs"})
         status = await bench.ready(spec.model_copy(update={"modules": ("tool/1.2",)}))
         assert status.phase == "ready", status.reason
-        await bench.until(lambda s: s.fork_server_warm)
+        assert status.fork_server_pid is not None
         status = await bench.run(1, ({"TOKEN": "jobs"},))
         await bench.printed(f"/a b jobs {sys.executable}")
 

@@ -185,7 +185,7 @@ class SimPod:
         )  # fmt: skip
         return PodStatus(
             uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
-            fork_server_warm=True, highest=self.highest, generation=self.generation, workers=workers,
+            highest=self.highest, generation=self.generation, workers=workers,
             exits=tuple(self.exits), restarted=tuple(self.restarted), fenced=self.fenced, refused=self.refused,
             rendezvous=self.rendezvous,
             ports=self.ports,
