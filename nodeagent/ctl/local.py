@@ -11,7 +11,6 @@ import click
 from nodeagent.ctl.options import NODE, Duration, output_option
 from nodeagent.ctl.output import Column, dump, fold, show, terminal_width
 from nodeagent.ctl.terminal import echo, local_failures
-from nodeagent.local.layout import DEFAULT
 
 if TYPE_CHECKING:
     from nodeagent.local.registry import LocalCluster
@@ -60,7 +59,7 @@ def local() -> None:
 
 @local.command(short_help="Bring a cluster up.")
 @click.option("--nodes", "count", type=click.IntRange(1, 64), required=True, metavar="N", help="How many nodes.")
-@click.option("--name", default=DEFAULT, show_default=True, help="The cluster's name.")
+@click.option("--name", default="default", show_default=True, help="The cluster's name.")
 def up(count: int, name: str) -> None:
     """Bring up a cluster of N nodes that stays until `local down`; return when all have joined."""
     from nodeagent.local.session import up as bring_up

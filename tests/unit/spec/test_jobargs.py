@@ -115,7 +115,7 @@ def _role(**changes: Any) -> JobSpec:
         (_with(preload=("os; x",)), "preload: 'os; x' is not a module's name"),
         (_with(hooks=Hooks(pre_start=("", "x"))), "hooks.pre_start: the program's name is empty"),
         (_with(grace=float("nan")), "grace: nan is not a duration"),
-        (_with(restarts=RestartLimits(window=float("inf"))), "restarts.window: inf is out of range"),
+        (_with(restarts=RestartLimits.model_construct(window=float("inf"))), "restarts.window: inf is out of range"),
         (_with(restarts=RestartLimits(backoff_min=60.0)), "backoff_min 60 is above backoff_max 30"),
         (_with(env={"A": "x" * 300_000}), "more than 262144"),
         (_with(submitter=TRAIN.model_copy(update={"cwd": "x"})), "submitter.cwd"),

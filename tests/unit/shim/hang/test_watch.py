@@ -37,7 +37,7 @@ def test_a_pod_without_ranks_has_nothing_to_tell_those_who_ask(tmp_path: Path) -
     watch.close()
 
 
-def test_nothing_is_told_while_a_worker_has_ended_and_nobody_knows_how(tmp_path: Path) -> None:
+def test_nothing_is_reported_while_a_worker_has_ended_and_nobody_knows_how(tmp_path: Path) -> None:
     """Who is not reported counts as one that has exited 0."""
     ended = Worker.__new__(Worker)
     ended.rank, ended.pid, ended.ended, ended.record, ended.failed = 1, 7, True, None, None
