@@ -8,9 +8,9 @@ exhaustive search: with odd sizes of GPUs a packing that exists may be missed, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from nodeagent.model.constraints import Constraints, value_of
 from nodeagent.model.jobspec import MOST_NODES, Role
@@ -87,7 +87,7 @@ class _Try:
     """One pass over the roles, those whose places need most first."""
 
     def __init__(self, roles: Sequence[Role], sites: Sequence[Site], *, sticky: bool, spread: bool) -> None:
-        self._roles, self._sites, self._sticky, self._spread = roles, sites, sticky, spread
+        self._roles, self.sites, self._sticky, self._spread = roles, sites, sticky, spread
         self._gpus = {s.node: [g.uuid for g in s.facts.gpus if g.uuid in s.devices] for s in sites}
         self._slots = {s.node: sorted((d for d in s.devices if d.startswith("cpu")), key=natural) for s in sites}
         self._taken: dict[str, list[Place]] = {s.node: [] for s in sites}
@@ -108,7 +108,7 @@ class _Try:
         for role in self._by_need():
             used = self._indexes(role)
             free = [i for i in range(role.places) if i not in used][: max(0, role.least - len(used))]
-            left = self._by_labels(role, role.placement, free) if role.placement else self._by_load(role, free)
+            left = self._each(role, free)
             if left is not None:
                 return Layout(lack=self._no_room(role, left))
         for role in self._by_need() if stay else ():
@@ -120,43 +120,28 @@ class _Try:
     def _keep(self, role: Role, most: int) -> None:
         """Up to so many places of the role are where they were, those first that were first."""
         used = self._indexes(role)
-        was = {int(name.rpartition(".")[2]): site for site in self._sites for name in site.had if _is_of(name, role)}
+        was = {int(name.rpartition(".")[2]): site for site in self.sites for name in site.had if _is_of(name, role)}
         for index in sorted(was.keys() - used):
-            if len(used) < most and self._has_room(role, was[index]):
+            if len(used) < most and self.has_room(role, was[index]):
                 self._take(role, index, was[index])
                 used.add(index)
 
     def _add_more(self) -> None:
         has = {role.name: len(self._indexes(role)) for role in self._roles}
-        open_to = {role.name: [(self._load(s), i) for i, s in enumerate(self._sites)] for role in self._roles}
-        for sites in open_to.values():
-            heapify(sites)
         grows = [role for role in self._roles if has[role.name] < role.places]
+        open_to = {role.name: _Open(self, role) for role in grows}
         while grows:
             role = min(grows, key=lambda role: has[role.name] / role.places)
-            i = self._best_of(role, open_to[role.name])
+            i = open_to[role.name].best()
             if i is None:
                 grows.remove(role)
                 continue
-            self._take(role, MOST_NODES + has[role.name], self._sites[i])
+            self._take(role, MOST_NODES + has[role.name], self.sites[i])
             has[role.name] += 1
             if has[role.name] == role.places:
                 grows.remove(role)
-            for sites in open_to.values():
-                heappush(sites, (self._load(self._sites[i]), i))
-
-    def _best_of(self, role: Role, sites: list[tuple[int, int]]) -> int | None:
-        """Where one more place of the role goes; None if no site has room. ``sites``: a heap of loads, some of which
-        hold no longer; who has no room never has any again."""
-        if role.placement is not None:
-            able = [site for site in self._sites if self._has_room(role, site)]
-            return self._sites.index(self._best(role, role.placement, able)) if able else None
-        while sites:
-            load, i = sites[0]
-            if load == self._load(self._sites[i]) and self._has_room(role, self._sites[i]):
-                return i
-            heappop(sites)
-        return None
+            for one in grows:
+                open_to[one.name].taken(i, own=one is role)
 
     def _number_anew(self) -> None:
         """Indexes without gaps: a place keeps its own if there are so many, and the others fill the holes."""
@@ -172,11 +157,15 @@ class _Try:
                     for place in places
                 ]
 
+    def on(self, role: Role) -> Iterator[str]:
+        """The node of each of its places."""
+        return (node for node, places in self._taken.items() for one in places if one.role == role.name)
+
     def _indexes(self, role: Role) -> set[int]:
         return {place.index for places in self._taken.values() for place in places if place.role == role.name}
 
     def _by_need(self) -> list[Role]:
-        most = max((len(site.facts.gpus) for site in self._sites), default=0)
+        most = max((len(site.facts.gpus) for site in self.sites), default=0)
         return sorted(self._roles, key=lambda role: (*devices_for(role, most), role.replicas is None), reverse=True)
 
     def _found(self) -> Layout:
@@ -187,14 +176,14 @@ class _Try:
 
     def _place(self, role: Role) -> str:
         """Places of this role; a phrase if one has no node."""
-        free = list(range(role.places))
+        free = set(range(role.places))
         if self._sticky:
-            for site in self._sites:
-                for index in [i for i in free if f"{role.name}.{i}" in site.had]:
-                    if self._has_room(role, site):
+            for site in self.sites:
+                for index in sorted(free.intersection(int(n.rpartition(".")[2]) for n in site.had if _is_of(n, role))):
+                    if self.has_room(role, site):
                         self._take(role, index, site)
                         free.remove(index)
-        left = self._by_load(role, free) if role.placement is None else self._by_labels(role, role.placement, free)
+        left = self._each(role, sorted(free))
         return "" if left is None else self._no_room(role, left)
 
     def _no_room(self, role: Role, index: int) -> str:
@@ -202,52 +191,24 @@ class _Try:
         such = f" {role.placement.words}" if role.placement is not None and role.placement.hard else ""
         return f"no node{such} has room for {one} ({_wants(role)})"
 
-    def _by_load(self, role: Role, free: Iterable[int]) -> int | None:
-        """Each of these places where the load is least, of equals the first; the place for which there is no room. Only
-        the site that got one changes: a heap finds the next."""
-        able = [(self._load(site), i) for i, site in enumerate(self._sites) if self._has_room(role, site)]
-        heapify(able)
+    def _each(self, role: Role, free: Iterable[int]) -> int | None:
+        """Each of these places where it goes best; the place for which there is no room."""
+        able = _Open(self, role)
         for index in free:
-            if not able:
+            i = able.best()
+            if i is None:
                 return index
-            i = heappop(able)[1]
-            site = self._sites[i]
-            self._take(role, index, site)
-            if self._has_room(role, site):
-                heappush(able, (self._load(site), i))
+            self._take(role, index, self.sites[i])
+            able.taken(i, own=True)
         return None
 
-    def _by_labels(self, role: Role, asked: Constraints, free: Iterable[int]) -> int | None:
-        """Likewise where the labels of all sites that have room count."""
-        for index in free:
-            able = [site for site in self._sites if self._has_room(role, site)]
-            if not able:
-                return index
-            self._take(role, index, self._best(role, asked, able))
-        return None
-
-    def _best(self, role: Role, asked: Constraints, able: Sequence[Site]) -> Site:
-        """Where the next place of this role goes; of equals the first."""
-        label = asked.spread or asked.pack
-        values = {site.node: value_of(label, site.node, site.facts.labels) for site in self._sites} if label else {}
-        here = Counter(
-            values.get(node, "") for node, places in self._taken.items() for one in places if one.role == role.name
-        )
-        room = Counter(values.get(site.node, "") for site in able)
-
-        def key(site: Site) -> tuple[int, int, int, int]:
-            value, score = values.get(site.node, ""), asked.score(site.node, site.facts.labels)
-            if asked.pack:
-                return -score, -here[value], -room[value], self._load(site)
-            return -score, here[value] if asked.spread else 0, 0, self._load(site)
-
-        return min(able, key=key)
-
-    def _load(self, site: Site) -> int:
+    def load(self, site: Site) -> int:
+        """Of sites that are equal otherwise, the one with the least is taken."""
         places = len(self._taken[site.node])
         return places if self._spread else len(self._gpus[site.node]) + len(self._slots[site.node])
 
-    def _has_room(self, role: Role, site: Site) -> bool:
+    def has_room(self, role: Role, site: Site) -> bool:
+        """Whether one more place of the role can be there. Where there is no room there never is any again."""
         if allowed(role, site.node, site.facts):
             return False
         gpus, slots = devices_for(role, len(site.facts.gpus))
@@ -266,6 +227,83 @@ class _Try:
             del self._slots[site.node][:slots]
         workers = workers_wanted(role, len(site.facts.gpus))
         self._taken[site.node].append(Place(role=role.name, index=index, workers=workers, devices=devices))
+
+
+_Key = tuple[int, int, int, int, int]
+"""By what sites are compared: the score, what the label's value has of the role, how much room it has, the load, and
+the number among the sites."""
+
+
+class _Open:
+    """The sites that have room for a role. A place that is taken changes one site, and what its value of the role's
+    label counts for: not all sites are looked at for each place, since somebody may ask for thousands."""
+
+    def __init__(self, tried: _Try, role: Role) -> None:
+        self._try, self._role = tried, role
+        asked = role.placement or Constraints()
+        self._spread, self._pack = bool(asked.spread) and not asked.pack, bool(asked.pack)
+        label = asked.spread or asked.pack
+        found = [(site.node, site.facts.labels) for site in tried.sites]
+        self._value = [value_of(label, node, labels) if label else "" for node, labels in found]
+        self._load: dict[int, int] = {}
+        """Of sites with room."""
+        self._alike: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        """Value and score to a heap of loads and sites, some of which hold no longer."""
+        self._scores: dict[str, dict[int, None]] = {}
+        """Of each value."""
+        value_on = dict(zip((node for node, _ in found), self._value, strict=True))
+        self._here = Counter(value_on[node] for node in tried.on(role))
+        self._room = Counter[str]()
+        self._score: dict[int, int] = {}
+        for i, site in enumerate(tried.sites):
+            if tried.has_room(role, site):
+                value, score = self._value[i], asked.score(site.node, site.facts.labels)
+                self._load[i], self._score[i] = tried.load(site), score
+                heappush(self._alike.setdefault((value, score), []), (self._load[i], i))
+                self._scores.setdefault(value, {})[score] = None
+                self._room[value] += 1
+        self._first: list[tuple[_Key, tuple[str, int]]] = []
+        """A heap of the best of each that are alike, and of what it was before."""
+        for value in self._scores:
+            self._rank(value)
+
+    def best(self) -> int | None:
+        """Where the next place goes, of equals the first; None if no site has room."""
+        while self._first:
+            key, alike = self._first[0]
+            if key == self._key(alike):
+                return key[-1]
+            heappop(self._first)  # whatever changed was ranked anew
+        return None
+
+    def taken(self, i: int, *, own: bool) -> None:
+        """A place was taken at this site. ``own``: one of this role."""
+        value, site = self._value[i], self._try.sites[i]
+        self._here[value] += own
+        if i in self._load:
+            if self._try.has_room(self._role, site):
+                self._load[i] = self._try.load(site)
+                heappush(self._alike[value, self._score[i]], (self._load[i], i))
+            else:
+                del self._load[i]
+                self._room[value] -= 1
+        self._rank(value)
+
+    def _rank(self, value: str) -> None:
+        for score in self._scores.get(value, ()):
+            if (key := self._key((value, score))) is not None:
+                heappush(self._first, (key, (value, score)))
+
+    def _key(self, alike: tuple[str, int]) -> _Key | None:
+        """Of the best of these; None if none has room."""
+        value, score = alike
+        sites = self._alike[alike]
+        while sites and self._load.get(sites[0][1]) != sites[0][0]:
+            heappop(sites)
+        if not sites:
+            return None
+        here = -self._here[value] if self._pack else self._here[value] if self._spread else 0
+        return -score, here, -self._room[value] if self._pack else 0, *sites[0]
 
 
 def _is_of(name: str, role: Role) -> bool:

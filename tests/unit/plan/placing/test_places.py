@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.model.constraints import NODE, Constraints
 from nodeagent.model.job import Scale
 from nodeagent.model.jobspec import JobSpec, Nodes, Role
 from nodeagent.model.node import Incarnation
@@ -349,3 +353,30 @@ def test_a_doomed_generation_starts_nobody() -> None:
         "n2": failed(make_exit(2, code=7)).model_copy(update={"ready": ("pserver.1",)}),
     }
     assert not isinstance(next_action(both, ready=("pserver.0",)), Release)
+
+
+def calls_for(nodes: int, way: dict[str, str], had: bool = False) -> int:
+    """Python's calls while two roles get a place on each of so many nodes."""
+    asked = Constraints(**way) if way else None
+    roles = [role(name, replicas=nodes).model_copy(update={"placement": asked}) for name in ("a", "b")]
+    sites = [site(f"n{i}", had=frozenset({f"a.{i}"} if had else ())) for i in range(nodes)]
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        assert lay_out(roles, sites).count == 2 * nodes
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("way", [{"spread": NODE}, {"pack": NODE}, {"spread": "rack"}, {}])
+@pytest.mark.parametrize("had", [False, True])
+def test_a_user_who_asks_for_many_places_cannot_hold_up_the_agents(way: dict[str, str], had: bool) -> None:
+    """Every agent lays every waiting job out: what twice as many places cost must not grow with their square."""
+    assert calls_for(160, way, had) < 3 * calls_for(80, way, had)
