@@ -4,11 +4,12 @@ events, actions, exit codes and timeouts of a policy. Pure; what a single value 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.model.jobspec import FAULTS, LASTING, JobSpec, Nodes, Role
+from nodeagent.model.jobspec import FAULTS, LASTING, MOST_ROLES, JobSpec, Nodes, Role
 from nodeagent.spec import jobvalues
 from nodeagent.spec.errors import CheckError, Path, did_you_mean
 
@@ -29,6 +30,9 @@ def written_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
         return
     if not roles:
         yield Mistake(("roles",), "no role is given", "write at least one")
+        return
+    if many := _many(roles):
+        yield many
         return
     for name, role in roles.items():
         if isinstance(role, dict):
@@ -84,6 +88,9 @@ def scheduler_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
 def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
     """Of a job that somebody may have written by hand."""
     names = [role.name for role in spec.roles]
+    if many := _many(names):
+        yield many
+        return
     if len(set(names)) < len(names):
         yield Mistake(("roles",), f"a name is given twice ({', '.join(names)})", "give each role a name of its own")
     if not spec.several and spec.role.restart == "alone":
@@ -94,6 +101,13 @@ def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
             yield Mistake(("roles", role.name, "ready"), "give either port or command", "write {port: true}")
     yield from _order({role.name: list(role.after) for role in spec.roles})
     yield from _completes(names, spec.completes or None)
+
+
+def _many(roles: Collection[str]) -> Mistake | None:
+    """Agents look at each role beside each other one."""
+    if len(roles) <= MOST_ROLES:
+        return None
+    return Mistake(("roles",), f"{len(roles)} roles", f"a job has {MOST_ROLES} at most: give one several places")
 
 
 def _size(path: Path, role: Mapping[str, Any], several: bool) -> Iterator[Mistake]:
@@ -129,7 +143,7 @@ def _order(after: Mapping[str, Sequence[object]]) -> Iterator[Mistake]:
     """Roles that start after others: those exist, and none comes after itself. What is no text is reported where values
     are checked."""
     named = {name: [one for one in before if isinstance(one, str)] for name, before in after.items()}
-    known = {name: [one for one in before if one in named] for name, before in named.items()}
+    known = {name: [*dict.fromkeys(one for one in before if one in named)] for name, before in named.items()}
     for name, before in named.items():
         for one in before:
             if one not in named:
@@ -143,15 +157,20 @@ def _order(after: Mapping[str, Sequence[object]]) -> Iterator[Mistake]:
 
 def _way_back(name: str, after: Mapping[str, Sequence[object]]) -> list[str]:
     """The roles from the first that this one comes after, up to itself; empty if it does not come after itself."""
-    ways = [[str(one)] for one in after[name]]
-    seen = set[str]()
+    came_from: dict[str, str] = {}
+    ways = deque([name])
     while ways:
-        way = ways.pop(0)
-        if way[-1] == name:
-            return way
-        if way[-1] not in seen:
-            seen.add(way[-1])
-            ways += [[*way, str(one)] for one in after[way[-1]]]
+        here = ways.popleft()
+        for one in after[here]:
+            if str(one) == name:
+                way = [name]
+                while here != name:
+                    way.append(here)
+                    here = came_from[here]
+                return way[::-1]
+            if str(one) not in came_from:
+                came_from[str(one)] = here
+                ways.append(str(one))
     return []
 
 

@@ -4,6 +4,7 @@ have written by hand. Says the same as the job file's reader, since both use ``j
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from nodeagent.model.jobspec import JobSpec, Role
@@ -17,33 +18,36 @@ from nodeagent.spec.placementfile import placement_mistakes
 MAX_BYTES = 256 * 1024
 """Most bytes of a job as JSON: every agent keeps every job."""
 
+MOST_PROBLEMS = 100
+"""So many reasons are given at most: each costs a search for what was meant, and the agent's loop waits for it."""
+
 _Check = tuple[str, Callable[[Any], object], object]
 
 
 def check_spec(spec: JobSpec) -> list[str]:
-    """Every reason to refuse the job, as a sentence that starts with the field; empty when it is sound."""
-    out = []
+    """The reasons to refuse the job, as sentences that start with the field; empty when it is sound."""
+    size = len(spec.to_json())
+    if size > MAX_BYTES:
+        return [
+            f"the job takes {size} bytes, more than {MAX_BYTES} ({MAX_BYTES // 1024} KiB): put long texts into files "
+            f"that the nodes can read"
+        ]
+    return list(islice(_problems(spec), MOST_PROBLEMS))
+
+
+def _problems(spec: JobSpec) -> Iterator[str]:
     for where, check, value in _checks(spec):
         try:
             check(value)
         except CheckError as error:
-            out += [f"{where}: {e}" for e in (error, *error.also)]
-    mistakes = (
-        *spec_mistakes(spec), *policy_mistakes(spec), *placement_mistakes(spec), *container_mistakes(spec),
-    )  # fmt: skip
-    out += [f"{dotted(m.path)}: {m.what}, {m.right}" for m in mistakes]
-    size = len(spec.to_json())
-    if size > MAX_BYTES:
-        out.append(
-            f"the job takes {size} bytes, more than {MAX_BYTES} ({MAX_BYTES // 1024} KiB): put long texts into files "
-            f"that the nodes can read"
-        )
+            yield from (f"{where}: {e}" for e in (error, *error.also))
+    for found in (spec_mistakes, policy_mistakes, placement_mistakes, container_mistakes):
+        yield from (f"{dotted(m.path)}: {m.what}, {m.right}" for m in found(spec))
     if spec.restarts.backoff_min > spec.restarts.backoff_max:
-        out.append(
+        yield (
             f"restarts: backoff_min {spec.restarts.backoff_min:g} is above backoff_max {spec.restarts.backoff_max:g}, "
             f"it must not be"
         )
-    return out
 
 
 def _checks(spec: JobSpec) -> Iterator[_Check]:
