@@ -24,7 +24,7 @@ from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.once import as_asked, earlier, once
 from nodeagent.api.requests import find_any_job, saved
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
-from nodeagent.model.jobspec import MOST_JOBS, MOST_MEMBERS, After, Array, JobSpec, Need, Submission
+from nodeagent.model.jobspec import MOST_JOBS, MOST_MEMBERS, After, Array, JobSpec, Need, Submission, Submitter
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.queueing.dependencies import is_awaited
 from nodeagent.plan.queueing.room import never
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 OVER = ("state", "not_found")
 """How the stop of a job that has ended, and any change of one that is gone, is refused."""
+_NOBODY = {"user": "", "uid": 0, "gid": 0, "host": "", "cwd": ""}
+"""In the place of a submitter that has been read."""
 SIGNED_AT_ONCE = 16
 """Jobs that are signed without a pause: signing a thousand would block the agent's loop for a second."""
 
@@ -78,12 +80,18 @@ def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> li
     jobs, submitter = asked.get("jobs"), asked.get("submitter")
     if not isinstance(jobs, list) or not 1 <= len(jobs) <= MOST_JOBS:
         raise ApiError("usage", f"jobs must be a list of 1 to {MOST_JOBS} jobs", "send {jobs: [{spec: {...}}]}")
-    found = []
+    found: list[Submission] = []
+    shared: Submitter | None = None
     for job in jobs:
         if not isinstance(job, dict) or not isinstance(job.get("spec"), dict):
             raise ApiError("usage", "a job has no spec", "send {jobs: [{spec: {...}}]}")
         requests.has_only(job, ("spec", "after", "array"), "a job")
-        spec = read_spec({"submitter": submitter, **job["spec"]})
+        if shared is None or "submitter" in job["spec"]:
+            spec = read_spec({"submitter": submitter, **job["spec"]})
+        else:  # the rest of a body may be the submitter: it is read once, not with each job
+            spec = read_spec({"submitter": _NOBODY, **job["spec"]}).model_copy(update={"submitter": shared})
+        if "submitter" not in job["spec"]:
+            shared = spec.submitter
         try:
             after, array = jobvalues.after(job.get("after")), jobvalues.array(job.get("array"))
         except CheckError as error:
@@ -184,8 +192,10 @@ class Batches:
             if job.indices is not None:
                 self._free(job.spec.name)
         known = {job.spec.name: job for job in jobs}
+        seen: dict[str, tuple[JobRecord | None, list[JobRecord]]] = {}
         for job in jobs:
-            job.ends_of = tuple([await self._after(job, name, need, known) for name, need in job.after.items()])
+            await asyncio.sleep(0)
+            job.ends_of = tuple([await self._after(job, name, need, known, seen) for name, need in job.after.items()])
 
         async def admit() -> list[JobSpec]:
             beside: list[tuple[JobSpec, int]] = []
@@ -202,6 +212,8 @@ class Batches:
         noted(self._view.cluster(), {name for job in jobs for name in job.names()})
         era, now = self._view.era, time.time()
         quota = limits.quota(who, self._view.config.limits)
+        if quota is not None:
+            limits.within_quota(who, quota, [(job.spec, len(job.uids)) for job in jobs])
 
         async def write(_specs: Sequence[JobSpec], claims: QuotaClaims | None) -> str:
             new = await self._signed(who, jobs, now)
@@ -230,17 +242,22 @@ class Batches:
         if any(j.name == name and j.phase not in TERMINAL for j in self._view.cluster().jobs.values()):
             raise ApiError("state", f"a job named {name!r} is live", "choose another name; nothing was submitted")
 
-    async def _after(self, job: _Job, name: str, need: Need, known: Mapping[str, _Job]) -> After:
-        """The job or array that a name stands for: in the same batch, or a known one. Raises ``ApiError``."""
+    async def _after(
+        self,
+        job: _Job,
+        name: str,
+        need: Need,
+        known: Mapping[str, _Job],
+        seen: dict[str, tuple[JobRecord | None, list[JobRecord]]],
+    ) -> After:
+        """The job or array that a name stands for: in the same batch, or a known one. ``seen``: what names were found
+        to stand for, since each job of a batch may name as many. Raises ``ApiError``."""
         if (other := known.get(name)) is not None:
             array = 0 if other.indices is None else len(other.uids)
             return After(uid=other.known_as, name=name, need=need, array=array)
-        found, members = None, of_array(self._view.cluster(), name)
-        try:
-            found = await find_any_job(self._view, name)
-        except ApiError as error:
-            if error.code != "not_found" or not members:
-                raise
+        if name not in seen:
+            seen[name] = await self._named(name)
+        found, members = seen[name]
         if members and (found is None or found.name != name):
             array_of = members[0].spec.array
             assert array_of is not None
@@ -264,6 +281,17 @@ class Batches:
                 )
             job.met.append(found.uid)
         return After(uid=found.uid, name=found.name, need=need)
+
+    async def _named(self, name: str) -> tuple[JobRecord | None, list[JobRecord]]:
+        """The job that is found by this name, and the members of the newest array of this name. Raises ``ApiError``
+        where there is neither."""
+        members = of_array(self._view.cluster(), name)
+        try:
+            return await find_any_job(self._view, name), members
+        except ApiError as error:
+            if error.code != "not_found" or not members:
+                raise
+        return None, members
 
     async def _signed(self, who: auth.Caller, jobs: Sequence[_Job], now: float) -> list[NewJob]:
         """Every member, with its signatures."""

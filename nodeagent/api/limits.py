@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -86,6 +86,25 @@ def within_policy(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str) -
 def quota(who: Caller, limits: LimitsConfig) -> Quota | None:
     """The quota that the store enforces for the caller's jobs; None: no quota."""
     return None if who.operator else Quota(jobs=limits.jobs, bytes=limits.job_bytes)
+
+
+def within_quota(who: Caller, quota: Quota, new: Sequence[tuple[JobSpec, int]]) -> None:
+    """Raises ``ApiError`` where these jobs, each with the number of such jobs, are over the quota by themselves. The
+    store says so too, but a thousand large jobs keep it, and this agent, busy for seconds until then."""
+    count = sum(number for _, number in new)
+    size = sum(len(spec.to_json().encode()) * number for spec, number in new)
+    if count > quota.jobs:
+        raise ApiError(
+            "limit",
+            f"these are {count} jobs, more than the {quota.jobs} that limits.jobs allows {who.name} at a time",
+            "submit fewer at once; nothing was submitted",
+        )
+    if size > quota.bytes:
+        raise ApiError(
+            "limit",
+            f"these jobs would take {size} bytes, and limits.job_bytes allows {who.name} {quota.bytes}",
+            "submit fewer at once, or put long texts into files that the nodes can read; nothing was submitted",
+        )
 
 
 def limits_json(limits: LimitsConfig) -> Json:

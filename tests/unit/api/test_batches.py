@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ import aiohttp
 import pytest
 
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.view import AgentView
+from nodeagent.api.batches import read
+from nodeagent.api.requests import find_any_job
 from nodeagent.api.server import ApiServer
 from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import JobSpec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from tests.unit.api.fakes import FakeView, spec
 
@@ -54,6 +59,10 @@ class Bench:
         body = {"jobs": [row], "submitter": submitter, "request_id": f"submit-{name}"}
         async with self._session.post("http://a/v1/jobs", json=body) as answer:
             assert answer.status == 201, await answer.text()
+
+    async def post(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        async with self._session.post("http://a/v1/jobs", json=body) as answer:
+            return answer.status, await answer.json()
 
     async def end(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
         async with self._session.request(method, f"http://a/v1/arrays/{path}", json={"request_id": "end"}) as answer:
@@ -111,3 +120,48 @@ async def test_whatever_else_the_store_refuses_is_answered(bench: Bench, error: 
 
     bench.view.store.__dict__["control"] = refuse
     assert (await bench.end("POST", "sweep/stop"))[0] == code
+
+
+def test_a_large_submitter_is_read_once_however_many_jobs_there_are() -> None:
+    """It is almost the whole of a body, and each of its 256 jobs would bring it along."""
+    sizes = []
+
+    def read_spec(value: object) -> JobSpec:
+        sizes.append(len(json.dumps(value)))
+        return JobSpec.model_validate(value)
+
+    row = spec("a").model_dump(mode="json", exclude={"submitter"})
+    submitter = spec("x").submitter.model_dump(mode="json") | {"environ": {"PATH": "x" * 100_000}}
+    other = submitter | {"user": "bob"}
+    rows = [*({"spec": row | {"name": f"a{i}"}} for i in range(20)), {"spec": row | {"submitter": other}}]
+    turned = read({"jobs": rows[::-1], "submitter": submitter}, read_spec)
+    assert [one.spec.submitter.user for one in turned] == ["bob"] + ["alice"] * 20
+    sizes.clear()
+    found = read({"jobs": rows, "submitter": submitter}, read_spec)
+    assert {one.spec.submitter.environ["PATH"] for one in found} == {"x" * 100_000}
+    assert [one.spec.submitter.user for one in found] == ["alice"] * 20 + ["bob"]
+    assert sum(sizes) < 300_000
+
+
+async def test_a_name_that_many_jobs_come_after_is_looked_for_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    async def find(view: AgentView, ref: str) -> JobRecord:
+        looks.append(ref)
+        return await find_any_job(view, ref)
+
+    monkeypatch.setattr("nodeagent.api.batches.find_any_job", find)
+    rows = [
+        {
+            "spec": spec(f"b{i}").model_dump(mode="json", exclude={"submitter"}),
+            "after": {"sweep-0": "any", "other": "ok"},
+        }
+        for i in range(5)
+    ]
+    body = {"jobs": rows, "submitter": spec("x").submitter.model_dump(mode="json"), "request_id": "many"}
+    status, answer = await bench.post(body)
+    assert status == 201, answer
+    assert sorted(looks) == ["other", "sweep-0"]
+    assert [len(bench.view.job(f"b{i}").spec.after) for i in range(5)] == [2] * 5

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from nodeagent.api import intents
+from nodeagent.api import intents, limits
 from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import Caller, UserDatabase
+from nodeagent.api.batches import Batches
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.limits import Usage, limits_json, owner_json
 from nodeagent.api.requests import WRITE_TRIES
-from nodeagent.model.job import JobRecord, first_control
-from nodeagent.model.jobspec import JobSpec, Submitter
+from nodeagent.model.job import JobRecord, Quota, first_control
+from nodeagent.model.jobspec import JobSpec, Submission, Submitter
 from nodeagent.model.queue import Queue, Queues, UserQuota
 from nodeagent.spec.sections import LimitsConfig
 from nodeagent.store.base import StoreRefusedError
@@ -187,3 +188,28 @@ async def test_who_never_gets_to_it_gets_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreRefusedError) as refused:
         await one.submit()
     assert (refused.value.code, one.claimed) == ("stale", WRITE_TRIES)
+
+
+async def test_jobs_that_are_over_the_quota_by_themselves_never_reach_the_store(tmp_path: Path) -> None:
+    """An array of a thousand large jobs would be 250 MB for the store to read, which it does before it counts."""
+    owner = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False)
+    quota, large = Quota(jobs=100, bytes=16 * 1024**2), spec(env={"A": "x" * 250_000})
+    limits.within_quota(owner, quota, [(large, 64), (spec(), 36)])
+    with pytest.raises(ApiError, match=r"these are 101 jobs, more than the 100 that limits\.jobs allows ann"):
+        limits.within_quota(owner, quota, [(spec(), 1), (spec(), 100)])
+    with pytest.raises(ApiError, match=r"would take \d{8} bytes, and limits\.job_bytes allows ann 16777216"):
+        limits.within_quota(owner, quota, [(large, 70)])
+    view, signed = FakeView(tmp_path), 0
+    await view.join()
+    batches = Batches(view, JobRoutes(view, limits.Usage()))
+
+    async def sign(*_what: object) -> list[object]:
+        nonlocal signed
+        signed += 1
+        return []
+
+    batches.__dict__["_signed"] = sign
+    with pytest.raises(ApiError, match=r"limits\.jobs"):
+        mine = spec().model_copy(update={"user": "ann"})
+        await batches.submit(owner, {"request_id": "r"}, [Submission(mine, array="0-999")])
+    assert not signed
