@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from nodeagent.api.errors import ApiError
 from nodeagent.api.once import Once, once, other_change
+from nodeagent.model.base import NAME
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Scale
 from nodeagent.model.jobspec import MOST_NODES, JobSpec
 from nodeagent.model.timing import millis
@@ -200,6 +201,8 @@ def read_scale(verb: Verb, body: dict[str, Any], request: str) -> Asked:
         return Asked(verb, request, count=count, timeout=seconds)
     if not isinstance(nodes, list) or not nodes or not all(isinstance(n, str) for n in nodes) or "count" in body:
         raise ApiError("usage", "a scale-in takes either count or the names of nodes", "send {nodes: [NODE, ...]}")
+    if len(nodes) > MOST_NODES or not all(re.fullmatch(NAME, n) for n in nodes):
+        raise ApiError("usage", f"nodes must be at most {MOST_NODES} names of nodes", "see: nodeagentctl nodes")
     return Asked(verb, request, nodes=tuple(sorted(set(nodes), key=natural)), timeout=seconds)
 
 
@@ -293,7 +296,7 @@ def _may_scale_in(asked: Asked, job: JobRecord) -> None:
         return
     generation = job.generation
     gang = [] if generation is None or generation.state == "ended" else sorted(generation.members, key=natural)
-    strangers = [n for n in asked.nodes if n not in gang]
+    strangers = sorted(set(asked.nodes).difference(gang), key=natural)
     if strangers:
         there = f"its nodes are {', '.join(gang)}" if gang else f"it has none now ({job.phase}: {job.reason})"
         raise ApiError(

@@ -6,11 +6,12 @@ import pytest
 
 from nodeagent.api import intents
 from nodeagent.api.errors import ApiError
-from nodeagent.api.intents import Asked
+from nodeagent.api.intents import Asked, read_scale
 from nodeagent.api.once import same
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase, Scale
-from nodeagent.model.jobspec import Nodes, Together
+from nodeagent.model.jobspec import MOST_NODES, Nodes, Together
 from nodeagent.model.world import Cause, Generation, Member
+from nodeagent.plan.cluster import natural
 from nodeagent.store.messages import Answer
 from tests.unit.api.fakes import spec
 
@@ -272,3 +273,12 @@ def test_a_job_of_segments_has_whole_ones() -> None:
     with pytest.raises(ApiError, match="consists of segments of 2 nodes, and 5 is no multiple of that"):
         intents.scale(ask("scale", target=5), record, SERVED)
     assert changed(ask("scale", target=4), record)[0] == 4
+
+
+@pytest.mark.parametrize("nodes", [["1" * 5000], ["a" * 64], [""], ["n 1"], [f"n{i}" for i in range(MOST_NODES + 1)]])
+def test_what_names_no_node_is_refused_before_it_is_sorted_and_kept(nodes: list[str]) -> None:
+    """Sort keys of names are kept: 4,096 names of a megabyte each would be most of a machine's memory."""
+    kept = natural.cache_info()
+    with pytest.raises(ApiError, match="nodes must be at most 4096 names of nodes"):
+        read_scale("scalein", {"nodes": nodes}, "r")
+    assert natural.cache_info() == kept
