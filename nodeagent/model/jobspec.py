@@ -24,7 +24,7 @@ MOST_MEMBERS = 1000
 """The most members of one array."""
 MOST_JOBS = 256
 """The most jobs in one file."""
-MOST_ROLES = 64
+MOST_ROLES = 16
 """The most roles of a job."""
 MOST_INDEX = 9_999_999
 
