@@ -17,6 +17,7 @@ from typing import get_args
 from docs.packages import ARCHITECTURE, house, lines, near, picture
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES, PLACE_STATES, REPAIRING
 from nodeagent.agent.metrics import MAX_SERIES, Metrics
+from nodeagent.agent.undecided import Guarded
 from nodeagent.ctl.torchline import FLAGS
 from nodeagent.hardware.judging.judge import rules
 from nodeagent.model.health import Kind, Severity
@@ -118,6 +119,7 @@ LABELS: dict[str, str] = {
     "stage": words(REPAIRING),
     "xid": "code of an Xid that a GPU of this node reported",
     "class": "of the node: `spot` if it may be taken away, else `regular`",
+    "decision": words(Guarded),
     "device": "`gpu`, `slot`",
     "queue": "name of a queue; of counters `others`, as `user` says",
     "user": f"who submitted the job; with its queue `others` in combinations of device, queue and user that this node "

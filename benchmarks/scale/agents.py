@@ -11,6 +11,7 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.undecided import Undecided
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
@@ -60,7 +61,7 @@ class Agent:
         self._era = ""
         context = AgentContext(
             node, timing, self.store, clock=SystemClock(), random_id=lambda: "r", snapshot=self.snapshot,
-            metrics=Metrics(), **stubs,
+            metrics=Metrics(), undecided=Undecided(node, Metrics()), **stubs,
         )  # fmt: skip
         self._lease = Membership(context, identity, records.facts(node))
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, cast
 from benchmarks.scale.records import FREE, crowd, names
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.machine import OwnMachine
+from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.published import Publisher
 from nodeagent.agent.rounds import EndedJobs, OwnPods, ProposalTurns, Rounds
+from nodeagent.agent.undecided import Undecided
 from nodeagent.model.node import Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.plan.cluster import Cluster, Notes
@@ -65,7 +67,7 @@ class _Measured:
             me.id, Timing(), store=unread, process=unread, metrics=unread, random_id=lambda: "r",
             host=cast("Any", SimpleNamespace(status=lambda: self._pods)),
             clock=cast("Any", SimpleNamespace(now=time.monotonic, wall=time.time)),
-            snapshot=cast("Any", SimpleNamespace(complete=False)),
+            snapshot=cast("Any", SimpleNamespace(complete=False)), undecided=Undecided(me.id, Metrics()),
         )  # fmt: skip
         lease: Any = SimpleNamespace(incarnation=me.incarnation, publish=lambda *_: False)
         applier: Any = SimpleNamespace(pod=self._pod, job=nothing, shelve=nothing)

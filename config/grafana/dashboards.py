@@ -230,6 +230,8 @@ NODE_PANELS = [
     Panel("Records refused", "Jobs that are not run since their record is not what was signed; refusals in 5 minutes.",
           "timeseries", [(f"sum by (node, reason) ({named('increase(nodeagent_refused_signatures_total[5m])')}) > 0",
                           "{{node}}: {{reason}}")]),
+    Panel("Jobs left as they are", "A decision about one failed: a defect; the agent's log has the traceback.",
+          "timeseries", [(named("nodeagent_undecided_total"), "{{node}}: {{decision}}")]),
     Panel("Memory kept for the next start", "By workers that wait, and for snapshots.", "timeseries",
           [(named("nodeagent_preforked_bytes"), "{{node}} {{job}}: waiting workers"),
            (named("nodeagent_snapshot_bytes"), "{{node}} {{job}}: snapshots")], unit="bytes", width=12),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.undecided import Undecided
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.clock import Clock
 from nodeagent.pods.base import PodHost
@@ -32,3 +33,4 @@ class AgentContext:
     process: LeaseProcess
     snapshot: Snapshot
     metrics: Metrics
+    undecided: Undecided

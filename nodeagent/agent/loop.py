@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +101,7 @@ class Agent:
         self._config, self._node, self._timing = config, context.node, context.timing
         self._store, self._host, self._clock = context.store, context.host, context.clock
         self._snapshot, self._process, self._metrics = context.snapshot, context.process, context.metrics
-        self._trust, self._machine = trust, machine
+        self._trust, self._machine, self._undecided = trust, machine, context.undecided
         self._verifier = AdmissionVerifier(self._node, trust.seal, disk.ledger, self._metrics)
         self._beat_now = asyncio.Event()
         self.saver = Saver(
@@ -473,13 +473,18 @@ class Agent:
         return self._snapshot.node(self._node)
 
     def why(self, uid: str) -> tuple[str, ...]:
-        job = self._snapshot.job(uid)
-        return decide(self.cluster(), job, self._clock.wall()).why if job is not None else ()
+        job, cluster = self._snapshot.job(uid), self.cluster()
+        if job is None:
+            return ()
+        decided = self._undecided.guard("step", uid, lambda: decide(cluster, job, self._clock.wall()))
+        return (*self._undecided.of(uid), *(decided.why if decided is not None else ()))
 
     def explain(self, uid: str) -> tuple[str, ...]:
         job, cluster = self._snapshot.job(uid), self.cluster()
         if job is None:
             return ()
+        if self._undecided.of(uid):
+            return self.why(uid)
         more = explain(cluster, job, self._clock.wall()) if in_queue(job) and uid not in cluster.refused else ()
         return more or self.why(uid)
 
@@ -489,7 +494,8 @@ class Agent:
     def health(self) -> AgentHealth:
         now = self._clock.now()
         waits, unreachable = self._snapshot.waits(now), self._reach.unreachable
-        return agent_health(self._lease, self._failsafe, self.saver, self._lag, now, waits, unreachable)
+        health = agent_health(self._lease, self._failsafe, self.saver, self._lag, now, waits, unreachable)
+        return replace(health, undecided=self._undecided.now)
 
     @property
     def era(self) -> str:

@@ -22,6 +22,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from nodeagent.agent.gauges import Gauges, live_jobs
 from nodeagent.agent.stopwatch import STEPPED
+from nodeagent.agent.undecided import Guarded
 from nodeagent.agent.view import AgentView
 from nodeagent.model.job import BudgetEntry, JobRecord
 from nodeagent.model.queue import queue_of
@@ -193,6 +194,15 @@ class Metrics:
         )
         for reason in get_args(RefusalKind):
             self.refused.labels(reason=reason)  # from 0 on, so that the first one shows as an increase
+        self.undecided = Counter(
+            "nodeagent_undecided",
+            "Decisions about one job that failed by a defect of nodeagent, each place in the code once for each job; "
+            "the job is left as it is, and the agent's log has the traceback.",
+            ["decision"],
+            registry=self.registry,
+        )
+        for decision in get_args(Guarded):
+            self.undecided.labels(decision=decision)  # from 0 on, as above
         self.save_seconds = Histogram(
             "nodeagent_save_seconds",
             "Time of writing the jobs to this node's disk, fsync included.",

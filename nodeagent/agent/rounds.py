@@ -4,12 +4,14 @@ what becomes of jobs that have ended. Of agents that see the same, one goes firs
 Owns the order within a round, and nothing between rounds. Must never wait for a store before what this node has to do
 by itself is done. A node's own plan is made again only when an input that ``PodPlan`` compares has changed: it must
 compare every input of ``plan/pods/pod.py``. Of the view's time it compares only which jobs are next in the queue.
+What is decided of one job or one pod is guarded (``undecided.py``); what is about the whole cluster is not.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from operator import is_
 
 from nodeagent.agent.apply import Applier, CommitRequests
@@ -20,12 +22,13 @@ from nodeagent.agent.metrics import RestartCounter
 from nodeagent.agent.pace import WakePace
 from nodeagent.agent.published import Publisher
 from nodeagent.agent.stopwatch import Stopwatch
+from nodeagent.agent.undecided import Undecided
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes.members import turn
-from nodeagent.plan.pods.pod import Keep, PodAction, asks_the_store, plan_pods
+from nodeagent.plan.pods.pod import Guard, Keep, PodAction, asks_the_store, plan_pods
 from nodeagent.plan.queueing.dependencies import (
     SHELVED_AT_ONCE,
     believed,
@@ -66,7 +69,7 @@ class Rounds:
     ) -> None:
         self._node, self._clock, self._snapshot = context.node, context.clock, context.snapshot
         self._metrics, self._cluster = context.metrics, cluster
-        self._own, self._publisher, self._turns = own, publisher, turns
+        self._own, self._publisher, self._turns, self._undecided = own, publisher, turns, context.undecided
         self._ended, self._restarts = ended, restarts
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
@@ -93,25 +96,34 @@ class Rounds:
             if self._clock.now() - slice_began > SLICE:
                 await asyncio.sleep(0)  # a beat that is due goes first; a view that is old by then costs no safety
                 slice_began = self._clock.now()
-            decision = decide(cluster, job, self._clock.wall())
+            decided = self._undecided.guard("step", job.uid, partial(self._decide, cluster, job))
+            if decided is None:
+                continue  # as of one with nothing to do: it is tried again in another view
+            decision, place = decided
             if decision.step is None:
                 rest = rest and decision.steady
                 if decision.at:
                     ends.append(decision.at)
                 continue
             rest = False
-            taken, at = await self._turns.take(cluster, job, decision)
+            taken, at = await self._turns.take(cluster, job, decision, place)
             changed |= taken
             if at is not None:
                 due = at if due is None else min(due, at)
         changed |= await self._ended.remove(cluster)
         await self._ended.shelve(cluster)
         self._turns.looked()
+        self._undecided.keep(cluster.jobs, self._own.pods)
         self.count()
         changed |= await self._own.tell_recoveries(cluster)
         if rest and not changed:
             self._rested, self._rests_until = plan, min(ends, default=0)
         return changed, due
+
+    def _decide(self, cluster: Cluster, job: JobRecord) -> tuple[Decision, int]:
+        """The job's next step, and how many others go before this node with it."""
+        decision = decide(cluster, job, self._clock.wall())
+        return decision, 0 if decision.step is None else turn(cluster, job, self._node)
 
     @property
     def rests_until(self) -> int | None:
@@ -154,7 +166,7 @@ class OwnPods:
         self._host, self._clock, self._metrics = context.host, context.clock, context.metrics
         self._lease, self._applier, self._failsafe, self._commits = lease, applier, failsafe, commits
         self._stopwatch, self._pace, self._standbys = stopwatch, pace, standbys
-        self._plan = PodPlan(context.node)
+        self._plan = PodPlan(context.node, context.undecided)
         self._actions: tuple[PodAction, ...] = ()
         self._promised: Mapping[str, float] = {}
 
@@ -190,6 +202,11 @@ class OwnPods:
         """When (our clock) the next promise of failsafe time runs out, as of the plan."""
         return min(self._promised.values(), default=None)
 
+    @property
+    def pods(self) -> Mapping[str, PodStatus]:
+        """Those that are here, by job (uid)."""
+        return self._host.status()
+
     async def tell_recoveries(self, cluster: Cluster) -> bool:
         """Count and tell how long those took that are over now. Whether something changed by that."""
         changed = False
@@ -209,8 +226,9 @@ class OwnPods:
 class PodPlan:
     """One node's."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, undecided: Undecided) -> None:
         self._node = node
+        self._guard: Guard = partial(undecided.guard, "pod")
         self._of: tuple[tuple[object, ...], tuple[object, ...]] | None = None
         """What the last plan was made of: compared by identity, and by value."""
         self._line = NextUp()
@@ -235,7 +253,9 @@ class PodPlan:
         last = self._of
         if last is None or last[1] != equal or not all(map(is_, last[0], same)):
             self._of, self.made = (same, equal), self.made + 1
-            self._actions = plan_pods(cluster, self._node, incarnation, statuses, standbys, lent, self._line.up)
+            self._actions = plan_pods(
+                cluster, self._node, incarnation, statuses, standbys, lent, self._line.up, self._guard
+            )
         return self._actions
 
 
@@ -245,7 +265,7 @@ class EndedJobs:
     def __init__(
         self, context: AgentContext, applier: Applier, turns: ProposalTurns, retention: Callable[[], RetentionConfig]
     ) -> None:
-        self._node, self._clock = context.node, context.clock
+        self._node, self._clock, self._undecided = context.node, context.clock, context.undecided
         self._applier, self._turns, self._retention = applier, turns, retention
         self._remove_at = self._shelve_at = 0.0
         """When (our clock) to look again which of them have been kept long enough, and which go to the history."""
@@ -262,7 +282,10 @@ class EndedJobs:
         changed = False
         for job in outlived(cluster, self._clock.wall(), kept.age, kept.jobs):
             why = f"it has ended, and of such jobs {kept.jobs} are kept, for {kept.age:g} s"
-            taken, at = await self._turns.take(cluster, job, Decision(Remove(), (why,)))
+            place = self._undecided.guard("removal", job.uid, partial(turn, cluster, job, self._node))
+            if place is None:
+                continue
+            taken, at = await self._turns.take(cluster, job, Decision(Remove(), (why,)), place)
             changed |= taken
             if at is not None:
                 self._remove_at = min(self._remove_at, at)
@@ -287,8 +310,7 @@ class ProposalTurns:
     seen first."""
 
     def __init__(self, context: AgentContext, applier: Applier) -> None:
-        self._node, self._clock, self._patience = context.node, context.clock, context.timing.turn
-        self._applier = applier
+        self._clock, self._patience, self._applier = context.clock, context.timing.turn, applier
         self._before: dict[tuple[object, ...], float] = {}
         self._seen: dict[tuple[object, ...], float] = {}
 
@@ -296,14 +318,14 @@ class ProposalTurns:
         """A look at all jobs is over: what was not seen in it has passed."""
         self._before, self._seen = self._seen, {}
 
-    async def take(self, cluster: Cluster, job: JobRecord, decision: Decision) -> tuple[bool, float | None]:
-        """Whether the step was taken (by us), and when (our clock) to try, where it is another's turn before. Raises
-        StoreUnavailableError."""
+    async def take(self, cluster: Cluster, job: JobRecord, decision: Decision, place: int) -> tuple[bool, float | None]:
+        """Whether the step was taken (by us), and when (our clock) to try, where it is another's turn before.
+        ``place``: how many go before this node. Raises StoreUnavailableError."""
         generation, now = job.generation, self._clock.now()
         name, state = (generation.id, generation.state) if generation else ("", "")
         key = (job.uid, name, state, job.control.rev, type(decision.step))
         self._seen[key] = first = self._before.get(key, now)
-        at = first + self._patience * turn(cluster, job, self._node)
+        at = first + self._patience * place
         if now < at:
             return False, at
         return await self._applier.job(job, decision, cluster.rev), None

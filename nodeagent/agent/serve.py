@@ -37,6 +37,7 @@ from nodeagent.agent.retention import Retention
 from nodeagent.agent.savedview import FileDisk, Writing
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.systemd import Notifier, comes_back, this_unit
+from nodeagent.agent.undecided import Undecided
 from nodeagent.lease.order import LeasePort
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Gpu
@@ -117,7 +118,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
             facts = facts.model_copy(update=node_health.facts())
         context = AgentContext(
             node, config.timing, store, host, clock, random_id=lambda: secrets.token_hex(8), process=process,
-            snapshot=Snapshot(config.timing), metrics=metrics,
+            snapshot=Snapshot(config.timing), metrics=metrics, undecided=Undecided(node, metrics),
         )  # fmt: skip
         trust = Trust(key, Seal(key, config.cluster), Writing(key, config.cluster))
         state = config.dirs.state

@@ -51,6 +51,8 @@ class AgentHealth:
     """The nodes that a store which has lost writes waits for before it decides anything; empty if it waits for none."""
     unreachable: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Members of the jobs' gangs that this node cannot reach though they are alive: job uid to node to Unix time."""
+    undecided: Mapping[str, str] = field(default_factory=dict)
+    """Jobs that are left as they are, since a decision about them failed, by uid: where in the code."""
 
 
 class AgentView(Protocol):

@@ -77,7 +77,8 @@ class DoctorRoutes:
         from nodeagent.plan.findings.cluster import AgentStanding
 
         health, me = self.view.health(), self.view.me()
-        away = health.store_away_since
+        away, jobs = health.store_away_since, self.view.cluster().jobs
+        undecided = {(jobs[uid].name if uid in jobs else uid): place for uid, place in health.undecided.items()}
         return AgentStanding(
             node=self.view.node,
             joined=health.joined,
@@ -85,6 +86,7 @@ class DoctorRoutes:
             lease_left=health.lease_left,
             store_away=None if away is None else max(0.0, time.time() - away),
             unread=dict(health.unread),
+            undecided=undecided,
             store_unusable=health.store_unusable,
             loop_lag=health.loop_lag,
             unsaved=health.unsaved,

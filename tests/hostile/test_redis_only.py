@@ -17,6 +17,7 @@ from nodeagent.agent.identity import Identity
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.undecided import Undecided
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
@@ -61,7 +62,7 @@ class Cluster:
         identity.incarnation = life
         context = AgentContext(
             node, TIMING, self.store, cast(PodHost, Host()), SystemClock(), random_id=lambda: "r", process=Words(),
-            snapshot=Snapshot(TIMING), metrics=Metrics(),
+            snapshot=Snapshot(TIMING), metrics=Metrics(), undecided=Undecided(node, Metrics()),
         )  # fmt: skip
         return Membership(context, identity, facts(node))
 

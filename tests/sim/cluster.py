@@ -37,7 +37,7 @@ from tests.sim.invariants import Broken, Checker
 from tests.sim.lease import SimLease, SimLeaseProcess
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers, StoreThread
-from tests.sim.parts import SimLedger, WatchedServer, sim_spec
+from tests.sim.parts import LoudUndecided, SimLedger, WatchedServer, sim_spec
 from tests.sim.sharing import Shared, SharedSeal, SharedSnapshot, SharedWriting
 from tests.sim.virtual import EPOCH, SimClock
 
@@ -107,6 +107,7 @@ class Node:
         self._identity.take()
         parts = AgentContext(
             self.name, config.timing, store, self._host, self.clock, process=self._process, metrics=Metrics(),
+            undecided=LoudUndecided(self.name, Metrics()),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
             snapshot=SharedSnapshot(config.timing, shared),
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from nodeagent.agent.undecided import Guarded, Undecided
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import Script
@@ -66,6 +67,13 @@ class WatchedServer(Server):
     def failed(self, script: Script, error: CommandError) -> None:
         if not any(value is self._held(key) for key, value in self._by_hand.items()):
             raise RuntimeError(f"{script.name}.lua failed: {error}")
+
+
+class LoudUndecided(Undecided):
+    """A decision that fails ends its agent, and with it the simulation: production would go on with the others."""
+
+    def failed(self, kind: Guarded, uid: str, error: Exception) -> None:
+        raise error
 
 
 def sim_spec(name: str, minimum: int, maximum: int, target: int, **more: object) -> JobSpec:

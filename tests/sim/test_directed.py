@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from nodeagent.agent.undecided import Undecided
 from nodeagent.model.jobspec import RestartLimits
 from nodeagent.model.node import Cordon
 from nodeagent.model.timing import Timing
@@ -72,6 +73,23 @@ def test_worker_killed() -> None:
         (event,) = [event for event in c.server.state.events if event.kind == "WorkerFailed"]
         assert (event.node, event.text) == ("n2", f"rank {first} failed: SIGKILL (9)")
         assert [e.counts for e in job.budget.values()] == [True]
+
+    simulate(4, scenario)
+
+
+def test_a_job_that_cannot_be_decided_is_shown() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        agent = c.nodes["n1"].agent
+        assert agent is not None
+        assert agent.health().undecided == {}
+        Undecided.failed(agent._undecided, "pod", "uid-j", KeyError("a value of the job"))
+        assert agent.health().undecided == {"uid-j": "KeyError"}
+        (why,) = agent.explain("uid-j")
+        assert (why,) == agent.why("uid-j")
+        assert why.startswith("this agent cannot decide what its pod here is to do, and leaves the job as it is")
+        assert "a value of the job" not in why
 
     simulate(4, scenario)
 

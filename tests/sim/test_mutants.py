@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
+from nodeagent.plan.job import gang
+from nodeagent.plan.pods import pod
 from tests.groups import seeds
 from tests.sim import provocations
 from tests.sim.mutants import MUTANTS, SEEDS, Mutant, Provocation, caught, change
@@ -39,3 +43,16 @@ def test_a_mutant_whose_lua_fails_is_not_taken_for_caught(monkeypatch: pytest.Mo
     with pytest.raises(ExceptionGroup) as failed:
         caught(provocations.a_shim_hangs, range(1, 2))
     assert failed.group_contains(RuntimeError, match="ack.lua failed")
+
+
+@pytest.mark.parametrize(("module", "rule"), [(gang, "completed"), (gang, "_forming"), (pod, "_may"), (pod, "_form")])
+def test_a_rule_that_raises_ends_the_simulation(module: ModuleType, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Production leaves the job as it is and goes on with the others (``agent/undecided.py``)."""
+
+    def raises(*_: object) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(module, rule, raises)
+    with pytest.raises(ExceptionGroup) as failed:
+        caught(provocations.a_shim_hangs, range(1, 2))
+    assert failed.group_contains(KeyError, match="a defect")

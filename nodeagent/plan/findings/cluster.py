@@ -44,6 +44,8 @@ class AgentStanding(Record):
     """Why it counts as away although it answers."""
     unread: dict[str, str] = {}
     """Records in the store that cannot be read, by key: why."""
+    undecided: dict[str, str] = {}
+    """Jobs that it leaves as they are, since a decision about them failed, by name: where in the code."""
     loop_lag: float = 0.0
     unsaved: str = ""
     """Why the jobs cannot be kept on its disk."""
@@ -67,7 +69,7 @@ class PeerAnswer(Record):
 
 
 MOST_UNREAD = 5
-"""Damaged records named at once."""
+"""Damaged records, and jobs that cannot be decided, named at once."""
 LATE = 1.0
 """Seconds that an agent's loop may be late."""
 
@@ -108,6 +110,14 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
                 "version wrote it",
                 "run one version on all nodes; if they do, nodeagentctl delete the job, or redis-cli DEL the key "
                 f"(na:{{CLUSTER}}:{key}): nodes that know it give it back",
+            )
+        )
+    for job, place in sorted(agent.undecided.items())[:MOST_UNREAD]:
+        found.append(
+            _error(
+                f"its agent cannot decide about job {job}, and leaves it as it is ({place}): a defect of nodeagent",
+                "report it with the traceback: journalctl -u nodeagent -g 'decision failed'; what runs of "
+                "the job goes on",
             )
         )
     if agent.loop_lag > LATE:

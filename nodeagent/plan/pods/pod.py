@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
@@ -250,6 +251,27 @@ Rule = Callable[[PodCase], PodAction | None]
 """None: it has nothing to say; the next rule is asked."""
 
 
+@dataclass(frozen=True, slots=True)
+class PodFinding:
+    """What was found for one pod by itself, whatever is done for others."""
+
+    action: PodAction | None
+    more: PodAction | None
+    """After a ``Stop``: what is done at once."""
+    spare: bool
+    """The pod counts as one that is kept ready for a job which does not need this node now."""
+    failed: bool
+    """It counts as one whose check failed here."""
+
+
+Guard = Callable[[str, Callable[[], PodFinding]], PodFinding | None]
+"""Calls the function, which is about this job (uid) alone; None: it raised, and nothing is to be done for the pod."""
+
+
+def _unguarded(_uid: str, find: Callable[[], PodFinding]) -> PodFinding:
+    return find()
+
+
 def plan_pods(
     cluster: Cluster,
     node: str,
@@ -258,6 +280,7 @@ def plan_pods(
     standbys: int,
     lent: Collection[str] = (),
     up: Collection[str] | None = None,
+    guard: Guard = _unguarded,
 ) -> tuple[PodAction, ...]:
     """Every action this node should take now, one for each pod: the next action follows when its effect is seen. Only
     ``while_stopping`` follows at once.
@@ -266,7 +289,7 @@ def plan_pods(
     jobs that have all their nodes). Pods that a job needs are not limited, or the job would never get this node. But of
     the waiting jobs only the next few get a pod (``up``), and of the pods whose check failed here only a few are kept
     (``UNFIT_KEPT``). ``lent``: jobs (uids) that a promise of this node may still lend time to. ``up``: what
-    ``queue.next_up`` says, where it was asked already."""
+    ``queue.next_up`` says, where it was asked already. ``guard``: of what is decided for each pod by itself."""
     out: list[PodAction] = []
     spares = failed = 0
     up = next_up(cluster, line(cluster)).up if up is None else up
@@ -275,21 +298,34 @@ def plan_pods(
         if job is None and uid in cluster.unread:
             continue  # nobody here knows what it is to do: what runs goes on
         case = PodCase(cluster, node, incarnation.life, uid, job, status, uid in lent, up)
-        action = decide_pod(case)
-        kept = isinstance(action, Prepare) or (action is None and status is not None)
-        if kept and job is not None and _is_spare(cluster, job, node):
+        found = guard(uid, partial(_find, case))
+        if found is None:
+            continue  # what runs goes on
+        action = found.action
+        if found.spare:
             spares += 1
             if spares > standbys and (status is None or status.phase != "unknown"):
                 action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
-        if job is not None and (status is None or status.phase == "unfit") and failed_here(cluster, job, node):
+        if found.failed:
             failed += 1
             if failed > UNFIT_KEPT:
                 action = Retire(uid, "its check failed here; others are looked at again first") if status else None
         if action is not None:
             out.append(action)
-        if isinstance(action, Stop) and (more := while_stopping(case)) is not None:
-            out.append(more)
+        if isinstance(action, Stop) and found.more is not None:
+            out.append(found.more)
     return tuple(out)
+
+
+def _find(case: PodCase) -> PodFinding:
+    cluster, node, job, status = case.cluster, case.node, case.job, case.status
+    action = decide_pod(case)
+    more = while_stopping(case) if isinstance(action, Stop) else None
+    kept = isinstance(action, Prepare) or (action is None and status is not None)
+    spare = kept and job is not None and _is_spare(cluster, job, node)
+    unfit = status is None or status.phase == "unfit"
+    failed = unfit and job is not None and failed_here(cluster, job, node)
+    return PodFinding(action, more, spare, failed)
 
 
 def decide_pod(case: PodCase) -> PodAction | None:

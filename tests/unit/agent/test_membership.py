@@ -17,6 +17,7 @@ from nodeagent.agent.membership import PODS_REFRESH, REFUSED_LIMIT, IdTakenError
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.undecided import Undecided
 from nodeagent.lease.statefiles import Pulse
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Incarnation, NodeFacts
@@ -75,7 +76,7 @@ def make_lease(
     identity.incarnation = Incarnation(life=life, start=start)
     context = AgentContext(
         "n1", TIMING, store, cast(PodHost, Host()), clock, random_id=lambda: "r", process=words or Words(),
-        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(),
+        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), undecided=Undecided("n1", Metrics()),
     )  # fmt: skip
     return Membership(context, identity, node("n1").facts)
 

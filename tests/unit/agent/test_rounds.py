@@ -1,16 +1,23 @@
-"""The plan of a node's pods is made anew whenever something it looks at changed, and only then. And what a proposal
-says that it was decided on."""
+"""The plan of a node's pods is made anew whenever something it looks at changed, and only then. What a proposal says
+that it was decided on. And a decision that raises concerns its job alone."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from structlog.testing import capture_logs
+
 from nodeagent.agent.apply import Applier
+from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.rounds import PodPlan, ProposalTurns, Rounds
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.undecided import Undecided
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
@@ -42,7 +49,7 @@ PREFORKED = {UID: PodStatus(uid=UID, phase="ready", highest=GENERATION.token)}
 
 
 def test_the_very_same_view_and_pods_are_planned_once() -> None:
-    plan = PodPlan("n1")
+    plan = PodPlan("n1", Undecided("n1", Metrics()))
     first = plan(RUNS, ME, PREFORKED, 2, ())
     assert [type(action) for action in first] == [Start]
     later = replace(RUNS, served=RUNS.served + 60_000, next_lapse=1)
@@ -51,7 +58,7 @@ def test_the_very_same_view_and_pods_are_planned_once() -> None:
 
 def test_whatever_changes_is_planned_for_at_once() -> None:
     """Each step changes one thing, and the plan is what a new one would be."""
-    plan = PodPlan("n1")
+    plan = PodPlan("n1", Undecided("n1", Metrics()))
     refused = {UID: Refusal("changed", "changed", False)}
     gone = make_cluster(NODES)
     idle = {UID: PodStatus(uid=UID, phase="ready")}
@@ -83,7 +90,7 @@ def test_what_is_lent_counts() -> None:
     forming = make_generation(("n1", "n2"), state="forming", number=2, holders=("n1", "n2"), cause="restart")
     keeps = make_job("forming", forming, active=1).model_copy(update={"failsafe_members": {"n1": life("n1")}})
     view, still = make_cluster(NODES, keeps), {UID: PodStatus(uid=UID, phase="exited", highest=forming.token)}
-    plan = PodPlan("n1")
+    plan = PodPlan("n1", Undecided("n1", Metrics()))
     lends, free = plan(view, ME, still, 2, {UID}), plan(view, ME, still, 2, ())
     assert lends == plan_pods(view, "n1", ME, still, 2, {UID})
     assert free == plan_pods(view, "n1", ME, still, 2, ())
@@ -134,10 +141,10 @@ async def test_a_proposal_names_the_view_that_it_was_decided_on() -> None:
     applier = Applier(cast(Any, context), cast(Any, me), seal=none, verifier=none, stopwatch=none, reach=none)
     turns = ProposalTurns(cast(Any, context), applier)
     decision = decide(view, jobs[0], WALL)
-    refused = await turns.take(view, jobs[0], Decision(Remove(), ("it has ended",)))
+    refused = await turns.take(view, jobs[0], Decision(Remove(), ("it has ended",)), 0)
     assert (refused, me.beats) == ((False, None), 1), "a removal that is refused keeps no other job back"
     for job in jobs:
-        await turns.take(view, job, decision)
+        await turns.take(view, job, decision, 0)
         snapshot.rev += 1
     assert [one.read for one in store.made] == [7, 7]
     assert snapshot.cluster(0.0).rev == 9, "another view, though all else is as it was"
@@ -147,9 +154,13 @@ class Nothing:
     """The parts of a round that are not about jobs' next steps: none of them has anything to do."""
 
     next_end, due = None, 1e9
+    pods: Mapping[str, PodStatus] = MappingProxyType({})
 
     def plan(self, cluster: Cluster) -> int:
-        return 1
+        return id(cluster.jobs)
+
+    def is_news(self, cluster: Cluster) -> bool:
+        return False
 
     async def act(self, cluster: Cluster) -> tuple[bool, bool]:
         return False, True
@@ -160,9 +171,24 @@ class Nothing:
     publish = remove = shelve = tell_recoveries = none
 
 
+def the_rounds(view: Callable[[], Cluster], store: Proposals, undecided: Undecided) -> Rounds:
+    """Of n1, with nothing to do but the jobs' next steps."""
+    nothing, none = cast(Any, Nothing()), cast(Any, None)
+    context = cast(Any, SimpleNamespace(
+        node="n1", timing=Timing(), store=store, host=SimpleNamespace(status=dict),
+        clock=SimpleNamespace(now=itertools.count().__next__, wall=lambda: WALL), random_id=lambda: "g",
+        snapshot=Snapshot(Timing()), metrics=None, undecided=undecided,
+    ))  # fmt: skip
+    applier = Applier(context, cast(Any, Me()), seal=none, verifier=none, stopwatch=none, reach=none)
+    return Rounds(
+        context, view, own=nothing, publisher=nothing, turns=ProposalTurns(context, applier), ended=nothing,
+        restarts=none,
+    )  # fmt: skip
+
+
 async def test_jobs_behind_one_whose_step_fails_each_time_are_decided() -> None:
     """The round ended there, in every agent: no job behind that one was looked at."""
-    store, me, nothing = Proposals(), Me(), cast(Any, Nothing())
+    store = Proposals()
     forming = make_generation(("n1",), state="forming", acks=("n1",))
     jobs = [
         make_job("forming", forming, uid="u-0", spec=make_spec(name="j0", size=(1, 1))),
@@ -170,18 +196,87 @@ async def test_jobs_behind_one_whose_step_fails_each_time_are_decided() -> None:
     ]
     ready = dict.fromkeys(("u-0", "u-1"), READY)
     view = make_cluster([make_node("n1", ready=ready), make_node("n2", ready=ready)], *jobs)
-    context = cast(Any, SimpleNamespace(
-        node="n1", timing=Timing(), store=store, host=SimpleNamespace(status=dict),
-        clock=SimpleNamespace(now=itertools.count().__next__, wall=lambda: WALL), random_id=lambda: "g",
-        snapshot=Snapshot(Timing()), metrics=None,
-    ))  # fmt: skip
-    none = cast(Any, None)
-    applier = Applier(context, cast(Any, me), seal=none, verifier=none, stopwatch=none, reach=none)
-    rounds = Rounds(
-        context, lambda: view, own=nothing, publisher=nothing, turns=ProposalTurns(context, applier), ended=nothing,
-        restarts=none,
-    )  # fmt: skip
+    rounds = the_rounds(lambda: view, store, Undecided("n1", Metrics()))
     for _ in range(5):  # of these jobs one is another agent's turn first
         await rounds.once()
     assert store.failed >= 3
     assert [proposal.uid for proposal in store.made][:3] == ["u-1"] * 3
+
+
+def odd(uid: str, *acks: str) -> JobRecord:
+    """No cause can be read: of a member that is gone no step can be decided, nor how its pod here is stopped."""
+    generation = make_generation(("n1", "n2"), state="forming", acks=acks).model_copy(update={"cause": None})
+    return make_job("forming", generation, uid=uid, spec=make_spec(name="odd", size=(1, 2)))
+
+
+def undecided_total(metrics: Metrics, kind: str) -> float | None:
+    return metrics.registry.get_sample_value("nodeagent_undecided_total", {"decision": kind})
+
+
+async def test_a_decision_that_raises_concerns_its_job_alone() -> None:
+    """It ended the agent, on each node that had the record, again and again."""
+    store, metrics = Proposals(), Metrics()
+    undecided = Undecided("n1", metrics)
+    good = make_job(uid="u-1", spec=make_spec(name="good", size=(1, 1)), order=1)
+    nodes = [make_node("n1", ready={"u-1": READY}), make_node("n2", lost=True)]
+    views = [make_cluster(nodes, odd("u-0"), good), make_cluster(nodes, odd("u-0"))]
+    shown = views[0]
+    rounds = the_rounds(lambda: shown, store, undecided)
+    with capture_logs() as logs:
+        for _ in range(3):
+            await rounds.once()
+        assert {proposal.uid for proposal in store.made} == {"u-1"}
+        shown = views[1]
+        changed, _ = await rounds.once()
+        assert not changed
+    errors = [one for one in logs if one["event"].startswith("a decision failed")]
+    assert [(one["uid"], one["decision"], one["log_level"]) for one in errors] == [("u-0", "step", "error")]
+    assert isinstance(errors[0]["exc_info"], AttributeError), "with the traceback"
+    assert (undecided_total(metrics, "step"), undecided_total(metrics, "pod")) == (1, 0)
+    assert "its next step" in undecided.of("u-0")[0]
+    assert "AttributeError in job/gang.py, line " in undecided.now["u-0"]
+    assert rounds.rests_until == 0, "it is not tried again and again: only another view lets it be looked at"
+    shown = make_cluster(nodes)
+    await rounds.once()
+    assert not undecided.now, "it is gone"
+
+
+def test_a_pod_whose_rule_raises_keeps_no_other_from_its_own() -> None:
+    metrics = Metrics()
+    undecided = Undecided("n1", metrics)
+    plan = PodPlan("n1", undecided)
+    good = make_job("running", GENERATION, active=1)
+    view = make_cluster(NODES, odd("u-0"), good)
+    runs = PodStatus(uid="u-0", phase="running", highest=GENERATION.token)
+    with capture_logs() as logs:
+        for _ in range(3):
+            actions = plan(view, ME, PREFORKED | {"u-0": runs.model_copy()}, 2, ())
+            assert [(type(action), action.uid) for action in actions] == [(Start, UID)], "what runs is left"
+    assert [one["decision"] for one in logs] == ["pod"]
+    assert undecided_total(metrics, "pod") == 1
+    repaired = make_job("forming", make_generation(("n1", "n2"), state="forming"), uid="u-0")
+    assert len(plan(make_cluster(NODES, repaired, good), ME, PREFORKED | {"u-0": runs}, 2, ())) == 2
+    assert not undecided.now
+    assert not undecided.of("u-0")
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, KeyboardInterrupt, MemoryError])
+def test_what_is_no_defect_of_a_decision_is_not_caught(raised: type[BaseException]) -> None:
+    undecided = Undecided("n1", metrics := Metrics())
+
+    def decide_it() -> Decision:
+        raise raised
+
+    with pytest.raises(raised):
+        undecided.guard("step", UID, decide_it)
+    assert undecided_total(metrics, "step") == 0
+    assert not undecided.now
+
+
+def test_a_job_that_is_gone_is_forgotten() -> None:
+    undecided = Undecided("n1", metrics := Metrics())
+    for known in ({UID}, {UID}, set[str](), {UID}):
+        undecided.guard("step", UID, lambda: 1 // 0)
+        undecided.keep(known, ())
+        assert bool(undecided.now) == bool(known)
+    assert undecided_total(metrics, "step") == 2

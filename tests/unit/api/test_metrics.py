@@ -19,6 +19,7 @@ from docs.generate import METRICS
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MAX_ROLES, NODE_STATES
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.undecided import Guarded
 from nodeagent.api.server import ApiServer
 from nodeagent.hardware.monitor import OwnWork
 from nodeagent.hardware.readings import DeviceEvent
@@ -189,6 +190,7 @@ async def test_series_that_alerts_count_from_are_there_from_the_start(tmp_path: 
         ("nodeagent_gpus", "state", GPU_STATES),
         ("nodeagent_jobs_refused", "reason", get_args(RefusalKind)),
         ("nodeagent_refused_signatures_total", "reason", get_args(RefusalKind)),
+        ("nodeagent_undecided_total", "decision", get_args(Guarded)),
     ]:
         assert {key for key in page if key[0] == name} == {(name, ((label, word),)) for word in words}
         assert not any(page[name, ((label, word),)] for word in words)
