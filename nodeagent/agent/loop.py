@@ -35,7 +35,6 @@ from nodeagent.model.health import RepairState
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.osutil.clock import wait_for
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.job.gang import decide
 from nodeagent.plan.job.waiting import explain
 from nodeagent.plan.nodes.members import needed_by
 from nodeagent.plan.queueing.queue import in_queue
@@ -476,8 +475,8 @@ class Agent:
         job, cluster = self._snapshot.job(uid), self.cluster()
         if job is None:
             return ()
-        decided = self._undecided.guard("step", uid, lambda: decide(cluster, job, self._clock.wall()))
-        return (*self._undecided.of(uid), *(decided.why if decided is not None else ()))
+        decided = self._round.step(cluster, job)
+        return (*self._undecided.of(uid), *(decided[0].why if decided is not None else ()))
 
     def explain(self, uid: str) -> tuple[str, ...]:
         job, cluster = self._snapshot.job(uid), self.cluster()

@@ -96,7 +96,7 @@ class Rounds:
             if self._clock.now() - slice_began > SLICE:
                 await asyncio.sleep(0)  # a beat that is due goes first; a view that is old by then costs no safety
                 slice_began = self._clock.now()
-            decided = self._undecided.guard("step", job.uid, partial(self._decide, cluster, job))
+            decided = self.step(cluster, job)
             if decided is None:
                 continue  # as of one with nothing to do: it is tried again in another view
             decision, place = decided
@@ -120,8 +120,11 @@ class Rounds:
             self._rested, self._rests_until = plan, min(ends, default=0)
         return changed, due
 
+    def step(self, cluster: Cluster, job: JobRecord) -> tuple[Decision, int] | None:
+        """The job's next step, and how many others go before this node with it; None if that cannot be decided."""
+        return self._undecided.guard("step", job.uid, partial(self._decide, cluster, job))
+
     def _decide(self, cluster: Cluster, job: JobRecord) -> tuple[Decision, int]:
-        """The job's next step, and how many others go before this node with it."""
         decision = decide(cluster, job, self._clock.wall())
         return decision, 0 if decision.step is None else turn(cluster, job, self._node)
 

@@ -17,6 +17,7 @@ from nodeagent import __version__
 from release import bundle, deb, wheels
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+needs_dpkg = pytest.mark.skipif(shutil.which("dpkg") is None, reason="no dpkg on this machine")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 MACHINE = os.uname().machine
@@ -166,9 +167,8 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
     assert "1 pods of people's own" in output
 
 
+@needs_dpkg
 def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
-    if shutil.which("dpkg") is None:
-        pytest.skip("no dpkg on this machine")
     output = inside(
         bundles,
         tmp_path,
@@ -192,10 +192,9 @@ def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
     assert f"nodeagentctl {__version__}" in output
 
 
+@needs_dpkg
 def test_a_debian_package_that_is_refused(bundles: Path, tmp_path: Path) -> None:
     """The version before stays in use, and so does its unit; it is said how to go on."""
-    if shutil.which("dpkg") is None:
-        pytest.skip("no dpkg on this machine")
     output = inside(
         bundles,
         tmp_path,
@@ -225,10 +224,9 @@ def test_a_debian_package_that_is_refused(bundles: Path, tmp_path: Path) -> None
     assert "nothing has been switched. Mend the file, then: dpkg --configure nodeagent" in output
 
 
+@needs_dpkg
 def test_a_debian_package_over_a_bundle(bundles: Path, tmp_path: Path) -> None:
     """The bundle's unit stayed in /etc, and came before the package's. One that an administrator wrote there stays."""
-    if shutil.which("dpkg") is None:
-        pytest.skip("no dpkg on this machine")
     output = inside(
         bundles,
         tmp_path,

@@ -27,8 +27,9 @@ end
 local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, generation_id = 1,
   generation_state = 1, generation_address = 1, generation_seal = 1, array = 1, active_id = 1 }
 
-local NUMBERS = { version = 1, owner = 1, submitted = 1, ended = 1, since = 1, order = 1, first_active = 1, running_since = 1,
-  stands_since = 1, started = 1, ran = 1, restart_done = 1, not_before = 1, last_number = 1, restarts = 1, rev = 1, min = 1, max = 1, at_once = 1,
+local NUMBERS = { version = 1, owner = 1, submitted = 1, ended = 1, since = 1, order = 1, first_active = 1,
+  running_since = 1, stands_since = 1, started = 1, ran = 1, restart_done = 1, not_before = 1, last_number = 1,
+  restarts = 1, rev = 1, min = 1, max = 1, at_once = 1,
   active_number = 1, generation_number = 1, generation_since = 1, generation_deadline = 1,
   generation_control_rev = 1, generation_stopped = 1, generation_ready = 1 }
 
