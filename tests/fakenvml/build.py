@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).with_name("fakenvml.c")
+FUNCTIONS = frozenset(re.findall(r"^int (nvml\w+)\(", SOURCE.read_text(), re.MULTILINE))
+"""What the fake driver has: nothing else of it can fail or hang."""
 
 
 def build(folder: Path, *flags: str) -> Path:
@@ -21,7 +24,14 @@ def build(folder: Path, *flags: str) -> Path:
 
 
 def write_state(file: Path, *lines: str) -> None:
-    """Replace the driver's state as a whole."""
+    """Replace the driver's state as a whole.
+
+    Raises:
+        ValueError: a function is to fail or hang that the driver lacks, so that nobody would notice.
+    """
+    for kind, function, *_ in (words for line in lines if (words := line.split())[:1] in (["error"], ["hang"])):
+        if function not in FUNCTIONS:
+            raise ValueError(f"{kind} {function}: the fake driver has no such function")
     new = file.with_suffix(".new")
     new.write_text("\n".join(lines) + "\n")
     new.replace(file)

@@ -230,7 +230,7 @@ int nvmlDeviceGetEccMode(device_t d, unsigned *now, unsigned *pending) {
 }
 int nvmlDeviceGetTotalEccErrors(device_t d, int uncorrected, int aggregate, u64 *out) {
   ENTER(d, 1);
-  *out = aggregate ? 0 : number(d, uncorrected ? "ecc_uncorrected" : "ecc_corrected", 0);
+  *out = uncorrected && !aggregate ? number(d, "ecc_uncorrected", 0) : 0;
   return SUCCESS;
 }
 int nvmlDeviceGetRemappedRows(device_t d, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {

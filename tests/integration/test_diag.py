@@ -100,7 +100,7 @@ def test_gpus_in_use_are_left_alone_unless_asked_for(node: Node) -> None:
 
 
 def test_a_driver_that_hangs_and_one_that_lost_a_gpu(node: Node) -> None:
-    node.driver("hang nvmlDeviceGetPowerUsage")
+    node.driver("hang nvmlDeviceGetMemoryInfo_v2")
     node.bound(4)
     code, found = node.diag("--verify")
     assert (code, failed(found)) == (1, [("driver", "", "hung: the driver did not answer within 4 s")])

@@ -219,7 +219,7 @@ async def test_a_call_that_never_returns(tmp_path: Path, driver: Path) -> None:
     """Late, then hung, then replaced; and when the driver answers again, all is read again."""
     async with probing(tmp_path, driver, "gpus 1", deadline=1.7) as (machine, probe):
         await machine.gpus()
-        machine.set("gpus 1", "hang nvmlDeviceGetPowerUsage")
+        machine.set("gpus 1", "hang nvmlDeviceGetMemoryInfo_v2")
         missed: list[int] = []
         async with asyncio.timeout(BOUND):
             while 3 not in missed:
