@@ -15,12 +15,16 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from nodeagent.osutil.linux import short
+
 KEPT = 1 << 16
 """Bytes of the output that are kept; what is beyond them is read and dropped."""
 SHOWN = 200
 """Characters of its first line that people see."""
 DIES = 1.0
 """Seconds in which a killed process is gone, unless the kernel holds it."""
+LOOK = 0.02
+"""Seconds between two looks at a process that nothing announces the end of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +67,34 @@ class Checks:
         while True:
             process = await self._once(check)
             await asyncio.sleep(check.every)
-            if process is not None and process.returncode is None:
+            if process is not None and process.poll() is None:
                 self._take(CheckReading(check.name, None, "it hangs and cannot be killed"))
-                await process.wait()
+                while process.poll() is None:  # noqa: ASYNC110 (seldom, and it may need no descriptor)
+                    await asyncio.sleep(check.every)
 
-    async def _once(self, check: SiteCheck) -> asyncio.subprocess.Process | None:
+    async def _once(self, check: SiteCheck) -> subprocess.Popen[bytes] | None:
         """One run. None: it could not be started."""
-        reader, writer = os.pipe()  # its own, to be closed whatever the check leaves behind
+        try:
+            reader, writer = os.pipe()  # its own, to be closed whatever the check leaves behind
+        except OSError as error:
+            self._not_started(check, error)
+            return None
         output = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(output)
         try:
             pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(reader, "rb"))
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *check.command, env=self._environ, cwd="/", stdin=asyncio.subprocess.DEVNULL, stdout=writer,
-                    stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+                # Not asyncio's: cancelled while it starts one, that ends what it started, but not its children.
+                process = subprocess.Popen(  # noqa: ASYNC220 (it returns when the program has begun)
+                    check.command, env=self._environ, cwd="/", stdin=subprocess.DEVNULL, stdout=writer,
+                    stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
-            except OSError as error:
+            except BaseException as error:
                 pipe.close()
-                why = f"{check.command[0]} cannot be started: {error.strerror}"
-                self._take(CheckReading(check.name, None, why))
+                if not isinstance(error, OSError):
+                    raise
+                self._not_started(check, error)
                 return None
-            except BaseException:
-                pipe.close()
-                raise
         finally:
             os.close(writer)
         try:
@@ -95,31 +103,31 @@ class Checks:
             pipe.close()
         return process
 
-    async def _watch(self, check: SiteCheck, process: asyncio.subprocess.Process, output: asyncio.StreamReader) -> None:
+    async def _watch(self, check: SiteCheck, process: subprocess.Popen[bytes], output: asyncio.StreamReader) -> None:
         kept = bytearray()
         reading = asyncio.create_task(_keep(output, kept))
-        late = False
+        over = False
         try:
-            async with asyncio.timeout(check.bound):
-                await process.wait()
-            await asyncio.wait((reading,), timeout=DIES)
-        except TimeoutError:
-            late = True
+            if over := await is_over(process, check.bound):
+                await asyncio.wait((reading,), timeout=DIES)
         finally:
-            if process.returncode is not None and not reading.done():  # what it left behind holds the pipe
+            if not (over and reading.done()):  # what it left behind holds the pipe
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             reading.cancel()
-            await end(process)
+            await _reap(process)
         lines = bytes(kept).decode(errors="replace").strip().splitlines()
         text = " ".join(lines[0].split())[:SHOWN] if lines else ""
         quoted = f": {text}" if text else ""
-        if late:
+        if not over:
             self._take(CheckReading(check.name, None, f"did not end within {check.bound:g} s{quoted}"))
         elif process.returncode is not None and process.returncode < 0:
             self._take(CheckReading(check.name, None, f"killed by signal {-process.returncode}{quoted}"))
         else:
             self._take(CheckReading(check.name, process.returncode, text))
+
+    def _not_started(self, check: SiteCheck, error: OSError) -> None:
+        self._take(CheckReading(check.name, None, f"{check.command[0]} cannot be started: {error.strerror}"))
 
     def _take(self, reading: CheckReading) -> None:
         self._found[reading.name] = reading
@@ -141,17 +149,45 @@ async def end(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-async def ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether it ends, and is reaped, within the time."""
-    loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(process.pid)
-    loop.add_reader(pidfd, ended.set)
+async def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Of a killed one; one that does not die is left to itself."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + DIES
+    while process.poll() is None and loop.time() < until:  # noqa: ASYNC110 (for a moment, and it needs no descriptor)
+        await asyncio.sleep(LOOK)
+
+
+async def is_over(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it has ended, or does within the time. It is not reaped, so that its number stays its own."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError as error:
+        if not short(error):
+            raise
+        until = loop.time() + seconds
+        while not (ended := _has_ended(process)) and loop.time() < until:  # noqa: ASYNC110 (nothing announces it)
+            await asyncio.sleep(LOOK)
+        return ended
+    loop.add_reader(pidfd, over.set)
     try:
         async with asyncio.timeout(seconds):
-            await ended.wait()
+            await over.wait()
     except TimeoutError:
-        return process.poll() is not None
+        return _has_ended(process)
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-    process.wait()
     return True
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+async def ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends, and is reaped, within the time."""
+    if await is_over(process, seconds):
+        process.wait()
+        return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.monitor import Machine, Monitor, OwnWork
 from nodeagent.model.health import Verdict
 from nodeagent.osutil.clock import SystemClock
-from nodeagent.osutil.commands import SHOWN, SiteCheck
+from nodeagent.osutil.commands import SHOWN, Checks, SiteCheck
 from nodeagent.osutil.linux import is_running
 
 WAIT = 30.0
@@ -98,6 +99,34 @@ async def test_what_it_leaves_behind_is_killed_when_the_agent_ends_meanwhile(tmp
         await until(lambda: not is_running(itself))
         assert found(monitor) is None, "it waits for what holds the check's output"
     await until(lambda: not is_running(left))
+
+
+async def test_one_that_is_cancelled_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
+    """The check runs as soon as its process is there, and its start may take several turns of the loop."""
+    started = 0
+    for turns in range(1, 12):
+        pids = tmp_path / f"pid-{turns}"
+        script = f"sleep 600 & echo $! > {tmp_path}/new; mv {tmp_path}/new {pids}; exit 4"
+        check = SiteCheck("mine", ("/bin/sh", "-c", script), 60.0, 20.0)
+        task = asyncio.create_task(Checks([check], {"PATH": os.environ["PATH"]}, lambda: None).run(check))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if _blocks_until(pids.exists):
+            started += 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if pids.exists():
+            left = int(pids.read_text())
+            await until(lambda pid=left: not is_running(pid))  # type: ignore[misc]
+    assert started > 5
+
+
+def _blocks_until(wanted: Callable[[], bool], most: float = 0.5) -> bool:
+    """The loop does not turn meanwhile. Not for long: it may never come, if nothing was started."""
+    end = time.monotonic() + most
+    while not (there := wanted()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return there
 
 
 async def test_it_heals_when_it_passes_and_what_is_fatal_is_watched_first(tmp_path: Path) -> None:
