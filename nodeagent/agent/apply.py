@@ -1,13 +1,15 @@
 """Carrying out what was decided: pod actions on this node, steps of jobs in the store. Idempotent; never decides.
 
-An effect is believed only when the next snapshot or status shows it.
+An effect is believed only when the next snapshot or status shows it. What a message about one job says is guarded
+(``undecided.py``); sending it is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from functools import partial
+from typing import TypedDict, TypeVar
 
 import structlog
 
@@ -26,6 +28,8 @@ from nodeagent.pods.environment import roles_file, worker_environments
 from nodeagent.store.base import StepFailedError, Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.trust.seal import Seal
+
+T = TypeVar("T")
 
 LOGGED_MOST = 1024
 """Jobs of which the last thing logged is known, before those that are gone are forgotten."""
@@ -70,6 +74,7 @@ class Applier:
         self._lease, self._store, self._host = lease, context.store, context.host
         self._clock, self._snapshot, self._random_id = context.clock, context.snapshot, context.random_id
         self._seal, self._verifier, self._stopwatch, self._reach = seal, verifier, stopwatch, reach
+        self._undecided = context.undecided
         self._logged: dict[str, object] = {}
         self._refusals: dict[str, dict[str, _Refused]] = {}
         """By job and kind of step, of jobs of which no step has gone through since."""
@@ -95,7 +100,8 @@ class Applier:
             case pod.Start(uid, token, why):
                 if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)
-                    self._start(job)
+                    if (order := self._message(uid, partial(self._start_order, job))) is not None:
+                        self._host.start(uid, order)
             case pod.Release(uid, token, roles, why):
                 if job is not None and self._allowed(job):
                     log.info("release", generation=token.number, roles=list(roles), why=why)
@@ -173,24 +179,29 @@ class Applier:
         self._logged[uid] = what
         return news
 
-    def _start(self, job: JobRecord) -> None:
+    def _message(self, uid: str, build: Callable[[], T]) -> T | None:
+        return self._undecided.guard("message", uid, build)
+
+    def _start_order(self, job: JobRecord) -> StartOrder | None:
+        """None: not in this round."""
         me = self._snapshot.node(self._lease.node)
         if job.generation is None or me is None:
-            return
+            return None
         not_after = min(self._lease.fence_at, self._host.granted(job.uid))
         if self._clock.now() >= not_after:
-            return  # its shim would refuse, at the job's cost: the next round tries again, with time or without a lease
+            # Its shim would refuse, at the job's cost: the next round tries again, with time or without a lease.
+            return None
         member = job.generation.members[self._lease.node]
         nodes = {}
         for other in job.generation.members:
             record = self._snapshot.node(other)
             if record is None:
-                return  # its record has not been read yet: the next round tries again
+                return None  # its record has not been read yet: the next round tries again
             signed = record.facts.model_copy(update={"address": job.generation.hosts[other]})
             nodes[other] = record.model_copy(update={"facts": signed})
         me = me.model_copy(update={"facts": self._lease.facts})  # what the store has of it, others may have written
         addresses = {name: record.facts.address for name, record in nodes.items()}
-        order = StartOrder(
+        return StartOrder(
             token=job.generation.token,
             environments=worker_environments(job, job.generation, me, nodes),
             places=tuple(p.name for p in member.places for _ in range(p.workers)) if job.spec.several else (),
@@ -198,7 +209,6 @@ class Applier:
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
             not_after=not_after,
         )
-        self._host.start(job.uid, order)
 
     async def give_back(self, recovery: Recovery) -> bool:
         """Have a finished recovery, or a first start, in the audit log. One that another report came before is not
@@ -222,22 +232,22 @@ class Applier:
         match decision.step:
             case steps.Propose() as step:
                 log.info("propose", nodes=sorted(step.members), cause=step.cause.kind, why=why)
-                return await self._write(job.uid, "propose", self._store.propose(self._proposal(job, step, rev)))
+                proposal = self._message(job.uid, partial(self._proposal, job, step, rev))
+                return proposal is not None and await self._write(job.uid, "propose", self._store.propose(proposal))
             case steps.End() as step:
                 log.info("end", phase=step.phase, why=why)
-                return await self._write(job.uid, "end", self._store.end(self._ending(job, step)))
+                ending = self._message(job.uid, partial(self._ending, job, step))
+                return ending is not None and await self._write(job.uid, "end", self._store.end(ending))
             case steps.Activate(active):
                 return await self._write(job.uid, "activate", self._store.activate(job.uid, active))
             case steps.Settle() as step:
                 log.info("settle", kind=step.event, why=why)
-                control = self._next_control(job, step.control)
-                settlement = Settlement(**self._seen(job), control=control, event=step.event, text=step.text)
-                return await self._write(job.uid, "settle", self._store.settle(settlement))
-            case steps.JudgeFault(number, spend):
-                log.info("judge", generation=number, cause=spend.kind, why=why)
-                counted = spend.model_copy(update={"counted_by": _counter(job, number)})
-                judgement = Judgement(**self._seen(job), number=number, spend=counted)
-                return await self._write(job.uid, "judge", self._store.judge(judgement))
+                settlement = self._message(job.uid, partial(self._settlement, job, step))
+                return settlement is not None and await self._write(job.uid, "settle", self._store.settle(settlement))
+            case steps.JudgeFault() as step:
+                log.info("judge", generation=step.number, cause=step.spend.kind, why=why)
+                judgement = self._message(job.uid, partial(self._judgement, job, step))
+                return judgement is not None and await self._write(job.uid, "judge", self._store.judge(judgement))
             case steps.Remove():
                 log.info("remove", why=why)
                 try:
@@ -297,6 +307,14 @@ class Applier:
             by_policy=step.by_policy,
             wall=self._clock.wall(),
         )
+
+    def _settlement(self, job: JobRecord, step: steps.Settle) -> Settlement:
+        control = self._next_control(job, step.control)
+        return Settlement(**self._seen(job), control=control, event=step.event, text=step.text)
+
+    def _judgement(self, job: JobRecord, step: steps.JudgeFault) -> Judgement:
+        counted = step.spend.model_copy(update={"counted_by": _counter(job, step.number)})
+        return Judgement(**self._seen(job), number=step.number, spend=counted)
 
     async def _write(self, uid: str, kind: str, step: Awaitable[JobRecord]) -> bool:
         """Await a store step and take in its reply."""

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Guarded = Literal["step", "pod", "removal"]
-"""A job's next step; what this node does for its pod of the job; whose turn it is to remove the record."""
+Guarded = Literal["step", "pod", "removal", "message"]
+"""A job's next step; what this node does for its pod of the job; whose turn it is to remove the record; and what a shim
+or the store is asked to do of what was decided."""
 
 
 class Undecided:
@@ -88,6 +89,7 @@ _WHAT: Mapping[Guarded, str] = {
     "step": "its next step",
     "pod": "what its pod here is to do",
     "removal": "who removes its record",
+    "message": "what to ask its shim or the store",
 }
 
 

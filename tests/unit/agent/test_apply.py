@@ -1,4 +1,5 @@
-"""A step that the store refuses again and again is reported once, and holds up no other job."""
+"""A step that the store refuses again and again is reported once; neither it nor a message that cannot be made holds up
+another job."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from nodeagent.agent.apply import REFUSED_LONG, Applier
+from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.undecided import Undecided
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
-from nodeagent.plan.steps import Activate, Decision, Remove
+from nodeagent.plan.steps import Activate, Decision, Remove, Settle
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from tests.unit.plan.build import make_job
 
@@ -53,13 +56,13 @@ class Me:
 
 class Scene:
     def __init__(self) -> None:
-        self.now, self.store, self.me = 100.0, Refusing(), Me()
+        self.now, self.store, self.me, self.metrics = 100.0, Refusing(), Me(), Metrics()
         self.snapshot = snapshot = Snapshot(Timing())
         self.rev = 1
         snapshot.absorb_job(make_job().model_copy(update={"rev": self.rev}))
         context = SimpleNamespace(
             store=self.store, host=None, clock=SimpleNamespace(now=lambda: self.now), snapshot=snapshot,
-            random_id=lambda: "g",
+            random_id=lambda: "g", undecided=Undecided("n1", self.metrics),
         )  # fmt: skip
         none = cast(Any, None)
         self.applier = Applier(
@@ -153,3 +156,16 @@ async def test_a_store_that_does_not_answer_is_an_error_at_once() -> None:
     with pytest.raises(StoreUnavailableError):
         await scene.tries(0.0, FAILED)
     assert scene.me.beats == 1
+
+
+async def test_a_message_that_cannot_be_made_concerns_its_job_alone() -> None:
+    """Here there is no seal for a new control: whatever raises, the agent goes on."""
+    scene = Scene()
+    settle = Settle(make_job().control, "scaled", "to 4 nodes")
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert not await scene.applier.job(make_job(), Decision(settle, ("why",)), 1)
+        assert await scene.applier.job(make_job(uid="u-2"), Decision(Activate(Token(number=1, id="g")), ("why",)), 1)
+    (failed,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert (failed["uid"], failed["decision"]) == (make_job().uid, "message")
+    assert scene.metrics.registry.get_sample_value("nodeagent_undecided_total", {"decision": "message"}) == 1

@@ -135,7 +135,7 @@ async def test_a_proposal_names_the_view_that_it_was_decided_on() -> None:
     view = replace(make_cluster(nodes, *jobs), rev=snapshot.cluster(0.0).rev)
     context = SimpleNamespace(
         node="n1", timing=Timing(), store=store, host=SimpleNamespace(status=dict), clock=SimpleNamespace(now=float),
-        random_id=lambda: "g", snapshot=snapshot,
+        random_id=lambda: "g", snapshot=snapshot, undecided=Undecided("n1", Metrics()),
     )  # fmt: skip
     none = cast(Any, None)
     applier = Applier(cast(Any, context), cast(Any, me), seal=none, verifier=none, stopwatch=none, reach=none)
