@@ -90,6 +90,8 @@ async def test_a_record_that_is_gone_or_damaged_gives_no_time(tmp_path: Path, da
         damage(bench.grants / folder_name(UID))
         assert (await bench.until(lambda s: s.phase == "exited")).fenced
         assert not any(map(is_running, pids))
+        # The watchdog, which reads less often, may have ended them before the time that the shim itself read last.
+        await wait_for(lambda: boottime() >= bench.granted_until)
         bench.host.start(UID, bench.order(2))
         refused = await bench.until(lambda s: s.generation == token(2) and s.refused)
         assert "nobody has granted this pod time" in refused.refused
