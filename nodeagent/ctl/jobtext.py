@@ -479,6 +479,8 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     cost = "spent one restart of the budget" if end["counts"] and budget["max"] else "spent no restart"
     if end is newest and budget["max"] and budget["used"] > budget["max"]:
         cost = "needed a restart, and none was left"
+    elif end is newest and job["phase"] in ENDED:
+        cost = "the job was not started again"
     if end["judged_when"]:
         cost = f"so far; {end['judged_when']}"
     lines = [f"Blamed for the end of generation {end['generation']} ({cost}):"]

@@ -95,7 +95,7 @@ def test_a_failed_job_exits_with_its_code_and_names_the_culprit(run: Run) -> Non
     assert run.code() == 7
     reported = run.err.read_text()
     assert (
-        "Blamed for the end of generation 1 (spent one restart of the budget):\n  rank 1 on n1 failed first" in reported
+        "Blamed for the end of generation 1 (the job was not started again):\n  rank 1 on n1 failed first" in reported
     )
     assert "ValueError: no" in reported
     assert "nodeagentctl logs j --generation 1 --rank 1" in reported

@@ -383,7 +383,7 @@ def test_describe_of_a_failure_says_who_and_why(still: LiveAgent) -> None:
     still.do(still.view.refresh)
     text = ctl(still, "describe", "digits").stdout
     assert "Why:         restart budget spent" in text
-    assert "Blamed for the end of generation 1 (spent one restart of the budget):\n  rank 3 on n2 failed first" in text
+    assert "Blamed for the end of generation 1 (the job was not started again):\n  rank 3 on n2 failed first" in text
     assert "      boom" in text
     assert "nodeagentctl logs digits --generation 1 --rank 3" in text
     assert "Budget:      1 of 10 restarts spent within 1h; 9 left" in text

@@ -380,7 +380,7 @@ def _grow(cluster: Cluster, job: JobRecord, generation: Generation, wall: float)
     short = f"runs on {size} of {wanted} nodes"
     if not newcomers or len(placement.chosen) <= size:
         asleep = f"; {', '.join(sorted(left, key=natural))} scaled in by name: scale again to use it" if left else ""
-        return Decision(None, (f"{short}: {placement.missing}{asleep}",))
+        return Decision(None, (f"{short}: {placement.short}{asleep}",))
     names = ", ".join(c.node for c in newcomers)
     cool = millis(cluster.timing.cooldown)
     at = max([generation.since + cool] + [c.joined + cool for c in newcomers])

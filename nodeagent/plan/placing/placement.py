@@ -87,7 +87,7 @@ class Placement:
     def short(self) -> str:
         """One phrase: how far it is from the target, and what is wrong with the nodes that are left out."""
         text = self.lack or self.left or f"{len(self.chosen)} of {self.target} nodes fit"
-        return text + (self._reasons() or ", and there are no others")
+        return text + (self._reasons() or ("" if self.lack or self.left else ", and there are no others"))
 
     def _reasons(self) -> str:
         named = self._named(self.others)

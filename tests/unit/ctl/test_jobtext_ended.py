@@ -39,8 +39,10 @@ def test_restarts_that_are_left(most: int, used: int, says: str) -> None:
 
 def test_where_no_restart_is_allowed_none_is_spent() -> None:
     job = samples.detail(samples.FAILED)
-    assert "(spent one restart of the budget)" in blame_lines(job)[0]
-    assert "(spent no restart)" in blame_lines(job | {"budget": job["budget"] | {"max": 0, "used": 0}})[0]
+    assert "(the job was not started again)" in blame_lines(job)[0]
+    goes_on = job | {"phase": "running"}
+    assert "(spent one restart of the budget)" in blame_lines(goes_on)[0]
+    assert "(spent no restart)" in blame_lines(goes_on | {"budget": job["budget"] | {"max": 0, "used": 0}})[0]
     over = job | {"budget": job["budget"] | {"max": 1, "used": 2}}
     assert "(needed a restart, and none was left)" in blame_lines(over)[0]
 

@@ -113,7 +113,7 @@ def test_healthy_training_goes_on() -> None:
     job = make_job("running", generation, spec=a_spec(1, 4))
     decision = decide(make_cluster([node("n1", "x"), node("n2", "x"), node("n3", "y")], job), job, WALL)
     assert decision.step is None
-    assert decision.why == (f"runs on 2 of 4 nodes: needs 1 node, 2 fit: {why('n3', 'n1')}",)
+    assert decision.why == (f"runs on 2 of 4 nodes: 2 of 4 nodes fit: {why('n3', 'n1')}",)
 
 
 def forming(minimum: int, *nodes: NodeRecord, acks: tuple[str, ...] = ()) -> tuple[Cluster, JobRecord]:

@@ -355,7 +355,8 @@ def test_a_need_does_not_wait_for_warm_workers() -> None:
 
 
 def test_nobody_to_grow_with() -> None:
-    assert waits(take(["n1", "n2"], running(2, target=3))) == "runs on 2 of 3 nodes: needs 1 node, 2 fit"
+    decision = take(["n1", "n2"], running(2, target=3))
+    assert waits(decision) == "runs on 2 of 3 nodes: 2 of 3 nodes fit, and there are no others"
     cordoned: Nodes = ["n1", make_node("n2", cordon=True), "n3"]
     assert "n2 is cordoned" in waits(take(cordoned, running(2, target=3))), "no swap of a member for a newcomer"
 
