@@ -257,7 +257,7 @@ def main() -> int:
         say(f"an undisturbed run first, to compare with: {STEPS} steps in one process")
         began = time.monotonic()
         expected = undisturbed(folder)
-        # On a slow or busy machine all that happens to the training takes longer as well, and it must not be over before.
+        # On a slow or busy machine all that happens to the training takes longer, and it must not be over before.
         delay = max(STEP_DELAY, (time.monotonic() - began) / STEPS)
         say("a local cluster: a private Redis and three agents")
         with cluster(folder / "c"):
