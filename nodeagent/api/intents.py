@@ -16,7 +16,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.once import Once, once, other_change
 from nodeagent.model.base import NAME
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Scale
-from nodeagent.model.jobspec import MOST_NODES, JobSpec
+from nodeagent.model.jobspec import MOST_NODES, JobSpec, most_places
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Refusal, natural
 from nodeagent.plan.job.running import scaled_size
@@ -256,7 +256,7 @@ def _goal_of_role(asked: Asked, job: JobRecord) -> int:
             f"say which: nodeagentctl scale {job.name} {likely}={max(asked.target, 1)}; nothing was changed",
         )
     role = next(role for role in job.spec.roles if role.name == asked.role)
-    low, high = 1, MOST_NODES - (sum(sizes.values()) - sizes[asked.role])
+    low, high = 1, most_places(len(sizes)) - (sum(sizes.values()) - sizes[asked.role])
     if elastic := role.size.min < role.size.max:
         low, high = role.size.min, min(role.size.max, high)
     if not low <= asked.target <= high:

@@ -29,6 +29,11 @@ MOST_ROLES = 16
 MOST_INDEX = 9_999_999
 
 
+def most_places(roles: int) -> int:
+    """How many places a job of so many roles may have, all of them together."""
+    return min(MOST_NODES, MOST_LAID // roles)
+
+
 class After(Record):
     """A job, or a whole array, that has to end before this one starts."""
 
@@ -93,6 +98,9 @@ NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 
 DEFAULT_ROLE = "worker"
 MOST_NODES = 4096
+"""The most nodes of a job, and the most places of one with two roles."""
+MOST_LAID = 8192
+"""The most places of a job of several roles, times its roles: for each place, each role is looked at."""
 LATEST = 253_402_300_799
 """Unix time of the last second of the year 9999."""
 DEFAULT_GRACE, MOST_GRACE = 30.0, 86400

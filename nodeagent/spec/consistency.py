@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.model.jobspec import FAULTS, LASTING, MOST_ROLES, JobSpec, Nodes, Role
+from nodeagent.model.jobspec import FAULTS, LASTING, MOST_ROLES, JobSpec, Nodes, Role, most_places
 from nodeagent.spec import jobvalues
 from nodeagent.spec.errors import CheckError, Path, did_you_mean
 
@@ -99,6 +99,9 @@ def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
         yield from _beside_others(("roles", role.name), role.nodes, role.uneven)
         if role.ready is not None and role.ready.port == bool(role.ready.command):
             yield Mistake(("roles", role.name, "ready"), "give either port or command", "write {port: true}")
+    if spec.several and (places := sum(role.places for role in spec.roles)) > (most := most_places(len(names))):
+        why = f"{places} places in {len(names)} roles"
+        yield Mistake(("roles",), why, f"a job of {len(names)} roles has {most} places at most, all roles together")
     yield from _order({role.name: list(role.after) for role in spec.roles})
     yield from _completes(names, spec.completes or None)
 

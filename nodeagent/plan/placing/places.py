@@ -8,9 +8,10 @@ exhaustive search: with odd sizes of GPUs a packing that exists may be missed, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from nodeagent.model.constraints import Constraints, value_of
 from nodeagent.model.jobspec import MOST_NODES, Role
@@ -56,23 +57,22 @@ def had_places(member: Member | None) -> frozenset[str]:
 def lay_out(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
     """A place for each replica of each role on these nodes, of which the first are preferred. Those of a role with
     ``nodes`` are on different nodes. Elastic roles have fewer only where nothing has room for all."""
-    first = _Try(roles, sites, sticky=True, spread=True).run()
+    fits = {role.name: _fits(role, sites) for role in roles}
+    first = _Try(roles, sites, fits, sticky=True, spread=True).run()
     if not first.lack or not sites:
         return first
-    for spread in (True, False):
-        other = _Try(roles, sites, sticky=False, spread=spread).run()
+    had = any(site.had for site in sites)
+    for spread in (True, False) if had else (False,):
+        other = _Try(roles, sites, fits, sticky=False, spread=spread).run()
         if not other.lack:
             return other
     if all(role.least == role.places for role in roles):
         return first
-    all_stay = {role.name: role.places for role in roles}
-    ways: tuple[tuple[bool, Mapping[str, int]], ...] = (
-        (True, all_stay),
-        (True, {role.name: role.least for role in roles}),
-        (True, {}),
-        (False, {}),
-    )
-    fewer = [_Try(roles, sites, sticky=False, spread=spread).as_many_as_fit(stay) for spread, stay in ways]
+    ways: list[tuple[bool, Mapping[str, int]]] = [(True, {}), (False, {})]
+    if had:
+        all_stay = {role.name: role.places for role in roles}
+        ways = [(True, all_stay), (True, {role.name: role.least for role in roles}), *ways]
+    fewer = [_Try(roles, sites, fits, sticky=False, spread=spread).as_many_as_fit(stay) for spread, stay in ways]
     best = max((one for one in fewer if not one.lack), key=lambda one: one.count, default=None)  # of equals the first
     return replace(best, left=first.lack) if best is not None else fewer[0]
 
@@ -83,14 +83,47 @@ def could_hold(roles: Sequence[Role], sites: Sequence[Site]) -> bool:
     return len(sites) >= alone and sum(len(site.devices) for site in sites) >= sum(role.least for role in roles)
 
 
-class _Try:
-    """One pass over the roles, those whose places need most first."""
+class _Fit(NamedTuple):
+    """What a place of a role takes at a site that allows it, and what the role's wishes say of that site."""
 
-    def __init__(self, roles: Sequence[Role], sites: Sequence[Site], *, sticky: bool, spread: bool) -> None:
-        self._roles, self.sites, self._sticky, self._spread = roles, sites, sticky, spread
-        self._gpus = {s.node: [g.uuid for g in s.facts.gpus if g.uuid in s.devices] for s in sites}
-        self._slots = {s.node: sorted((d for d in s.devices if d.startswith("cpu")), key=natural) for s in sites}
-        self._taken: dict[str, list[Place]] = {s.node: [] for s in sites}
+    gpus: int
+    slots: int
+    workers: int
+    value: str
+    """Of the label that its places are spread over, or packed by."""
+    score: int
+
+
+def _fits(role: Role, sites: Sequence[Site]) -> dict[int, _Fit]:
+    """By the site's number. It is found once for all that is tried: somebody may ask for thousands of places."""
+    asked = role.placement or Constraints()
+    label = asked.spread or asked.pack
+    found = {}
+    for i, site in enumerate(sites):
+        if not allowed(role, site.node, site.facts):
+            has, labels = len(site.facts.gpus), site.facts.labels
+            value = value_of(label, site.node, labels) if label else ""
+            wanted = (*devices_for(role, has), workers_wanted(role, has))
+            found[i] = _Fit(*wanted, value, asked.score(site.node, labels))
+    return found
+
+
+class _Try:
+    """One pass over the roles, those whose places need most first. Sites go by their numbers."""
+
+    def __init__(
+        self, roles: Sequence[Role], sites: Sequence[Site], fits: Mapping[str, Mapping[int, _Fit]], *, sticky: bool,
+        spread: bool,
+    ) -> None:  # fmt: skip
+        self._roles, self._sites, self._sticky, self._spread = roles, sites, sticky, spread
+        self.fits = fits
+        self._gpus = [[g.uuid for g in s.facts.gpus if g.uuid in s.devices] for s in sites]
+        self._slots = [sorted((d for d in s.devices if d.startswith("cpu")), key=natural) for s in sites]
+        self._taken: list[list[Place]] = [[] for _ in sites]
+        self._used: dict[str, set[int]] = {role.name: set() for role in roles}
+        """The indexes that each role's places have."""
+        self.at: dict[str, Counter[int]] = {role.name: Counter() for role in roles}
+        """How many places each role has at which site."""
 
     def run(self) -> Layout:
         """All places that are wanted, or what is in the way."""
@@ -106,7 +139,7 @@ class _Try:
         for role in self._by_need() if stay else ():
             self._keep(role, stay[role.name])
         for role in self._by_need():
-            used = self._indexes(role)
+            used = self._used[role.name]
             free = [i for i in range(role.places) if i not in used][: max(0, role.least - len(used))]
             left = self._each(role, free)
             if left is not None:
@@ -117,73 +150,73 @@ class _Try:
         self._number_anew()
         return self._found()
 
+    def _had(self, role: Role) -> dict[int, int]:
+        """The places that it holds: index to site."""
+        return {
+            int(name.rpartition(".")[2]): i
+            for i, site in enumerate(self._sites)
+            for name in site.had
+            if _is_of(name, role)
+        }
+
     def _keep(self, role: Role, most: int) -> None:
         """Up to so many places of the role are where they were, those first that were first."""
-        used = self._indexes(role)
-        was = {int(name.rpartition(".")[2]): site for site in self.sites for name in site.had if _is_of(name, role)}
+        used, was = self._used[role.name], self._had(role)
         for index in sorted(was.keys() - used):
             if len(used) < most and self.has_room(role, was[index]):
                 self._take(role, index, was[index])
-                used.add(index)
 
     def _add_more(self) -> None:
-        has = {role.name: len(self._indexes(role)) for role in self._roles}
-        grows = [role for role in self._roles if has[role.name] < role.places]
+        has = {role.name: len(self._used[role.name]) for role in self._roles}
+        wants = {role.name: role.places for role in self._roles}
+        grows = [role for role in self._roles if has[role.name] < wants[role.name]]
         open_to = {role.name: _Open(self, role) for role in grows}
         while grows:
-            role = min(grows, key=lambda role: has[role.name] / role.places)
+            role = min(grows, key=lambda role: has[role.name] / wants[role.name])
             i = open_to[role.name].best()
             if i is None:
                 grows.remove(role)
                 continue
-            self._take(role, MOST_NODES + has[role.name], self.sites[i])
+            self._take(role, MOST_NODES + has[role.name], i)
             has[role.name] += 1
-            if has[role.name] == role.places:
+            if has[role.name] == wants[role.name]:
                 grows.remove(role)
             for one in grows:
                 open_to[one.name].taken(i, own=one is role)
 
     def _number_anew(self) -> None:
         """Indexes without gaps: a place keeps its own if there are so many, and the others fill the holes."""
-        for role in self._roles:
-            used = self._indexes(role)
+        moved: dict[tuple[str, int], int] = {}
+        for role, used in self._used.items():
             holes = iter([i for i in range(len(used)) if i not in used])
-            moved = {i: next(holes) for i in sorted(used) if i >= len(used)}
-            for node, places in self._taken.items():
-                self._taken[node] = [
-                    place.model_copy(update={"index": moved[place.index]})
-                    if place.role == role.name and place.index in moved
-                    else place
-                    for place in places
-                ]
-
-    def on(self, role: Role) -> Iterator[str]:
-        """The node of each of its places."""
-        return (node for node, places in self._taken.items() for one in places if one.role == role.name)
-
-    def _indexes(self, role: Role) -> set[int]:
-        return {place.index for places in self._taken.values() for place in places if place.role == role.name}
+            moved |= {(role, i): next(holes) for i in sorted(used) if i >= len(used)}
+        self._taken = [
+            [
+                place.model_copy(update={"index": moved[key]}) if (key := (place.role, place.index)) in moved else place
+                for place in places
+            ]
+            for places in self._taken
+        ]
 
     def _by_need(self) -> list[Role]:
-        most = max((len(site.facts.gpus) for site in self.sites), default=0)
+        most = max((len(site.facts.gpus) for site in self._sites), default=0)
         return sorted(self._roles, key=lambda role: (*devices_for(role, most), role.replicas is None), reverse=True)
 
     def _found(self) -> Layout:
         rank = {role.name: i for i, role in enumerate(self._roles)}
-        for places in self._taken.values():
+        for places in self._taken:
             places.sort(key=lambda place: (rank[place.role], place.index))
-        return Layout({node: tuple(places) for node, places in self._taken.items() if places})
+        found = zip(self._sites, self._taken, strict=True)
+        return Layout({site.node: tuple(places) for site, places in found if places})
 
     def _place(self, role: Role) -> str:
         """Places of this role; a phrase if one has no node."""
-        free = set(range(role.places))
+        used = self._used[role.name]
         if self._sticky:
-            for site in self.sites:
-                for index in sorted(free.intersection(int(n.rpartition(".")[2]) for n in site.had if _is_of(n, role))):
-                    if self.has_room(role, site):
-                        self._take(role, index, site)
-                        free.remove(index)
-        left = self._each(role, sorted(free))
+            for index, i in sorted(self._had(role).items(), key=lambda had: had[::-1]):
+                if index < role.places and self.has_room(role, i):
+                    self._take(role, index, i)
+        left = self._each(role, [i for i in range(role.places) if i not in used])
         return "" if left is None else self._no_room(role, left)
 
     def _no_room(self, role: Role, index: int) -> str:
@@ -198,35 +231,33 @@ class _Try:
             i = able.best()
             if i is None:
                 return index
-            self._take(role, index, self.sites[i])
+            self._take(role, index, i)
             able.taken(i, own=True)
         return None
 
-    def load(self, site: Site) -> int:
+    def load(self, i: int) -> int:
         """Of sites that are equal otherwise, the one with the least is taken."""
-        places = len(self._taken[site.node])
-        return places if self._spread else len(self._gpus[site.node]) + len(self._slots[site.node])
+        return len(self._taken[i]) if self._spread else len(self._gpus[i]) + len(self._slots[i])
 
-    def has_room(self, role: Role, site: Site) -> bool:
+    def has_room(self, role: Role, i: int) -> bool:
         """Whether one more place of the role can be there. Where there is no room there never is any again."""
-        if allowed(role, site.node, site.facts):
+        fit = self.fits[role.name].get(i)
+        if fit is None or (role.replicas is None and i in self.at[role.name]):
             return False
-        gpus, slots = devices_for(role, len(site.facts.gpus))
-        if role.replicas is None and any(place.role == role.name for place in self._taken[site.node]):
-            return False
-        return len(self._gpus[site.node]) >= gpus and len(self._slots[site.node]) >= slots
+        return len(self._gpus[i]) >= fit.gpus and len(self._slots[i]) >= fit.slots
 
-    def _take(self, role: Role, index: int, site: Site) -> None:
-        gpus, slots = devices_for(role, len(site.facts.gpus))
-        if gpus:
-            left = self._gpus[site.node]
-            devices = pick([gpu for gpu in site.facts.gpus if gpu.uuid in left], gpus)
-            self._gpus[site.node] = [uuid for uuid in left if uuid not in devices]
+    def _take(self, role: Role, index: int, i: int) -> None:
+        fit = self.fits[role.name][i]
+        if fit.gpus:
+            left = self._gpus[i]
+            devices = pick([gpu for gpu in self._sites[i].facts.gpus if gpu.uuid in left], fit.gpus)
+            self._gpus[i] = [uuid for uuid in left if uuid not in devices]
         else:
-            devices = tuple(self._slots[site.node][:slots])
-            del self._slots[site.node][:slots]
-        workers = workers_wanted(role, len(site.facts.gpus))
-        self._taken[site.node].append(Place(role=role.name, index=index, workers=workers, devices=devices))
+            devices = tuple(self._slots[i][: fit.slots])
+            del self._slots[i][: fit.slots]
+        self._taken[i].append(Place(role=role.name, index=index, workers=fit.workers, devices=devices))
+        self._used[role.name].add(index)
+        self.at[role.name][i] += 1
 
 
 _Key = tuple[int, int, int, int, int]
@@ -239,29 +270,27 @@ class _Open:
     label counts for: not all sites are looked at for each place, since somebody may ask for thousands."""
 
     def __init__(self, tried: _Try, role: Role) -> None:
-        self._try, self._role = tried, role
+        self._try, self._role, self._fits = tried, role, tried.fits[role.name]
         asked = role.placement or Constraints()
         self._spread, self._pack = bool(asked.spread) and not asked.pack, bool(asked.pack)
-        label = asked.spread or asked.pack
-        found = [(site.node, site.facts.labels) for site in tried.sites]
-        self._value = [value_of(label, node, labels) if label else "" for node, labels in found]
         self._load: dict[int, int] = {}
         """Of sites with room."""
         self._alike: dict[tuple[str, int], list[tuple[int, int]]] = {}
         """Value and score to a heap of loads and sites, some of which hold no longer."""
         self._scores: dict[str, dict[int, None]] = {}
         """Of each value."""
-        value_on = dict(zip((node for node, _ in found), self._value, strict=True))
-        self._here = Counter(value_on[node] for node in tried.on(role))
+        self._here = Counter[str]()
+        for i, count in tried.at[role.name].items():
+            self._here[self._fits[i].value] += count
         self._room = Counter[str]()
-        self._score: dict[int, int] = {}
-        for i, site in enumerate(tried.sites):
-            if tried.has_room(role, site):
-                value, score = self._value[i], asked.score(site.node, site.facts.labels)
-                self._load[i], self._score[i] = tried.load(site), score
-                heappush(self._alike.setdefault((value, score), []), (self._load[i], i))
-                self._scores.setdefault(value, {})[score] = None
-                self._room[value] += 1
+        for i, fit in self._fits.items():
+            if tried.has_room(role, i):
+                self._load[i] = load = tried.load(i)
+                self._alike.setdefault((fit.value, fit.score), []).append((load, i))
+                self._scores.setdefault(fit.value, {})[fit.score] = None
+                self._room[fit.value] += 1
+        for sites in self._alike.values():
+            heapify(sites)
         self._first: list[tuple[_Key, tuple[str, int]]] = []
         """A heap of the best of each that are alike, and of what it was before."""
         for value in self._scores:
@@ -278,16 +307,20 @@ class _Open:
 
     def taken(self, i: int, *, own: bool) -> None:
         """A place was taken at this site. ``own``: one of this role."""
-        value, site = self._value[i], self._try.sites[i]
-        self._here[value] += own
+        fit = self._fits.get(i)
+        if fit is None:
+            return
+        self._here[fit.value] += own
         if i in self._load:
-            if self._try.has_room(self._role, site):
-                self._load[i] = self._try.load(site)
-                heappush(self._alike[value, self._score[i]], (self._load[i], i))
+            if self._try.has_room(self._role, i):
+                self._load[i] = load = self._try.load(i)
+                heappush(self._alike[fit.value, fit.score], (load, i))
             else:
                 del self._load[i]
-                self._room[value] -= 1
-        self._rank(value)
+                self._room[fit.value] -= 1
+        elif not own:
+            return  # it has changed nothing that this role's sites are compared by
+        self._rank(fit.value)
 
     def _rank(self, value: str) -> None:
         for score in self._scores.get(value, ()):

@@ -57,6 +57,19 @@ def test_a_job_of_more_roles_than_a_person_writes_is_refused(roles: int) -> None
     assert check_spec(dense(MOST_ROLES)) == []
 
 
+@pytest.mark.parametrize(("roles", "most"), [(2, 4096), (4, 2048), (16, 512)])
+def test_places_of_many_roles_are_bounded_together(roles: int, most: int) -> None:
+    def of(places: int) -> JobSpec:
+        size = Nodes(min=1, max=places, target=places)
+        one = Role(name="r", command=("x",), nodes=size)
+        names = [f"r{i}" for i in range(roles)]
+        return job({"a": ()}).model_copy(update={"roles": tuple(one.model_copy(update={"name": n}) for n in names)})
+
+    assert check_spec(of(most // roles)) == []
+    (problem,) = check_spec(of(most // roles + 1))
+    assert problem.endswith(f"a job of {roles} roles has {most} places at most, all roles together")
+
+
 def test_a_circle_of_roles_is_named_once_by_its_shortest_way() -> None:
     found = check_spec(job({"a": ("c",), "b": ("a",), "c": ("b", "d"), "d": ("b",)}))
     assert [one for one in found if "none of them" in one] == [

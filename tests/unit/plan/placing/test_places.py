@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.constraints import NODE, Constraints
 from nodeagent.model.job import Scale
-from nodeagent.model.jobspec import JobSpec, Nodes, Role
+from nodeagent.model.jobspec import MOST_ROLES, JobSpec, Nodes, Role
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Place, PodReport
@@ -358,6 +359,13 @@ def calls_for(nodes: int, way: dict[str, str], had: bool = False) -> int:
     asked = Constraints(**way) if way else None
     roles = [role(name, replicas=nodes).model_copy(update={"placement": asked}) for name in ("a", "b")]
     sites = [site(f"n{i}", had=frozenset({f"a.{i}"} if had else ())) for i in range(nodes)]
+    found, calls = calls_of(roles, sites)
+    assert found.count == 2 * nodes
+    return calls
+
+
+def calls_of(roles: Sequence[Role], sites: Sequence[Site]) -> tuple[Layout, int]:
+    """The layout, and Python's calls while it is looked for."""
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -367,10 +375,10 @@ def calls_for(nodes: int, way: dict[str, str], had: bool = False) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        assert lay_out(roles, sites).count == 2 * nodes
+        found = lay_out(roles, sites)
     finally:
         sys.setprofile(before)
-    return calls
+    return found, calls
 
 
 @pytest.mark.parametrize("way", [{"spread": NODE}, {"pack": NODE}, {"spread": "rack"}, {}])
@@ -378,3 +386,12 @@ def calls_for(nodes: int, way: dict[str, str], had: bool = False) -> int:
 def test_a_user_who_asks_for_many_places_cannot_hold_up_the_agents(way: dict[str, str], had: bool) -> None:
     """Every agent lays every waiting job out: what twice as many places cost must not grow with their square."""
     assert calls_for(160, way, had) < 3 * calls_for(80, way, had)
+
+
+def test_nor_with_elastic_roles_of_which_more_are_wanted_than_fit() -> None:
+    """Each role was looked at anew for each place, in four ways, three of them alike: 100 nodes took seconds."""
+    roles = [Role(name=f"r{i}", command=("x",), nodes=Nodes(min=1, max=27, target=27)) for i in range(MOST_ROLES)]
+    found, calls = calls_of(roles, [site(f"n{i}", slots=4) for i in range(100)])
+    assert found.left
+    assert found.count == 400, "one for each slot"
+    assert calls < 30 * 400 * MOST_ROLES, "some for each place and role"
