@@ -21,7 +21,7 @@ from nodeagent.model.health import LABEL, RepairState, Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.commands import SiteCheck
-from nodeagent.osutil.linux import family
+from nodeagent.osutil.linux import descends
 from nodeagent.plan.repair import Means
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
@@ -29,8 +29,8 @@ from nodeagent.spec.healthconfig import HealthConfig
 
 HOST_PIDS = 0xEFFFFFFC
 """Inode of the machine's own pid namespace: there the driver and /proc speak of the same pids."""
-MOST_PROCESSES = 4096
-"""The most processes of this node's pods that are distinguished from others' on a GPU."""
+MOST_PROCESSES = 1024
+"""The most processes on a node's GPUs of which it is found out whose they are."""
 
 
 class Facts(TypedDict):
@@ -52,9 +52,19 @@ class PodWork(OwnWork):
     def working(self) -> bool:
         return self._own_pids and any(not status.quiet for status in self._statuses().values())
 
-    def pids(self) -> frozenset[int]:
-        roots = [os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))]
-        return frozenset(family(roots, MOST_PROCESSES))
+    def among(self, pids: Collection[int]) -> frozenset[int]:
+        """They are looked up from the listed process to what a shim names, so that a shim which names thousands that
+        are not there costs nothing, and takes no other pod's processes out of sight. Where there is no descriptor to
+        look with, nobody is accused: it counts as ours."""
+        roots = {os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))}
+
+        def ours(pid: int) -> bool:
+            try:
+                return descends(pid, roots)
+            except OSError:
+                return True
+
+        return frozenset(filter(ours, sorted(pids)[:MOST_PROCESSES]))
 
 
 class NodeHealth:

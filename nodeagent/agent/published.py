@@ -215,7 +215,8 @@ class Advert:
 
 
 MOST_PROCESSES = 256
-"""Processes of all pods together that are read in one measurement; those beyond it are not counted."""
+"""Processes of all pods together that are read in one measurement; those beyond it are not counted. What a pod leaves
+of its part the next one has, of those that name more."""
 SLACK = 2
 """Ticks by which the kernel's rounding may let a process seem to have started earlier."""
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -238,12 +239,13 @@ class Meter:
         if not any(roots.values()):
             return {}
         machine = machine_usage()
-        found = {}
-        for uid, pids in roots.items():
-            if not pids:
-                continue
+        found, left = {}, MOST_PROCESSES
+        named = sorted((uid for uid in roots if roots[uid]), key=lambda uid: len(roots[uid]))
+        for i, uid in enumerate(named):
             cpu = pages = count = 0
-            for pid in family(pids, MOST_PROCESSES - len(self._ticks)):
+            pids = family(roots[uid], left // (len(named) - i))
+            left -= len(pids)
+            for pid in pids:
                 try:
                     fields = proc_stat(f"/proc/{pid}/stat")
                 except OSError:  # no descriptor to look with: not counted this time

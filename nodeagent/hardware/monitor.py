@@ -135,8 +135,8 @@ class OwnWork:
         """Some run, and nobody can tell their pids from others'."""
         return False
 
-    def pids(self) -> frozenset[int]:
-        """Those of workers and of checks."""
+    def among(self, pids: Collection[int]) -> frozenset[int]:
+        """Those of these that are workers' or checks'."""
         return frozenset()
 
 
@@ -396,12 +396,13 @@ class Monitor:
         self._take(self._verify(memory, now, at))
 
     def _look_for_ours(self) -> None:
-        """Which processes are this node's, once for each reading that lists any: with thousands of them a look takes
-        tens of milliseconds, and each event of a storm is judged."""
+        """Which processes are this node's, once for each reading that lists any: with hundreds of them a look takes
+        milliseconds, and each event of a storm is judged."""
         listing = tuple(device for device in self.devices if device.processes)
         known = len(listing) == len(self._pids_for) and all(map(is_, listing, self._pids_for))
         if listing and not known:
-            self._our_pids, self._pids_for = self._own.pids(), listing
+            listed = {pid for device in listing for pid, _ in device.processes or ()}
+            self._our_pids, self._pids_for = self._own.among(listed), listing
 
     def _ready_events(self) -> tuple[DeviceEvent, ...]:
         """Those whose GPU is known by its UUID, as far as it ever will be; without those of other nodes' GPUs."""

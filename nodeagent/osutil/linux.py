@@ -14,8 +14,10 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Set
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
@@ -40,6 +42,8 @@ _BOOT_ID = "proc/sys/kernel/random/boot_id"
 ENVIRON_MAX = 8 << 20
 """The most bytes of a process's environment that are read: more than exec accepts (a process may later declare any of
 its memory as its environment)."""
+DEPTH = 64
+"""Generations of processes through which one is looked up."""
 CHILDREN_MAX = 1 << 20
 """The most bytes that are read of a thread's children."""
 _PASSING = frozenset({
@@ -197,15 +201,28 @@ def family(roots: Iterable[int], most: int) -> list[int]:
     """The roots and, recursively, the children of their main threads: each once, at most ``most``. What
     there is no descriptor or memory to look at counts as childless."""
     found: dict[int, None] = {}
-    waiting = list(roots)
+    waiting = deque(islice(roots, most))
     while waiting and len(found) < most:
-        pid = waiting.pop(0)
+        pid = waiting.popleft()
         if pid in found:
             continue
         found[pid] = None
         with contextlib.suppress(OSError):
             waiting += read_children(pid, pid)
     return list(found)
+
+
+def descends(pid: int, roots: Container[int]) -> bool:
+    """Whether the process is one of these, or was started below one. Raises OSError if there is no descriptor or memory
+    to look."""
+    for _ in range(DEPTH):
+        if pid in roots:
+            return True
+        fields = stat_fields(pid)
+        if fields is None or pid <= 1:
+            return False
+        pid = int(fields[1])
+    return False
 
 
 def stat_fields(pid: int) -> list[str] | None:

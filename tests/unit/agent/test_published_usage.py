@@ -99,3 +99,9 @@ def test_the_machine() -> None:
     seen = machine_usage()
     assert 0 < seen.memory_used < seen.memory_total
     assert seen.cpus == os.cpu_count()
+
+
+def test_a_pod_that_names_many_processes_leaves_the_others_theirs(busy: tuple[int, int]) -> None:
+    many = status(*range(10_000_000, 10_004_096))
+    used = Meter().measure({"evil": many, "good": status(busy[0])}, now())
+    assert used["good"].processes == 2
