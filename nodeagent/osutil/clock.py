@@ -29,6 +29,20 @@ class SystemClock:
         return time.time()
 
 
+class Allowance:
+    """So much at once, and so much a second in the long run. Times are of any clock that does not go back."""
+
+    def __init__(self, burst: float, per_second: float) -> None:
+        self._burst, self._rate = burst, per_second
+        self._left, self._at = burst, 0.0
+
+    def spend(self, amount: float, now: float) -> float:
+        """Seconds until there is something left after this; 0: there is."""
+        self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._rate) - amount
+        self._at = now
+        return max(0.0, -self._left / self._rate)
+
+
 async def wait_for(event: asyncio.Event, timeout: float | None) -> bool:
     """Until the event or the time; clears the event. Whether it came."""
     if not event.is_set():
