@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypedDict, TypeVar
 
 import structlog
+from pydantic import ValidationError
 
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
@@ -19,6 +20,7 @@ from nodeagent.agent.reach import Reach
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.agent.verifier import AdmissionVerifier
+from nodeagent.model.base import first_error
 from nodeagent.model.job import BudgetEntry, Checkpoint, Control, JobRecord
 from nodeagent.model.world import PodReport, Token
 from nodeagent.plan import steps
@@ -381,8 +383,8 @@ class CommitRequests:
             lease, log = self._lease, self._log.bind(uid=uid, checkpoint=wanted.name, generation=wanted.token.number)
             try:
                 pointer = Checkpoint(name=wanted.name, step=wanted.step, number=wanted.token.number, order=wanted.order)
-            except ValueError as error:  # the shim is the job's user's
-                log.warning("not committed", why=str(error))
+            except ValidationError as error:  # the shim is the job's user's
+                log.warning("not committed", why=first_error(error))
                 self._host.committed(uid, wanted, "it is no name of a checkpoint, or has no number")
                 continue
             try:

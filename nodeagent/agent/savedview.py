@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
+from pydantic import ValidationError
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.base import first_error
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import QueuesRecord
@@ -243,7 +245,9 @@ class Writing:
                 else:
                     job = JobRecord.from_json(text)
                     part.records.append((f"job {job.uid}", job))
-            except (ValueError, KeyError, TypeError) as error:  # pydantic's is a ValueError
+            except ValidationError as error:
+                part.wrong.append(f"line {number}: {first_error(error)}")
+            except (ValueError, KeyError, TypeError) as error:
                 part.wrong.append(f"line {number}: {error}")
         if len(parts) > 1 and parts[-1].missing:
             parts.pop()

@@ -57,6 +57,7 @@ from nodeagent.hardware.probes.process import (
     reader_command,
 )
 from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, ProbeReading, Readings
+from nodeagent.model.base import first_error
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock
@@ -589,8 +590,7 @@ def load_memory(path: Path) -> Kept:
             raise ValueError(f"it is of version {version}, this agent reads {VERSION}")
         stored = _Stored.model_validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}") from None
+        raise ValueError(first_error(error)) from None
     memory = JudgeMemory(stored.verdicts, stored.past, stored.repairs, stored.at)
     return Kept(
         memory, stored.boot, stored.gpus, stored.buses, stored.links, stored.ports, stored.devices, stored.record

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 RECORD_VERSION = 1
 """Version of all stored records. The store refuses the steps of an agent that has another one."""
@@ -12,6 +12,13 @@ RECORD_VERSION = 1
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 """A whole number that others can count with: the store, which knows no larger ones, and the metrics' page. Numbers that
 come from a job's user (``pods.base.PodStatus``) are of this kind."""
+
+T = TypeVar("T")
+Listed = Annotated[tuple[T, ...], FailFast()]
+"""A list that others wrote: behind its first entry that does not fit no other is looked at."""
+ERRORS_MAX = 100
+"""Mistakes in one record of which the first is still told."""
+_NAME_CHARS, _ERROR_CHARS = 60, 300
 
 
 NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
@@ -36,3 +43,16 @@ class Record(BaseModel):  # noqa: PLW1641 - pydantic gives frozen models their h
     def from_json(cls, text: str | bytes) -> Self:
         """Decode strictly. Raises ``pydantic.ValidationError`` for anything that does not fit."""
         return cls.model_validate_json(text, strict=True)
+
+
+def first_error(error: ValidationError) -> str:
+    """The first mistake in what others wrote, as a short phrase that repeats no value. pydantic makes its texts of all
+    mistakes at once, for seconds if they are a million: of more than ``ERRORS_MAX`` only their number is told."""
+    count = error.error_count()
+    if count > ERRORS_MAX:
+        return f"{count} mistakes"
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part)[:_NAME_CHARS] for part in first["loc"][:8])
+    text = f"{where}: {first['msg']}" if where else first["msg"]
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return ascii(text[:_ERROR_CHARS])[1:-1] + more

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nodeagent.model.base import Record, Whole
+from nodeagent.model.base import Listed, Record, Whole
 from nodeagent.model.facts import PodUsage
 
 RankState = Literal["stopped", "blocked", "zombie", "busy", "idle"]
@@ -56,7 +56,7 @@ class Stall(Record):
     """Seconds without progress that the job allows."""
     suspects: bool
     """This pod saw no progress for the limit; False: it only answers another pod's suspicion."""
-    ranks: tuple[RankFacts, ...]
+    ranks: Listed[RankFacts]
 
 
 PodPhase = Literal[

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from nodeagent.model.base import Record, Whole
+from nodeagent.model.base import Listed, Record, Whole
 from nodeagent.model.pod import Stall
 
 GenerationState = Literal["forming", "active", "ended"]
@@ -207,7 +207,7 @@ class PodReport(Record):
     state: Literal["running", "succeeded", "failed", "lost", "fenced", "refused", "left"]
     """``lost``: the shim died. ``fenced``: the shim stopped the workers because no agent granted it time. ``refused``:
     the workers could not start. ``left``: stopped as planned; ``reason`` says whether the last steps were saved."""
-    exits: tuple[WorkerExit, ...] = ()
+    exits: Listed[WorkerExit] = ()
     """None if ``succeeded``: all workers have exited 0."""
     reason: str = ""
     """For everybody."""
@@ -221,7 +221,7 @@ class PodReport(Record):
     """Its workers of the role that completes the job have all ended well."""
     tasks: tuple[str, ...] = ()
     """Roles for whose completion a policy waits, and whose workers here have all ended well."""
-    alone: tuple[AloneRestart, ...] = ()
+    alone: Listed[AloneRestart] = ()
     """Its workers that were started again alone in this generation, in the order they ended."""
     rounds: dict[str, int] = {}
     """Of roles that are started again as a whole: role to a round of it, of which this is a promise: no worker of an

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import struct
@@ -31,6 +32,8 @@ JSON_MAX = 1 << 16
 """The most bytes of a JSON file."""
 DEPTH_MAX = 32
 """The most nested objects and arrays in a JSON file."""
+VALUES_MAX = 1 << 16
+"""The most values in JSON, objects and arrays among them: what looks at each of them is quick."""
 NAMES_MAX = 10_000
 """The most entries of a folder that are read."""
 REMOVE_MAX = 1_000_000
@@ -41,6 +44,11 @@ ASIDE_SECONDS = 5.0
 """Seconds until the caller stops waiting for such work; its thread continues alone."""
 
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LONG = b"0" * 400
+"""With ``_DIGITS``: digits, maybe of a number that takes long to read. No float has more before its point."""
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 0 for byte in range(256))
+_HALF = re.compile("[\ud800-\udfff]")
+"""Of a surrogate pair: no UTF-8 could hold it."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -253,15 +261,21 @@ def peer(link: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def object_of(content: bytes) -> dict[str, Any]:
-    """A JSON object that can be encoded as UTF-8 and is not deeper than DEPTH_MAX. Raises UntrustedError."""
+def object_of(content: bytes, *, lossy: bool = False) -> dict[str, Any]:
+    """A JSON object that can be encoded as UTF-8, is not deeper than DEPTH_MAX and holds at most VALUES_MAX values.
+    ``lossy``: half of a surrogate pair becomes U+FFFD. Raises UntrustedError."""
     try:
-        value = json.loads(content.decode(), parse_constant=_no_constant)
+        short_only = _short if _LONG in content.translate(_DIGITS) else None
+        value: dict[str, Any] = json.loads(content.decode(), parse_constant=_no_constant, parse_int=short_only)
         if not isinstance(value, dict):
             raise UntrustedError("not a JSON object")
         if _deeper(value):
             raise UntrustedError(f"JSON of more than {DEPTH_MAX} levels")
-        json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
+        text = json.dumps(value, ensure_ascii=False)
+        if lossy and _HALF.search(text):
+            text = _HALF.sub("\ufffd", text)
+            value = json.loads(text)
+        text.encode()  # fails for half of a surrogate pair
     except ValueError as error:
         raise UntrustedError(f"not JSON: {error}") from error
     except RecursionError as error:
@@ -270,8 +284,11 @@ def object_of(content: bytes) -> dict[str, Any]:
 
 
 def _deeper(value: Any) -> bool:
-    level = [value]
+    level, left = [value], VALUES_MAX
     for _ in range(DEPTH_MAX):
+        left -= len(level)
+        if left < 0:
+            raise UntrustedError(f"JSON of more than {VALUES_MAX} values")
         level = [
             inner
             for outer in level
@@ -281,6 +298,12 @@ def _deeper(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def _short(number: str) -> int:
+    if len(number) > len(_LONG):
+        raise ValueError(f"a number of {len(number)} digits")
+    return int(number)
 
 
 def _no_constant(name: str) -> None:

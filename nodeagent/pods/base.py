@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from nodeagent.model.base import Record, Whole
+from nodeagent.model.base import Listed, Record, Whole
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
 from nodeagent.model.world import Token, WorkerExit
@@ -75,10 +75,10 @@ class PodStatus(Record):
     lost: Token | None = None
     """The generation that an earlier shim of this pod started last, while this one has started none: how its workers
     ended is not known."""
-    workers: tuple[WorkerState, ...] = ()
-    exits: tuple[WorkerExit, ...] = ()
+    workers: Listed[WorkerState] = ()
+    exits: Listed[WorkerExit] = ()
     """Of ``generation``, in the order they ended."""
-    restarted: tuple[WorkerExit, ...] = ()
+    restarted: Listed[WorkerExit] = ()
     """Likewise of workers of roles that restart alone, each of which was, or is about to be, started again: the
     newest."""
     fenced: bool = False
@@ -86,19 +86,19 @@ class PodStatus(Record):
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
     rendezvous: Rendezvous | None = None
-    ports: tuple[Whole, ...] = ()
+    ports: Listed[Whole] = ()
     """Held for the places of the generation that was promised last."""
     snapshot_bytes: Whole = 0
     """Memory that the shim keeps for its workers' snapshots."""
     written: str = ""
     """What became of the snapshots of ``generation`` when the pod was given up; empty if there was nothing to do."""
-    waiting: tuple[str, ...] = ()
+    waiting: Listed[str] = ()
     """Roles of ``generation`` whose workers here wait for others to be ready."""
-    ready: tuple[str, ...] = ()
+    ready: Listed[str] = ()
     """Names of the places of ``generation`` here that are ready, in a job whose roles start one after another."""
     rounds: dict[str, Whole] = {}
     """As of ``PodReport``: role to the newest round for which all its workers here were dead."""
-    down: tuple[str, ...] = ()
+    down: Listed[str] = ()
     """Those of these roles whose workers here wait for the order to start that round."""
     commit: CommitRequest | None = None
     stepped: float | None = None

@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -19,17 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.model.base import Record
+from pydantic import ValidationError
+
+from nodeagent.model.base import Record, first_error
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil.linux import pidfd_ended, read_proc
-from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside
+from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside, object_of
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.bounds import bounded
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
 from nodeagent.pods.sweep import Sweeper
-from nodeagent.shim.peers import VERSION
+from nodeagent.shim.peers import LINE_MAX, VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,6 @@ LOOK_AGAIN = 5.0
 """Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
 READ_MAX = 1 << 13
 """Bytes of a shim that are read in one go: many that do nothing but speak cost the loop little in each turn."""
-LINE_MAX = 1 << 22
-"""Bytes of a line from a shim; the status of 1024 workers that all failed is smaller. A shim that sends more, or no
-status, is killed: nobody could say what its pod does."""
 OUT_MAX = 1 << 25
 """Bytes that wait for a shim to read them, start orders with their environments among them; a shim for which more wait
 is killed."""
@@ -66,10 +64,6 @@ SHIM_LOG = "shim.log"
 """In the pod's log folder: what the shim itself writes."""
 LAST_LINE_MAX = 1000
 """Characters of a shim's words in the agent's log."""
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
-)
-"""A pair, a half (the group), or any other escape."""
 
 
 class ShimReport(Record):
@@ -80,6 +74,17 @@ class ShimReport(Record):
     error: str = ""
     echo: int | None = None
     """The ping that has come through its loop."""
+
+    @classmethod
+    def read(cls, line: bytes) -> ShimReport:
+        """As it may go on, in little time whatever it is. Raises ValueError; ``str()`` is a phrase."""
+        try:
+            found = cls.from_json(json.dumps(object_of(line, lossy=True)))  # of few values, each key once
+        except UntrustedError as error:
+            raise ValueError(str(error)) from error
+        except ValidationError as error:
+            raise ValueError(first_error(error)) from None
+        return found if found.status is None else found.model_copy(update={"status": bounded(found.status)})
 
 
 class NotStartedError(Exception):
@@ -449,15 +454,15 @@ class PodHandle:
 
     def _receive(self, line: bytes) -> None:
         try:
-            received = ShimReport.from_json(_without_halves(line))
-            status = bounded(received.status) if received.status is not None else None
+            received = ShimReport.read(line)
         except ValueError as error:
-            logger.error("shim of %s sent what is no status: %s", self.uid, str(error)[:LAST_LINE_MAX])
+            logger.error("shim of %s sent what is no status: %s", self.uid, error)
             self.give_up("its shim sent what is no status")
             return
         if received.echo is not None:
             self._echoed(received.echo)
             return
+        status = received.status
         if status is None:
             logger.warning("shim of %s: %s", self.uid, received.error[:LAST_LINE_MAX])
             self._asked = None  # it may be the stop that it could not do
@@ -504,13 +509,6 @@ class PodHandle:
         if self._process is not None:
             self._process.returncode = 0  # it outlives us: not a child that was forgotten
             self._process = None
-
-
-def _without_halves(line: bytes) -> bytes:
-    """JSON in which no escape is half of a surrogate pair, as text from a job may have it: no UTF-8 could hold that."""
-    if b"\\ud" not in line and b"\\uD" not in line:
-        return line
-    return _ESCAPE.sub(lambda found: found[0] if found[1] is None else b"\\ufffd", line)
 
 
 def connect(folder: Path, owner: int, shim: int) -> socket.socket:

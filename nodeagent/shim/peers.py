@@ -21,12 +21,38 @@ from nodeagent.osutil.linux import bind_private, boot_id, start_time, write_atom
 from nodeagent.shim.loop import Loop
 
 VERSION = 1
+LINE_MAX = 1 << 20
+"""Bytes of a status. What 1024 workers that all failed say is smaller; of more workers, or of words in signs of many
+bytes, less is told. The agent kills a shim that sends more, or no status: nobody could say what its pod does."""
+_BRIEFER = (50, 0)
+"""Then: characters of each worker's last words."""
 _MAX_OUT = 4 << 20
 _MAX_LINE = 16 << 20
 MAX_FDS = 8
 """Descriptors that may come, or go, with one line."""
 
 Command = dict[str, Any]
+
+
+def status_line(status: dict[str, Any]) -> str:
+    """What is pushed of it, in ``LINE_MAX``."""
+    line = _encoded(status)
+    for most in _BRIEFER:
+        if len(line) < LINE_MAX:
+            break
+        ends = {name: [_brief(end, most) for end in status[name]] for name in ("exits", "restarted")}
+        line = _encoded(status | ends)
+    return line.decode()
+
+
+def _encoded(status: dict[str, Any]) -> bytes:
+    """A lone surrogate would make all of it unreadable."""
+    return json.dumps({"v": VERSION, "status": status}, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _brief(end: dict[str, Any], most: int) -> dict[str, Any]:
+    error = end["error"]
+    return end | {"error": error[len(error) - most :] if len(error) > most else error}
 
 
 class Peer:
@@ -201,8 +227,7 @@ class ShimPeers:
 
     def push(self, status: dict[str, Any]) -> None:
         """Tell every peer that wants to know, if it differs from what was pushed last."""
-        line = json.dumps({"v": VERSION, "status": status}, ensure_ascii=False)
-        line = line.encode("utf-8", "replace").decode()  # a lone surrogate would make all of it unreadable
+        line = status_line(status)
         if line != self._last:
             self._last = line
             for peer in [p for p in self._peers if p.wants_status]:

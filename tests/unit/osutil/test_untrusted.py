@@ -17,6 +17,7 @@ import pytest
 
 from nodeagent.osutil import untrusted
 from nodeagent.osutil.untrusted import (
+    VALUES_MAX,
     NotSeenError,
     OneAside,
     UntrustedError,
@@ -295,3 +296,14 @@ async def test_what_hangs_is_not_done_again_until_it_has_come_back(monkeypatch: 
 def test_objects() -> None:
     assert object_of(b'{"v": 1.5}') == {"v": 1.5}
     assert object_of(json.dumps({"a": "\U0001f600"}).encode()) == {"a": "\U0001f600"}
+    halves = {"\ud800": "\udfff and \\ud800", "b": "\U0001f600"}
+    assert object_of(json.dumps(halves).encode(), lossy=True) == {"\ufffd": "\ufffd and \\ud800", "b": "\U0001f600"}
+    digits = {"a": "9" * 5000, "b": int("9" * 400)}
+    assert object_of(json.dumps(digits).encode()) == digits
+    with pytest.raises(UntrustedError, match="a number of 401 digits"):
+        object_of(json.dumps({"a": int("9" * 401)}).encode())
+    most = {"a": [0] * (VALUES_MAX - 2)}
+    assert object_of(json.dumps(most).encode()) == most
+    most["a"].append(0)
+    with pytest.raises(UntrustedError, match="JSON of more than 65536 values"):
+        object_of(json.dumps(most).encode())

@@ -24,8 +24,9 @@ from nodeagent.pods import pod
 from nodeagent.pods.base import StartOrder
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
-from nodeagent.pods.pod import LINE_MAX, READ_MAX, PodHandle
+from nodeagent.pods.pod import READ_MAX, PodHandle
 from nodeagent.pods.sweep import Sweeper
+from nodeagent.shim.peers import LINE_MAX
 
 BOUND = 20.0
 
@@ -146,6 +147,37 @@ async def test_a_shim_that_cannot_be_understood_is_gone(tmp_path: Path, received
         await sending
         assert why in shim.handle.status.reason
         assert shim.handle.may_restart
+
+
+FIELDS = b",".join(b'"x%d": 0' % number for number in range(2000))
+
+
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        (b'"exits": [%s{}]' % (b"{}," * 100_000), "values"),
+        (b'"x": {%s"y": 0}' % b"".join(b'"%x": 0,' % number for number in range(70_000)), "values"),
+        (b'"exits": [%s{}]' % (b"{}," * 1000), "status.exits.0.rank: Field required (and 2 more)"),
+        (b'"stall": {"limit": 1, "suspects": true, "ranks": [%s{}]}' % (b"{}," * 1000), "ranks.0.rank"),
+        (FIELDS, "2000 mistakes"),
+        (b'"%s": 0' % (b"x" * 100_000), "Extra inputs are not permitted"),
+    ],
+)
+async def test_of_a_line_full_of_mistakes_few_are_looked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: bytes, why: str
+) -> None:
+    """The texts of a million mistakes took the agent 80 s and 3 GB: every pod of the node was fenced."""
+    async with fake(tmp_path) as shim:
+        line = b'{"v": 1, "status": {"uid": "u", "phase": "running", ' + inside + b"}}\n"
+        assert len(line) < LINE_MAX
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, line)
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        await sending
+    logged = next(text for text in caplog.messages if "sent what is no status" in text)
+    assert why in logged
+    assert len(logged) < 500
 
 
 async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_path: Path) -> None:
