@@ -18,11 +18,13 @@ import structlog
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.base import PORT_MAX
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.osutil.clock import Clock
 from nodeagent.plan.cluster import Refusal, RefusalKind
+from nodeagent.pods.environment import is_address
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.ledger import Ledger, LedgerEntry, pruned
 from nodeagent.trust.seal import LIFETIME, Seal
@@ -30,6 +32,8 @@ from nodeagent.trust.seal import LIFETIME, Seal
 SKEW = 2 * 3600
 """Seconds by which another node's clock may be ahead of this one's: an admission issued later than that is not
 believed, since it would convince for longer than its lifetime."""
+ADDRESS_MAX = 100
+"""Characters of a bad address that are shown."""
 SEEN_AGAIN = 3600
 """Seconds after which it is written down anew that a job still lives."""
 LOOK_AGAIN = 60.0
@@ -39,13 +43,14 @@ hours above depend on the time."""
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A record, whether its signatures are good, and its gang has the places of its roles."""
+    """A record, whether its signatures are good, and its gang has the places of its roles, at addresses."""
 
     job: JobRecord
     admits: bool
     controls: bool
     gang: bool
     places: bool
+    addresses: bool
     points: bool
 
 
@@ -220,12 +225,14 @@ class AdmissionVerifier:
         if last is None or last.job is not job:
             seal = self._seal
             same_gang = last is not None and _same_gang(last.job, job)
+            same_places = last is not None and same_gang and last.job.spec is job.spec
             last = _Judged(
                 job,
                 last.admits if last is not None and _same_admission(last.job, job) else seal.admits(job),
                 last.controls if last is not None and last.job.control is job.control else seal.controls(job),
                 last.gang if last is not None and same_gang else seal.gang(job),
-                last.places if last is not None and same_gang and last.job.spec is job.spec else _has_its_places(job),
+                last.places if last is not None and same_places else _has_its_places(job),
+                last.addresses if last is not None and same_gang else _has_addresses(job),
                 last.points if last is not None and last.job.checkpoint is job.checkpoint else seal.points(job),
             )
             self._judged[job.uid], self._looked = last, None
@@ -261,6 +268,12 @@ class AdmissionVerifier:
         if not known.gang:
             return "gang", (
                 "its generation was changed in the store: not every member's agent agreed to it as it is; "
+                f"form it anew: nodeagentctl stop {job.name}, then submit it again"
+            )
+        if generation is not None and not known.addresses:
+            return "gang", (
+                f"generation {generation.number} has the rendezvous {generation.address[:ADDRESS_MAX]!r}, and it or a "
+                "port of its places is no address: a pod lied, and an agent of an earlier version believed it; "
                 f"form it anew: nodeagentctl stop {job.name}, then submit it again"
             )
         if not known.points:
@@ -305,6 +318,15 @@ def _has_its_places(job: JobRecord) -> bool:
     if sorted(places) != sorted(wanted) or any(m.workers != sum(p.workers for p in m.places) for m in members):
         return False
     return generation.state != "active" or all(len(generation.ports.get(m.node, ())) == m.ports for m in members)
+
+
+def _has_addresses(job: JobRecord) -> bool:
+    """Its workers can be named the rendezvous, and ports, once it is active: they came from pods."""
+    generation = job.generation
+    if generation is None or generation.state != "active":
+        return True
+    ports = (port for ports in generation.ports.values() for port in ports)
+    return is_address(generation.address) and all(1 <= port <= PORT_MAX for port in ports)
 
 
 def _same_gang(old: JobRecord, new: JobRecord) -> bool:

@@ -20,6 +20,8 @@ ERRORS_MAX = 100
 """Mistakes in one record of which the first is still told."""
 _NAME_CHARS, _ERROR_CHARS = 60, 300
 
+PORT_MAX = 65535
+
 
 NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
 """Names of jobs, queues and nodes."""

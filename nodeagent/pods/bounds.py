@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from nodeagent.model.base import PORT_MAX
 from nodeagent.model.world import BRIEF, WorkerExit
 from nodeagent.pods.base import PodStatus
+from nodeagent.pods.environment import is_address
 
 TEXT_MAX = 8192
 """Characters of a sentence for people."""
@@ -43,6 +45,10 @@ def bounded(status: PodStatus) -> PodStatus:
         raise ValueError(f"a name of more than {NAME_MAX} characters, or names of more than {NAMES_MAX}")
     if any(abs(number) > NUMBER_MAX for number in _numbers(status) if number is not None):
         raise ValueError(f"a time of more than {NUMBER_MAX:g} s")
+    if status.rendezvous is not None and not is_address(status.rendezvous.address):
+        raise ValueError("a rendezvous whose address is not a host and a port")
+    if any(not 1 <= port <= PORT_MAX for port in status.ports):
+        raise ValueError(f"a port that is not 1 to {PORT_MAX}")
     cut: dict[str, object] = {
         name: text[:TEXT_MAX]
         for name, text in (("reason", status.reason), ("refused", status.refused), ("written", status.written))

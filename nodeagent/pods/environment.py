@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from nodeagent.model.base import PORT_MAX
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import Gpu, NodeRecord
@@ -221,6 +222,15 @@ def split_address(address: str) -> tuple[str, int]:
     if not host:
         raise ValueError(f"{address!r} is not host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_address(text: str) -> bool:
+    """Whether ``split_address`` reads it, ``joined`` would write it so, and there is such a port."""
+    try:
+        host, port = split_address(text)
+    except ValueError:
+        return False
+    return 1 <= port <= PORT_MAX and host.isprintable() and " " not in host and text == joined(host, port)
 
 
 def joined(host: str, port: int) -> str:

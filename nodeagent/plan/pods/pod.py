@@ -721,7 +721,8 @@ def _ack(
         last = lost_report(status, job.last_number)
     stuck = status is not None and status.phase == "stuck"
     member = generation.members.get(node)
-    ports = status.ports if status is not None and member is not None and member.ports else ()
+    asked = member.ports if member is not None else 0
+    ports = status.ports if status is not None and len(status.ports) == asked else ()
     ack = Ack(
         life=life, ended=generation.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
         lends=lends and node in job.failsafe_members, ports=ports,

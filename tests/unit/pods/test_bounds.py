@@ -46,7 +46,19 @@ def stalled(*ranks: Mapping[str, object], limit: float = 5.0) -> dict[str, objec
         {"exits": [ended(place="x" * (NAME_MAX + 1))]},
         {"exits": [ended()] * (COUNT_MAX + 1)},
         {"restarted": [ended(order=LARGE)]},
-        {"ports": [0] * (COUNT_MAX + 1)},
+        {"ports": [1] * (COUNT_MAX + 1)},
+        {"ports": [0]},
+        {"ports": [29400, 65536]},
+        {"ports": [10**15]},
+        {"rendezvous": {"token": TOKEN, "address": "x", "store_hosted": True}},
+        {"rendezvous": {"token": TOKEN, "address": "", "store_hosted": True}},
+        {"rendezvous": {"token": TOKEN, "address": ":29400", "store_hosted": True}},
+        {"rendezvous": {"token": TOKEN, "address": "n1:", "store_hosted": True}},
+        {"rendezvous": {"token": TOKEN, "address": "n1:0", "store_hosted": True}},
+        {"rendezvous": {"token": TOKEN, "address": "n1:65536", "store_hosted": True}},
+        {"rendezvous": {"token": TOKEN, "address": "n1:29_400", "store_hosted": True}},
+        {"rendezvous": {"token": TOKEN, "address": "n\n1:29400", "store_hosted": True}},
+        {"rendezvous": {"token": TOKEN, "address": "n1:" + "9" * 500, "store_hosted": True}},
         {"ready": ["x"] * (COUNT_MAX + 1)},
         {"rounds": {"trainer": LARGE}},
         {"rounds": {str(number): 1 for number in range(COUNT_MAX + 1)}},
@@ -62,7 +74,7 @@ def stalled(*ranks: Mapping[str, object], limit: float = 5.0) -> dict[str, objec
     ],
 )
 def test_what_no_shim_of_ours_says_is_no_status(status: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"more than|valid|than|finite"):
+    with pytest.raises(ValueError, match=r"more than|valid|than|finite|not a host and a port|not 1 to 65535"):
         parsed(**status)
 
 
