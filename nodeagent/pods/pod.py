@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from nodeagent.model.base import Record, first_error
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
+from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import pidfd_ended, read_proc
 from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside, object_of
 from nodeagent.pods.base import PodStatus, StartOrder
@@ -42,6 +43,12 @@ LOOK_AGAIN = 5.0
 """Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
 READ_MAX = 1 << 13
 """Bytes of a shim that are read in one go: many that do nothing but speak cost the loop little in each turn."""
+LINES_AT_ONCE, LINES_PER_SECOND = 2048.0, 200.0
+"""Lines of a shim that are read as they come, and in the long run: beyond them it waits. One that never stops speaking
+costs the loop a few hundredths of a core."""
+CHANGES_AT_ONCE, CHANGES_PER_SECOND = 64.0, 10.0
+"""The same of changes of a status that the agent acts on, which the whole cluster may hear of: those beyond them it
+sees together."""
 OUT_MAX = 1 << 25
 """Bytes that wait for a shim to read them, start orders with their environments among them; a shim for which more wait
 is killed."""
@@ -140,6 +147,12 @@ class PodHandle:
         self._started_here = self._spoke = False
         self._pinged = self._numbered = 0
         """The newest pings that were sent, and that were asked for."""
+        self._lines = Allowance(LINES_AT_ONCE, LINES_PER_SECOND)
+        self._changes = Allowance(CHANGES_AT_ONCE, CHANGES_PER_SECOND)
+        self._resuming: asyncio.TimerHandle | None = None
+        """Until it is read again."""
+        self._telling: asyncio.TimerHandle | None = None
+        """Until the agent hears of a change."""
         self._ordered: tuple[Token, int] | None = None
         """Of an order to start that may still be on its way: its generation, and the newest ping before it."""
         self._unanswered: asyncio.TimerHandle | None = None
@@ -325,6 +338,9 @@ class PodHandle:
 
     def _detach(self) -> None:
         self._stop_waiting()
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
         if self._link is not None:
             self._loop.remove_reader(self._link)
             self._loop.remove_writer(self._link)
@@ -349,6 +365,15 @@ class PodHandle:
         for line in lines:
             if self._link is not None:
                 self._receive(line)
+        wait = self._lines.spend(len(lines), self._loop.time())
+        if wait and self._link is not None:
+            self._loop.remove_reader(self._link)
+            self._resuming = self._loop.call_later(wait, self._read_again)
+
+    def _read_again(self) -> None:
+        self._resuming = None
+        if self._link is not None:
+            self._loop.add_reader(self._link, self._readable)
 
     def _lost(self) -> None:
         """The pidfd reports the shim's death; a shim that only dropped us is connected to again."""
@@ -473,7 +498,7 @@ class PodHandle:
         self._reported, self._spoke = status, True
         if self._ordered is not None and self._reported.generation == self._ordered[0]:
             self._ordered = None
-        self._show()
+        self._show(in_turn=True)
 
     def give_up(self, why: str) -> None:
         """A shim that is of no use is killed: then its pod is gone, and is reported so."""
@@ -492,8 +517,19 @@ class PodHandle:
         self._reported, self._ordered = self._reported.model_copy(update=fields), None
         self._show()
 
-    def _show(self) -> None:
+    def _show(self, *, in_turn: bool = False) -> None:
+        """``in_turn``: at the shim's word, which may be another one without end."""
         self.status = self._reported if self._ordered is None else self._reported.starting(self._ordered[0])
+        if not in_turn:
+            self._changed()
+        elif self._telling is None:
+            if wait := self._changes.spend(1, self._loop.time()):
+                self._telling = self._loop.call_later(wait, self._tell)
+            else:
+                self._changed()
+
+    def _tell(self) -> None:
+        self._telling = None
         self._changed()
 
     def let_go(self) -> None:

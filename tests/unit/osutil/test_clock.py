@@ -12,4 +12,4 @@ def test_what_is_beyond_the_burst_has_to_wait() -> None:
     assert [allowance.spend(1, 5.0) for _ in range(5)] == approx([0.0, 0.0, 0.0, 0.1, 0.2])
     assert allowance.spend(0, 5.1) == approx(0.1)
     assert allowance.spend(0, 5.2) == approx(0.0)
-    assert [allowance.spend(1, 1000.0) for _ in range(4)] == approx([0.0, 0.0, 0.0, 0.1]), "no more than the burst is saved up"
+    assert [allowance.spend(1, 1000.0) for _ in range(4)] == approx([0.0, 0.0, 0.0, 0.1]), "no more is saved up"

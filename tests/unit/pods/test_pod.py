@@ -24,7 +24,14 @@ from nodeagent.pods import pod
 from nodeagent.pods.base import StartOrder
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord
-from nodeagent.pods.pod import READ_MAX, PodHandle
+from nodeagent.pods.pod import (
+    CHANGES_AT_ONCE,
+    CHANGES_PER_SECOND,
+    LINES_AT_ONCE,
+    LINES_PER_SECOND,
+    READ_MAX,
+    PodHandle,
+)
 from nodeagent.pods.sweep import Sweeper
 from nodeagent.shim.peers import LINE_MAX
 
@@ -81,6 +88,39 @@ async def test_half_of_a_surrogate_pair_costs_one_letter(tmp_path: Path) -> None
         assert shim.handle.status.reason == "\ufffd and \U0001f600 and \\ud800 \ufffd"
         shim.say(phase="exited")
         await shim.until(lambda: shim.handle.status.phase == "exited")
+
+
+async def test_a_shim_that_never_stops_speaking_is_read_and_heard_in_turn(tmp_path: Path) -> None:
+    """The whole cluster heard each of its words: 50 % of a core on nodes that had nothing to do with it."""
+    async with fake(tmp_path) as shim:
+        told = 0
+
+        def tell() -> None:
+            nonlocal told
+            told += 1
+            shim.changed.set()
+
+        shim.handle._changed = tell
+        said = [{"v": 1, "status": {"uid": "u", "phase": "running", "reason": str(n)}} for n in range(20_000)]
+        spoken = b"".join(json.dumps(one).encode() + b"\n" for one in said)
+        loop = asyncio.get_running_loop()
+        began, sending = loop.time(), loop.run_in_executor(None, _send, shim, spoken)
+        await asyncio.sleep(1.5)
+        spent, heard = loop.time() - began, int(shim.handle.status.reason)
+        shim.theirs.shutdown(socket.SHUT_RDWR)
+        await sending
+        assert LINES_AT_ONCE <= heard <= LINES_AT_ONCE + LINES_PER_SECOND * spent + READ_MAX / 50
+        assert CHANGES_AT_ONCE <= told <= CHANGES_AT_ONCE + CHANGES_PER_SECOND * spent + 1
+
+
+async def test_what_it_says_last_is_heard(tmp_path: Path) -> None:
+    async with fake(tmp_path) as shim:
+        for n in range(int(CHANGES_AT_ONCE) + 5):
+            shim.say(reason=f"word {n}")
+        last = f"word {int(CHANGES_AT_ONCE) + 4}"
+        await shim.until(lambda: shim.handle.status.reason == last)
+        shim.changed.clear()
+        await asyncio.wait_for(shim.changed.wait(), BOUND)
 
 
 def order(number: int) -> StartOrder:
@@ -183,17 +223,18 @@ async def test_of_a_line_full_of_mistakes_few_are_looked_for(
 async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_path: Path) -> None:
     """Of eight such pods of one user each turn of the agent's loop took 5 s."""
     async with fake(tmp_path) as shim:
-        line = json.dumps({"v": 1, "status": {"uid": "u", "phase": "running"}}).encode() + b"\n"
-        changes, most = list[int](), 0
-        shim.handle._changed = lambda: changes.append(1)
-        sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, line * 4000)
+        said = [{"v": 1, "status": {"uid": "u", "phase": "running", "reason": f"{n:04}"}} for n in range(2000)]
+        lines = [json.dumps(one).encode() + b"\n" for one in said]
+        sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, b"".join(lines))
+        heard = most = 0
         async with asyncio.timeout(BOUND):
-            while sum(changes) < 4000:
-                before = len(changes)
+            while heard < len(lines) - 1:
+                before = heard
                 await asyncio.sleep(0)
-                most = max(most, len(changes) - before)
+                heard = int(shim.handle.status.reason or 0)
+                most = max(most, heard - before)
         await sending
-        assert most <= READ_MAX // len(line) + 1
+        assert most <= READ_MAX // len(lines[0]) + 1
 
 
 def _send(shim: Fake, received: bytes) -> None:
