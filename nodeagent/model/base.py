@@ -21,6 +21,7 @@ ERRORS_MAX = 100
 _NAME_CHARS, _ERROR_CHARS = 60, 300
 
 PORT_MAX = 65535
+Port = Annotated[int, Field(ge=1, le=PORT_MAX)]
 
 
 NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from nodeagent.model.base import Listed, Record, Whole
+from nodeagent.model.base import Listed, Port, Record, Whole
 from nodeagent.model.pod import Stall
 
 GenerationState = Literal["forming", "active", "ended"]
@@ -125,7 +125,7 @@ class Ack(Record):
     yet."""
     host: str = ""
     """The node's own address, as its agent knows it."""
-    ports: tuple[int, ...] = ()
+    ports: tuple[Port, ...] = ()
     """Ports that the node keeps for its places, in the order of ``Place.ports``: those of the workers, then the
     rendezvous'."""
     signature: str = ""

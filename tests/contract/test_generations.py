@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from nodeagent.model.job import BudgetEntry, JobRecord, Outcome, Phase
 from nodeagent.model.jobspec import Policy
@@ -110,6 +111,19 @@ async def test_acks_are_kept_for_all_members_together(bench: Bench) -> None:
     assert made.hosts == {"n2": "10.0.0.2"}, "mostly it stays as it is"
     job = await say(job, "n2", "00000001", address="n2:7", host="10.0.0.3")
     assert (generation(job).hosts, generation(job).seal) == ({"n2": "10.0.0.3"}, " ".join(["1", *["15"] * 7]))
+
+
+async def test_a_port_that_is_none_leaves_the_record_readable(bench: Bench) -> None:
+    """It came from a pod: as 1e+15 nobody could read it, and all agents restored the store again and again."""
+    await bench.up("n1")
+    job = await bench.propose(await bench.submit(), "n1")
+    with pytest.raises(ValidationError):
+        Ack(life="n1-a", ports=(10**15,))
+    ports = (29400, 10**15)  # of an agent of an earlier version
+    ack = Ack.model_construct(life="n1-a", address="n1:7", signature="0000000f" * 8, ports=ports)
+    job = await bench.store.ack(job.uid, generation(job).token, "n1", bench.lives["n1"], ack, None)
+    assert generation(job).ports == {"n1": ports}
+    assert generation(await bench.job()).ports == {"n1": ports}
 
 
 async def test_an_ack_that_comes_late_says_nothing_of_what_ran_since(bench: Bench) -> None:

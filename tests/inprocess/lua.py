@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from json.encoder import encode_basestring
 from typing import Any, cast
 
 from lupa.lua51 import LuaError, LuaRuntime, lua_type
@@ -135,15 +137,24 @@ class Runtime:
         return self._null if value is None else value
 
     def _encode(self, value: Any) -> str:
-        return json.dumps(self._plain(value), separators=(",", ":"), ensure_ascii=False)
-
-    def _plain(self, value: Any) -> Any:
+        """A number has 14 digits at most, as Redis's cjson writes it."""
         if lua_type(value) != "table":
-            return None if value == self._null else value
+            return self._scalar(value)
         items = dict(value.items())
         if items and all(isinstance(key, int) for key in items):
-            return [self._plain(items[key]) for key in sorted(items)]
-        return {str(key): self._plain(item) for key, item in items.items()}
+            return f"[{','.join(self._encode(items[key]) for key in sorted(items))}]"
+        return f"{{{','.join(f'{encode_basestring(str(key))}:{self._encode(item)}' for key, item in items.items())}}}"
+
+    def _scalar(self, value: Any) -> str:
+        if isinstance(value, str):
+            return encode_basestring(value)
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if value is None or value == self._null:
+            return "null"
+        if not math.isfinite(value):
+            raise CommandError("ERR Cannot serialise number: must not be NaN or Inf")
+        return f"{value:.14g}"
 
 
 def _digest(text: str) -> str:

@@ -16,6 +16,15 @@ local function slowest(job, field, seconds)
   end
 end
 
+-- cjson writes a large number as 1e+15, which no agent reads as a whole one.
+local function list_of_whole(numbers)
+  local texts = {}
+  for i = 1, #numbers do
+    texts[i] = string.format('%.0f', numbers[i])
+  end
+  return '[' .. table.concat(texts, ',') .. ']'
+end
+
 -- Takes a member's acknowledgement. The fields that other members need are kept once for all members together, so each
 -- member reads only what changed, however many members there are. An acknowledgement is taken only once, since a sum
 -- does not show what it contains; and that of group rank 0 only with an address.
@@ -26,7 +35,7 @@ local function take_ack(job, member, ack)
   end
   job['missing:' .. member.node] = nil
   job['host:' .. member.node] = ack.host ~= '' and cjson.encode(ack.host) or nil
-  job['ports:' .. member.node] = #ack.ports > 0 and cjson.encode(ack.ports) or nil
+  job['ports:' .. member.node] = #ack.ports > 0 and list_of_whole(ack.ports) or nil
   job.generation_seal = sealed(job.generation_seal, ack.signature)
   slowest(job, 'generation_stopped', ack.stopped)
   slowest(job, 'generation_ready', ack.ready)
