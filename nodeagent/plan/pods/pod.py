@@ -33,6 +33,7 @@ from nodeagent.plan.pods.report import (
     going_on,
     lost,
     lost_report,
+    of_member,
     read_report,
     same_report,
     with_alone,
@@ -350,7 +351,8 @@ def while_stopping(case: PodCase) -> PodAction | None:
         if case.is_member and not generation.planned and not astray and status.highest != generation.token:
             action = _promise(case.cluster, job, generation, case.node)
     elif case.runs and status.generation == generation.token:
-        action = _own_report(case, job, generation, status, doomed=True)
+        own = of_member(status, generation.members[case.node])
+        action = _own_report(case, job, generation, own, doomed=True)
     return action if action is None or _may(case, action) else None
 
 
@@ -533,6 +535,8 @@ def _run(case: PodCase) -> PodAction | None:
         alone = sent.alone if sent is not None else ()
         return _report(job, generation, sent, found.model_copy(update={"alone": alone}))
     mine = status.generation == generation.token
+    if mine:
+        status = of_member(status, generation.members[node])
     doomed = doom(generation, node, read_report(status) if mine else None)
     if mine:
         if doomed and not status.quiet:
@@ -716,7 +720,9 @@ def _ack(
     hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
     last = None
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
-        last = read_report(status) or farewell_report(status)
+        held = generation.holders.get(node)
+        own = of_member(status, held) if held is not None else status
+        last = read_report(own) or farewell_report(own)
     if last is None and status is not None and job.silent.get(node) == life:  # not heard since a fault: it may be this
         last = lost_report(status, job.last_number)
     stuck = status is not None and status.phase == "stuck"

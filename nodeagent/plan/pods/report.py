@@ -9,9 +9,46 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from nodeagent.model.pod import RankFacts, Stall
 from nodeagent.model.world import BRIEF, MOST_ALONE, AloneRestart, Generation, Member, PodReport, WorkerExit
 from nodeagent.plan.failure.blame import blame, culprit_first, describe, farewell, is_failure, shell_code, victims_words
 from nodeagent.pods.base import PodStatus
+
+STALL_TEXT = 200
+"""Characters that are kept of each text in a stall."""
+STALL_TEXTS = 1 << 16
+"""Characters that are kept of all of them together."""
+
+
+def of_member(status: PodStatus, member: Member) -> PodStatus:
+    """The same, as far as it is about this member's own workers, places and roles, each once; the very same if all of
+    it is. A shim is the job's user's, and what is reported of it every agent reads."""
+    ranks = range(member.first_rank, member.first_rank + member.workers)
+    places, roles = {place.name for place in member.places}, {place.role for place in member.places}
+    kept: dict[str, object] = {
+        "exits": tuple({end.rank: end for end in status.exits if end.rank in ranks}.values()),
+        "restarted": tuple(end for end in status.restarted if end.rank in ranks)[-MOST_ALONE:],
+        "waiting": tuple(dict.fromkeys(name for name in status.waiting if name in roles)),
+        "ready": tuple(dict.fromkeys(name for name in status.ready if name in places)),
+        "rounds": {name: number for name, number in status.rounds.items() if name in roles},
+        "down": tuple(dict.fromkeys(name for name in status.down if name in roles)),
+        "stall": _of_ranks(status.stall, ranks) if status.stall is not None else None,
+    }
+    changed = {name: value for name, value in kept.items() if value != getattr(status, name)}
+    return status.model_copy(update=changed) if changed else status
+
+
+def _of_ranks(stall: Stall, ranks: range) -> Stall:
+    found, left = dict[int, RankFacts](), STALL_TEXTS
+    for facts in stall.ranks:
+        if facts.rank not in ranks or facts.rank in found:
+            continue
+        texts = {name: text for name in ("phase", "site", "stacks") if (text := getattr(facts, name))}
+        most = min(STALL_TEXT, left // max(1, len(texts)))
+        cut = {name: text[:most] for name, text in texts.items() if len(text) > most}
+        found[facts.rank] = facts.model_copy(update=cut) if cut else facts
+        left -= sum(min(len(text), most) for text in texts.values())
+    return stall.model_copy(update={"ranks": tuple(found.values())})
 
 
 def read_report(status: PodStatus) -> PodReport | None:

@@ -151,12 +151,15 @@ def test_what_a_node_does() -> None:
 
 
 def test_what_waits_for_others_is_not_released_while_its_role_is_down() -> None:
-    ready = tuple(f"server.{i}" for i in range(3))
-    now = generation(n1=promised(1, 1), n2=promised(1).model_copy(update={"ready": ready}))
-    waits: dict[str, object] = {"waiting": ("trainer",), "ready": ready}
-    assert isinstance(action(generation(n2=PodReport(state="running", ready=ready)), waits), Release)
+    def at(node: int, report: PodReport) -> PodReport:
+        return report.model_copy(update={"ready": (f"server.{node - 1}",)})
+
+    plain = PodReport(state="running")
+    waits: dict[str, object] = {"waiting": ("trainer",), "ready": ("server.1",)}
+    assert isinstance(action(generation(n1=at(1, plain), n2=at(2, plain), n3=at(3, plain)), waits), Release)
+    now = generation(n1=at(1, promised(1, 1)), n2=at(2, promised(1)), n3=at(3, plain))
     assert isinstance(action(now, waits | {"rounds": {"trainer": 1}, "down": ("trainer",)}), StartRole)
-    late = generation(n2=promised(1).model_copy(update={"ready": ready}))
+    late = generation(n1=at(1, plain), n2=at(2, promised(1)), n3=at(3, plain))
     assert action(late, waits | {"rounds": {"trainer": 1}, "down": ("trainer",)}) is None
 
 

@@ -8,10 +8,19 @@ import time
 
 import pytest
 
-from nodeagent.model.pod import WorkerState
-from nodeagent.model.world import BRIEF, Member, Place, PodReport, Token, WorkerExit
+from nodeagent.model.pod import RankFacts, Stall, WorkerState
+from nodeagent.model.world import BRIEF, MOST_ALONE, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.failure.blame import blame, is_victim
-from nodeagent.plan.pods.report import failure_words, read_report, with_completion, with_few_texts, without_output
+from nodeagent.plan.pods.report import (
+    STALL_TEXT,
+    STALL_TEXTS,
+    failure_words,
+    of_member,
+    read_report,
+    with_completion,
+    with_few_texts,
+    without_output,
+)
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import report_arguments
 from tests.unit.plan.build import UID, make_exit
@@ -203,3 +212,49 @@ def test_the_role_that_completes_the_job_has_ended_well() -> None:
     assert reason(make_exit(4, code=0), first, second, role="", asked=both) == PodReport(state="running", tasks=both)
     failed = PodReport(state="failed")
     assert reason(first, second, report=failed) == PodReport(state="failed", completed=True)
+
+
+def placed(workers: int = 2) -> Member:
+    places = (
+        Place(role="ps", index=3, workers=1, devices=("cpu0",)),
+        Place(role="trainer", index=0, workers=workers - 1, devices=("cpu1",)),
+    )
+    return Member(
+        node="n1", life="l", group_rank=1, first_rank=4, workers=workers, devices=("cpu0", "cpu1"), places=places
+    )
+
+
+def stalled(*ranks: int, text: str = "") -> Stall:
+    facts = (RankFacts(rank=rank, state="busy", phase=text, site=text, stacks=text) for rank in ranks)
+    return Stall(limit=5.0, suspects=True, ranks=tuple(facts))
+
+
+def test_a_pod_reports_of_its_own_workers_places_and_roles() -> None:
+    """4096 ranks with long texts were 1.7 MB in the job's record, from each node: every agent reads it."""
+    own = PodStatus(
+        uid=UID, phase="running", exits=(make_exit(4), make_exit(5)), restarted=(make_exit(4, order=1), make_exit(4)),
+        waiting=("trainer",), ready=("ps.3",), rounds={"trainer": 2}, down=("trainer",), stall=stalled(4, 5, text="x"),
+    )  # fmt: skip
+    assert of_member(own, placed()) is own
+    more = own.model_copy(
+        update={
+            "exits": (*own.exits, make_exit(3), make_exit(6), make_exit(5)),
+            "restarted": (make_exit(6), *[make_exit(4)] * MOST_ALONE, *own.restarted),
+            "waiting": ("x", "trainer", "trainer"), "ready": ("ps.3", "ps.0", "ps.3", ""),
+            "rounds": {"trainer": 2, "x": 1}, "down": ("x", "trainer", "trainer"),
+            "stall": stalled(*range(4096), 4, text="x"),
+        }
+    )  # fmt: skip
+    found = of_member(more, placed())
+    assert len(found.restarted) == MOST_ALONE
+    assert found.model_copy(update={"restarted": own.restarted}) == own
+
+
+def test_the_texts_of_a_stall_are_cut() -> None:
+    status = PodStatus(uid=UID, phase="running", stall=stalled(*range(4, 1028), text="x" * 1000))
+    report = read_report(of_member(status, placed(1024)))
+    assert report is not None and report.stall is not None
+    ranks = report.stall.ranks
+    assert len(ranks) == 1024
+    assert len(ranks[0].site) == len(ranks[0].phase) == STALL_TEXT
+    assert sum(len(facts.phase + facts.site + facts.stacks) for facts in ranks) <= STALL_TEXTS
