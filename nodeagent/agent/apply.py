@@ -106,7 +106,8 @@ class Applier:
                         self._host.start(uid, order)
             case pod.Release(uid, token, roles, why):
                 if job is not None and self._allowed(job):
-                    log.info("release", generation=token.number, roles=list(roles), why=why)
+                    if self._news(uid, ("release", token, roles)):
+                        log.info("release", generation=token.number, roles=list(roles), why=why)
                     self._host.release(uid, token, roles)
             case pod.StopRole(uid, token, role, number, why):
                 log.info("stop role", generation=token.number, role=role, round=number, why=why)

@@ -656,11 +656,11 @@ def _release(job: JobRecord, generation: Generation, status: PodStatus) -> Relea
         if report.state == "succeeded" and n in generation.members
     )
     ready |= {place.name for member in done for place in member.places}
-    roles, sizes = {role.name: role for role in job.spec.roles}, generation.sizes
+    roles, sizes = {role.name: role for role in job.spec.roles if role.after}, generation.sizes
     found = []
     for name in status.waiting:
         if name not in roles:
-            continue  # the shim is the job's user's: what waits there is none of the job's
+            continue  # the shim is the job's user's: what waits there waits for nobody
         first = (f"{other}.{i}" for other in roles[name].after for i in range(sizes[other]))
         if name not in status.down and ready.issuperset(first):
             found.append(name)

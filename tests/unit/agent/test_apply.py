@@ -17,6 +17,7 @@ from nodeagent.agent.undecided import Undecided
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
+from nodeagent.plan.pods.pod import Release
 from nodeagent.plan.steps import Activate, Decision, Remove, Settle
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from tests.unit.plan.build import make_job
@@ -132,6 +133,20 @@ async def test_lost_races_are_nothing_to_report_as_long_as_others_move_the_job_o
         assert await scene.tries(1.0, STALE) == []
         scene.changes()
         scene.now += REFUSED_LONG
+
+
+async def test_a_release_that_is_ordered_again_is_logged_once() -> None:
+    scene, released = Scene(), list[tuple[str, ...]]()
+    host = SimpleNamespace(release=lambda uid, token, roles: released.append(roles))
+    scene.applier._host = cast(Any, host)
+    scene.applier._verifier = cast(Any, SimpleNamespace(refusal=lambda job, now: None))
+    scene.applier._clock = cast(Any, SimpleNamespace(wall=lambda: 0.0))
+    action = Release(make_job().uid, Token(number=1, id="g"), ("trainer",), "all places of server are ready")
+    with capture_logs() as logs:
+        for _ in range(3):
+            await scene.applier.pod(action)
+    assert released == [("trainer",)] * 3
+    assert [entry["event"] for entry in logs if entry["log_level"] == "info"] == ["release"]
 
 
 @pytest.mark.parametrize("remove", [False, True])

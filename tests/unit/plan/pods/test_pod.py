@@ -612,3 +612,14 @@ def test_a_shim_that_names_roles_that_its_job_has_not_stops_no_agent() -> None:
         update={"waiting": ("none",), "ready": ("none.7", ""), "rounds": {"none": 3, "": -1}, "down": ("none", "")}
     )
     assert acts(make_job("running", generation), odd) == (), "nothing of it is reported either"
+
+
+def test_what_comes_after_nobody_is_not_released() -> None:
+    """A shim that says that it waits was given the order in each round, and each time it was logged."""
+    generation = make_generation(["n1"], number=2)
+    job = make_job("running", generation)
+    role = job.spec.roles[0].name
+    place = Place(role=role, index=0, workers=1, devices=("cpu0",))
+    member = generation.members["n1"].model_copy(update={"places": (place,)})
+    job = make_job("running", generation.model_copy(update={"members": {"n1": member}}))
+    assert acts(job, running_at(generation).model_copy(update={"waiting": (role,)})) == ()
