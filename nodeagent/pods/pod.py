@@ -130,7 +130,8 @@ class PodHandle:
         self._loop = asyncio.get_running_loop()
         self._link: socket.socket | None = None
         self._waiting: list[dict[str, Any]] = []
-        self._in, self._out = b"", b""
+        self._in, self._out = bytearray(), bytearray()
+        """Grown and cut at their ends only: a shim says, and hears, as little at a time as it likes."""
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._timer: asyncio.TimerHandle | None = None
@@ -324,7 +325,7 @@ class PodHandle:
     def attach(self, link: socket.socket) -> None:
         """Use this connected socket; what was asked meanwhile is sent."""
         link.setblocking(False)
-        self._link, self._in, self._out, self._asked = link, b"", b"", None
+        self._link, self._in, self._out, self._asked = link, bytearray(), bytearray(), None
         self._pinged = 0
         self._loop.add_reader(link, self._readable)
         self._send({"op": "attach"})
@@ -358,10 +359,14 @@ class PodHandle:
         if not data:
             self._lost()
             return
-        *lines, self._in = (self._in + data).split(b"\n")
-        if max(map(len, [self._in, *lines])) > LINE_MAX:
+        lines, (first, *later) = [], data.split(b"\n")  # later ones are shorter than what is read at a time
+        self._in += first
+        if len(self._in) > LINE_MAX:
             self.give_up(f"its shim sent a line of more than {LINE_MAX} bytes")
             return
+        for part in later:
+            lines.append(bytes(self._in))
+            self._in = bytearray(part)
         for line in lines:
             if self._link is not None:
                 self._receive(line)
@@ -465,11 +470,11 @@ class PodHandle:
         if self._link is None:
             return
         try:
-            self._out = self._out[self._link.send(self._out) :]
+            del self._out[: self._link.send(self._out)]
         except BlockingIOError:
             pass
         except OSError:
-            self._out = b""  # the read side sees the end
+            self._out.clear()  # the read side sees the end
         if len(self._out) > OUT_MAX:
             self.give_up("its shim does not read what it is sent")
         elif self._out:
