@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -151,6 +152,11 @@ BURST = 2
 REMEMBERED = 300.0
 """Seconds for which ``doctor`` reports that a user was refused."""
 
+HEAVY_AT_ONCE = 2
+"""Requests of one user that may read much of the store at the same time; others wait for their turn."""
+HEAVY_WAIT = 10.0
+"""Seconds until such a request is refused."""
+
 Key = int | str
 """A user's number; for a credential without a user, its name."""
 
@@ -163,6 +169,7 @@ class _Asking:
     at: float
     under_way: int = 0
     following: int = 0
+    heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HEAVY_AT_ONCE))
     refused: dict[str, float] = field(default_factory=dict)
     """Key of the config to the last time at which it was the reason of a refusal."""
 
@@ -216,6 +223,17 @@ class Usage:
         asking.under_way -= 1
         asking.following -= follows
 
+    @asynccontextmanager
+    async def turn(self, key: Key) -> AsyncIterator[None]:
+        """The turn of a counted request that reads much. Raises TimeoutError if it does not come in time."""
+        heavy = self._users[key].heavy
+        async with asyncio.timeout(HEAVY_WAIT):
+            await heavy.acquire()
+        try:
+            yield
+        finally:
+            heavy.release()
+
     def held(self, key: Key) -> tuple[int, int]:
         """This user's requests under way, and how many of them follow."""
         asking = self._users.get(key)
@@ -258,11 +276,35 @@ def usage_middleware(view: AgentView, usage: Usage) -> Middleware:
                 raise refusal(who.name, no, limits, view.node)
             return await handler(request)
         try:
-            return await handler(request)
+            if not reads_much(request, follows=follows):
+                return await handler(request)
+            async with AsyncExitStack() as turn:
+                try:
+                    await turn.enter_async_context(usage.turn(key))
+                except TimeoutError:
+                    raise refusal_of_much(view.node) from None
+                return await handler(request)
         finally:
             usage.end(key, follows=follows)
 
     return middleware
+
+
+def reads_much(request: web.Request, *, follows: bool) -> bool:
+    """Whether this request may read page after page of the store. What ``follows`` reads is what is new."""
+    if request.path == "/v1/usage":
+        return request.query.get("by") == "job"
+    return request.path == "/v1/history" or (request.path == "/v1/events" and not follows)
+
+
+def refusal_of_much(node: str) -> ApiError:
+    """The answer to a user whose other requests for much have kept this one from its turn."""
+    return ApiError(
+        "limit",
+        f"the agent of node {node} reads history, events and use by job for at most {HEAVY_AT_ONCE} requests of one "
+        f"user at a time, and this one has waited for {HEAVY_WAIT:g} s; nothing was changed",
+        "wait for the answers to the others, then ask again",
+    )
 
 
 def refusal(name: str, key: str, limits: LimitsConfig, node: str) -> ApiError:

@@ -17,12 +17,16 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.errors import NotReplicatedError, answers, explain, strict, timing_differs
-from nodeagent.store.link import StoreLink
+from nodeagent.store.link import BusyError, StoreLink
 from nodeagent.store.scripts import ActedOn, load, never
 from nodeagent.store.wire import Reached, ReplyError
 
 REPLICAS_SHARE = 0.5
 """Share of a call's bound that may be spent waiting for the replicas to have the step."""
+CALLERS_QUEUE = 5.0
+"""Seconds that what somebody has asked the agent for may wait for a link."""
+CALLERS_STEPS = frozenset({"submit", "control", "forget", "cordon", "replace"})
+"""Steps that callers of the API ask for."""
 SHOWN = 80
 """Characters of an unexpected reply that an error shows."""
 _SECONDS = r"\d{1,12}\.\d{3}"
@@ -47,17 +51,31 @@ class AnyLinks(Protocol):
 
 class Calls:
     """Calls for one cluster, whose keys begin with ``prefix``, on the links ``commands`` and ``waits``. ``timeout``
-    (seconds) bounds each call, queueing and waiting for ``replicas`` included."""
+    (seconds) bounds each call, waiting for ``replicas`` included, and before that the wait for a link.
 
-    def __init__(self, commands: AnyLinks, waits: AnyLinks, prefix: str, timeout: float, replicas: int = 0) -> None:
+    What callers of the API read and change goes over links of its own (default: ``commands``): however much they ask
+    for, the agent's own calls wait for none of it, and no failure of theirs drops a link of the agent's."""
+
+    def __init__(
+        self,
+        commands: AnyLinks,
+        waits: AnyLinks,
+        prefix: str,
+        timeout: float,
+        replicas: int = 0,
+        *,
+        reads: AnyLinks | None = None,
+        changes: AnyLinks | None = None,
+    ) -> None:
         self.prefix, self._timeout = prefix, timeout
         self._commands, self._waits, self._replicas = commands, waits, replicas
+        self._reads, self._changes = reads or commands, changes or commands
 
     async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
         """Run a script. Returns its reply without the flag for success; raises StoreRefusedError with its reason, and
         StepFailedError if it is the script that fails."""
         text = codec.encode(arguments)
-        async with self.link() as link:
+        async with self.changing() if name in CALLERS_STEPS else self.link() as link:
             try:
                 found = await link.evaluate(load(name), self.prefix, link.run_id, str(RECORD_VERSION), text)
             except ReplyError as error:
@@ -68,7 +86,7 @@ class Calls:
                 raise
             done, *rest = _steps_own(found)
             if not done and rest[0] == "link":
-                raise ConnectionError(rest[1])  # this drops all links
+                raise ConnectionError(rest[1])  # this drops the links
             if done and self._replicas and acted_on(rest):
                 await self._replicated(link)
         if not done:
@@ -87,8 +105,16 @@ class Calls:
             raise
 
     def link(self) -> AbstractAsyncContextManager[StoreLink]:
-        """A link for requests that are answered at once."""
+        """A link for requests of the agent's own that are answered at once."""
         return self._bounded(self._commands, self._timeout)
+
+    def reading(self) -> AbstractAsyncContextManager[StoreLink]:
+        """A link for what callers read. It may be long in coming, where they read much."""
+        return self._bounded(self._reads, self._timeout, CALLERS_QUEUE)
+
+    def changing(self) -> AbstractAsyncContextManager[StoreLink]:
+        """A link for what callers change."""
+        return self._bounded(self._changes, self._timeout, CALLERS_QUEUE)
 
     def waiting(self, seconds: float) -> AbstractAsyncContextManager[StoreLink]:
         """A link for a request that the server may hold back for this many seconds."""
@@ -105,8 +131,11 @@ class Calls:
         return self._commands.reached
 
     async def close(self) -> None:
-        await self._commands.close()
-        await self._waits.close()
+        for links in self._all():
+            await links.close()
+
+    def _all(self) -> tuple[AnyLinks, ...]:
+        return self._commands, self._waits, self._reads, self._changes
 
     async def _replicated(self, link: StoreLink) -> None:
         """Returns once enough replicas have all that this link wrote or read; raises NotReplicatedError."""
@@ -117,18 +146,22 @@ class Calls:
             raise NotReplicatedError(f"{there} of the {self._replicas} replicas that must have it do")
 
     @asynccontextmanager
-    async def _bounded(self, links: AnyLinks, timeout: float) -> AsyncIterator[StoreLink]:
-        """A link within a bound; every failure of the link becomes StoreUnavailableError. If the link must first be
-        opened, opening has the bound once and the request has it again. Both are round trips, and on a slow network a
-        node whose link broke needs a new one before its fence."""
+    async def _bounded(self, links: AnyLinks, timeout: float, queue: float = 0.0) -> AsyncIterator[StoreLink]:
+        """A link within a bound; every failure of the link becomes StoreUnavailableError. Getting the link has the
+        bound once (and ``queue`` seconds besides), and the request has it again: opening one is a round trip too, and
+        on a slow network a node whose link broke needs a new one before its fence."""
         try:
-            async with asyncio.timeout(timeout) as bound, links.one() as link:
-                if link.fresh:
-                    bound.reschedule(asyncio.get_running_loop().time() + timeout)
+            async with asyncio.timeout(queue + timeout) as bound, links.one() as link:
+                bound.reschedule(asyncio.get_running_loop().time() + timeout)
                 yield link
+        except BusyError as error:  # the store was not asked: it may well be there
+            raise StoreUnavailableError(
+                f"{error}: others ask much of this node's agent; ask again in a moment"
+            ) from error
         except (ReplyError, OSError) as error:
-            await self._commands.forget()
-            await self._waits.forget()
+            own = links in (self._commands, self._waits)
+            for lane in self._all() if own else (links,):
+                await lane.forget()
             kind = StoreUnusableError if answers(error) else StoreUnavailableError
             raise kind(explain(links.address, timeout, error)) from error
 

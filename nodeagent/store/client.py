@@ -26,7 +26,7 @@ from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys, roster
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from nodeagent.store.calls import Calls
+from nodeagent.store.calls import CALLERS_QUEUE, Calls
 from nodeagent.store.decoder import Base, Decoder
 from nodeagent.store.errors import strict
 from nodeagent.store.link import Links
@@ -63,6 +63,8 @@ from nodeagent.store.wire import Reached, readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
+CALLERS_LINKS = 2
+"""Links for what callers of the API read, and as many for what they change."""
 PAST_AT_ONCE = 5
 """The most jobs of the history that a uid's beginning may match."""
 PODS_AT_ONCE = 1000
@@ -403,7 +405,7 @@ class RedisStore:
             return Forgotten(node=found, removed=bool(removed), rev=int(rev))
 
     async def request(self, request: str) -> Answer | None:
-        async with self._calls.link() as link:
+        async with self._calls.changing() as link:
             found = await link.evaluate(load("request", bare=True), self._prefix, request)
         if found is None:
             return None
@@ -439,9 +441,12 @@ class RedisStore:
         return await self._history("after", after, limit)
 
     async def _history(self, how: str, which: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
-        async with self._calls.link() as link:
+        async with self._calls.reading() as link:
             found = await link.evaluate(load("history", bare=True), self._prefix, how, which, str(limit))
-        return tuple(_each(lambda entry: (str(entry[0]), codec.decode_job(entry[1])), found))
+        # In a thread: a page takes longer than the agent's loop may be blocked.
+        return await asyncio.to_thread(
+            lambda: tuple(_each(lambda entry: (str(entry[0]), codec.decode_job(entry[1])), found))
+        )
 
     async def cordon(
         self, node: str, cordon: Cordon | None, request: str, did: str = "", *, by: str = ""
@@ -478,7 +483,7 @@ class RedisStore:
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:
         places = [(uid, node) for uid, nodes in wanted.items() for node in sorted(nodes)]
         bodies: list[str | None] = []
-        async with self._calls.link() as link:
+        async with self._calls.reading() as link:
             for start in range(0, len(places), PODS_AT_ONCE):
                 some = places[start : start + PODS_AT_ONCE]
                 bodies += await link.ask("MGET", *(keys.pod(self._prefix, uid, node) for uid, node in some))
@@ -490,7 +495,7 @@ class RedisStore:
             return ()
         stream, since, until = keys.events(self._prefix), f"({after}", f"({before}" if before else "+"
         command = ("XRANGE", stream, since, until) if limit > 0 else ("XREVRANGE", stream, until, since)
-        async with self._calls.link() as link:
+        async with self._calls.reading() as link:
             found = await link.ask(*command, "COUNT", abs(limit))
         decoded = list(_each(codec.decode_event, found))
         return tuple(decoded if limit > 0 else reversed(decoded))
@@ -579,14 +584,16 @@ class RedisStore:
 def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
     """The store of this cluster. Connects at the first call.
 
-    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call, queueing and
-    waiting for replicas included; a call that must first connect (and ask sentinels) has the same time again for that.
+    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call, waiting for
+    replicas included; getting a link (in turn, and connected, which may mean to ask sentinels) has the same time again.
     Raises ValueError for an invalid url or cluster name, AccessError for a password file or certificate that cannot be
     used.
     """
     config = RedisConfig(url=at) if isinstance(at, str) else at
     commands, waits = (Links(config, most, timeout) for most in (COMMAND_LINKS, WAIT_LINKS))
-    return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, config.replicas_wanted))
+    reads, changes = (Links(config, CALLERS_LINKS, timeout, CALLERS_QUEUE) for _ in range(2))
+    wanted = config.replicas_wanted
+    return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, wanted, reads=reads, changes=changes))
 
 
 def _next_of(streams: Sequence[str], after: str, timeout: float) -> tuple[str | int, ...]:

@@ -25,6 +25,10 @@ from nodeagent.store.wire import Connection, Reached, ReplyError
 Host = tuple[str, int]
 
 
+class BusyError(ConnectionError):
+    """All links were in use for too long: the server was not asked."""
+
+
 class NoPrimaryError(ConnectionError):
     """No sentinel could name the primary."""
 
@@ -94,8 +98,6 @@ class StoreLink:
         self._endpoint = endpoint
         self._patience = patience
         self._connection: Connection | None = None
-        self.fresh = True
-        """No request was sent on this link yet."""
         self.run_id = ""
         """Identity of the server process, and of the history of its writes: a primary that was a replica in between is
         the same process and may lack writes of that time. Empty until opened."""
@@ -145,15 +147,18 @@ class StoreLink:
 
 
 class Links:
-    """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each."""
+    """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each. ``queue``: seconds that
+    a call may wait for a link; None: as long as its caller lets it."""
 
-    def __init__(self, at: str | RedisConfig, limit: int, timeout: float = Timing().store_timeout) -> None:
+    def __init__(
+        self, at: str | RedisConfig, limit: int, timeout: float = Timing().store_timeout, queue: float | None = None
+    ) -> None:
         self._endpoint = StoreEndpoint(RedisConfig(url=at) if isinstance(at, str) else at)
-        self._patience = SENTINEL_SHARE * timeout
+        self._timeout, self._queue, self._patience = timeout, queue, SENTINEL_SHARE * timeout
         self.address = str(self._endpoint.place)
         self._idle: list[StoreLink] = []
         self._used: set[StoreLink] = set()
-        self._room = asyncio.Semaphore(limit)
+        self._limit, self._room = limit, asyncio.Semaphore(limit)
         self._run_id = ""
         self._closed = False
         self.reached: Reached | None = None
@@ -161,15 +166,18 @@ class Links:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[StoreLink]:
-        """A link to the primary for one request; waits while all are in use."""
-        async with self._room:
+        """A link to the primary for one request; waits while all are in use. Raises BusyError if that takes too
+        long."""
+        await self._enter()
+        try:
             if self._closed:
                 raise ConnectionError("this store was closed")
             link = self._idle.pop() if self._idle else StoreLink(self._endpoint, self._patience)
             self._used.add(link)
             try:
                 if not link.run_id:
-                    await link.open()
+                    async with asyncio.timeout(self._timeout):
+                        await link.open()
                     link.require_primary()
                     self.reached = link.reached
                     if link.run_id != self._run_id:  # idle links may still lead to the former primary
@@ -181,8 +189,16 @@ class Links:
                 raise
             finally:
                 self._used.discard(link)
-            link.fresh = False
             self._idle.append(link)
+        finally:
+            self._room.release()
+
+    async def _enter(self) -> None:
+        try:
+            async with asyncio.timeout(self._queue):
+                await self._room.acquire()
+        except TimeoutError:
+            raise BusyError(f"none of {self._limit} links to the store became free within {self._queue:g} s") from None
 
     async def forget(self) -> None:
         """Drop the idle links: the server behind them may not be the same any more."""

@@ -31,7 +31,6 @@ class FakeLinks:
             server=server, version=(7,), decode_responses=True, encoding_errors="surrogateescape", protocol=2
         )
         self._room = asyncio.Semaphore(MOST)
-        self.fresh = False
         self.run_id = "fake"
 
     @asynccontextmanager

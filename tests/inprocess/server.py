@@ -186,8 +186,6 @@ class OwnDecoder(Decoder):
 class HereLink:
     """A client's connection that needs no socket. See ``store.link.StoreLink``."""
 
-    fresh = False
-
     def __init__(self, server: Server) -> None:
         self._server = server
 

@@ -246,6 +246,42 @@ async def slowed(place: Path, seconds: float) -> AsyncIterator[Path]:
         await asyncio.gather(*calls, return_exceptions=True)
 
 
+@asynccontextmanager
+async def withheld(place: Path, word: bytes) -> AsyncIterator[tuple[Path, asyncio.Event, list[bool]]]:
+    """Another socket for the server at ``place``, which withholds each reply to a request that has ``word`` in it until
+    the event is set; and for each connection so far whether it was one with such a request."""
+    calls: set[asyncio.Task[None]] = set()
+    let, connections = asyncio.Event(), list[bool]()
+
+    async def there(number: int, reader: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError), closing(server):
+            while data := await reader.read(65536):
+                if word in data:
+                    connections[number] = True
+                    await let.wait()
+                server.write(data)
+
+    async def back(server: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError), closing(writer):
+            while data := await server.read(65536):
+                writer.write(data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replies, server = await asyncio.open_unix_connection(place)
+        connections.append(False)
+        calls.update(map(asyncio.create_task, (there(len(connections) - 1, reader, server), back(replies, writer))))
+
+    slow = place.with_name("withheld")
+    listener = await asyncio.start_unix_server(accept, slow)
+    try:
+        yield slow, let, connections
+    finally:
+        listener.close()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
 class Authority:
     """A throw-away CA, made with the openssl program."""
 

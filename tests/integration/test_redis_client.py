@@ -16,12 +16,13 @@ import pytest
 from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.base import StoreUnavailableError, StoreUnusableError
-from nodeagent.store.client import COMMAND_LINKS, RedisStore, connect
+from nodeagent.store.calls import Calls
+from nodeagent.store.client import CALLERS_LINKS, COMMAND_LINKS, RedisStore, connect
 from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import Links, StoreLink
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import FAST, Bench, facts, refused, spec
-from tests.integration.redis_support import slowed
+from tests.integration.redis_support import slowed, withheld
 
 pytestmark = pytest.mark.redis
 BOUND = 10.0
@@ -236,6 +237,44 @@ async def test_connections_are_bounded_and_waits_do_not_block_commands(server: P
         await waits[5]
     await store.close()
     await until_clients(server, 1)
+
+
+async def test_what_callers_read_holds_up_no_call_of_the_agents_and_drops_no_link(server: PrivateRedis) -> None:
+    """However many reads are under way, and fail."""
+    async with asyncio.timeout(BOUND), withheld(server.socket, b"XRANGE") as (place, let, connections):
+        store = connect(f"unix://{place}", "test", 1.0)
+        bench = Bench(store)
+        await bench.up("n1")
+        reads = [asyncio.create_task(store.events("0-0", 100)) for _ in range(12)]
+        while True:
+            if sum(connections) == CALLERS_LINKS:
+                break
+            await asyncio.sleep(0.01)
+        before = connections.count(False)
+        changes = 0
+        while not all(read.done() for read in reads[:CALLERS_LINKS]):
+            await bench.beat("n1")
+            await store.submit(f"u{changes}", spec(f"job{changes}"), 0, 1.0, "ann", f"r{changes}")
+            changes += 1
+        await bench.beat("n1")
+        assert isinstance(reads[0].exception(), StoreUnavailableError)
+        assert connections.count(False) <= before + 1, "the first change; no link of the agent's was opened again"
+        let.set()
+        outcomes = await asyncio.gather(*reads, return_exceptions=True)
+        assert not isinstance(outcomes[-1], BaseException), "a read that waited for its turn is not late for that"
+        await store.close()
+
+
+async def test_a_read_that_never_has_its_turn_says_so(server: PrivateRedis) -> None:
+    async with asyncio.timeout(BOUND), withheld(server.socket, b"XRANGE") as (place, let, _):
+        own, reads = Links(f"unix://{place}", 1, 5.0), Links(f"unix://{place}", 1, 5.0, 0.1)
+        store = RedisStore(Calls(own, own, "p:", 5.0, reads=reads))
+        first = asyncio.create_task(store.events("0-0", 100))
+        await asyncio.sleep(0)
+        assert "none of 1 links to the store became free within 0.1 s" in await unavailable(store.events("0-0", 1))
+        let.set()
+        assert await first == ()
+        await store.close()
 
 
 async def test_closing_ends_what_is_under_way(server: PrivateRedis) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from nodeagent.api.limits import BURST, REMEMBERED, USERS, Usage, refusal
+import asyncio
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from nodeagent.api.limits import BURST, HEAVY_AT_ONCE, REMEMBERED, USERS, Usage, reads_much, refusal, refusal_of_much
 from nodeagent.spec.sections import LimitsConfig
 
 LIMITS = LimitsConfig(requests=10, concurrent=3, followers=2)
@@ -50,6 +55,48 @@ def test_followers_are_bounded() -> None:
     assert usage.ask() == ""
     usage.end(1, follows=True)
     assert usage.ask(follows=True) == ""
+
+
+async def test_requests_that_read_much_take_turns() -> None:
+    usage, open_, under_way, most = Clocked(), asyncio.Event(), 0, 0
+    assert [usage.ask() for _ in range(3)] == ["", "", ""]
+    assert usage.ask(2) == ""
+
+    async def read(key: int) -> None:
+        nonlocal under_way, most
+        async with usage.turn(key):
+            under_way += 1
+            most = max(most, under_way)
+            await open_.wait()
+            under_way -= 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for key in (1, 1, 1):
+            tasks.create_task(read(key))
+        await asyncio.sleep(0.01)
+        assert most == HEAVY_AT_ONCE
+        tasks.create_task(read(2))
+        await asyncio.sleep(0.01)
+        assert most == HEAVY_AT_ONCE + 1, "another user's goes on"
+        open_.set()
+    assert under_way == 0
+    assert refusal_of_much("n1").status == 429
+
+
+@pytest.mark.parametrize(
+    ("target", "much"),
+    [
+        ("/v1/history?limit=3", True),
+        ("/v1/events", True),
+        ("/v1/events?follow=1", False),
+        ("/v1/usage?by=job", True),
+        ("/v1/usage", False),
+        ("/v1/jobs", False),
+    ],
+)
+def test_which_requests_read_much(target: str, much: bool) -> None:
+    request = make_mocked_request("GET", target)
+    assert reads_much(request, follows="follow" in target) is much
 
 
 def test_who_was_refused_lately_is_known_for_a_while() -> None:

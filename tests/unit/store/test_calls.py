@@ -17,7 +17,7 @@ from nodeagent.store.wire import Reached, ReplyError
 class Answering:
     """Links, and the one link of them, to what answers each script with ``reply``; WAIT finds ``replicas``."""
 
-    address, run_id, fresh = "127.0.0.1:1", "run1", False
+    address, run_id = "127.0.0.1:1", "run1"
     reached: Reached | None = None
 
     def __init__(self, reply: object, replicas: object = 1) -> None:
