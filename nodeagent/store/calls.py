@@ -100,7 +100,7 @@ class Calls:
         except StoreRefusedError as refusal:
             if refusal.code == "timing":
                 with strict():
-                    stored = Timing.from_json(str(refusal))
+                    stored = codec.from_json(Timing, codec.bounded(str(refusal), codec.MOST_OF_LINE))
                 raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
             raise
 

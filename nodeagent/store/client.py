@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from nodeagent.model.base import Record
 from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
@@ -472,6 +473,7 @@ class RedisStore:
         self, record: str, expect_rev: int, value: Queues | Windows, request: str, text: str, did: str
     ) -> list[str]:
         new = value.model_copy(update={"rev": max(expect_rev + 1, value.rev)})
+        _readable(f"what was written of the {record}", new)
         arguments: dict[str, object] = {
             "record": record, "expect_rev": expect_rev, "value": new.to_json(), "request": request,
             "did": did, "by": value.by, "text": text,
@@ -613,6 +615,8 @@ def _submitted(
     quota: Quota | None,
     claims: QuotaClaims | None,
 ) -> dict[str, object]:
+    for job in jobs:
+        _readable(f"job {job.spec.name}", job.spec)
     return {
         "jobs": [codec.new_job(job, wall) for job in jobs],
         "owner": owner,
@@ -624,6 +628,14 @@ def _submitted(
         "quota": None if quota is None else quota.model_dump(),
         "claims": None if claims is None else claims.model_dump(),
     }
+
+
+def _readable(what: str, value: Record) -> None:
+    """Raises StoreRefusedError for what no agent would read again."""
+    try:
+        codec.bounded(value.to_json())
+    except ValueError as error:
+        raise StoreRefusedError("unsupported", f"{what} is too large: {error}") from None
 
 
 def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]:
@@ -643,7 +655,7 @@ def _pods(
     for (uid, _), body in zip(places, bodies, strict=True):
         if body is not None:
             found[uid].append(body)
-    return {uid: tuple(_each(PodState.from_json, reported)) for uid, reported in found.items()}
+    return {uid: tuple(_each(codec.decode_pod, reported)) for uid, reported in found.items()}
 
 
 def _shown(text: str) -> str:
@@ -653,4 +665,4 @@ def _shown(text: str) -> str:
 
 def _plain(error: ValueError) -> str:
     """The error's text in one printable line."""
-    return _shown(" ".join(str(error).split())[:300])
+    return _shown(" ".join(str(error)[:1000].split())[:300])

@@ -7,19 +7,24 @@ has a field of its own (``member:n1``). So the scripts never have to encode a li
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import TypeVar, get_args
+
+from pydantic import TypeAdapter, ValidationError
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.model.jobspec import MOST_NODES, JobSpec, Nodes
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
+from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import millis
-from nodeagent.model.usage import UsageDay
+from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.model.window import WindowsRecord
-from nodeagent.model.world import BRIEF, PodReport
+from nodeagent.model.world import BRIEF, Generation, Member, PodReport
 from nodeagent.store.messages import NewJob, Saved
 
 JOB_RAW = (
@@ -45,6 +50,27 @@ JOB_MAPS = {
     "silent": "silent",
     "used": "used",
 }
+MOST_PARTS = 20_000
+"""Commas outside of strings in one text. pydantic notes every value that is wrong, at some microseconds each, before it
+says that one is."""
+MOST_OF_ENTRY = 32_768
+"""The same of one entry of a map: a member may have 4096 devices, in as many places."""
+MOST_TOGETHER = 32_768
+"""The same of all texts of a record that are no entries."""
+MOST_CHARACTERS = 4 << 20
+"""Of one text."""
+MOST_OF_RECORD = 32 << 20
+"""Characters of one record."""
+MOST_OF_LINE = 512 << 10
+"""Characters of an event, and of what is published of a pod."""
+MOST_ENTRIES = 8192
+"""Entries of one kind: twice as many as a job may have nodes."""
+MOST_FIELDS = 64
+"""Fields of a record that are no entries of maps."""
+MOST_ERRORS = 100
+"""Errors that are looked at: so many at a time cost nothing."""
+_PART = re.compile(r'"(?:[^"\\]++|\\.)*+"?|,', re.DOTALL)
+"""A string, or a comma outside of strings."""
 NAMES = 8192
 """Quoted names that stay cached: of fields, nodes and jobs."""
 ROW = "row:"
@@ -53,6 +79,14 @@ SCRIPTS_OWN = {"min", "max", "array", "at_once", "active_number", "active_id"}
 NODE_FIELDS = {
     "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
 }  # fmt: skip
+
+
+def _entries_of(model: type[Record], maps: Mapping[str, str]) -> dict[str, TypeAdapter[object]]:
+    return {kind: TypeAdapter(get_args(model.model_fields[name].annotation)[1]) for kind, name in maps.items()}
+
+
+_ENTRIES = _entries_of(Generation, GENERATION_MAPS) | _entries_of(JobRecord, JOB_MAPS)
+_USAGE_ROW = TypeAdapter[object](UsageRow)
 
 
 class _Fields(dict[str, str]):
@@ -74,6 +108,81 @@ def own_record(key: str, flat: Sequence[str]) -> Sequence[str]:
     if found != name:
         raise ValueError(f"the record of {kind} {found} is there")
     return flat
+
+
+Decoded = TypeVar("Decoded", bound=Record)
+
+
+def from_json(model: type[Decoded], text: str) -> Decoded:
+    """The record that a text of bounded size is. Raises ValueError, in one line."""
+    try:
+        return model.from_json(text)
+    except ValidationError as error:
+        raise ValueError(_first_error(error)) from None
+
+
+def _first_error(error: ValidationError) -> str:
+    """What is wrong, in one line: never as a whole, since thousands of errors would be put in words."""
+    if error.error_count() > MOST_ERRORS:
+        return f"{error.title}: {error.error_count()} values do not fit"
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{error.title}: {where[:80]}: {first['msg'][:160]}"
+
+
+def bounded(text: str, characters: int = MOST_CHARACTERS, values: int = MOST_PARTS) -> str:
+    """The same text. Raises ValueError if nodeagent cannot have written it, as long as it is."""
+    if len(text) > characters:
+        raise ValueError(f"a text of {len(text)} characters is there, and {characters} are the most")
+    if _parts(text, values) > values:
+        raise ValueError(f"a text of more than {values} values is there")
+    return text
+
+
+def _parts(text: str, most: int) -> int:
+    """The commas outside of strings, if they are not more than ``most``; else a larger number."""
+    if (found := text.count(",")) <= most:
+        return found
+    found = 0
+    for part in _PART.finditer(text):
+        found += part[0] == ","
+        if found > most:
+            break
+    return found
+
+
+def _bounded_fields(fields: Mapping[str, str], most: int) -> None:
+    """Raises ValueError for a record that is too long, or has too many fields."""
+    if sum(map(len, fields)) + sum(map(len, fields.values())) > most:
+        raise ValueError(f"it has more than {most} characters")
+    counted: dict[str, int] = {}
+    values = 0
+    for field, text in fields.items():
+        kind, colon, _ = field.partition(":")
+        counted[kind if colon else ""] = counted.get(kind if colon else "", 0) + 1
+        bounded(text, min(most, MOST_CHARACTERS), MOST_OF_ENTRY if colon else MOST_PARTS)
+        values += 0 if colon else _parts(text, MOST_PARTS)
+    if (
+        counted.pop("", 0) > MOST_FIELDS
+        or max(counted.values(), default=0) > MOST_ENTRIES
+        or len(counted) > MOST_FIELDS
+    ):
+        raise ValueError("it has too many fields")
+    if values > MOST_TOGETHER:
+        raise ValueError(f"it has more than {MOST_TOGETHER} values")
+
+
+def _one_by_one(model: TypeAdapter[object], texts: Iterable[str]) -> None:
+    """Raises ValueError for the first of many entries that does not fit. Together all of them would be noted."""
+    for text in texts:
+        try:
+            model.validate_json(text, strict=True)
+        except ValidationError as error:
+            raise ValueError(_first_error(error)) from None
+
+
+def _are_many(texts: Iterable[str]) -> bool:
+    return sum(text.count(",") + 1 for text in texts) > MOST_PARTS
 
 
 def encode(arguments: Mapping[str, object]) -> str:
@@ -218,6 +327,7 @@ def whole(job: JobRecord) -> JobRecord:
 def decode_part(flat: Sequence[str]) -> JobRecord:
     """A record of which entries may be left out. Raises ValueError."""
     fields = pairs(flat)
+    _bounded_fields(fields, MOST_OF_RECORD)
     job = {name: fields[name] for name in JOB_RAW if name in fields}
     job |= {name: json.dumps(fields[name]) for name in JOB_TEXT}
     maps: dict[str, dict[str, str]] = {kind: {} for kind in (*GENERATION_MAPS, *JOB_MAPS)}
@@ -228,6 +338,9 @@ def decode_part(flat: Sequence[str]) -> JobRecord:
             maps[kind][key] = _report(text) if kind in ("report", "last") else text
         elif field not in known and not field.startswith("generation_"):
             raise ValueError(f"a job's record has the unknown field {field}")
+    if _are_many(text for entries in maps.values() for text in entries.values()):
+        for kind, entries in maps.items():
+            _one_by_one(_ENTRIES[kind], entries.values())
     job |= {name: _object(maps[kind]) for kind, name in JOB_MAPS.items()}
     if "generation_id" in fields:
         generation = {name: fields[f"generation_{name}"] for name in GENERATION_RAW}
@@ -237,7 +350,7 @@ def decode_part(flat: Sequence[str]) -> JobRecord:
         job["generation"] = _object(generation)
     if "active_id" in fields:
         job["active"] = _object({"number": fields["active_number"], "id": json.dumps(fields["active_id"])})
-    record = JobRecord.from_json(_object(job))
+    record = from_json(JobRecord, _object(job))
     if record.name != record.spec.name:  # names become folders, and only the spec's name was checked
         raise ValueError(f"a job's record has the name {record.name!r}, its spec {record.spec.name!r}")
     return record
@@ -246,13 +359,15 @@ def decode_part(flat: Sequence[str]) -> JobRecord:
 def decode_node(flat: Sequence[str], cordon: str) -> NodeRecord:
     """Raises ValueError."""
     fields = pairs(flat)
+    _bounded_fields(fields, MOST_CHARACTERS)
     if unknown := set(fields) - NODE_FIELDS:
         raise ValueError(f"a node's record has the unknown field {min(unknown)}")
     node = {name: fields[name] for name in ("joined", "facts", "readiness", "rev")}
     node |= {"id": json.dumps(fields["id"]), "lost": _flag(fields["lost"]), "left": _flag(fields["left"])}
     node["incarnation"] = _object({"life": json.dumps(fields["life"]), "start": fields["start"]})
     node["cordon"] = cordon or "null"
-    found = NodeRecord.from_json(_object(node))
+    bounded(cordon, MOST_OF_LINE)
+    found = from_json(NodeRecord, _object(node))
     for part in (found, found.incarnation, found.facts, *found.facts.gpus):
         _share_names(part)
     return found
@@ -279,7 +394,8 @@ def encode_queues(record: QueuesRecord) -> dict[str, str]:
 def decode_queues(flat: Sequence[str]) -> QueuesRecord:
     """Raises ValueError."""
     fields = pairs(flat)
-    return QueuesRecord.from_json(_object({"tree": fields["tree"], "rev": fields["rev"]}))
+    _bounded_fields(fields, MOST_OF_RECORD)
+    return from_json(QueuesRecord, _object({"tree": fields["tree"], "rev": fields["rev"]}))
 
 
 def encode_windows(record: WindowsRecord) -> dict[str, str]:
@@ -290,7 +406,8 @@ def encode_windows(record: WindowsRecord) -> dict[str, str]:
 def decode_windows(flat: Sequence[str]) -> WindowsRecord:
     """Raises ValueError."""
     fields = pairs(flat)
-    return WindowsRecord.from_json(_object({"windows": fields["windows"], "rev": fields["rev"]}))
+    _bounded_fields(fields, MOST_OF_RECORD)
+    return from_json(WindowsRecord, _object({"windows": fields["windows"], "rev": fields["rev"]}))
 
 
 def encode_usage(usage: UsageDay) -> dict[str, str]:
@@ -302,10 +419,13 @@ def encode_usage(usage: UsageDay) -> dict[str, str]:
 def decode_usage(day: str, flat: Sequence[str]) -> UsageDay:
     """Raises ValueError."""
     fields = pairs(flat)
+    _bounded_fields(fields, MOST_OF_RECORD)
     rows = {field.removeprefix(ROW): text for field, text in fields.items() if field.startswith(ROW)}
     if unknown := set(fields) - {"rev", *(ROW + key for key in rows)}:
         raise ValueError(f"a day's use has the unknown field {min(unknown)}")
-    return UsageDay.from_json(_object({"day": str(int(day)), "rev": fields["rev"], "rows": _object(rows)}))
+    if _are_many(rows.values()):
+        _one_by_one(_USAGE_ROW, rows.values())
+    return from_json(UsageDay, _object({"day": str(int(day)), "rev": fields["rev"], "rows": _object(rows)}))
 
 
 def decode_saved(text: str) -> Saved:
@@ -318,8 +438,19 @@ def decode_event(entry: tuple[str, Sequence[str]]) -> JobEvent:
     """Raises ValueError."""
     event_id, flat = entry
     fields = pairs(flat)
+    _bounded_fields(fields, MOST_OF_LINE)
     raw: dict[str, str] = {name: json.dumps(text) for name, text in fields.items() if name != "generation"}
-    return JobEvent.from_json(_object(raw | {"id": json.dumps(event_id), "generation": fields["generation"]}))
+    return from_json(JobEvent, _object(raw | {"id": json.dumps(event_id), "generation": fields["generation"]}))
+
+
+def decode_pod(text: str) -> PodState:
+    """Raises ValueError."""
+    return from_json(PodState, bounded(text, MOST_OF_LINE))
+
+
+def decode_member(text: str) -> Member:
+    """Raises ValueError."""
+    return from_json(Member, bounded(text, values=MOST_OF_ENTRY))
 
 
 def event_order(event_id: str) -> tuple[int, int]:

@@ -21,7 +21,17 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Member
 from nodeagent.store import roster
-from nodeagent.store.codec import GENERATION_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, decode_part, pairs, whole
+from nodeagent.store.codec import (
+    GENERATION_MAPS,
+    JOB_MAPS,
+    NAMES,
+    decode_job,
+    decode_member,
+    decode_node,
+    decode_part,
+    pairs,
+    whole,
+)
 
 ROOM = 48_000
 """Fields kept, of all jobs together. The smallest records are dropped first, since those are soon read as a whole; of
@@ -211,7 +221,7 @@ def _ruled(rule: str, before: Mapping[str, str], changes: Mapping[str, str | Non
 @lru_cache(NAMES)
 def _life(member: str) -> str:
     """A member's life as JSON, the text of entries that hold only the life."""
-    return json.dumps(Member.from_json(member).life)
+    return json.dumps(decode_member(member).life)
 
 
 def _decoded(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:

@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Member
+from nodeagent.store.codec import decode_member
 
 
 def shorten(members: Mapping[str, Member], nodes: Mapping[str, NodeRecord]) -> list[str]:
@@ -36,7 +37,7 @@ def expand(words: Sequence[str], digest: str, nodes: Mapping[str, NodeRecord]) -
     first = 0
     for rank, (name, entry) in enumerate(zip(words[::2], words[1::2], strict=True)):
         if entry.startswith("{"):
-            member, texts[name] = Member.from_json(entry), entry
+            member, texts[name] = decode_member(entry), entry
         else:
             node = nodes.get(name)
             found = _member(node, entry, rank, first) if node is not None else None
