@@ -272,7 +272,8 @@ class Store(Protocol):
         ...
 
     async def request(self, request: str) -> Answer | None:
-        """What a request id was used for, among the newest 1024; None if for nothing."""
+        """What a request id was used for, among the newest 1024 of the owner of the job that it
+        changed (or of the operators'), and as many that changed nothing; None if for nothing."""
         ...
 
     async def settle(self, settlement: Settlement) -> JobRecord:

@@ -289,6 +289,35 @@ async def test_requests_are_remembered_up_to_a_cap(bench: Bench) -> None:
     assert (await bench.store.cordon("n1", cordon, "c0")).cordon == cordon  # forgotten
 
 
+async def test_a_users_requests_push_out_no_others_and_idle_ones_no_change(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.submit("u1", name="root", request="submitted", owner=0)
+    own = await bench.submit("u2", name="own", owner=1000)
+    own = await bench.set_control(own, "changed", target=1)
+    for number in range(1025):
+        await bench.store.control("u2", own.control.rev, None, f"idle{number}", "", "", "pause")
+    request = bench.store.request
+    assert await request("idle0") is None
+    assert await request("idle1") is not None, "as many are kept as ever"
+    assert await request("changed") is not None, "a change is pushed out by changes alone"
+    for number in range(1024):
+        own = await bench.set_control(own, f"change{number}", target=1)
+    assert await request("changed") is None
+    assert await request("change0") is not None
+    assert await request("submitted") == Answer(subject="u1"), "whatever another user does"
+
+
+async def test_lists_of_requests_that_nobody_uses_are_forgotten(bench: Bench) -> None:
+    """At some number of users."""
+    await bench.up("n1")
+    for owner in range(513):
+        await bench.submit(f"u{owner}", name=f"job{owner}", request=f"r{owner}", owner=owner)
+    assert await bench.store.request("r0") is None
+    assert await bench.store.request("r512") is not None
+    await bench.submit("again", name="again", request="again", owner=0)
+    assert await bench.store.request("again") == Answer(subject="again")
+
+
 async def test_events_come_in_order_from_where_one_asks(bench: Bench) -> None:
     assert await bench.store.events("0-0", 10) == ()
     assert await bench.store.wait("0-0", 0.01) == "0-0"

@@ -528,18 +528,41 @@ local function request_seen(request, did)
   return seen
 end
 
-local function remember(request, subject, did)
-  if request == '' then
-    return
+-- whose: the owner of the job that it changed, or OPERATORS. Each has a list of its own, so that however often one of
+-- them asks, no id of another is forgotten, and one more for requests that changed nothing, which push out no change.
+local OPERATORS, remember = 'operators', nil
+do
+  local LISTS_KEPT = 512
+  local ORDER = P .. 'requests:order'
+
+  local function forget_oldest(list, kept)
+    local over = redis.call('ZCARD', list) - kept
+    local old = over > 0 and redis.call('ZRANGE', list, 0, over - 1) or {}
+    in_parts(old, 1, function(...)
+      redis.call('ZREM', list, ...)
+      redis.call('HDEL', REQUESTS, ...)
+    end)
   end
-  local answer = did == '' and subject or subject .. ' ' .. did
-  local order = P .. 'requests:order'
-  redis.call('HSET', REQUESTS, request, answer)
-  redis.call('ZADD', order, redis.call('HINCRBY', META, 'requests', 1), request)
-  while redis.call('ZCARD', order) > REQUESTS_KEPT do
-    local oldest = redis.call('ZRANGE', order, 0, 0)[1]
-    redis.call('ZREM', order, oldest)
-    redis.call('HDEL', REQUESTS, oldest)
+
+  function remember(request, subject, did, whose, idle)
+    if request == '' then
+      return
+    end
+    whose = idle and whose .. ':idle' or whose
+    local list = P .. 'requests:of:' .. whose
+    if redis.call('TYPE', list).ok ~= 'zset' then -- new, or written over by hand
+      redis.call('DEL', list)
+    end
+    redis.call('HSET', REQUESTS, request, did == '' and subject or subject .. ' ' .. did)
+    local number = redis.call('HINCRBY', META, 'requests', 1)
+    redis.call('ZADD', list, number, request)
+    forget_oldest(list, REQUESTS_KEPT)
+    redis.call('ZADD', ORDER, number, whose)
+    local over = redis.call('ZCARD', ORDER) - LISTS_KEPT
+    for _, other in ipairs(over > 0 and redis.call('ZRANGE', ORDER, 0, over - 1) or {}) do
+      forget_oldest(P .. 'requests:of:' .. other, 0)
+      redis.call('ZREM', ORDER, other)
+    end
   end
 end
 

@@ -25,7 +25,7 @@ local no = check_quotas(A.claims)
 if no then
   return no
 end
-remember(A.request, job.uid, A.did)
+remember(A.request, job.uid, A.did, job.owner, not A.control)
 if not A.control then
   ask_to_save()
   return job_reply(job) -- the control is so already

@@ -13,7 +13,7 @@ if other then
 end
 local was = redis.call('HGET', CORDONS, id)
 if not seen then
-  remember(A.request, id, A.did)
+  remember(A.request, id, A.did, OPERATORS, (was or nil) == A.cordon)
   if (was or nil) ~= A.cordon then
     if A.cordon then
       redis.call('HSET', CORDONS, id, A.cordon)

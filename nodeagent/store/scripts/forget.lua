@@ -26,7 +26,7 @@ local removed = node.left == '1' or node.lost == '1'
 if removed then
   node.rev = int(delete_node(A.node))
   redis.call('HDEL', CORDONS, A.node)
-  remember(A.request, A.node, A.did .. ' ' .. node.rev)
+  remember(A.request, A.node, A.did .. ' ' .. node.rev, OPERATORS)
   event({ kind = 'NodeRemoved', node = A.node, by = A.by, text = A.by .. ' removed the record of node ' .. A.node })
 else
   local lost = copied(node)
@@ -35,7 +35,7 @@ else
   depart(A.node, lease_end(A.node))
   retire(A.node)
   release_failsafe_members(A.node)
-  remember(A.request, A.node, A.did)
+  remember(A.request, A.node, A.did, OPERATORS)
   node = node_read(A.node)
   event({ kind = 'NodeForgotten', node = A.node, by = A.by,
     text = A.by .. ' confirmed that node ' .. A.node .. ' is permanently down' })

@@ -17,7 +17,7 @@ if not seen then
   if rev ~= A.expect_rev then
     return refuse('stale', kind.words .. ' revision ' .. int(rev) .. ' by now, not ' .. int(A.expect_rev))
   end
-  remember(A.request, A.record, A.did)
+  remember(A.request, A.record, A.did, OPERATORS)
   record[kind.field], record.rev = A.value, touch(A.record)
   redis.call('ZREM', CHANGES, 'gone:' .. A.record)
   redis.call('HSET', key, kind.field, record[kind.field], 'rev', record.rev)

@@ -109,6 +109,6 @@ for _, new in ipairs(A.jobs) do
   event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. new.name .. ' submitted' })
 end
 leave_quotas(A.claims, job.rev)
-remember(A.request, A.jobs[1].uid, A.did)
+remember(A.request, A.jobs[1].uid, A.did, int(A.owner))
 ask_to_save()
 return A.batch and { 1, A.did } or job_reply(job)
