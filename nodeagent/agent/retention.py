@@ -16,6 +16,7 @@ import structlog
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, remove_tree
+from nodeagent.plan.queueing.dependencies import surplus
 from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
 
 LOOK = 3600.0
@@ -42,17 +43,19 @@ class Left:
     """The first 8 digits of the job's uid."""
     written: float
     """When something was last written there (wall clock), as far as the folder tells."""
+    owner: int
+    """The user (uid) whose folder it is."""
 
 
 def found(dirs: DirsConfig) -> list[Left]:
     """Blocking. Folders that jobs have here. Raises NotSeenError."""
     output = [
-        Left(dirs.logs, name, match[1], written)
+        Left(dirs.logs, name, match[1], *written)
         for name in _names(dirs.logs)
         if (match := _LOGS.fullmatch(name)) and (written := _written(dirs.logs, name, needs=_OURS)) is not None
     ]
     records = [
-        Left(dirs.state / "pods", name, match[1], written)
+        Left(dirs.state / "pods", name, match[1], *written)
         for name in _names(dirs.state / "pods")
         if (match := _STATE.fullmatch(name)) and (written := _written(dirs.state / "pods", name)) is not None
     ]
@@ -83,7 +86,8 @@ def outdated(
         return max([*ends, *(one.written for one in folders[job])])
 
     newest_first = sorted(folders, key=lambda job: (-ended(job), job))
-    old = [job for number, job in enumerate(newest_first) if number >= keep.jobs or wall - ended(job) > keep.age]
+    over = frozenset(surplus(newest_first[::-1], keep.jobs, lambda job: folders[job][0].owner))
+    old = [job for job in newest_first if job in over or wall - ended(job) > keep.age]
     return [one for job in old for one in folders[job]]
 
 
@@ -98,6 +102,8 @@ class Retention:
         view: Callable[[], tuple[Mapping[str, JobRecord], Collection[str], float] | None],
     ) -> None:
         self._dirs, self._keep, self._view = dirs, keep, view
+        self._counted = 0
+        """Folders of output at the last look. It has left what it may leave, which of several users is more."""
         self._aside = OneAside()
         """Looks and removals."""
         self._log = structlog.get_logger("retention")
@@ -117,7 +123,7 @@ class Retention:
             names = await self._aside.run(lambda: _names(self._dirs.logs), LOOK_LIMIT)
         except UntrustedError:  # the next look says why
             return False
-        return sum(map(bool, map(_LOGS.fullmatch, names))) > SURPLUS * self._keep().jobs
+        return sum(map(bool, map(_LOGS.fullmatch, names))) > SURPLUS * max(self._keep().jobs, self._counted)
 
     async def look(self) -> None:
         """Remove what is outdated now."""
@@ -127,6 +133,7 @@ class Retention:
             self._log.warning("what ended jobs left is not looked at", why=str(error))
             return
         view = self._view()
+        self._counted = sum(one.above == self._dirs.logs for one in left)
         for one in outdated(left, *view, self._keep()) if view is not None else ():
             try:
                 await self._aside.run(lambda one=one: remove_tree(one.above, one.name), LOOK_LIMIT)  # type: ignore[misc]
@@ -135,6 +142,7 @@ class Retention:
                 if isinstance(error, NotSeenError):  # the next look sees the others again
                     return
             else:
+                self._counted -= one.above == self._dirs.logs
                 self._log.info("removed what an ended job left", folder=str(one.above / one.name))
 
 
@@ -148,16 +156,18 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _written(above: Path, name: str, needs: re.Pattern[str] | None = None) -> float | None:
-    """The newest time of the folder, of its newest generation and of that one's files; None for what is none of
-    ours."""
+def _written(above: Path, name: str, needs: re.Pattern[str] | None = None) -> tuple[float, int] | None:
+    """The newest time of the folder, of its newest generation and of that one's files, and its owner; None for what is
+    none of ours."""
     times: list[float] = []
+    owner = 0
     try:
         with UntrustedFolder(above, name) as opened:
             names = opened.names()
             if needs is not None and not any(map(needs.fullmatch, names)):
                 return None
             times.append(opened.written)
+            owner = opened.owner
         numbers = [int(entry[1:]) for entry in names if re.fullmatch(r"g[0-9]{1,9}", entry)]
         if numbers:
             with UntrustedFolder(above, name, f"g{max(numbers)}") as newest:
@@ -166,5 +176,5 @@ def _written(above: Path, name: str, needs: re.Pattern[str] | None = None) -> fl
     except NotSeenError:  # it would seem older than it is
         raise
     except UntrustedError:
-        return max(times, default=None)
-    return max(times)
+        return (max(times), owner) if times else None
+    return max(times), owner

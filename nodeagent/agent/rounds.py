@@ -284,7 +284,7 @@ class EndedJobs:
         self._remove_at = self._clock.now() + ENDED_EVERY
         changed = False
         for job in outlived(cluster, self._clock.wall(), kept.age, kept.jobs):
-            why = f"it has ended, and of such jobs {kept.jobs} are kept, for {kept.age:g} s"
+            why = f"it has ended, and of such jobs {kept.jobs} of each user are kept, for {kept.age:g} s"
             place = self._undecided.guard("removal", job.uid, partial(turn, cluster, job, self._node))
             if place is None:
                 continue

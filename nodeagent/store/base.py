@@ -321,9 +321,9 @@ class Store(Protocol):
     async def shelve(self, uids: Collection[str], before: float, most: int) -> bool:
         """Move these ended jobs, unchanged, into the history, which no beat brings. A job that is kept, or that has
         holders which have not lapsed, is left out. Also remove a few jobs from the history: those that ended before
-        that Unix time (none if it has not come yet), and the oldest of more than ``most``. Returns true if there may be
-        more to remove. Event JobDeleted for each. Only ``past``, ``history`` and ``remove`` find a job of the history:
-        its name is free."""
+        that Unix time (none if it has not come yet), and those of more than ``most`` of one owner: that never ran, and
+        then the oldest. Of all owners ten times as many stay. Returns true if there may be more to remove. Event
+        JobDeleted for each. Only ``past``, ``history`` and ``remove`` find a job of the history: its name is free."""
         ...
 
     async def past(self, ref: str) -> tuple[JobRecord, ...]:

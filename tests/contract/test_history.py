@@ -132,6 +132,26 @@ async def test_the_oldest_go_for_good(bench: Bench) -> None:
     ]  # fmt: skip
 
 
+async def test_as_many_stay_of_each_owner_and_those_that_never_ran_go_first(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.end(await bench.submit("other", name="other", owner=7), "failed", wall=bench.wall - 950.0)
+    await ended(bench, "ran", 100)
+    for i in range(3):
+        await bench.end(await bench.submit(f"u{i}", name=f"job-u{i}"), "stopped", wall=bench.wall - 899.0 + i)
+    await shelved(bench, "other", "ran", "u0", "u1", "u2", most=2)
+    assert await names(bench) == ["other", "job-ran", "job-u2"]
+
+
+async def test_of_all_owners_ten_times_as_many_stay(bench: Bench) -> None:
+    await bench.up("n1")
+    uids = [f"u{i}" for i in range(21)]
+    for i, uid in enumerate(uids):
+        job = await bench.submit(uid, name=f"job-{uid}", owner=(1000 + i) if i < 19 else 7)
+        await bench.end(job, "stopped", wall=bench.wall - 900.0 + i)
+    await shelved(bench, *uids, most=2)
+    assert await names(bench) == [f"job-{uid}" for uid in uids if uid != "u19"], "of the owner with most"
+
+
 async def test_nothing_goes_by_a_time_that_has_not_come(bench: Bench) -> None:
     await bench.up("n1")
     await ended(bench, "u1")

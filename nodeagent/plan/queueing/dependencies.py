@@ -9,15 +9,18 @@ or, kept long enough, for good.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord, Outcome
 from nodeagent.model.jobspec import After
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.nodes.members import holding_nodes
 from nodeagent.plan.steps import Decision, End, Settle
+
+Kept = TypeVar("Kept")
 
 NEVER_RAN = 125
 """Exit code of a job that never ran, since one that it comes after did not end well."""
@@ -201,18 +204,40 @@ def believed(cluster: Cluster, wall: float) -> float:
     return wall if wall <= newest + SKEW else newest
 
 
+ALL_OWNERS = 10
+"""Times as many ended jobs are kept of all users together as of one. As in ``store/scripts/shelve.lua``."""
+
+
+def surplus(first_to_go: Iterable[Kept], keep: int, owner: Callable[[Kept], int]) -> list[Kept]:
+    """Those that are more than ``keep`` of one owner, whatever others have; and if all together are still more than
+    ``ALL_OWNERS`` times as many, of the owners with most. ``first_to_go``: all of them, in this order."""
+    left: dict[int, list[Kept]] = {}
+    for one in first_to_go:
+        left.setdefault(owner(one), []).append(one)
+    out: list[Kept] = []
+    for own in left.values():
+        over = max(0, len(own) - keep)
+        out += own[:over]
+        del own[:over]
+    for _ in range(sum(map(len, left.values())) - ALL_OWNERS * keep):
+        out.append(max(left.values(), key=len).pop(0))
+    return out
+
+
 def outlived(cluster: Cluster, wall: float, keep_for: float, keep: int) -> list[JobRecord]:
     """The oldest few of the ended jobs that ended more than ``keep_for`` seconds, or their own ``ttl``, before ``wall``
-    (this node's Unix time, as far as it is ``believed``), or are not among the ``keep`` that ended last. None that
-    is still held."""
+    (this node's Unix time, as far as it is ``believed``), or are not among the ``keep`` of their owner that ended last:
+    those that never ran go before those that did. None that is still held."""
     ended = sorted(_records(cluster), key=lambda job: (job.ended or 0.0, job.order))
-    surplus, wall = max(0, len(ended) - keep), believed(cluster, wall)
-    old = [job for i, job in enumerate(ended) if i < surplus or (job.ended or 0.0) < wall - _kept_for(job, keep_for)]
+    never_ran_first = sorted(ended, key=lambda job: job.first_active is not None)
+    over = {job.uid for job in surplus(never_ran_first, keep, lambda job: job.owner)}
+    wall = believed(cluster, wall)
+    old = [job for job in ended if job.uid in over or (job.ended or 0.0) < wall - _kept_for(job, keep_for)]
     return list(islice((job for job in old if not _is_held(cluster, job)), AT_ONCE))
 
 
 def history_room(keep: int) -> int:
-    """How many jobs the history may have, of ``keep`` ended ones altogether."""
+    """How many jobs of one owner the history may have, of ``keep`` ended ones altogether."""
     return max(0, keep - IN_VIEW)
 
 

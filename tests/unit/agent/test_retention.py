@@ -80,6 +80,22 @@ async def test_old_ones_go_and_others_stay(tmp_path: Path) -> None:
     assert await after(dirs, [job(1, None), job(3, 6)], most=0) == {1}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes folders of other users")
+async def test_a_user_with_much_output_removes_no_others(tmp_path: Path) -> None:
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    for number in range(1, 9):
+        leave(dirs, number, written_days_ago=1 / number)
+        if number > 2:
+            for folder in (dirs.logs / f"train-{uid(number)[:8]}", dirs.state / "pods" / uid(number)):
+                for path in (*folder.rglob("*"), folder):
+                    os.chown(path, 54321, 54321)
+    keep = RetentionConfig(age=7 * DAY, jobs=3)
+    retention = Retention(dirs, lambda: keep, lambda: ({}, (), NOW))
+    await retention.look()
+    assert there(dirs) == {1, 2, 6, 7, 8}
+    assert not await retention.crowded(), "it has left what it may leave"
+
+
 async def test_what_was_written_lately_stays_whatever_end_its_record_has(tmp_path: Path) -> None:
     """The node that recorded the end had a clock that was days behind."""
     dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")

@@ -61,6 +61,26 @@ def test_only_the_newest_stay_and_the_oldest_go_first_a_few_at_a_time() -> None:
     assert gone(*jobs, keep=0) == [f"j{i}" for i in range(30, 30 - AT_ONCE, -1)]
 
 
+def test_a_user_with_many_jobs_removes_no_others() -> None:
+    """However many a user submits and stops, and however old the others' are."""
+    failed = [ended(i, DAY + i, "failed", owner=0) for i in range(3)]
+    flood = [ended(100 + i, i, "stopped", owner=1000) for i in range(50)]
+    assert gone(*failed, *flood, keep=45) == ["j149", "j148", "j147", "j146", "j145"]
+
+
+def test_of_all_users_together_ten_times_as_many_stay_and_who_has_most_gives_way() -> None:
+    few = [ended(1000 + i, DAY, owner=i) for i in range(30)]
+    some = [ended(i, i, owner=99) for i in range(1, 5)]
+    assert gone(*few, *some, keep=4) == []
+    assert gone(*few, *(ended(2000 + i, i, owner=98) for i in range(1, 8)), keep=4) == ["j2007", "j2006", "j2005"]
+    assert gone(*few, *some, *(ended(3000 + i, DAY, owner=50 + i) for i in range(8)), keep=4) == ["j4", "j3"]
+
+
+def test_what_never_ran_goes_before_what_did() -> None:
+    ran = [ended(i, 1000 + i).model_copy(update={"first_active": 5}) for i in range(3)]
+    assert gone(*ran, *(ended(10 + i, i) for i in range(3)), keep=3) == ["j12", "j11", "j10"]
+
+
 def test_what_has_not_ended_or_may_still_run_somewhere_stays() -> None:
     live = make_job("running", make_generation(["n1"]), uid="u-r")
     stops = ended(2, 8 * DAY, "stopped", generation=make_generation(["n1"], state="ended", holders=["n1"]))
