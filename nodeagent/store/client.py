@@ -113,6 +113,8 @@ class RedisStore:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._prefix = calls, calls.prefix
         self._decoder = Decoder()
+        self._aside = asyncio.Semaphore(1)
+        """Of threads that decode what callers read."""
         self._nodes = NodeTable(calls, self._decoder.node)
         self._anew = Base(0, "")
         """The store's revision at the first of the beats that read everything: removals since then show by marks."""
@@ -444,10 +446,12 @@ class RedisStore:
     async def _history(self, how: str, which: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
         async with self._calls.reading() as link:
             found = await link.evaluate(load("history", bare=True), self._prefix, how, which, str(limit))
-        # In a thread: a page takes longer than the agent's loop may be blocked.
-        return await asyncio.to_thread(
-            lambda: tuple(_each(lambda entry: (str(entry[0]), codec.decode_job(entry[1])), found))
-        )
+        # In a thread: a page takes longer than the agent's loop may be blocked. In one at a time: the loop has its turn
+        # among as many as run.
+        async with self._aside:
+            return await asyncio.to_thread(
+                lambda: tuple(_each(lambda entry: (str(entry[0]), codec.decode_job(entry[1])), found))
+            )
 
     async def cordon(
         self, node: str, cordon: Cordon | None, request: str, did: str = "", *, by: str = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
+from nodeagent.store.client import RedisStore
 from nodeagent.store.scripts import Script, always
 from nodeagent.store.wire import Reached, ReplyError
 
@@ -106,3 +109,24 @@ async def test_a_script_that_fails_is_no_store_that_cannot_serve(text: str, of_t
         await Calls(links, links, "p:", 1.0).step("read", {"uid": "u"})
     assert (isinstance(caught.value, StepFailedError), links.forgotten) == (of_the_step, not of_the_step)
     assert links.evaluated == 1 + looks, "what is damaged is looked for"
+
+
+class Page:
+    """An entry of a page of history, which notes in how many threads such are looked at."""
+
+    at_once, most = 0, 0
+
+    def __getitem__(self, _part: int) -> str:
+        Page.at_once += 1
+        Page.most = max(Page.most, Page.at_once)
+        time.sleep(0.005)
+        Page.at_once -= 1
+        raise ValueError("that is enough")
+
+
+async def test_what_callers_read_is_decoded_in_one_thread_at_a_time() -> None:
+    """The agent's loop has its turn among as many as run: of eight threads it had a ninth."""
+    links = Answering([Page(), Page()])
+    store = RedisStore(Calls(links, links, "p:", 5.0))
+    assert await asyncio.gather(*(store.history("", 100) for _ in range(6))) == [()] * 6
+    assert Page.most == 1
