@@ -19,6 +19,7 @@ from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
+from nodeagent.osutil.clock import Allowance
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
 from nodeagent.store.messages import Beat, BeatReply, Note, OwnJob, Saved
 
@@ -41,6 +42,10 @@ MOST_RUNS = 64
 
 MOST_DAMAGED = 16
 """Most records that one beat reports as damaged."""
+
+URGENT_AT_ONCE, URGENT_PER_SECOND = 64.0, 4.0
+"""Beats that go at once since a pod's readiness is another, at once and in the long run: beyond them it goes with the
+next heartbeat. All agents read each, and a pod's words may be others without end."""
 
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
@@ -92,6 +97,7 @@ class Membership:
         self._first_join: float | None = None
         self._seq = 0
         self._lock = asyncio.Lock()
+        self._urgent = Allowance(URGENT_AT_ONCE, URGENT_PER_SECOND)
         self._readiness: dict[str, Readiness] = {}
         self._readiness_sent: dict[str, Readiness] | None = None
         self._facts_sent: NodeFacts | None = None
@@ -373,9 +379,9 @@ class Membership:
 
     def publish(self, readiness: dict[str, Readiness], pods: tuple[PodState, ...]) -> bool:
         """What the next beat carries. True if others wait for it, so that a beat should go at once."""
-        urgent = readiness != self._readiness
+        news = readiness != self._readiness
         self._readiness, self._pods = readiness, pods
-        return urgent
+        return news and self._urgent.may(self._clock.now())
 
     def renew_life(self) -> None:
         """After being declared lost: take a new life. Only when nothing of the old one runs here any more."""

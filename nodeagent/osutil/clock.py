@@ -42,6 +42,13 @@ class Allowance:
         self._at = now
         return max(0.0, -self._left / self._rate)
 
+    def may(self, now: float) -> bool:
+        """Whether there is one left, which is spent then."""
+        if self.spend(0, now) or self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
 
 async def wait_for(event: asyncio.Event, timeout: float | None) -> bool:
     """Until the event or the time; clears the event. Whether it came."""

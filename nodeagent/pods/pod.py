@@ -524,18 +524,17 @@ class PodHandle:
 
     def _show(self, *, in_turn: bool = False) -> None:
         """``in_turn``: at the shim's word, which may be another one without end."""
+        if in_turn and self._telling is not None:
+            return
+        if in_turn and (wait := self._changes.spend(1, self._loop.time())):
+            self._telling = self._loop.call_later(wait, self._tell)
+            return
         self.status = self._reported if self._ordered is None else self._reported.starting(self._ordered[0])
-        if not in_turn:
-            self._changed()
-        elif self._telling is None:
-            if wait := self._changes.spend(1, self._loop.time()):
-                self._telling = self._loop.call_later(wait, self._tell)
-            else:
-                self._changed()
+        self._changed()
 
     def _tell(self) -> None:
         self._telling = None
-        self._changed()
+        self._show()
 
     def let_go(self) -> None:
         """Forget the shim and leave it running."""

@@ -257,7 +257,7 @@ class RetentionConfig(Section):
     ] = 7 * 86_400.0
     """Time from a job's end until it is removed. Of records the shortest of all nodes counts."""
     jobs: int = Field(default=200, ge=0, le=1_000_000)
-    """Most ended jobs of which it is kept, the newest ones."""
+    """Most ended jobs of one user of which it is kept, the newest ones."""
 
 
 class JobsConfig(Section):

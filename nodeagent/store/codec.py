@@ -15,7 +15,7 @@ from typing import TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from nodeagent.model.base import Record
+from nodeagent.model.base import Record, first_error
 from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.model.jobspec import MOST_NODES, JobSpec, Nodes
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
@@ -67,8 +67,6 @@ MOST_ENTRIES = 8192
 """Entries of one kind: twice as many as a job may have nodes."""
 MOST_FIELDS = 64
 """Fields of a record that are no entries of maps."""
-MOST_ERRORS = 100
-"""Errors that are looked at: so many at a time cost nothing."""
 _PART = re.compile(r'"(?:[^"\\]++|\\.)*+"?|,', re.DOTALL)
 """A string, or a comma outside of strings."""
 NAMES = 8192
@@ -118,16 +116,7 @@ def from_json(model: type[Decoded], text: str) -> Decoded:
     try:
         return model.from_json(text)
     except ValidationError as error:
-        raise ValueError(_first_error(error)) from None
-
-
-def _first_error(error: ValidationError) -> str:
-    """What is wrong, in one line: never as a whole, since thousands of errors would be put in words."""
-    if error.error_count() > MOST_ERRORS:
-        return f"{error.title}: {error.error_count()} values do not fit"
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{error.title}: {where[:80]}: {first['msg'][:160]}"
+        raise ValueError(f"{error.title}: {first_error(error)}") from None
 
 
 def bounded(text: str, characters: int = MOST_CHARACTERS, values: int = MOST_PARTS) -> str:
@@ -178,7 +167,7 @@ def _one_by_one(model: TypeAdapter[object], texts: Iterable[str]) -> None:
         try:
             model.validate_json(text, strict=True)
         except ValidationError as error:
-            raise ValueError(_first_error(error)) from None
+            raise ValueError(f"{error.title}: {first_error(error)}") from None
 
 
 def _are_many(texts: Iterable[str]) -> bool:

@@ -13,3 +13,9 @@ def test_what_is_beyond_the_burst_has_to_wait() -> None:
     assert allowance.spend(0, 5.1) == approx(0.1)
     assert allowance.spend(0, 5.2) == approx(0.0)
     assert [allowance.spend(1, 1000.0) for _ in range(4)] == approx([0.0, 0.0, 0.0, 0.1]), "no more is saved up"
+
+
+def test_what_is_refused_costs_nothing() -> None:
+    allowance = Allowance(2, 1)
+    assert [allowance.may(5.0) for _ in range(50)] == [True, True] + [False] * 48
+    assert [allowance.may(6.5), allowance.may(6.5)] == [True, False]
