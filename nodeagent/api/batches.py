@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -121,13 +122,11 @@ def laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
         count += members
     if count > MOST_MEMBERS:
         raise ApiError("spec", f"{count} jobs at once, with those of arrays", f"submit at most {MOST_MEMBERS}")
-    after = {job.spec.name: list(job.after) for job in jobs}
-    left = dict(after)
-    while ready := [n for n, others in left.items() if not any(other in left for other in others)]:
-        for name in ready:
-            del left[name]
-    if left:
-        raise ApiError("spec", f"jobs wait for each other: {', '.join(left)}", "break the circle")
+    here = {job.spec.name for job in jobs}
+    try:
+        TopologicalSorter({job.spec.name: here.intersection(job.after) for job in jobs}).prepare()
+    except CycleError as error:
+        raise ApiError("spec", f"jobs wait for each other: {', '.join(error.args[1])}", "break the circle") from None
     return found
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from aiohttp import web
@@ -54,10 +55,32 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, object]:
         """The JSON that callers get."""
-        error: dict[str, object] = {"code": self.code, "message": self.message, "next": self.next_step}
+        error: dict[str, object] = {
+            "code": self.code, "message": _cut(self.message, MOST_MESSAGE), "next": _cut(self.next_step, MOST_MESSAGE)
+        }  # fmt: skip
         if self.problems:
-            error["problems"] = list(self.problems)
+            error["problems"] = _shown(self.problems)
         return {"error": error}
+
+
+MOST_MESSAGE, MOST_SENTENCE = 3000, 400
+"""The most characters of a message and of one of its problems: callers choose some of the words in them."""
+MOST_SHOWN = 24 << 10
+"""Bytes of all problems in one answer, as JSON, but for the last of them."""
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _shown(problems: Sequence[str]) -> list[str]:
+    found, size = list[str](), 0
+    for problem in problems:
+        if size > MOST_SHOWN:
+            return [*found, f"... and {len(problems) - len(found)} more"]
+        found.append(_cut(problem, MOST_SENTENCE))
+        size += len(json.dumps(found[-1]))
+    return found
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

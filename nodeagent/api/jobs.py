@@ -41,7 +41,7 @@ from nodeagent.plan.failure.hang import watching
 from nodeagent.plan.placing.topology import placed_text, placement_asked
 from nodeagent.plan.queueing.queue import places
 from nodeagent.plan.queueing.room import never
-from nodeagent.spec.jobcheck import check_spec
+from nodeagent.spec.jobcheck import check_spec, mistakes, too_much
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import QuotaClaims
 
@@ -451,10 +451,10 @@ def _read_spec(value: object) -> JobSpec:
         raise ApiError("usage", "spec is missing", "send {spec: {...}, request_id: ...}")
     if value.get("after") or value.get("array"):
         raise ApiError("usage", "after and array stand beside the spec", "send {jobs: [{spec, after, array}]}")
-    try:
-        return JobSpec.from_json(json.dumps(value))
-    except ValidationError as wrong:
-        problems = [f"{'.'.join(str(p) for p in e['loc']) or 'spec'}: {e['msg']}" for e in wrong.errors()]
-        raise ApiError(
-            "spec", "the job's spec is not right", "correct it; nothing was submitted", problems=problems
-        ) from None
+    problems = too_much(value)  # first, since what follows runs in the loop
+    if not problems:
+        try:
+            return JobSpec.from_json(json.dumps(value))
+        except ValidationError as wrong:
+            problems = mistakes(wrong)
+    raise ApiError("spec", "the job's spec is not right", "correct it; nothing was submitted", problems=problems)

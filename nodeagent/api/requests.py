@@ -26,6 +26,9 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 MAX_BODY = 1024 * 1024
 """Bytes of the largest request body."""
 
+MOST_OPENED = 1 << 15
+"""Lists and mappings in a body: the decoder takes half a second, in the loop, for as many as a body has room for."""
+
 MOST_DIGITS = 15
 """Of a whole number in the query."""
 
@@ -41,6 +44,10 @@ async def read(request: web.Request, *names: str) -> dict[str, Any]:
     """
     try:
         raw = (await request.read()).decode()
+        if (opened := raw.count("[") + raw.count("{")) > MOST_OPENED:  # what is in texts too: it is only a bound
+            raise ApiError(
+                "usage", f"the body opens {opened} lists and mappings, more than {MOST_OPENED}", "send a smaller one"
+            )
         value = json.loads(raw or "{}")
         if "\\u" in raw:  # half of a surrogate pair is valid JSON, but cannot be stored or shown
             json.dumps(value, ensure_ascii=False).encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Annotated
 
 from pydantic import Field
 
@@ -30,7 +31,7 @@ class Match(Record):
     """A label with one of these values; without values: with any value."""
 
     label: str = Field(min_length=1, max_length=MOST_TEXT)
-    values: tuple[str, ...] = Field(default=(), max_length=MOST_VALUES)
+    values: tuple[Annotated[str, Field(max_length=MOST_TEXT)], ...] = Field(default=(), max_length=MOST_VALUES)
 
     def __str__(self) -> str:
         return f"{self.label}={'|'.join(self.values)}" if self.values else self.label

@@ -24,8 +24,8 @@ MOST_MEMBERS = 1000
 """The most members of one array."""
 MOST_JOBS = 256
 """The most jobs in one file."""
-MOST_ROLES = 16
-"""The most roles of a job."""
+MOST_ROLES, MOST_ROLE_NAME = 16, 40
+"""The most roles of a job, and characters of a role's name, with which each sentence about the role begins."""
 MOST_INDEX = 9_999_999
 
 
@@ -147,7 +147,7 @@ class Role(Record):
     """A named part of a job with its own command and size. A place is one replica of it: ``workers_per_node`` workers
     on one node."""
 
-    name: str = DEFAULT_ROLE
+    name: str = Field(default=DEFAULT_ROLE, max_length=MOST_ROLE_NAME)
     command: tuple[str, ...] = Field(min_length=1)
     nodes: Nodes
     """The number of nodes, with one place on each; with ``replicas``, the number of nodes over which its places may be

@@ -120,11 +120,9 @@ def site_modules(value: object) -> tuple[str, ...]:
     if len(value) > MOST_MODULES:
         raise CheckError(f"{len(value)} modules, more than {MOST_MODULES}", "make one module of them")
     raise_all(
-        [
-            CheckError(f"{units.show(name)} is not an environment module's name", "write it as module avail does", (i,))
-            for i, name in enumerate(value)
-            if not isinstance(name, str) or not _MODULE.fullmatch(name)
-        ]
+        CheckError(f"{units.show(name)} is not an environment module's name", "write it as module avail does", (i,))
+        for i, name in enumerate(value)
+        if not isinstance(name, str) or not _MODULE.fullmatch(name)
     )
     return tuple(value)
 

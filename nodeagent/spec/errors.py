@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 Path = tuple[str | int, ...]
 """Keys and list positions from the top of a file to a value."""
@@ -40,11 +41,11 @@ class NotTextError(CheckError):
         )
 
 
-def raise_all(errors: list[CheckError]) -> None:
-    """Raise them as one, if there are any."""
-    if errors:
-        errors[0].also = tuple(errors[1:])
-        raise errors[0]
+def raise_all(errors: Iterable[CheckError]) -> None:
+    """Raise them as one, if there are any: the first of them, since an endless list of a stranger may have as many."""
+    if found := list(islice(errors, MOST_SHOWN)):
+        found[0].also = tuple(found[1:])
+        raise found[0]
 
 
 @dataclass(frozen=True, slots=True)

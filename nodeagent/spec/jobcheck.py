@@ -3,9 +3,12 @@ have written by hand. Says the same as the job file's reader, since both use ``j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
+
+from pydantic import ValidationError
 
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.spec import containerfile, jobvalues, units
@@ -21,18 +24,63 @@ MAX_BYTES = 256 * 1024
 MOST_PROBLEMS = 100
 """So many reasons are given at most: each costs a search for what was meant, and the agent's loop waits for it."""
 
+MOST_ENTRIES = 2048
+"""Of one list or mapping in a job: no person writes as many."""
+MOST_VALUES = 10_000
+"""Values in a job, lists and mappings counted with what is in them: each that is wrong costs a sentence."""
+MOST_DEPTH = 16
+"""Lists and mappings in each other, about twice as many as a job has."""
+MOST_NAMED = 1000
+"""Mistakes of which the first ``MOST_PROBLEMS`` are named; of more only the number is said, since pydantic makes the
+sentences of all of them or of none."""
+
 _Check = tuple[str, Callable[[Any], object], object]
+
+
+def too_much(value: Mapping[str, object]) -> list[str]:
+    """The reasons to refuse what a request calls a job before it is validated, which takes a time, and memory, for each
+    mistake; empty where there is none. Looks at so many values at most, whatever it is given."""
+    left = MOST_VALUES
+    inside: list[tuple[str, int, object]] = [("the job", 0, value)]
+    while inside:
+        where, depth, one = inside.pop()
+        if not isinstance(one, dict | list):
+            continue
+        left -= len(one)
+        if len(one) > MOST_ENTRIES:
+            return [f"{where}: {len(one)} entries in a list or mapping, a job has {MOST_ENTRIES} at most in each"]
+        if left < 0:
+            return [f"{where}: with it the job has more than {MOST_VALUES} values"]
+        if depth > MOST_DEPTH:
+            return [f"{where}: lists and mappings are nested more than {MOST_DEPTH} deep"]
+        named = isinstance(one, dict) and depth == 0
+        entries = one.items() if isinstance(one, dict) else enumerate(one)
+        inside += [(str(key)[:64] if named else where, depth + 1, entry) for key, entry in entries]
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _too_large(len(text.encode(errors="surrogatepass")))
+
+
+def mistakes(wrong: ValidationError) -> list[str]:
+    """What pydantic found, as sentences that start with the field."""
+    count = wrong.error_count()
+    if count > MOST_NAMED:
+        return [f"the job: {count} mistakes, too many to name: look at how it was written"]
+    found = wrong.errors(include_url=False, include_context=False, include_input=False)
+    return [f"{'.'.join(str(p)[:64] for p in e['loc']) or 'spec'}: {e['msg']}" for e in found[:MOST_PROBLEMS]]
 
 
 def check_spec(spec: JobSpec) -> list[str]:
     """The reasons to refuse the job, as sentences that start with the field; empty when it is sound."""
-    size = len(spec.to_json())
-    if size > MAX_BYTES:
-        return [
-            f"the job takes {size} bytes, more than {MAX_BYTES} ({MAX_BYTES // 1024} KiB): put long texts into files "
-            f"that the nodes can read"
-        ]
-    return list(islice(_problems(spec), MOST_PROBLEMS))
+    return _too_large(len(spec.to_json().encode())) or list(islice(_problems(spec), MOST_PROBLEMS))
+
+
+def _too_large(size: int) -> list[str]:
+    if size <= MAX_BYTES:
+        return []
+    return [
+        f"the job takes {size} bytes, more than {MAX_BYTES} ({MAX_BYTES // 1024} KiB): put long texts into files "
+        f"that the nodes can read"
+    ]
 
 
 def _problems(spec: JobSpec) -> Iterator[str]:

@@ -9,7 +9,7 @@ import math
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, cast, get_args
@@ -109,12 +109,18 @@ def command(value: object) -> tuple[str, ...]:
         raise CheckError(f"{units.show(value)} is not a command", "write [python, train.py]")
     if not value:
         raise CheckError("an empty command", "write [python, train.py]")
-    bad: list[CheckError] = [NotTextError(word, (i,)) for i, word in enumerate(value) if not isinstance(word, str)]
-    bad += [CheckError("a NUL character in it", "remove it", (i,)) for i, w in enumerate(value) if "\0" in str(w)]
-    if isinstance(value[0], str) and not value[0].strip():
-        bad.append(CheckError("the program's name is empty", "write [python, train.py]", (0,)))
-    raise_all(bad)
+    raise_all(_word_mistakes(value))
     return tuple(value)
+
+
+def _word_mistakes(words: Sequence[object]) -> Iterator[CheckError]:
+    for i, word in enumerate(words):
+        if not isinstance(word, str):
+            yield NotTextError(word, (i,))
+        elif "\0" in word:
+            yield CheckError("a NUL character in it", "remove it", (i,))
+    if isinstance(words[0], str) and not words[0].strip():
+        yield CheckError("the program's name is empty", "write [python, train.py]", (0,))
 
 
 def nodes(value: object, *, example: str = "4, 2:8, auto or {min: 2, max: 8, target: 4}") -> Nodes:
@@ -246,11 +252,9 @@ def modules(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise CheckError(f"{units.show(value)} is not a list of modules", "write [torch]")
     raise_all(
-        [
-            CheckError(f"{units.show(name)} is not a module's name", "write it as after 'import'", (i,))
-            for i, name in enumerate(value)
-            if not isinstance(name, str) or not all(part.isidentifier() for part in name.split("."))
-        ]
+        CheckError(f"{units.show(name)} is not a module's name", "write it as after 'import'", (i,))
+        for i, name in enumerate(value)
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split("."))
     )
     return tuple(value)
 
@@ -270,15 +274,13 @@ def events(value: object) -> tuple[EventName, ...]:
     if not names:
         raise CheckError("an empty list", "name at least one event, or '*' for any")
     raise_all(
-        [
-            CheckError(
-                f"{units.show(name)} is not an event",
-                did_you_mean(str(name), known, intro="events are"),
-                (i,) if isinstance(value, list | tuple) else (),
-            )
-            for i, name in enumerate(names)
-            if name not in known
-        ]
+        CheckError(
+            f"{units.show(name)} is not an event",
+            did_you_mean(str(name), known, intro="events are"),
+            (i,) if isinstance(value, list | tuple) else (),
+        )
+        for i, name in enumerate(names)
+        if name not in known
     )
     return tuple(k for n in names for k in known if k == n)
 

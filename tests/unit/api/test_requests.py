@@ -14,7 +14,7 @@ import yarl
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.errors import ApiError
-from nodeagent.api.requests import find_job
+from nodeagent.api.requests import MOST_OPENED, find_job
 from nodeagent.api.server import ApiServer
 from nodeagent.model.jobspec import Array
 from tests.unit.api.fakes import FakeView, spec
@@ -163,3 +163,11 @@ def test_a_live_array_goes_before_an_ended_job_of_its_name() -> None:
     assert find_job(make_cluster(["n1"], over, ended), "sweep") == ended
     live = ended.model_copy(update={"phase": "queued"})
     assert find_job(make_cluster(["n1"], member, live), "sweep") == live
+
+
+async def test_a_body_of_more_lists_than_a_request_has_is_not_decoded(tmp_path: Path) -> None:
+    async with served(tmp_path) as session:
+        for data in (b"[" + b"[]," * MOST_OPENED + b"[]]", b'{"spec": {"preload": [' + b"{}," * MOST_OPENED):
+            async with session.post("http://agent/v1/jobs", data=data) as answer:
+                error = (await answer.json())["error"]
+            assert (answer.status, error["message"].endswith(f"more than {MOST_OPENED}")) == (400, True), error
