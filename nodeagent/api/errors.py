@@ -6,7 +6,6 @@ Every refusal says what happened, where, and what to do next. Must never send an
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.agent.view import AgentView
+from nodeagent.spec.errors import closest
 from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
 
 STATUS = {
@@ -83,15 +83,10 @@ def _shown(problems: Sequence[str]) -> list[str]:
     return found
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that somebody may have meant; empty if none is near."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), "")
-
-
 def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
     """A ``not_found`` with the nearest known name."""
     names = sorted(set(known))
-    if near := nearest(name, names):
+    if near := closest(name, names):
         step = f"did you mean {near!r}?"
     elif names:
         step = f"there are: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"

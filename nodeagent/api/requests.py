@@ -16,11 +16,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from nodeagent.agent.view import AgentView
-from nodeagent.api.errors import ApiError, nearest, store_away, unknown
+from nodeagent.api.errors import ApiError, store_away, unknown
 from nodeagent.api.serializers import Json
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
+from nodeagent.spec.errors import closest
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
 MAX_BODY = 1024 * 1024
@@ -74,7 +75,7 @@ def has_only(value: Mapping[str, Any], known: Sequence[str], what: str) -> None:
 
 def _right(name: str, known: Sequence[str]) -> str:
     """The next step of somebody who gave this name."""
-    near = nearest(name, known)
+    near = closest(name, known)
     return f"did you mean {near}?" if near else f"it has: {', '.join(known) or 'none'}"
 
 

@@ -67,6 +67,7 @@ def refusal(value: Mapping[str, Any]) -> ApiError:
         ({"x" * 200_000: 0}, "xxxx"),
         ({"x" * 900_000: 0}, "the job takes 900"),
         ({"env": {f"-{LONG}{i}": "" for i in range(2)}}, "env.-é"),
+        ({"limits": {"a" * 1500 + str(i): 1 for i in range(110)}}, "limits.a"),
         ({"limits": {str(i): [] for i in range(MOST_ENTRIES)}}, "the job: "),
         ({"policies": [{"on": ["Unknown"] * 2000, "do": "RestartJob"}]}, "policies[0].on: Unknown and"),
         ({"policies": [{"on": ["*"] * 2000}] * 40}, f"policies: with it the job has more than {MOST_VALUES} values"),
