@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.osutil.untrusted import NotSeenError
-from nodeagent.pods.logs import TAIL_MAX, LogLine, LogsHangError, beside, generations, read_logs
+from nodeagent.pods.logs import TURNS, LogLine, LogsHangError, LogTurns, beside, generations, newest, read_logs
 from nodeagent.pods.logs import follow as follow_files
 
 Line = dict[str, Any]
@@ -34,11 +35,13 @@ class Readers:
     def __init__(self, per_user: int = READERS_PER_USER, most: int = READERS_MAX) -> None:
         self._per_user, self._most = per_user, most
         self._now: Counter[tuple[int, str]] = Counter()
+        self._turns: WeakValueDictionary[tuple[int, str], LogTurns] = WeakValueDictionary()
+        """Kept by the readers, and by each step that has not come back."""
 
     @contextmanager
     def admit(self, caller: Caller, per_user: int | None = None) -> Iterator[None]:
-        """Counts one more reader while the context is open. ``per_user``: the present value of the config. Raises
-        ApiError if there are too many."""
+        """Counts one more reader while the context is open, whose steps take their turns with those of the user's
+        others. ``per_user``: the present value of the config. Raises ApiError if there are too many."""
         most = self._per_user if per_user is None else per_user
         who = (caller.uid, caller.name)
         text = ""
@@ -49,9 +52,12 @@ class Readers:
         if text:
             raise ApiError("limit", text, "end one (for example a `nodeagentctl logs -f`), then try again")
         self._now[who] += 1
+        turns = self._turns.setdefault(who, LogTurns())
+        before = TURNS.set(turns)
         try:
             yield
         finally:
+            TURNS.reset(before)
             self._now[who] -= 1
             if not self._now[who]:
                 del self._now[who]
@@ -104,13 +110,9 @@ def _stored(folder: Path, query: Query, below: int | None = None) -> Iterator[Lo
 def _newest(folder: Path, query: Query, count: int) -> list[LogLine]:
     """Blocking. The last stored lines."""
     ranks = None if query.rank is None else {query.rank}
-    found: list[LogLine] = []
-    for number in reversed(generations(folder)):
-        if query.first <= number and (query.last is None or number <= query.last) and len(found) < count:
-            found = [*read_logs(folder, number, ranks, tail=count - len(found)), *found]
-        if sum(len(line.text) for line in found) > TAIL_MAX:
-            break
-    return found
+    found = generations(folder)
+    wanted = [one for one in found if query.first <= one and (query.last is None or one <= query.last)]
+    return newest(folder, wanted, ranks, count)
 
 
 async def _batches(lines: Iterator[LogLine]) -> AsyncGenerator[LogLine, None]:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import heapq
 import math
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from nodeagent.api.requests import find_any_job, send
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.world import Generation
 from nodeagent.pods.folder import log_folder
-from nodeagent.pods.logs import TAIL_MAX
+from nodeagent.pods.logs import TAIL_LINES, TAIL_MAX
 
 Line = dict[str, Any]
 
@@ -43,6 +44,8 @@ ALIVE_PEER, ALIVE_TOOL = 1.0, 10.0
 PATIENCE = 8.0
 """Seconds that a node may send nothing while following before a notice names it (the restart of an agent, and noticing
 the loss of a node, take less)."""
+LINE = 512
+"""Bytes that a line takes in memory besides its text."""
 QUEUE = 32
 """Lines (at most 16 KiB each) that wait for a slow reader; then the files and the other agents wait too."""
 
@@ -90,7 +93,9 @@ class LogRoutes:
             first = last = only
         elif first is None:
             first, last = newest, (None if follow else newest)
-        query = Query(first, last, requests.number(request, "rank"), requests.number(request, "tail"))
+        tail = requests.number(request, "tail")
+        tail = None if tail is None else min(tail, TAIL_LINES)
+        query = Query(first, last, requests.number(request, "rank"), tail)
         _check_generation(job, only)
         _check_rank(job, query)
         alone, wide = requests.flag(request, requests.OWN_ONLY), query.first < newest
@@ -164,9 +169,9 @@ class LogRoutes:
                 elif kept is None:
                     yield line
                 else:
-                    held += len(line["text"])
-                    if len(kept) == query.tail or held > TAIL_MAX:
-                        held -= len(kept.popleft()["text"]) if kept else 0
+                    held += _size(line)
+                    while kept and (len(kept) == query.tail or held > TAIL_MAX):
+                        held -= _size(kept.popleft())
                     kept.append(line)
         for line in [*(kept or ()), *notices, *failed]:
             yield line
@@ -271,6 +276,11 @@ class LogRoutes:
                 await queue.put(notice(node_id, text))
                 good = math.inf  # reported once, until the node sends something
             await asyncio.sleep(pause)
+
+
+def _size(line: Line) -> int:
+    """Bytes that it takes in memory, about."""
+    return LINE + sys.getsizeof(line["text"])
 
 
 @dataclass(frozen=True, slots=True)

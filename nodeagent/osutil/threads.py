@@ -74,6 +74,7 @@ class DaemonPool(concurrent.futures.ThreadPoolExecutor):
                     settle = partial(ended.set_exception, error)
             self._idle.release()  # before the caller goes on, whose next call may be this thread's
             settle()
+            del ended, work, settle  # else the result would stay for as long as this thread has nothing else to do
 
 
 def in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:

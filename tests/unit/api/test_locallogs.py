@@ -129,3 +129,15 @@ async def test_what_was_read_before_the_disk_hung_is_shown_before_the_notice(
         if len(found) == 1:
             disk.hang()
     assert found == [*map(str, range(locallogs.BATCH)), "notice"]
+
+
+async def test_the_readers_of_a_user_take_turns_and_leave_threads_for_others() -> None:
+    readers = Readers()
+    assert logs.THREADS_EACH * 4 <= logs.THREADS
+    with readers.admit(caller(1)), readers.admit(caller(1)):
+        first = logs.TURNS.get()
+        with readers.admit(caller(1)):
+            assert logs.TURNS.get() is first
+        with readers.admit(caller(2)):
+            assert logs.TURNS.get() is not first
+    assert logs.TURNS.get() is None

@@ -7,7 +7,7 @@ import concurrent.futures
 import subprocess
 import sys
 import threading
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import pytest
 
@@ -146,3 +146,18 @@ def test_neither_the_loop_nor_the_process_waits_for_what_hangs_in_a_pool() -> No
         "asyncio.run(main())\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
+class Result:
+    """What a work brings."""
+
+
+async def test_a_thread_that_has_nothing_to_do_keeps_no_result() -> None:
+    found = await asyncio.get_running_loop().run_in_executor(DaemonPool(1), Result)
+    kept = ref(found)
+    del found
+    for _ in range(300):
+        if kept() is None:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the thread that made it still has it")

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
+import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder
-from nodeagent.pods.logs import LogLine, follow, generations, read_logs
+from nodeagent.pods import logs
+from nodeagent.pods.logs import (
+    READ_ALL,
+    RECORD,
+    TAIL_LINES,
+    TAIL_MAX,
+    LogLine,
+    LogsHangError,
+    LogTurns,
+    beside,
+    follow,
+    generations,
+    newest,
+    read_logs,
+)
 from nodeagent.shim import output
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import PIECE, Capture, RotatingFile, stamp
@@ -307,3 +324,120 @@ def test_the_last_lines_are_those_of_older_files_too(tmp_path: Path) -> None:
     for count in (0, 1, 7, 60, 1000):
         texts = [line.text for line in read_logs(tmp_path, 1, tail=count)]
         assert texts == [line.text for line in read_logs(tmp_path, 1)][-count or 1000 :]
+
+
+EMPTY = b" stdout F \n"
+"""The shortest record: its text is empty."""
+WIDE = b" stdout F \xf0\x9f\x98\x80" + b"\xff" * 16_000 + b"\n"
+"""One whose text takes four times as many bytes as it has in the file."""
+
+
+def copies(folder: Path, record: bytes, size: int, numbers: int = 1, ranks: int = 1) -> None:
+    """One file of such records, under the names of so many generations and ranks: on the disk it is there once."""
+    first = folder / "g1" / "rank0.log"
+    first.parent.mkdir(parents=True)
+    first.write_bytes(record * (size // len(record)))
+    for number in range(1, numbers + 1):
+        (folder / f"g{number}").mkdir(exist_ok=True)
+        for rank in range(ranks):
+            if (number, rank) != (1, 0):
+                os.link(first, folder / f"g{number}" / f"rank{rank}.log")
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes that it takes at the most."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("record", [EMPTY, WIDE, b"\n"], ids=["empty", "wide", "none"])
+@pytest.mark.parametrize(("numbers", "ranks"), [(1, 1), (20, 1), (2, 50)])
+def test_the_last_lines_take_so_much_memory_whatever_they_are(
+    tmp_path: Path, record: bytes, numbers: int, ranks: int
+) -> None:
+    copies(tmp_path, record, 1 << 20, numbers, ranks)
+    found: list[LogLine] = []
+    assert peak_of(lambda: found.extend(newest(tmp_path, generations(tmp_path), None, 10**15))) < 3 * TAIL_MAX
+    assert sum(line.size for line in found) < TAIL_MAX + (1 << 20)
+    assert len(found) <= min(TAIL_LINES, TAIL_MAX // RECORD)
+
+
+@pytest.mark.parametrize("record", [EMPTY, WIDE], ids=["empty", "wide"])
+def test_all_lines_are_read_in_steps_that_take_so_much_memory_whatever_they_are(tmp_path: Path, record: bytes) -> None:
+    copies(tmp_path, record, 64 << 10, ranks=20)
+    count = 20 * ((64 << 10) // len(record))
+    seen = 0
+
+    def read() -> None:
+        nonlocal seen
+        for _ in read_logs(tmp_path, 1):
+            seen += 1
+
+    assert peak_of(read) < 2 * READ_ALL
+    assert seen == count
+
+
+async def test_a_look_at_many_files_takes_them_in_turn(tmp_path: Path) -> None:
+    copies(tmp_path, WIDE, len(WIDE) * 2, ranks=200)
+    found = [line.rank async for line in follow(tmp_path, ended=lambda: True)]
+    assert sorted(found) == sorted([*range(200)] * 2)
+    assert len({*found[:200]}) == 200
+
+
+def test_of_ranks_that_ask_for_more_than_there_is_each_has_a_share(tmp_path: Path) -> None:
+    copies(tmp_path, EMPTY, 1 << 20, ranks=8)
+    counts = Counter(line.rank for line in newest(tmp_path, [1], None, TAIL_LINES))
+    assert len(counts) == 8
+    assert max(counts.values()) < 2 * min(counts.values())
+
+
+async def test_a_users_steps_have_so_many_threads_and_one_that_hangs_counts_until_it_comes_back() -> None:
+    turns, gate, at_once, most, lock = LogTurns(2), threading.Event(), 0, 0, threading.Lock()
+
+    def step() -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        gate.wait(30)
+        with lock:
+            at_once -= 1
+
+    steps = [asyncio.create_task(turns.take(step)) for _ in range(6)]
+    while at_once < 2:  # noqa: ASYNC110 - threads
+        await asyncio.sleep(0.01)
+    for given_up in steps[:2]:
+        given_up.cancel()
+    await asyncio.wait(steps[:2])
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert (at_once, most) == (2, 2)
+    assert await LogTurns(2).take(lambda: "another's") == "another's"
+    gate.set()
+    await asyncio.gather(*steps[2:])
+    assert most == 2
+
+
+async def test_a_step_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies(tmp_path, EMPTY, 1 << 20, ranks=4)
+    monkeypatch.setattr(logs, "PATIENCE", 0.01)
+    began, ended = threading.Event(), asyncio.Event()
+    loop, raised = asyncio.get_running_loop(), list[Exception]()
+
+    def step() -> None:
+        began.set()
+        time.sleep(0.2)
+        try:
+            list(read_logs(tmp_path, 1, tail=10))
+        except LogsHangError as error:
+            raised.append(error)
+        loop.call_soon_threadsafe(ended.set)
+
+    with pytest.raises(LogsHangError, match="did not come back"):
+        await beside(step)
+    await asyncio.wait_for(ended.wait(), 30)
+    assert str(raised[0]) == "nobody waits for it any more"

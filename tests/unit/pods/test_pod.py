@@ -230,7 +230,7 @@ async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_
             heard += 1
             receive(received)
 
-        shim.handle._receive = count  # type: ignore[method-assign]
+        shim.handle._receive = count  # type: ignore[method-assign, assignment]
         sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, line * 2000)
         async with asyncio.timeout(BOUND):
             while heard < 2000:
@@ -239,6 +239,35 @@ async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_
                 most = max(most, heard - before)
         await sending
         assert most <= READ_MAX // len(line) + 1
+
+
+async def test_a_line_that_comes_in_small_pieces_is_not_copied_for_each(tmp_path: Path) -> None:
+    """Single bytes behind 4 MiB without an end took 2 ms each."""
+    async with fake(tmp_path) as shim:
+        reason = b"x" * (LINE_MAX // 2)
+        line = b'{"v": 1, "status": {"uid": "u", "phase": "running", "reason": "' + reason
+        await asyncio.get_running_loop().run_in_executor(None, _send, shim, line)
+        await _has_read(shim, len(line))
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for size in range(len(line) + 1, len(line) + 51):
+                shim.say_bytes(b"y")
+                await _has_read(shim, size)
+            grown = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+        assert grown < len(line) // 2
+        shim.say_bytes(b'"}}\n{"v": 1, "status": {"uid": "u", "phase": "exited"}}\n')
+        await shim.until(lambda: shim.handle.status.phase == "exited")
+
+
+async def _has_read(shim: Fake, size: int) -> None:
+    async with asyncio.timeout(BOUND):
+        while True:
+            if len(shim.handle._in) == size:
+                return
+            await asyncio.sleep(0)
 
 
 def _send(shim: Fake, received: bytes) -> None:
