@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import islice
 from typing import TypeVar
 
@@ -215,12 +216,15 @@ def surplus(first_to_go: Iterable[Kept], keep: int, owner: Callable[[Kept], int]
     for one in first_to_go:
         left.setdefault(owner(one), []).append(one)
     out: list[Kept] = []
-    for own in left.values():
+    counts: list[tuple[int, int]] = []
+    for whose, own in left.items():
         over = max(0, len(own) - keep)
         out += own[:over]
-        del own[:over]
-    for _ in range(sum(map(len, left.values())) - ALL_OWNERS * keep):
-        out.append(max(left.values(), key=len).pop(0))
+        heappush(counts, (over - len(own), whose))
+    for _ in range(-sum(count for count, _ in counts) - ALL_OWNERS * keep):
+        count, whose = heappop(counts)
+        out.append(left[whose][count])
+        heappush(counts, (count + 1, whose))
     return out
 
 

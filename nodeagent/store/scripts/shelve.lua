@@ -39,7 +39,7 @@ local function in_excess()
     end
     total = total + #of[owner] - gone[owner]
   end
-  for _ = 1, total - ALL_OWNERS * A.most do
+  for _ = 1, math.min(total - ALL_OWNERS * A.most, AT_ONCE - #out) do
     local most = owners[1]
     for _, owner in ipairs(owners) do
       most = #of[owner] - gone[owner] > #of[most] - gone[most] and owner or most
