@@ -6,7 +6,6 @@ from the view come from the store's history. Must never change anything.
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import json
 import re
@@ -66,7 +65,7 @@ class AccountingRoutes:
             return [line for line in within if who.operator or line.owner == who.uid]
 
         # In a thread: for many days and users it takes longer than the agent's loop may be blocked.
-        chosen = await asyncio.to_thread(lines)
+        chosen = await requests.written(lines)
         await self._names.learn({line.owner for line in chosen} - {OTHERS})
         about = {
             "by": by, "since": date_of(first), "until": date_of(last), "of": "all" if who.operator else who.name,
@@ -76,7 +75,7 @@ class AccountingRoutes:
         def text() -> bytes:
             return json.dumps(usage_json(chosen, cast("By", by), self._names.shown) | about).encode()
 
-        body = await asyncio.to_thread(text)
+        body = await requests.written(text)
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def _past(self) -> list[JobRecord]:

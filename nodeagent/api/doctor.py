@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -111,7 +112,7 @@ class DoctorRoutes:
             return ()
         why = {uid: self.view.why(uid) for uid, job in cluster.jobs.items() if job.phase in ("queued", "holding")}
         # In a thread: with notes of its own, since those that belong to the view are the loop's alone.
-        return await asyncio.to_thread(_judged, replace(cluster, notes=Notes()), why)
+        return await requests.written(partial(_judged, replace(cluster, notes=Notes()), why))
 
     async def _users(self, names: UserDatabase) -> tuple[Placed, ...]:
         from nodeagent.plan.findings.cluster import judge_users
@@ -122,7 +123,7 @@ class DoctorRoutes:
         asked = {names.shown(key) if isinstance(key, int) else key: why for key, why in refused.items()}
         owned = [(names.shown(job.owner), job) for job in jobs if job.owner not in (0, os.geteuid())]
         quota = Quota(jobs=limits.jobs, bytes=limits.job_bytes)
-        return await asyncio.to_thread(judge_users, self.view.node, owned, quota, asked)
+        return await requests.written(partial(judge_users, self.view.node, owned, quota, asked))
 
     async def _peers(self) -> tuple[PeerAnswer, ...]:
         from nodeagent.doctor.cluster import ask_peers

@@ -118,7 +118,7 @@ class JobRoutes:
             return json.dumps(items([*rows], store_away_since=health.store_away_since)).encode()
 
         # In a thread: for a thousand jobs it takes longer than the agent's loop may be blocked.
-        return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
+        return web.Response(body=await requests.written(text), content_type="application/json", charset="utf-8")
 
     async def _planned_all(self, cluster: Cluster) -> dict[str, Json]:
         """``_planned`` of every job, by uid. The line is the one of ``cluster``, looked up once: by a later slice the

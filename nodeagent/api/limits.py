@@ -121,7 +121,7 @@ async def owner_json(view: AgentView, usage: Usage, names: UserDatabase, job: Jo
         return None
     own = [j for j in view.cluster().jobs.values() if j.owner == owner]
     # In a thread: at the limit these are megabytes of JSON, and the loop renews the lease.
-    size = await asyncio.to_thread(lambda: sum(len(j.spec.to_json().encode()) for j in own))
+    size = await requests.written(lambda: sum(len(j.spec.to_json().encode()) for j in own))
     under_way, following = usage.held(owner)
     live = sum(j.phase not in TERMINAL for j in own)
     return {

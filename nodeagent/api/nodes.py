@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import time
@@ -58,7 +57,7 @@ class NodeRoutes:
             return json.dumps(items(rows, store_away_since=away, next=more)).encode()
 
         # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
-        return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
+        return web.Response(body=await requests.written(text), content_type="application/json", charset="utf-8")
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}."""

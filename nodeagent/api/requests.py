@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -33,8 +34,18 @@ MOST_OPENED = 1 << 15
 MOST_DIGITS = 15
 """Of a whole number in the query."""
 
+T = TypeVar("T")
+_WRITERS = ThreadPoolExecutor(2, "api-writer")
+"""The loop has its turn among as many threads as run: of 32 that wrote lists for one user it had a thirtieth."""
+
 _NUMBER = re.compile(rf"[0-9]{{1,{MOST_DIGITS}}}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+async def written(work: Callable[[], T]) -> T:
+    """What ``work`` returns, which takes longer than the agent's loop may be blocked. It runs in one of few threads,
+    after what was asked for before."""
+    return await asyncio.get_running_loop().run_in_executor(_WRITERS, work)
 
 
 async def read(request: web.Request, *names: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -19,6 +20,7 @@ from nodeagent import __version__
 from nodeagent.agent.gauges import node_state
 from nodeagent.agent.published import machine_usage
 from nodeagent.agent.view import AgentView
+from nodeagent.api import requests
 from nodeagent.api.accounting import shares_json
 from nodeagent.api.auth import Names, UserDatabase
 from nodeagent.api.errors import not_joined
@@ -96,7 +98,9 @@ class StatusRoutes:
                 about = self._about() | {"more_jobs": more}
                 await self._names.learn(job.owner for job in jobs)
                 # a thousand nodes take tens of milliseconds
-                self._body = await asyncio.to_thread(_body, about, cluster, jobs, why, stories, self._names.shown)
+                self._body = await requests.written(
+                    partial(_body, about, cluster, jobs, why, stories, self._names.shown)
+                )
                 self._made = time.monotonic()
         return web.Response(body=self._body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
@@ -278,7 +282,7 @@ class TopRoutes:
             return json.dumps(top_json(cluster, pods, here, machine_usage()) | about).encode()
 
         # In a thread: for a thousand nodes it takes longer than the agent's loop may be blocked.
-        return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
+        return web.Response(body=await requests.written(text), content_type="application/json", charset="utf-8")
 
 
 def live_jobs(cluster: Cluster) -> list[JobRecord]:

@@ -3,7 +3,10 @@ given."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ import yarl
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.errors import ApiError
-from nodeagent.api.requests import MOST_OPENED, find_job
+from nodeagent.api.requests import MOST_OPENED, find_job, written
 from nodeagent.api.server import ApiServer
 from nodeagent.model.jobspec import Array
 from tests.unit.api.fakes import FakeView, spec
@@ -171,3 +174,20 @@ async def test_a_body_of_more_lists_than_a_request_has_is_not_decoded(tmp_path: 
             async with session.post("http://agent/v1/jobs", data=data) as answer:
                 error = (await answer.json())["error"]
             assert (answer.status, error["message"].endswith(f"more than {MOST_OPENED}")) == (400, True), error
+
+
+async def test_however_many_lists_are_written_few_threads_compete_with_the_loop() -> None:
+    at_once, most, lock = 0, 0, threading.Lock()
+
+    def write() -> int:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.01)
+        with lock:
+            at_once -= 1
+        return 7
+
+    assert await asyncio.gather(*(written(write) for _ in range(32))) == [7] * 32
+    assert most <= 2

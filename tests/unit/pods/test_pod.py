@@ -91,30 +91,30 @@ async def test_half_of_a_surrogate_pair_costs_one_letter(tmp_path: Path) -> None
         await shim.until(lambda: shim.handle.status.phase == "exited")
 
 
-async def test_a_shim_that_never_stops_speaking_is_read_and_heard_in_turn(tmp_path: Path) -> None:
-    """The whole cluster heard each of its words: 50 % of a core on nodes that had nothing to do with it."""
+async def test_a_shim_that_never_stops_speaking_is_read_in_turn(tmp_path: Path) -> None:
+    """The whole cluster received each of its words: 50 % of a core on nodes that had nothing to do with it."""
     async with fake(tmp_path) as shim:
-        told = 0
+        changes = 0
 
         def tell() -> None:
-            nonlocal told
-            told += 1
+            nonlocal changes
+            changes += 1
             shim.changed.set()
 
         shim.handle._changed = tell
-        said = [{"v": 1, "status": {"uid": "u", "phase": "running", "reason": str(n)}} for n in range(20_000)]
-        spoken = b"".join(json.dumps(one).encode() + b"\n" for one in said)
+        statuses = [{"v": 1, "status": {"uid": "u", "phase": "running", "reason": str(n)}} for n in range(20_000)]
+        spoken = b"".join(json.dumps(one).encode() + b"\n" for one in statuses)
         loop = asyncio.get_running_loop()
         began, sending = loop.time(), loop.run_in_executor(None, _send, shim, spoken)
         await asyncio.sleep(1.5)
-        spent, heard = loop.time() - began, int(shim.handle.status.reason)
+        spent, received = loop.time() - began, int(shim.handle.status.reason)
         shim.theirs.shutdown(socket.SHUT_RDWR)
         await sending
-        assert LINES_AT_ONCE <= heard <= LINES_AT_ONCE + LINES_PER_SECOND * spent + READ_MAX / 50
-        assert CHANGES_AT_ONCE <= told <= CHANGES_AT_ONCE + CHANGES_PER_SECOND * spent + 1
+        assert LINES_AT_ONCE <= received <= LINES_AT_ONCE + LINES_PER_SECOND * spent + READ_MAX / 50
+        assert CHANGES_AT_ONCE <= changes <= CHANGES_AT_ONCE + CHANGES_PER_SECOND * spent + 1
 
 
-async def test_what_it_says_last_is_heard(tmp_path: Path) -> None:
+async def test_the_last_status_of_many_is_not_lost(tmp_path: Path) -> None:
     async with fake(tmp_path) as shim:
         for n in range(int(CHANGES_AT_ONCE) + 5):
             shim.say(reason=f"word {n}")
@@ -223,20 +223,20 @@ async def test_a_shim_that_does_nothing_but_speak_leaves_the_loop_to_others(tmp_
     """Of eight such pods of one user each turn of the agent's loop took 5 s."""
     async with fake(tmp_path) as shim:
         line = json.dumps({"v": 1, "status": {"uid": "u", "phase": "running"}}).encode() + b"\n"
-        heard, most, receive = 0, 0, shim.handle._receive
+        received, most, receive = 0, 0, shim.handle._receive
 
-        def count(received: bytes) -> None:
-            nonlocal heard
-            heard += 1
-            receive(received)
+        def count(line: bytes) -> None:
+            nonlocal received
+            received += 1
+            receive(line)
 
-        shim.handle._receive = count  # type: ignore[method-assign, assignment]
+        shim.handle._receive = count  # type: ignore[method-assign]
         sending = asyncio.get_running_loop().run_in_executor(None, _send, shim, line * 2000)
         async with asyncio.timeout(BOUND):
-            while heard < 2000:
-                before = heard
+            while received < 2000:
+                before = received
                 await asyncio.sleep(0)
-                most = max(most, heard - before)
+                most = max(most, received - before)
         await sending
         assert most <= READ_MAX // len(line) + 1
 
