@@ -46,7 +46,7 @@ READ_MAX = 1 << 13
 LINES_AT_ONCE, LINES_PER_SECOND = 2048.0, 200.0
 """Lines of a shim that are read as they come, and in the long run: beyond them it waits. One that never stops speaking
 costs the loop a few hundredths of a core."""
-CHANGES_AT_ONCE, CHANGES_PER_SECOND = 64.0, 10.0
+CHANGES_AT_ONCE, CHANGES_PER_SECOND = 64.0, 5.0
 """The same of changes of a status that the agent acts on, which the whole cluster may hear of: those beyond them it
 sees together."""
 OUT_MAX = 1 << 25
