@@ -129,6 +129,9 @@ _COMMAND = struct.Struct("=cq")
 _HOLD, _RELEASE, _SPARE, _NO_LONGER = b"h", b"r", b"s", b"n"
 SWEEP_EVERY = (0.002, 0.1)
 """Seconds between two looks for what has left the groups: at first, and at most (something does not die)."""
+EMPTY_LOOKS = 4
+"""Looks in a row that find nothing until there is none: a process whose parent dies moves to another one, and a look
+that has read the one before and the other after misses it."""
 
 
 class Watchdog:
@@ -244,6 +247,7 @@ def watch(link: socket.socket, grant: GrantReader | None) -> None:
     spared = {os.getpid()}
     due: float | None = None  # until what is held is killed; None: nothing is held, or that was done
     pause: float | None = None  # until the next look for what has left the groups; None: nothing to look for
+    empty = 0  # looks in a row that found nothing
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
     while True:
@@ -265,12 +269,13 @@ def watch(link: socket.socket, grant: GrantReader | None) -> None:
                 due, pause = _due(grant) if held else None, None  # the shim is at work again
         elif due is None:
             assert pause is not None
-            pause = min(pause * 2, SWEEP_EVERY[1]) if _sweep(held, spared) else None
+            empty = 0 if _sweep(held, spared) else empty + 1
+            pause = min(pause * 2, SWEEP_EVERY[1]) if empty < EMPTY_LOOKS else None
         else:
             due = _due(grant)
             if boottime() >= due:
                 _kill(link, held)
-                due, pause = None, SWEEP_EVERY[0]  # until the shim speaks again
+                due, pause, empty = None, SWEEP_EVERY[0], 0  # until the shim speaks again
 
 
 def _due(grant: GrantReader | None) -> float:
