@@ -1,4 +1,5 @@
-"""The clock that intervals are measured by: CLOCK_BOOTTIME, which counts suspended time and never steps."""
+"""The clock that intervals are measured by: CLOCK_BOOTTIME, which counts suspended time and never steps; and how often
+something may be done."""
 
 from __future__ import annotations
 

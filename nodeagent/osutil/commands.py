@@ -89,10 +89,8 @@ class Checks:
                     check.command, env=self._environ, cwd="/", stdin=subprocess.DEVNULL, stdout=writer,
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
-            except BaseException as error:
+            except OSError as error:
                 pipe.close()
-                if not isinstance(error, OSError):
-                    raise
                 self._not_started(check, error)
                 return None
         finally:
