@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from aiohttp import web
 
@@ -26,6 +26,9 @@ MOST_PAGES = 40
 """Read back from the end at most: twice what the store keeps."""
 DEFAULT = 100
 """Events shown if neither ``after`` nor ``limit`` is given."""
+
+About = Callable[[JobEvent], bool]
+"""Whether an event is asked for."""
 
 _ID = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 _MOST = 2**64 - 1
@@ -49,44 +52,58 @@ class EventRoutes:
         if after is not None and not _is_id(after):
             raise ApiError("usage", f"after={after[:64]!r} is not an event's id", "take one from the events shown")
         job = request.query.get("job")
-        uid = (await find_any_job(self.view, job)).uid if job else ""
+        about = await self._of_job(job) if job else _any
         follow = requests.flag(request, "follow")
         if follow and after is not None and limit is not None:
             raise ApiError("usage", "who follows after an event gets all that come", "leave out limit, or follow")
         # The first pages are read before the answer starts, so that the HTTP status can report an unreachable store.
         if after is None:
-            page, after = await self._newest(uid, DEFAULT if limit is None else limit)
-            lines = self._lines(page, after, uid, None, follow=follow, at_end=True)
+            page, after = await self._newest(about, DEFAULT if limit is None else limit)
+            lines = self._lines(page, after, about, None, follow=follow, at_end=True)
         else:
             page = await self.view.store.events(after, PAGE)
             after = page[-1].id if page else after
-            lines = self._lines(page, after, uid, None if follow else limit, follow=follow, at_end=False)
+            lines = self._lines(page, after, about, None if follow else limit, follow=follow, at_end=False)
         async with contextlib.aclosing(lines):
             return await send(request, lines)
 
-    async def _newest(self, uid: str, most: int) -> tuple[tuple[JobEvent, ...], str]:
-        """The newest events (of one job, or empty: of all), oldest first, and the place where newer ones follow."""
+    async def _of_job(self, job: str) -> About:
+        """Whether an event is about this job; of one whose record was deleted, whether it names it. Raises the errors
+        of ``find_any_job`` where no event is left that does."""
+        try:
+            uid = (await find_any_job(self.view, job)).uid
+        except ApiError as error:
+            if error.code != "not_found":
+                raise
+            names = _named(job)
+            if not (await self._newest(names, 1))[0]:
+                raise
+            return names
+        return _with_uid(uid)
+
+    async def _newest(self, about: About, most: int) -> tuple[tuple[JobEvent, ...], str]:
+        """The newest such events, oldest first, and the place where newer ones follow."""
         found: list[JobEvent] = []
         before, newest = "", "0-0"
         for _ in range(MOST_PAGES):
-            size = PAGE if uid else min(PAGE, max(1, most - len(found)))
+            size = PAGE if about is not _any else min(PAGE, max(1, most - len(found)))
             page = await self.view.store.events("0-0", -size, before)
             if not page:
                 break
             newest, before = newest if before else page[-1].id, page[0].id
-            found = [*(e for e in page if _is_about(e, uid)), *found]
+            found = [*(e for e in page if about(e)), *found]
             if len(found) >= most:
                 break
         return tuple(found[max(0, len(found) - most) :]), newest
 
     async def _lines(
-        self, page: tuple[JobEvent, ...], after: str, uid: str, most: int | None, *, follow: bool, at_end: bool
+        self, page: tuple[JobEvent, ...], after: str, about: About, most: int | None, *, follow: bool, at_end: bool
     ) -> AsyncGenerator[dict[str, object], None]:
         """First this page. ``after``: where newer ones follow; ``at_end``: there were none."""
         sent, quiet_since = 0, time.monotonic()
         while True:
             for event in page:
-                if not _is_about(event, uid):
+                if not about(event):
                     continue
                 if most is not None and sent >= most:
                     return
@@ -111,8 +128,16 @@ class EventRoutes:
             at_end = len(page) < PAGE if follow else not page
 
 
-def _is_about(event: JobEvent, uid: str) -> bool:
-    return not uid or event.uid == uid
+def _any(_: JobEvent) -> bool:
+    return True
+
+
+def _with_uid(uid: str) -> About:
+    return lambda event: event.uid == uid
+
+
+def _named(job: str) -> About:
+    return lambda event: job in (event.uid, event.job)
 
 
 def _is_id(text: str) -> bool:

@@ -48,8 +48,8 @@ class LocalRefusedError(LocalError):
     code = 6
 
 
-class SeveralError(LocalError):
-    """Several clusters run, and none is named."""
+class UsageError(LocalError):
+    """The command names no cluster where there are several, or one that cannot be."""
 
     code = 2
 

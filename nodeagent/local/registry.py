@@ -29,7 +29,7 @@ from nodeagent.local.layout import (
     LocalRefusedError,
     LocalTimedOutError,
     NotFoundError,
-    SeveralError,
+    UsageError,
     folder_mode,
 )
 from nodeagent.osutil.linux import listens
@@ -99,7 +99,7 @@ def clusters(folders: LocalFolders) -> list[LocalCluster]:
 
 def cluster(folders: LocalFolders, name: str | None = None) -> LocalCluster:
     """The running cluster with this name; without a name, the only one, if it stays until ``down``. Raises
-    NotFoundError, SeveralError."""
+    NotFoundError, UsageError."""
     running = clusters(folders)
     names = ", ".join(one.name for one in running)
     for found in running:
@@ -108,7 +108,7 @@ def cluster(folders: LocalFolders, name: str | None = None) -> LocalCluster:
     if name and running:
         raise NotFoundError(f"no local cluster {name!r} is running; there is {names}")
     if len(running) > 1:
-        raise SeveralError(f"{len(running)} local clusters run here ({names}); say which one is meant: --name NAME")
+        raise UsageError(f"{len(running)} local clusters run here ({names}); say which one is meant: --name NAME")
     if running and running[0].temporary:
         raise NotFoundError(
             f"there is only {names}, of a `run --local`, which ends with that command; if it is meant: --name {names}"

@@ -24,6 +24,7 @@ from nodeagent.local.layout import (
     LocalError,
     LocalFolders,
     LocalTimedOutError,
+    UsageError,
     folder_mode,
     temporary_data,
 )
@@ -74,7 +75,7 @@ def up(
 ) -> registry.LocalCluster:
     """Start a cluster that stays when this command ends. Raises LocalError; then nothing is left of it but its logs."""
     if not NAME.fullmatch(name):
-        raise LocalError(f"{name!r} cannot be a local cluster's name: use at most 16 of a-z, 0-9 and '-'")
+        raise UsageError(f"{name!r} cannot be a local cluster's name: use at most 16 of a-z, 0-9 and '-'")
     cluster, supervisor = _launch(name, nodes, None, agent, temporary=False, stdin=subprocess.DEVNULL)
     try:
         wait_joined(cluster, timeout, node_names(nodes), supervisor)

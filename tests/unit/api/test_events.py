@@ -36,6 +36,11 @@ class Bench:
         assert lines[-1] == {"end": True}
         return [line["id"] for line in lines[:-1]]
 
+    async def refused(self, query: str) -> str:
+        async with self._session.get(f"http://a/v1/events{query}") as answer:
+            assert answer.status == 404, await answer.text()
+            return str((await answer.json())["error"]["message"])
+
     async def all(self) -> list[str]:
         return [event.id for event in await self.view.store.events("0-0", 1000)]
 
@@ -71,6 +76,20 @@ async def test_of_a_job_the_events_that_are_older_than_a_page_are_found(bench: B
     own = [event.id for event in await bench.view.store.events("0-0", 1000) if event.uid == "u1"]
     assert own
     assert await bench.ids("?job=digits") == await bench.ids("?job=digits&limit=7") == own
+
+
+async def test_events_of_a_deleted_job_are_found_by_its_name_and_by_its_uid(bench: Bench) -> None:
+    view = bench.view
+    await view.end(view.cluster().jobs["u1"], "stopped", "by alice")
+    await view.store.remove("u1")
+    await view.refresh()
+    await bench.fill(20)
+    own = [event.id for event in await view.store.events("0-0", 1000) if event.uid == "u1"]
+    assert len(own) > 2
+    assert await bench.ids("?job=digits") == await bench.ids("?job=u1") == own
+    assert await bench.ids("?job=digits&limit=1") == own[-1:]
+    assert await bench.ids(f"?job=digits&after={own[0]}") == own[1:]
+    assert "digit" in await bench.refused("?job=digit")
 
 
 async def test_after_the_first_place_is_all(bench: Bench) -> None:

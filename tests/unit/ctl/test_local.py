@@ -51,3 +51,9 @@ def test_an_agent_that_does_not_start_is_shown_with_its_last_words(verb: str, mo
     first, *more = result.stderr.splitlines()
     assert first.startswith("nodeagentctl: ") and first.endswith("n1's agent does not stay up")
     assert more == ["  \\u001b[2Jthe reactor is on fire", "  next: put it out"]
+
+
+def test_a_name_that_cannot_be_is_an_error_of_usage() -> None:
+    result = CliRunner().invoke(cli, ["local", "up", "--nodes", "1", "--name", "Bad Name"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "'Bad Name' cannot be a local cluster's name" in result.stderr

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from nodeagent.ctl.main import cli
 from nodeagent.local import registry
-from nodeagent.local.layout import LocalError, LocalFolders, NotFoundError, SeveralError
+from nodeagent.local.layout import LocalError, LocalFolders, NotFoundError, UsageError
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def registered(home: Path, **names: bool) -> Iterator[LocalFolders]:
 def test_of_several_clusters_one_is_named(home: Path) -> None:
     """What is done by mistake to one of them, as ``down`` and ``kill``, cannot be undone."""
     with registered(home, command=True, mine=False) as folders:
-        with pytest.raises(SeveralError, match=r"2 local clusters run here \(mine, command\).*--name") as raised:
+        with pytest.raises(UsageError, match=r"2 local clusters run here \(mine, command\).*--name") as raised:
             registry.cluster(folders)
         assert raised.value.code == 2
         assert registry.cluster(folders, "mine").name == "mine"
