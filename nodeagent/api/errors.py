@@ -16,7 +16,13 @@ from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.agent.view import AgentView
 from nodeagent.spec.errors import closest
-from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
+from nodeagent.store.base import (
+    StepFailedError,
+    StoreBusyError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    StoreUnusableError,
+)
 
 STATUS = {
     "spec": 400,
@@ -98,8 +104,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
 def store_away(
     view: AgentView, change: Literal["none", "refused", "unknown"], error: StoreUnavailableError | None = None
 ) -> ApiError:
-    """The store does not answer, or cannot serve: since when, why (``error``, if it has just been asked), and what
-    happened to the requested change."""
+    """The store does not answer, cannot serve, or is too busy for callers: since when, why (``error``, if it has just
+    been asked), and what happened to the requested change."""
+    if isinstance(error, StoreBusyError):
+        return ApiError("limit", f"node {view.node}: {error}; nothing was changed", "ask again in a moment")
     since = view.health().store_away_since
     when = "" if since is None else f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
     ago = "" if since is None else f" ({max(0, round(time.time() - since))} s)"

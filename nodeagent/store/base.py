@@ -82,6 +82,10 @@ class StoreUnavailableError(StoreError):
     """
 
 
+class StoreBusyError(StoreUnavailableError):
+    """The server was not asked: what callers ask for waits for its turn, and that did not come in time."""
+
+
 class StoreUnusableError(StoreUnavailableError):
     """The server answers, and cannot serve: read-only, out of memory, a wrong password, too few replicas."""
 

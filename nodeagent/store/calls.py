@@ -15,7 +15,13 @@ from typing import Any, Protocol
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
-from nodeagent.store.base import StepFailedError, StoreRefusedError, StoreUnavailableError, StoreUnusableError
+from nodeagent.store.base import (
+    StepFailedError,
+    StoreBusyError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    StoreUnusableError,
+)
 from nodeagent.store.errors import NotReplicatedError, answers, explain, strict, timing_differs
 from nodeagent.store.link import BusyError, StoreLink
 from nodeagent.store.scripts import ActedOn, load, never
@@ -155,9 +161,7 @@ class Calls:
                 bound.reschedule(asyncio.get_running_loop().time() + timeout)
                 yield link
         except BusyError as error:  # the store was not asked: it may well be there
-            raise StoreUnavailableError(
-                f"{error}: others ask much of this node's agent; ask again in a moment"
-            ) from error
+            raise StoreBusyError(str(error)) from error
         except (ReplyError, OSError) as error:
             own = links in (self._commands, self._waits)
             for lane in self._all() if own else (links,):

@@ -30,7 +30,7 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import CALLERS_QUEUE, Calls
 from nodeagent.store.decoder import Base, Decoder
 from nodeagent.store.errors import strict
-from nodeagent.store.link import Links
+from nodeagent.store.link import CallersLinks, Links
 from nodeagent.store.messages import (
     Answer,
     Beat,
@@ -597,7 +597,7 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
     """
     config = RedisConfig(url=at) if isinstance(at, str) else at
     commands, waits = (Links(config, most, timeout) for most in (COMMAND_LINKS, WAIT_LINKS))
-    reads, changes = (Links(config, CALLERS_LINKS, timeout, CALLERS_QUEUE) for _ in range(2))
+    reads, changes = (CallersLinks(config, CALLERS_LINKS, timeout, CALLERS_QUEUE) for _ in range(2))
     wanted = config.replicas_wanted
     return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, wanted, reads=reads, changes=changes))
 

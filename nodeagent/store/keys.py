@@ -9,8 +9,9 @@ submit to it · ``job:<uid>`` · ``names`` name to uid · ``highest`` name to nu
 ``pod:<uid>:<node>`` (TTL) · ``usage:<day>`` the use of removed jobs · ``saved`` node to what is on its disk ·
 ``saves`` (capped stream) wakes callers that wait for a save · ``marks:<uid>`` field to the revision that changed it ·
 ``packed:<uid>`` many entries as one text · ``counts:<uid>`` counts that an ack reads instead of every member ·
-``history`` uid, name, owner and bytes of a job that ended, by the time of its end · ``past:<uid>`` the record of such
-a job · ``wake:<place>`` (stream of one entry, TTL)
+``history`` uid, name, owner and bytes of a job that ended, by the time of its end · ``history:index`` its uids and
+names, ``history:bytes`` owner to bytes · ``past:<uid>`` the record of such a job · ``wake:<place>`` (stream of one
+entry, TTL)
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ means. The caller bounds each request; only the wait for sentinels has its own b
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -104,6 +105,8 @@ class StoreLink:
         self.info: dict[str, str] = {}
         self.reached: Reached | None = None
         """The server that the link leads to, once opened."""
+        self.longest = 0.0
+        """Seconds of the longest wait for a reply since this was set to 0. The wait for replicas does not count."""
 
     async def open(self) -> None:
         """Find the server, connect, and ask for its identity."""
@@ -128,8 +131,13 @@ class StoreLink:
         """Send one command and read its reply."""
         if self._connection is None:
             raise ConnectionError("this link is not open")
-        await self._connection.send(*command)
-        return await self._connection.receive()
+        now, is_wait = asyncio.get_running_loop().time, command[0] == "WAIT"
+        began = now()
+        try:
+            await self._connection.send(*command)
+            return await self._connection.receive()
+        finally:
+            self.longest = max(self.longest, 0.0 if is_wait else now() - began)
 
     async def evaluate(self, script: Script, *arguments: str) -> Any:
         """Run a script (first argument: its key), sending the source only if the server does not know it yet."""
@@ -194,11 +202,15 @@ class Links:
             self._room.release()
 
     async def _enter(self) -> None:
+        """Waits for room for one more request."""
         try:
             async with asyncio.timeout(self._queue):
                 await self._room.acquire()
         except TimeoutError:
-            raise BusyError(f"none of {self._limit} links to the store became free within {self._queue:g} s") from None
+            raise BusyError(
+                f"none of {self._limit} links to the store became free within {self._queue:g} s: others ask much of "
+                "this node's agent"
+            ) from None
 
     async def forget(self) -> None:
         """Drop the idle links: the server behind them may not be the same any more."""
@@ -211,3 +223,70 @@ class Links:
         await self.forget()
         for link in tuple(self._used):
             await link.drop()
+
+
+class CallersPace:
+    """How long what callers ask of the store is held back. They may ask any number of agents, and each agent sees by
+    late answers alone that all together keep the store busy. A late answer makes the pause before the next request
+    twice as long, and longer than the answer took; one in time makes it a fifth shorter, a quick one much shorter. So
+    together they ask as often as the store answers within about ``LATE`` seconds, however many the agents are. Between
+    half of the pause and all of it is waited for, so that agents do not ask together."""
+
+    LATE = 0.1
+    """Seconds. A renewal of a lease waits in the same line, and counts as lost after ``Timing.store_timeout``."""
+    FIRST, MOST = 0.1, 15.0
+    """Seconds of the shortest pause and of the longest."""
+    OF_ANSWER = 2
+    """The least pause, in times that the late answer took."""
+    IN_TIME, QUICK = 0.8, 0.25
+    """What is left of the pause after an answer in time, and after one in a tenth of it."""
+
+    def __init__(self) -> None:
+        self._rng = random.Random()
+        self._pause = self._until = self._lengthened = 0.0
+
+    def answered(self, took: float, now: float) -> None:
+        """A request was over after ``took`` seconds, answered or not. One that was under way when the pause was made
+        longer does not double it."""
+        if took > self.LATE:
+            times = 2 if now - took >= self._lengthened else 1
+            self._pause = min(self.MOST, max(self.FIRST, times * self._pause, self.OF_ANSWER * took))
+            self._lengthened = now
+        else:
+            self._pause *= self.IN_TIME if took > self.LATE / 10 else self.QUICK
+            self._pause = self._pause if self._pause > self.FIRST / 4 else 0.0
+        self._until = now + self._pause * self._rng.uniform(0.5, 1.0)
+
+    def left(self, now: float) -> float:
+        """Seconds until the next request."""
+        return max(0.0, self._until - now)
+
+
+class CallersLinks(Links):
+    """Links for what callers of the API ask for: in turn, within ``queue`` seconds, and at their ``CallersPace``."""
+
+    def __init__(self, at: str | RedisConfig, limit: int, timeout: float, queue: float) -> None:
+        super().__init__(at, limit, timeout, queue)
+        self._pace, self._bound = CallersPace(), queue
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[StoreLink]:
+        """As of ``Links``. Raises BusyError, too, where the store is too busy for callers."""
+        async with super().one() as link:
+            link.longest = 0.0
+            try:
+                yield link
+            finally:
+                self._pace.answered(link.longest, asyncio.get_running_loop().time())
+
+    async def _enter(self) -> None:
+        now = asyncio.get_running_loop().time
+        until = now() + self._bound
+        await super()._enter()
+        try:
+            if (left := self._pace.left(now())) > until - now():
+                raise BusyError("the store answers late, so what users ask of all agents together is held back")
+            await asyncio.sleep(left)
+        except BaseException:
+            self._room.release()
+            raise

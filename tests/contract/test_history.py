@@ -115,7 +115,7 @@ async def test_a_page_of_large_records_is_short(bench: Bench) -> None:
     while page := await bench.store.history(place, 100):
         sizes.append(len(page))
         place = page[-1][0]
-    assert sizes == [2, 2, 1]
+    assert sizes == [1, 1, 1, 1, 1]
 
 
 async def test_the_oldest_go_for_good(bench: Bench) -> None:
@@ -203,6 +203,41 @@ async def test_specs_of_the_history_count_for_the_owner(bench: Bench) -> None:
     await bench.submit("u2", name="job-u2", quota=Quota(jobs=1, bytes=2 * size))
 
 
+@pytest.mark.parametrize("key", ["history:index", "history:bytes"])
+async def test_what_follows_from_the_history_is_made_anew(bench: Bench, key: str) -> None:
+    await bench.up("n1")
+    size = len(spec("job-u1").to_json())
+    for uid in ("u1", "u2"):
+        await bench.end(await bench.submit(uid, name=f"job-{uid}"), "stopped", wall=bench.wall)
+    await shelved(bench, "u1", "u2")
+    for harm in (bench.take, bench.spoil):
+        await harm(key)
+        if harm == bench.spoil:
+            with pytest.raises(StoreUnavailableError):
+                await shelved(bench)
+        await shelved(bench)
+        for ref in ("job-u1", "u1"):
+            assert [j.uid for j in await bench.store.past(ref)] == ["u1"]
+        assert len(await bench.store.past("u")) == 2
+        await refused("limit", bench.submit("u3", name="job-u3", quota=Quota(jobs=1, bytes=3 * size - 1)))
+    assert not (await bench.beat("n1")).recovering
+
+
+async def test_what_goes_counts_no_more_and_is_found_no_more(bench: Bench) -> None:
+    await bench.up("n1")
+    size = len(spec("job-u1").to_json())
+    for uid in ("u1", "u2", "u3"):
+        await bench.end(await bench.submit(uid, name="train"), "stopped", wall=bench.wall)
+        await shelved(bench, uid)
+    assert [j.uid for j in await bench.store.past("train")] == ["u3"]
+    await bench.store.remove("u3")
+    assert [j.uid for j in await bench.store.past("train")] == ["u2"]
+    await refused("limit", bench.submit("u4", name="job-u4", quota=Quota(jobs=1, bytes=2 * size)))
+    await shelved(bench, most=0)
+    assert await bench.store.past("train") == await bench.store.past("u") == ()
+    await bench.submit("u4", name="job-u4", quota=Quota(jobs=1, bytes=size))
+
+
 async def test_what_is_in_the_history_no_older_view_brings_back(bench: Bench) -> None:
     await bench.up("n1")
     await ended(bench, "u1")
@@ -237,11 +272,11 @@ async def test_keys_that_somebody_takes_away(bench: Bench, key: str) -> None:
     await ended(bench, "u2", 200)
     await shelved(bench, "u1", "u2")
     await bench.take(key)
-    assert await bench.store.past("job-u1") == ()
     left = await names(bench)
     assert left == ([] if key == "history" else ["job-u2"])
     assert not await shelved(bench, most=0)
     assert await names(bench) == []
+    assert await bench.store.past("job-u1") == await bench.store.past("u1") == ()
     assert not (await bench.beat("n1")).recovering
 
 

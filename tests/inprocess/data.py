@@ -311,6 +311,21 @@ class Data:
         found = self._get(key, SortedSet)
         return _limited([] if found is None else found.between(low, high)[::-1], how)
 
+    def zrangebylex(self, key: Word, low: Word, high: Word, *how: Word) -> list[str]:
+        """Of members with one score: bounds ``[text`` and ``(text`` (without it)."""
+        return _limited(self._by_name(key, low, high), how)
+
+    def zrevrangebylex(self, key: Word, high: Word, low: Word, *how: Word) -> list[str]:
+        return _limited(self._by_name(key, low, high)[::-1], how)
+
+    def _by_name(self, key: Word, low: Word, high: Word) -> list[tuple[float, str]]:
+        found = self._get(key, SortedSet)
+        order: list[tuple[float, str]] = [] if found is None else found.order
+        names = [member for _, member in order]
+        low, high = text_of(low), text_of(high)
+        first = (bisect_right if low[0] == "(" else bisect_left)(names, low[1:])
+        return order[first : (bisect_left if high[0] == "(" else bisect_right)(names, high[1:])]
+
     def zunionstore(self, into: Word, _count: Word, *keys: Word) -> int:
         union = SortedSet()
         for key in keys:

@@ -19,7 +19,7 @@ from nodeagent.store.base import StoreUnavailableError, StoreUnusableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import CALLERS_LINKS, COMMAND_LINKS, RedisStore, connect
 from nodeagent.store.endpoint import StoreEndpoint
-from nodeagent.store.link import Links, StoreLink
+from nodeagent.store.link import BusyError, CallersLinks, Links, StoreLink
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import FAST, Bench, facts, refused, spec
 from tests.integration.redis_support import slowed, withheld
@@ -275,6 +275,32 @@ async def test_a_read_that_never_has_its_turn_says_so(server: PrivateRedis) -> N
         let.set()
         assert await first == ()
         await store.close()
+
+
+LATE = "local function ms() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end "
+LATE += "local began = ms() repeat until ms() > began + 150"
+
+
+async def test_where_the_store_answers_late_what_callers_ask_for_is_held_back(server: PrivateRedis) -> None:
+    now = asyncio.get_running_loop().time
+
+    async def asked(links: Links, *command: str | int) -> float:
+        async with links.one() as link:
+            await link.ask(*command)
+            return now()
+
+    patient, hasty = CallersLinks(server.url, 1, 5.0, 5.0), CallersLinks(server.url, 1, 5.0, 0.1)
+    answered = await asked(patient, "EVAL", LATE, 0)
+    assert await asked(patient, "PING") - answered >= 0.15
+    await asked(hasty, "WAIT", 1, 150)  # what is waited for on purpose is no late answer
+    await asked(hasty, "PING")
+    answered = await asked(hasty, "EVAL", LATE, 0)
+    with pytest.raises(BusyError, match="answers late"):
+        await asked(hasty, "PING")
+    await asyncio.sleep(max(0.0, answered + 1.0 - now()))
+    await asked(hasty, "PING")
+    for links in (patient, hasty):
+        await links.close()
 
 
 async def test_closing_ends_what_is_under_way(server: PrivateRedis) -> None:

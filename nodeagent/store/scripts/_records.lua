@@ -492,21 +492,69 @@ local function is_terminal(job)
 end
 
 -- Jobs that ended a while ago are stored outside the view that agents read: `past:<uid>` is the unchanged record.
--- `history` has one line for each, ordered by the end: uid, name, owner, bytes of its spec.
+-- `history` has one line for each, ordered by the end: uid, name, owner, bytes of its spec. From the lines follow
+-- `history:index`, by which a uid's beginning and a name are found, and `history:bytes` of each owner's specs: whoever
+-- asks for one job, or submits one, must not make the store read all lines.
 local HISTORY = P .. 'history'
+local past = { bytes = HISTORY .. ':bytes', index = HISTORY .. ':index' }
 
-local function past_read(uid)
+function past.read(uid)
   local job = to_map(redis.call('HGETALL', P .. 'past:' .. uid))
   return job.uid and job or nil
 end
 
-local function past_line(job)
+function past.line(job)
   return table.concat({ job.uid, job.name, job.owner, #job.spec }, ' ')
 end
 
-local function past_drop(line)
-  redis.call('DEL', P .. 'past:' .. string.match(line, '^%S+'))
-  redis.call('ZREM', HISTORY, line)
+-- Adds a line to what follows from the lines (by: 1), or takes it out (-1).
+function past.count(line, ended, by)
+  local uid, name, owner, bytes = string.match(line, '^(%S+) (%S+) (%S+) (%d+)$')
+  if not uid then -- no step wrote it
+    return
+  end
+  local of_uid, of_name = 'uid ' .. uid, string.format('name %s %016.0f %s', name, 1000 * ended, uid)
+  local sum = (tonumber(redis.call('HGET', past.bytes, owner) or '') or 0) + by * tonumber(bytes)
+  if by > 0 then
+    redis.call('ZADD', past.index, 0, of_uid, 0, of_name)
+  else
+    redis.call('ZREM', past.index, of_uid, of_name)
+  end
+  if sum > 0 then
+    redis.call('HSET', past.bytes, owner, int(sum))
+  else
+    redis.call('HDEL', past.bytes, owner)
+  end
+end
+
+function past.drop(line)
+  local ended = redis.call('ZSCORE', HISTORY, line)
+  if ended then
+    redis.call('ZREM', HISTORY, line)
+    past.count(line, tonumber(ended), -1)
+  end
+  redis.call('DEL', P .. 'past:' .. (string.match(line, '^%S+') or ''))
+end
+
+function past.add(job)
+  local line, ended = past.line(job), tonumber(job.ended or '') or 0
+  past.drop(line)
+  in_parts(flat(job), 2, function(...) redis.call('HSET', P .. 'past:' .. job.uid, ...) end)
+  redis.call('ZADD', HISTORY, ended, line)
+  past.count(line, ended, 1)
+end
+
+-- Makes what follows from the lines anew where somebody has removed some of either.
+function past.count_anew()
+  local lines = redis.call('ZCARD', HISTORY)
+  if redis.call('ZCARD', past.index) == 2 * lines and (lines == 0) == (redis.call('HLEN', past.bytes) == 0) then
+    return
+  end
+  redis.call('DEL', past.index, past.bytes)
+  local all = redis.call('ZRANGE', HISTORY, 0, -1, 'WITHSCORES')
+  for i = 1, #all, 2 do
+    past.count(all[i], tonumber(all[i + 1]), 1)
+  end
 end
 
 local function put_entries(job, kind, map)

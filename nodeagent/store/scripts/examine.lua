@@ -91,6 +91,8 @@ for _, key in ipairs(sorted_keys(TYPES)) do
   check_type(key, TYPES[key])
 end
 check_type('history', 'zset', true) -- no agent could restore it
+check_type('history:index', 'zset', true)
+check_type('history:bytes', 'hash', true)
 check_type('nodes', 'hash', true)
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   local kind, id = string.match(record, '^(%a+):(.*)$')

@@ -2,7 +2,7 @@
 -- beginning of uids, and ARGV[3] the most jobs to return. Or ARGV[1] is 'after' and ARGV[2] the place of the previous
 -- page's last job ('' at first): returns the jobs that ended next, the oldest first, each after its place; fewer where
 -- they are large. It only reads: it has no prelude, and the served clock does not advance.
-local PAGE_BYTES = 1048576
+local PAGE_BYTES = 262144
 local P, found, bytes = KEYS[1], {}, 0
 local HISTORY, most = P .. 'history', tonumber(ARGV[3])
 
@@ -28,19 +28,17 @@ if ARGV[1] == 'after' then
   end
   return found
 end
-local begins, named = {}, nil
-for _, line in ipairs(redis.call('ZRANGE', HISTORY, 0, -1)) do
-  local uid, name = string.match(line, '^(%S+) (%S+)')
-  if uid == ARGV[2] then
-    take(uid, '')
-    return found
-  end
-  named = name == ARGV[2] and uid or named
-  if string.sub(uid, 1, #ARGV[2]) == ARGV[2] and #begins < most then
-    begins[#begins + 1] = uid
-  end
+local INDEX, which = P .. 'history:index', ARGV[2]
+if redis.call('ZSCORE', INDEX, 'uid ' .. which) then
+  take(which, '')
+  return found
 end
-for _, uid in ipairs(named and { named } or begins) do
-  take(uid, '')
+local named = redis.call('ZREVRANGEBYLEX', INDEX, '(name ' .. which .. '!', '[name ' .. which .. ' ', 'LIMIT', 0, 1)
+if not string.find(which, ' ', 1, true) and named[1] then
+  take(string.match(named[1], '%S+$'), '')
+  return found
+end
+for _, line in ipairs(redis.call('ZRANGEBYLEX', INDEX, '[uid ' .. which, '(uid ' .. which .. '~', 'LIMIT', 0, most)) do
+  take(string.sub(line, #'uid ' + 1), '')
 end
 return found

@@ -1,9 +1,9 @@
 -- remove: uid
 local job = job_read(A.uid)
 if not job then
-  job = past_read(A.uid)
+  job = past.read(A.uid)
   if job then
-    past_drop(past_line(job))
+    past.drop(past.line(job))
     event({ kind = 'JobDeleted', job = job, text = 'job ' .. job.name .. ' deleted' })
   end
   return { 1 }

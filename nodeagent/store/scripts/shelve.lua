@@ -48,13 +48,12 @@ local function in_excess()
   end
   return { unpack(out, 1, math.min(#out, AT_ONCE)) }
 end
+past.count_anew()
 local before = A.before <= now / 1000 and string.format('%.3f', A.before) or '-inf' -- later: no such time can be right
 for _, uid in ipairs(A.uids) do
   local job = job_read(uid)
   if job and is_terminal(job) and not still_held(job) then
-    redis.call('DEL', P .. 'past:' .. uid)
-    in_parts(flat(job), 2, function(...) redis.call('HSET', P .. 'past:' .. uid, ...) end)
-    redis.call('ZADD', HISTORY, tonumber(job.ended or '') or 0, past_line(job))
+    past.add(job)
     delete_job(job)
   end
 end
@@ -62,7 +61,7 @@ local oldest = redis.call('ZCARD', HISTORY) > A.most and in_excess() or {}
 oldest = oldest[1] and oldest or redis.call('ZRANGEBYSCORE', HISTORY, '-inf', '(' .. before, 'LIMIT', 0, AT_ONCE)
 for _, line in ipairs(oldest) do
   local uid, name = string.match(line, '^(%S+) (%S+)')
-  past_drop(line)
+  past.drop(line)
   event({ kind = 'JobDeleted', job = { uid = uid, name = name }, text = 'job ' .. name .. ' deleted from the history' })
 end
 return { 1, #oldest == AT_ONCE and 1 or 0 }

@@ -6,14 +6,14 @@ if other then
   return other
 end
 local first = seen and string.match(seen, '^%S+') or A.jobs[1].uid
-local job, past = job_read(first), past_read(first)
-if A.batch and (seen or job or past) then
+local job, ended = job_read(first), past.read(first)
+if A.batch and (seen or job or ended) then
   ask_to_save()
   return { 1, seen and (string.match(seen, ' (.*)$') or '') or A.did }
 end
-if job or past then
+if job or ended then
   ask_to_save()
-  return job and job_reply(job) or { 1, flat(past), 'whole', meta.era or '' }
+  return job and job_reply(job) or { 1, flat(ended), 'whole', meta.era or '' }
 end
 if seen then
   return refuse('not_found', 'the job that this request submitted is not there any more: submit it anew, with another '
@@ -62,7 +62,7 @@ for _, new in ipairs(A.jobs) do
   end
 end
 if A.quota then -- counts the owner's jobs, without those that are replaced
-  local live, bytes = #A.jobs - 1, 0
+  local live, bytes = #A.jobs - 1, tonumber(redis.call('HGET', past.bytes, int(A.owner)) or '') or 0
   for _, new in ipairs(A.jobs) do
     bytes = bytes + #new.spec
   end
@@ -74,10 +74,6 @@ if A.quota then -- counts the owner's jobs, without those that are replaced
         bytes = bytes + redis.call('HSTRLEN', P .. record, 'spec')
       end
     end
-  end
-  for _, line in ipairs(redis.call('ZRANGE', HISTORY, 0, -1)) do
-    local owner, size = string.match(line, ' (%d+) (%d+)$')
-    bytes = bytes + (owner == int(A.owner) and tonumber(size) or 0)
   end
   if live >= A.quota.jobs then
     local others = live - #A.jobs + 1

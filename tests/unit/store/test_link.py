@@ -1,0 +1,77 @@
+"""How what callers ask of the store is held back: each agent sees late answers alone."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from statistics import median
+
+import pytest
+
+from nodeagent.store.link import CallersPace
+
+
+def test_a_late_answer_lengthens_the_pause_and_each_other_one_shortens_it() -> None:
+    pace, now = CallersPace(), 100.0
+
+    def is_pause(whole: float) -> bool:
+        return whole / 2 <= pace.left(now) <= whole and pace.left(now + whole) == 0
+
+    pace.answered(pace.LATE, now)
+    assert pace.left(now) == 0
+    for whole in (0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0):
+        pace.answered(0.2, now := now + 0.2)
+        assert is_pause(whole)
+    for took, whole in ((0.05, 12.0), (0.05, 9.6), (0.001, 2.4), (0.001, 0.6)):
+        pace.answered(took, now)
+        assert is_pause(whole)
+    for _ in range(3):
+        pace.answered(0.001, now)
+    assert pace.left(now) == 0
+    pace.answered(0.5, now := now + 10.0)
+    pace.answered(0.5, now := now + 0.1)  # it was under way
+    assert is_pause(1.0)
+    pace.answered(0.5, now := now + 0.5)
+    assert is_pause(2.0)
+
+
+TIMEOUT, SECONDS = 0.5, 60.0
+
+
+def waits(agents: int, service: float, pace: type[CallersPace]) -> tuple[list[float], float]:
+    """One server that takes ``service`` seconds for each request, also one for which nobody waits any more, and callers
+    who ask every agent again as soon as it may ask. How long a request waited that came each 0.1 s of the second half,
+    and the share of that time in which the server was at work."""
+    paces = [pace() for _ in range(agents)]
+    asking = [(random.Random(i).random() * 0.01, i) for i in range(agents)]
+    heapq.heapify(asking)
+    free, found, looked, used = 0.0, list[float](), SECONDS / 2, 0.0
+    while asking[0][0] < SECONDS:
+        at, who = heapq.heappop(asking)
+        while looked < at:
+            found.append(max(0.0, free - looked))
+            looked += 0.1
+        used += service if at > SECONDS / 2 else 0.0
+        free = max(free, at) + service
+        over = min(free, at + TIMEOUT)
+        paces[who].answered(over - at, over)
+        heapq.heappush(asking, (over + paces[who].left(over) + 1e-6, who))
+    return found, used / (SECONDS / 2)
+
+
+class Unpaced(CallersPace):
+    """Asks again at once."""
+
+    def left(self, now: float) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(("agents", "service"), [(20, 0.01), (200, 0.003), (2000, 0.0005)])
+def test_a_lease_is_renewed_however_many_agents_are_asked_at_once(agents: int, service: float) -> None:
+    """A renewal that waits for half a second counts as lost."""
+    without, _ = waits(agents, service, Unpaced)
+    assert median(without) > 0.18
+    found, used = waits(agents, service, CallersPace)
+    assert median(found) < CallersPace.LATE
+    assert max(found) < 3 * CallersPace.LATE
+    assert used > 0.5, "what callers ask for is answered all the same"
