@@ -173,7 +173,14 @@ class Caller:
     remote: bool = False
     """The caller came over https: a user name in a job from another machine has no meaning here."""
 
+    @property
+    def key(self) -> Key:
+        """Under which this caller's requests are counted."""
+        return self.uid if self.uid != NOBODY else self.name
 
+
+Key = int | str
+"""A user's number; for a credential without a user, its name."""
 NOBODY = -1
 """The uid of a caller who is no user; no job's owner has this uid."""
 Names = Callable[[int], str]

@@ -26,21 +26,28 @@ READ_MAX = 1 << 13
 """Bytes of a connection that are read in one go. The loop parses them without a pause, and a body in chunks of one byte
 takes it a tenth of a second for what asyncio would read: of twenty connections, seconds in each turn."""
 
+UNREAD = 60.0
+"""Seconds in which a caller takes ``READ_LEAST`` bytes of an answer that waits to be read, or is hung up on."""
+READ_LEAST = 1 << 13
+
 Server = Callable[[], asyncio.Protocol]
 
 
 class Guest(asyncio.Protocol):
-    """One connection, passed on to aiohttp's handler: reports its begin and its end, changes nothing. ``came`` returns
-    whether the connection may stay; if not, it has been answered, and ``went`` is not called."""
+    """One connection, passed on to aiohttp's handler: reports its begin and its end, and ends it where its answers are
+    not read. ``came`` returns whether the connection may stay; if not, it has been answered, and ``went`` is not
+    called."""
 
     def __init__(
         self,
         inner: asyncio.Protocol,
         came: Callable[[asyncio.WriteTransport], bool],
         went: Callable[[asyncio.WriteTransport], None],
+        unread: float = UNREAD,
     ) -> None:
-        self._inner, self._came, self._went_away = inner, came, went
+        self._inner, self._came, self._went_away, self._bound = inner, came, went, unread
         self._transport: asyncio.WriteTransport | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     @property
     def here(self) -> bool:
@@ -58,6 +65,7 @@ class Guest(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is None:
             return
+        self._is_read()
         try:
             self._inner.connection_lost(exc)
         finally:
@@ -72,11 +80,29 @@ class Guest(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._transport is not None:
+            self._look_again(self._transport)
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         if self._transport is not None:
+            self._is_read()
             self._inner.resume_writing()
+
+    def _look_again(self, transport: asyncio.WriteTransport) -> None:
+        before = transport.get_write_buffer_size()
+
+        def look() -> None:
+            if before - transport.get_write_buffer_size() < READ_LEAST:
+                transport.abort()
+            else:
+                self._look_again(transport)
+
+        self._unread = asyncio.get_running_loop().call_later(self._bound, look)
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
 
 class SocketGuests:

@@ -16,7 +16,9 @@ from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
+from nodeagent.api.auth import Caller, Key
 from nodeagent.api.connections import Guest
+from nodeagent.api.errors import ApiError
 from nodeagent.api.limits import Usage
 from nodeagent.api.remote import Doorkeeper, TokenBook
 from nodeagent.api.server import SHUTDOWN_TIMEOUT, create_app
@@ -130,6 +132,8 @@ class _Door:
         self._free = asyncio.Semaphore(bounds.connections)
         self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
         self._here: set[asyncio.WriteTransport] = set()
+        self._whose: dict[asyncio.BaseTransport, Key] = {}
+        self._share = max(1, bounds.connections // 2)
 
     async def serve(self, listening: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
         """Accept until cancelled. Raises ``OSError`` if accepting is impossible."""
@@ -169,12 +173,26 @@ class _Door:
         for transport in list(self._here):
             transport.abort()
 
-    def passed(self, transport: asyncio.BaseTransport) -> None:
-        """The caller on this connection has been identified."""
+    def passed(self, transport: asyncio.BaseTransport, who: Caller) -> None:
+        """The caller on this connection has been identified. Raises ``ApiError`` where the caller has half of all
+        connections already: this one then counts as silent."""
+        if self._whose.get(transport) != who.key:
+            if sum(key == who.key for key in self._whose.values()) >= self._share:
+                raise ApiError(
+                    "limit",
+                    f"{who.name} has {self._share} connections over https to this agent, half of what it keeps; "
+                    "nothing was changed",
+                    "close idle connections, then try again",
+                )
+            self._whose[transport] = who.key
+        self._speaks(transport)
+
+    def _speaks(self, transport: asyncio.BaseTransport) -> None:
         if (late := self._silent.pop(transport, None)) is not None:
             late.cancel()
 
     def _went(self, transport: asyncio.WriteTransport) -> None:
         self._here.discard(transport)
-        self.passed(transport)
+        self._whose.pop(transport, None)
+        self._speaks(transport)
         self._free.release()

@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
-from nodeagent.api.auth import CALLER, NOBODY, Caller, UserDatabase, in_group
+from nodeagent.api.auth import CALLER, Caller, Key, UserDatabase, in_group
 from nodeagent.api.errors import ApiError
 from nodeagent.api.loopback import FILES
 from nodeagent.api.serializers import Json
@@ -157,9 +157,6 @@ HEAVY_AT_ONCE = 2
 HEAVY_WAIT = 10.0
 """Seconds until such a request is refused."""
 
-Key = int | str
-"""A user's number; for a credential without a user, its name."""
-
 
 @dataclass(slots=True)
 class _Asking:
@@ -266,7 +263,7 @@ def usage_middleware(view: AgentView, usage: Usage) -> Middleware:
         uid = auth.peer(request)[0] if known is None else known.uid
         if known is None and uid in (0, own):
             return await handler(request)
-        key: Key = uid if known is None or known.uid != NOBODY else known.name
+        key: Key = uid if known is None else known.key
         limits, follows = view.config.limits, requests.flag(request, "follow")
         no = usage.begin(key, limits, follows=follows)
         if no:

@@ -1,7 +1,7 @@
 """The parts of the API on loopback HTTP: health, readiness, metrics, and the status page's files. Must never ask the
 store, or a frozen store would make the agent look dead.
 
-The files hold no data, and are read at a request. A TCP connection has no SO_PEERCRED, but the kernel lists the owner
+The files hold no data, and are read once. A TCP connection has no SO_PEERCRED, but the kernel lists the owner
 of each end. Must never admit a user that the unix socket's mode excludes. Must never answer to a host name that is not
 this machine's: a foreign web page could point a name of its own at 127.0.0.1, and have a browser here read the answer.
 """
@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 from aiohttp import web
@@ -130,9 +131,16 @@ def table() -> list[web.RouteDef]:
     return [web.get(path, _file) for path in FILES]
 
 
-async def _file(request: web.Request) -> web.FileResponse:
+async def _file(request: web.Request) -> web.Response:
     name, kind = FILES[request.path]
-    return web.FileResponse(FOLDER / name, headers=HEADERS | {"Content-Type": f"{kind}; charset=utf-8"})
+    return web.Response(body=_content(name), headers=HEADERS | {"Content-Type": f"{kind}; charset=utf-8"})
+
+
+@cache
+def _content(name: str) -> bytes:
+    """Of a file of the page. aiohttp's answer with a file takes a thread, and writes a traceback into the log where the
+    caller hangs up."""
+    return (FOLDER / name).read_bytes()
 
 
 NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})

@@ -215,10 +215,10 @@ def _certificate_name(request: web.Request) -> str:
     return names[0] if names else "without a name"
 
 
-def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport], None]) -> Middleware:
+def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport, Caller], None]) -> Middleware:
     """Lets only requests of identified callers pass. Exceptions are the request for a challenge and the status page's
-    files, which say nothing about the cluster. ``passed`` is called with the connection of an identified caller. The
-    body is read here, within its bound."""
+    files, which say nothing about the cluster. ``passed`` is called with the connection of an identified caller, and
+    may refuse it. The body is read here, within its bound."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -232,7 +232,7 @@ def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport]
                 "permission", f"{who.name} may read, not change", "use a token that may; nothing was changed"
             )
         if request.transport is not None:
-            passed(request.transport)
+            passed(request.transport, who)
         try:
             async with asyncio.timeout(keeper.body_timeout):
                 await request.read()

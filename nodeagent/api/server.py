@@ -21,7 +21,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api import loopback
 from nodeagent.api.accounting import AccountingRoutes
-from nodeagent.api.auth import DATABASE, USERS, UserDatabase
+from nodeagent.api.auth import DATABASE, USERS, Caller, UserDatabase
 from nodeagent.api.connections import LoopbackGuests, Server, SocketGuests
 from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
@@ -48,8 +48,8 @@ def _of_ours(record: logging.LogRecord) -> bool:
 
 logging.getLogger("aiohttp.server").addFilter(_of_ours)
 
-Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
-"""The doorkeeper, and a function that is called with each connection of an identified caller."""
+Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport, Caller], None]]
+"""The doorkeeper, and a function that is called with each connection of an identified caller, and may refuse it."""
 
 
 def create_app(

@@ -302,3 +302,20 @@ def test_who_stays_silent_is_shown_out(agent: LiveAgent, tmp_path: Path) -> None
         assert b"did not arrive within 2 s" in slow.recv(4096)
         known.close()
         slow.close()
+
+
+def test_one_caller_has_half_of_the_connections_at_most(agent: LiveAgent, tmp_path: Path) -> None:
+    bounds = ServerBounds(connections=6, silent=1.0)
+    tokens = str(write_tokens(tmp_path / "tokens.yaml", TOKENS))
+    with https(agent, agent.view, bounds, tokens=tokens) as door, contextlib.ExitStack() as stack:
+
+        def answered(who: str) -> bytes:
+            head = f"GET /v1/version HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {who}-secret\r\n\r\n"
+            held = stack.enter_context(door.speak(head.encode()))
+            return held.recv(4096)
+
+        assert all(answered("reads").startswith(b"HTTP/1.1 200 ") for _ in range(3))
+        refused = answered("reads")
+        assert refused.startswith(b"HTTP/1.1 429 ")
+        assert b"token reads has 3 connections over https to this agent" in refused
+        assert answered("operates").startswith(b"HTTP/1.1 200 ")

@@ -6,8 +6,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+
+import pytest
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.connections import LOOPBACK, READ_MAX, Guest
@@ -60,3 +63,57 @@ def many(url: str) -> None:
             assert old.recv(1) == b"", "hung up on"
         held[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert held[-1].recv(12) == b"HTTP/1.1 200"
+
+
+async def test_who_leaves_an_answer_unread_is_hung_up_on_and_who_reads_slowly_is_not(tmp_path: Path) -> None:
+    """On each of 128 connections one unread answer kept everybody else out, for ever."""
+    ended, size = asyncio.Event(), 1 << 22
+
+    class Inner(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.WriteTransport)
+            transport.write(bytes(size))
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            ended.set()
+
+    def read_slowly() -> int:
+        with closing(socket.socket(socket.AF_UNIX)) as there:
+            there.connect(str(tmp_path / "s"))
+            count = 0
+            while some := there.recv(1 << 17):
+                time.sleep(0.02)
+                count += len(some)
+                if count == size:
+                    break
+            return count
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(
+        lambda: Guest(Inner(), lambda _: True, lambda _: None, unread=0.2), path=str(tmp_path / "s")
+    )
+    async with server, asyncio.timeout(30):
+        with closing(socket.socket(socket.AF_UNIX)) as there:
+            there.connect(str(tmp_path / "s"))
+            await ended.wait()
+        assert await asyncio.to_thread(read_slowly) == size
+
+
+def test_no_thread_and_no_traceback_for_the_pages_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Who asks for a file, reads nothing and hangs up wrote 40 lines into the agent's log each time."""
+
+    async def ask() -> None:
+        async with ApiServer(FakeView(tmp_path), Metrics()) as server:
+            await asyncio.to_thread(hang_up, server.http_url)
+            await asyncio.sleep(0.1)
+
+    asyncio.run(ask())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def hang_up(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    for _ in range(20):
+        with closing(socket.create_connection((host, int(port)), 10)) as there:
+            there.sendall(b"GET /page/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+            time.sleep(0.02)
