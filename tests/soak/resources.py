@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +52,15 @@ def measure(place: Place, jobs: int) -> Usage:
     found |= {"redis keys": keys, "redis memory": memory}
     local = place.one.home / "local"
     data = Path(place.supervisor()["data"])
-    found["files in run"] = sum(1 for p in (local / "run").rglob("*") if not p.is_dir())
+    found["files in run"] = _files(local / "run")
     for kind in ("state", "logs"):
-        found[f"files in {kind}"] = sum(1 for n in place.nodes for p in (data / n / kind).rglob("*") if not p.is_dir())
+        found[f"files in {kind}"] = sum(_files(data / node / kind) for node in place.nodes)
     return Usage(jobs, found)
+
+
+def _files(folder: Path) -> int:
+    """Below this folder. What the agents remove meanwhile, as the output of the job that was just deleted, is gone."""
+    return sum(len(files) for _, _, files in os.walk(folder))
 
 
 def _processes(place: Place) -> int:

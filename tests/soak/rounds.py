@@ -163,7 +163,7 @@ class Soak:
                 time.sleep(2)
                 now = measure(self._place, self._jobs)
         except Exception as error:  # noqa: BLE001 - the finding
-            row.wrong.append(f"not at rest: {error!r}")
+            row.wrong.append(f"not at rest: {type(error).__name__}: {error}")
             return
         row.figures = now.figures
         if self._base is None:
