@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 import uuid
 from collections import Counter
@@ -196,9 +197,14 @@ class Batches:
             await asyncio.sleep(0)
             job.ends_of = tuple([await self._after(job, name, need, known, seen) for name, need in job.after.items()])
 
+        quota = limits.quota(who, self._view.config.limits)
+        if quota is not None:
+            limits.within_quota(who, quota, [(job.spec, len(job.uids)) for job in jobs])
+
         async def admit() -> list[JobSpec]:
             beside: list[tuple[JobSpec, int]] = []
             for job, written in zip(jobs, as_written, strict=True):
+                await asyncio.sleep(0)
                 spec = written.model_copy(update={"after": job.ends_of})
                 job.spec = await self._jobs.admitted(who, spec, len(job.uids), beside)
                 beside.append((job.spec, len(job.uids)))
@@ -206,13 +212,9 @@ class Batches:
 
         specs = await admit()
         if dry_run:
-            rows = [{"spec": j.spec.model_dump(), "jobs": len(j.uids), "unmet": self._unmet(j)} for j in jobs]
-            return web.json_response({"dry_run": True, "jobs": rows})
+            return await self._tried(jobs)
         noted(self._view.cluster(), {name for job in jobs for name in job.names()})
         era, now = self._view.era, time.time()
-        quota = limits.quota(who, self._view.config.limits)
-        if quota is not None:
-            limits.within_quota(who, quota, [(job.spec, len(job.uids)) for job in jobs])
 
         async def write(_specs: Sequence[JobSpec], claims: QuotaClaims | None) -> str:
             new = await self._signed(who, jobs, now)
@@ -223,18 +225,41 @@ class Batches:
         done = await self._jobs.written(who, specs, admit, write)
         return await self._submitted(jobs, done.partition(" ")[2], era)
 
+    async def _tried(self, jobs: Sequence[_Job]) -> web.Response:
+        """The answer to a dry run. What the jobs' submitter brought stands in it once: a body may be little else, and
+        it would be answered 256 times."""
+        unmet, shared = await self._unmet(jobs), jobs[0].spec.submitter
+
+        def text() -> bytes:
+            rows = [
+                {
+                    "spec": job.spec.model_dump(exclude={"submitter"} if job.spec.submitter == shared else None),
+                    "jobs": len(job.uids),
+                    "unmet": why,
+                }
+                for job, why in zip(jobs, unmet, strict=True)
+            ]
+            return json.dumps({"dry_run": True, "submitter": shared.model_dump(), "jobs": rows}).encode()
+
+        return web.Response(body=await requests.written(text), content_type="application/json")
+
     async def _submitted(self, jobs: Sequence[_Job], base: str, era: str) -> web.Response:
         """``base``: that of the first attempt, if this request came before."""
         names = [name for job in jobs for name in job.names()]
-        unmet = [why for job in jobs for why in [self._unmet(job)] * len(job.uids)]
+        unmet = [why for job, one in zip(jobs, await self._unmet(jobs), strict=True) for why in [one] * len(job.uids)]
         made, records = uids(base, len(names)), self._view.cluster().jobs
         rev = max((records[uid].rev for uid in made if uid in records), default=0)
         of = zip(names, made, unmet, strict=True)
         rows = [{"name": name, "uid": uid, "unmet": why} for name, uid, why in of]
         return web.json_response({"jobs": rows} | await saved(self._view, rev, era), status=201)
 
-    def _unmet(self, job: _Job) -> str:
-        return never(self._view.cluster(), job.spec)
+    async def _unmet(self, jobs: Sequence[_Job]) -> list[str]:
+        """Of each job why no known node could run it; a pause after each, which may look at all nodes for each role."""
+        found = []
+        for job in jobs:
+            found.append(never(self._view.cluster(), job.spec))
+            await asyncio.sleep(0)
+        return found
 
     def _free(self, name: str) -> None:
         """Raises ``ApiError`` if a live job has an array's name: commands could not tell them apart."""

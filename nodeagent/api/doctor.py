@@ -41,6 +41,7 @@ class DoctorRoutes:
         self._usage = usage
         self._looker: Looker | None = None
         self._store: StoreLooker | None = None
+        self._looking: asyncio.Future[tuple[PeerAnswer, ...]] | None = None
 
     def table(self) -> list[web.RouteDef]:
         """The one route."""
@@ -126,11 +127,14 @@ class DoctorRoutes:
         return await requests.written(partial(judge_users, self.view.node, owned, quota, asked))
 
     async def _peers(self) -> tuple[PeerAnswer, ...]:
+        """One look at a time, whose answer all get who ask meanwhile: it connects to every node."""
         from nodeagent.doctor.cluster import ask_peers
 
-        nodes = self.view.cluster().nodes.items()
-        asked = {name: node.facts.address for name, node in nodes if name != self.view.node and not node.left}
-        return await ask_peers(asked, self.view.config.ports.rendezvous[0])
+        if self._looking is None or self._looking.done():
+            nodes = self.view.cluster().nodes.items()
+            asked = {name: node.facts.address for name, node in nodes if name != self.view.node and not node.left}
+            self._looking = asyncio.ensure_future(ask_peers(asked, self.view.config.ports.rendezvous[0]))
+        return await asyncio.shield(self._looking)
 
 
 def _load() -> None:

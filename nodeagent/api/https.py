@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,6 +46,9 @@ class ServerBounds:
 
 
 BACKLOG = 128
+TLS_BUFFER = 1 << 15
+"""Bytes that each connection with TLS keeps for what it reads, and reads in one go: two of its records. asyncio takes
+256 KiB, which of a thousand connections to other agents is a quarter of a gigabyte, and has no setting for it."""
 
 Notify = Callable[[str, str], None]
 """Called with the url and the certificate's SHA-256, once others can connect."""
@@ -72,6 +76,7 @@ class HttpsServer:
 
     async def run(self) -> None:
         """Serve until cancelled; returns at once if nothing is to be served."""
+        SSLProtocol.max_size = TLS_BUFFER
         answered = ""
         while serves(self._view.config.api.listen, self._address):
             try:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -26,6 +28,7 @@ from nodeagent.api.loopback import FILES
 from nodeagent.api.serializers import Json
 from nodeagent.model.job import TERMINAL, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.osutil.clock import Allowance
 from nodeagent.spec.sections import LimitsConfig
 
 RESTART_WINDOW = 3600.0
@@ -92,8 +95,10 @@ def quota(who: Caller, limits: LimitsConfig) -> Quota | None:
 def within_quota(who: Caller, quota: Quota, new: Sequence[tuple[JobSpec, int]]) -> None:
     """Raises ``ApiError`` where these jobs, each with the number of such jobs, are over the quota by themselves. The
     store says so too, but a thousand large jobs keep it, and this agent, busy for seconds until then."""
-    count = sum(number for _, number in new)
-    size = sum(len(spec.to_json().encode()) * number for spec, number in new)
+    count, size = sum(number for _, number in new), 0
+    for spec, number in new:
+        if count <= quota.jobs and size <= quota.bytes:
+            size += len(spec.to_json().encode()) * number
     if count > quota.jobs:
         raise ApiError(
             "limit",
@@ -103,7 +108,7 @@ def within_quota(who: Caller, quota: Quota, new: Sequence[tuple[JobSpec, int]]) 
     if size > quota.bytes:
         raise ApiError(
             "limit",
-            f"these jobs would take {size} bytes, and limits.job_bytes allows {who.name} {quota.bytes}",
+            f"these jobs would take {size} bytes or more, and limits.job_bytes allows {who.name} {quota.bytes}",
             "submit fewer at once, or put long texts into files that the nodes can read; nothing was submitted",
         )
 
@@ -120,8 +125,7 @@ async def owner_json(view: AgentView, usage: Usage, names: UserDatabase, job: Jo
     if owner in (0, os.geteuid()) or await _operator(view, names, job):
         return None
     own = [j for j in view.cluster().jobs.values() if j.owner == owner]
-    # In a thread: at the limit these are megabytes of JSON, and the loop renews the lease.
-    size = await requests.written(lambda: sum(len(j.spec.to_json().encode()) for j in own))
+    size = await usage.bytes_of(own)
     under_way, following = usage.held(owner)
     live = sum(j.phase not in TERMINAL for j in own)
     return {
@@ -152,6 +156,11 @@ BURST = 2
 REMEMBERED = 300.0
 """Seconds for which ``doctor`` reports that a user was refused."""
 
+SIZES = 10_000
+"""Jobs whose size is kept in memory."""
+WORK_BURST, WORK_SHARE = 2.0, 0.5
+"""Seconds of the agent's loop that one user's requests may take at once, and the share of it in the long run: of
+requests that are few, each may be large."""
 HEAVY_AT_ONCE = 2
 """Requests of one user that may read much of the store at the same time; others wait for their turn."""
 HEAVY_WAIT = 10.0
@@ -164,6 +173,8 @@ class _Asking:
 
     tokens: float
     at: float
+    work: Allowance
+    """Seconds of the agent's loop."""
     under_way: int = 0
     following: int = 0
     heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HEAVY_AT_ONCE))
@@ -177,6 +188,8 @@ class Usage:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._users: dict[Key, _Asking] = {}
+        self._sizes: dict[str, int] = {}
+        """Of jobs by uid, whose specs never change: bytes, the newest asked for last."""
 
     def __len__(self) -> int:
         """The number of users that are counted."""
@@ -192,12 +205,15 @@ class Usage:
                 self._forget(now, limits)
             if len(self._users) >= USERS:
                 return "users"
-            asking = self._users[key] = _Asking(tokens=float(BURST * limits.requests), at=now)
+            work = Allowance(WORK_BURST, WORK_SHARE)
+            asking = self._users[key] = _Asking(tokens=float(BURST * limits.requests), at=now, work=work)
         asking.tokens = min(BURST * limits.requests, asking.tokens + (now - asking.at) * limits.requests)
         asking.at = now
         no = ""
         if asking.tokens < 1:
             no = "requests"
+        elif asking.work.spend(0, now):
+            no = "work"
         elif asking.under_way >= limits.concurrent:
             no = "concurrent"
         elif follows and asking.following >= limits.followers:
@@ -208,6 +224,10 @@ class Usage:
         asking.under_way += 1
         asking.following += follows
         return ""
+
+    def worked(self, key: Key, seconds: float) -> None:
+        """A counted request has kept the loop from anything else for so long."""
+        self._users[key].work.spend(seconds, self._clock())
 
     def refuse(self, key: Key, no: str) -> None:
         """Remember that this user was refused, for ``refused``."""
@@ -236,6 +256,17 @@ class Usage:
         asking = self._users.get(key)
         return (0, 0) if asking is None else (asking.under_way, asking.following)
 
+    async def bytes_of(self, jobs: Sequence[JobRecord]) -> int:
+        """What the specs of these jobs take in the store. Each is written once: at the limit they are megabytes."""
+        have = {job.uid: self._sizes[job.uid] for job in jobs if job.uid in self._sizes}
+        if new := [job for job in jobs if job.uid not in have]:
+            found = await requests.written(lambda: {job.uid: len(job.spec.to_json().encode()) for job in new})
+            have |= found
+            self._sizes |= found
+            for uid in list(self._sizes)[: max(0, len(self._sizes) - SIZES)]:
+                del self._sizes[uid]
+        return sum(have.values())
+
     def refused(self) -> Mapping[Key, tuple[str, ...]]:
         """Users that were refused lately, with the keys of ``limits`` that refused."""
         since = self._clock() - REMEMBERED
@@ -246,8 +277,42 @@ class Usage:
         """Forget users without requests under way whose full rate is available again."""
         full = BURST * limits.requests
         for key, asking in list(self._users.items()):
-            if not asking.under_way and asking.tokens + (now - asking.at) * limits.requests >= full:
+            idle = not asking.under_way and not asking.work.spend(0, now)
+            if idle and asking.tokens + (now - asking.at) * limits.requests >= full:
                 del self._users[key]
+
+
+Answer = TypeVar("Answer")
+
+
+class Timed(Awaitable[Answer]):
+    """Awaits ``work``, and reports how long each of its steps keeps the loop (seconds of the thread's CPU)."""
+
+    def __init__(self, work: Awaitable[Answer], took: Callable[[float], None]) -> None:
+        self._work, self._took = cast("Generator[Any, None, Answer]", work.__await__()), took
+
+    def close(self) -> None:
+        """It is not awaited after all."""
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, Answer]:
+        """As of the work itself, errors and cancellation included."""
+        step: Callable[[], Any] = partial(self._work.send, None)
+        while True:
+            began = time.thread_time()
+            try:
+                waits = step()
+            except StopIteration as over:
+                answer: Answer = over.value
+                return answer
+            finally:
+                self._took(time.thread_time() - began)
+            try:
+                yield waits
+            except BaseException as error:  # noqa: BLE001 (whatever it is, it is the work's to handle)
+                step = partial(self._work.throw, error)
+            else:
+                step = partial(self._work.send, None)
 
 
 def usage_middleware(view: AgentView, usage: Usage) -> Middleware:
@@ -269,18 +334,20 @@ def usage_middleware(view: AgentView, usage: Usage) -> Middleware:
         if no:
             who = await auth.caller(request, view.config.jobs)
             if not who.operator:
-                usage.refuse(key, no)
+                usage.refuse(key, "requests" if no == "work" else no)
                 raise refusal(who.name, no, limits, view.node)
             return await handler(request)
         try:
+            answer: Timed[web.StreamResponse] = Timed(handler(request), lambda seconds: usage.worked(key, seconds))
             if not reads_much(request, follows=follows):
-                return await handler(request)
+                return await answer
             async with AsyncExitStack() as turn:
                 try:
                     await turn.enter_async_context(usage.turn(key))
                 except TimeoutError:
+                    answer.close()
                     raise refusal_of_much(view.node) from None
-                return await handler(request)
+                return await answer
         finally:
             usage.end(key, follows=follows)
 
@@ -306,6 +373,9 @@ def refusal_of_much(node: str) -> ApiError:
 
 def refusal(name: str, key: str, limits: LimitsConfig, node: str) -> ApiError:
     """The answer to a user who has reached this limit."""
+    if key == "work":
+        much = f"what {name} asks for has kept the agent of node {node} from other things for half of its time"
+        return ApiError("limit", f"{much}; nothing was changed", "ask again in some seconds, for less at a time")
     if key == "users":
         busy = f"the agent of node {node} has requests of {USERS} users under way"
         return ApiError("limit", f"{busy}, and counts no more at once; nothing was changed", "ask again in a moment")

@@ -3,10 +3,11 @@ read in a thread: a slow disk must never block the agent's loop. If it hangs, a 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,14 @@ READERS_PER_USER = 16
 """Readers of logs, followers or not, that a user may have on this node at a time."""
 READERS_MAX = 128
 """Readers of all users together."""
+TAILS_PER_USER, TAILS_MAX = 2, 8
+"""Answers with the last lines at a time, of a user and of all: each is in memory whole until it is read. What other
+agents ask for has as many, or two agents could wait for each other."""
+PEERS_PER_USER, PEERS_MAX = 1024, 4096
+"""Other agents that are asked at a time for the readers of one user, and for all: each is a connection. The first
+reader of a user, or of all, may ask as many as its job has nodes."""
+TAIL_WAIT = 10.0
+"""Seconds that the next one waits for its turn."""
 
 
 class Readers:
@@ -37,6 +46,9 @@ class Readers:
         self._now: Counter[tuple[int, str]] = Counter()
         self._turns: WeakValueDictionary[tuple[int, str], LogTurns] = WeakValueDictionary()
         """Kept by the readers, and by each step that has not come back."""
+        self._tails: WeakValueDictionary[tuple[int, str, bool], asyncio.Semaphore] = WeakValueDictionary()
+        self._peers: Counter[tuple[int, str]] = Counter()
+        self._all_tails = {alone: asyncio.Semaphore(TAILS_MAX) for alone in (False, True)}
 
     @contextmanager
     def admit(self, caller: Caller, per_user: int | None = None) -> Iterator[None]:
@@ -61,6 +73,42 @@ class Readers:
             self._now[who] -= 1
             if not self._now[who]:
                 del self._now[who]
+
+    @contextmanager
+    def peers(self, caller: Caller, count: int) -> Iterator[None]:
+        """Counts a reader for whom so many other agents are asked. Raises ApiError if they are too many."""
+        who, own, total = (caller.uid, caller.name), self._peers[caller.uid, caller.name], self._peers.total()
+        text = ""
+        if own and own + count > PEERS_PER_USER:
+            text = f"{own} other agents are asked for output for user {caller.name} already, and this would ask {count}"
+        elif total and total + count > PEERS_MAX:
+            text = f"{total} other agents are asked for output already, and this would ask {count}"
+        if text:
+            raise ApiError("limit", text, "end the others (for example a `nodeagentctl logs -f`), then try again")
+        self._peers[who] += count
+        try:
+            yield
+        finally:
+            self._peers[who] -= count
+            if not self._peers[who]:
+                del self._peers[who]
+
+    @asynccontextmanager
+    async def tail(self, caller: Caller, *, alone: bool) -> AsyncIterator[None]:
+        """The turn of a reader that holds the last lines in memory, of this node's output ``alone`` or of all nodes'.
+        Raises ApiError if it does not come in time."""
+        who = (caller.uid, caller.name, alone)
+        own = self._tails.setdefault(who, asyncio.Semaphore(TAILS_PER_USER))
+        async with AsyncExitStack() as turns:
+            try:
+                async with asyncio.timeout(TAIL_WAIT):
+                    await turns.enter_async_context(own)
+                    await turns.enter_async_context(self._all_tails[alone])
+            except TimeoutError:
+                text = "the last lines of logs are asked for too often at once, by user "
+                text += f"{caller.name} or all users of this node together; nothing was read"
+                raise ApiError("limit", text, "read the other answers first, then try again") from None
+            yield
 
 
 @dataclass(frozen=True, slots=True)

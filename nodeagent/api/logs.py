@@ -101,7 +101,11 @@ class LogRoutes:
         alone, wide = requests.flag(request, requests.OWN_ONLY), query.first < newest
         asked = _Asked(job, query, alone, wide, lambda: auth.caller(request, self.view.config.jobs))
         who, limits = await asked.who(), self.view.config.limits
-        with self.readers.admit(who, None if who.operator else limits.followers):
+        async with contextlib.AsyncExitStack() as counted:
+            counted.enter_context(self.readers.admit(who, None if who.operator else limits.followers))
+            counted.enter_context(self.readers.peers(who, 0 if alone else len(self._others(asked)[0])))
+            if tail is not None and not follow:
+                await counted.enter_async_context(self.readers.tail(who, alone=alone))
             lines = self._follow(asked) if follow else self._all(asked)
             if job.spec.several:
                 lines = self._placed(job, lines)
@@ -173,7 +177,9 @@ class LogRoutes:
                     while kept and (len(kept) == query.tail or held > TAIL_MAX):
                         held -= _size(kept.popleft())
                     kept.append(line)
-        for line in [*(kept or ()), *notices, *failed]:
+        while kept:  # what was read is not held any more
+            yield kept.popleft()
+        for line in [*notices, *failed]:
             yield line
 
     async def _part_of(self, node: str, way: Way, asked: _Asked, failed: list[Line]) -> AsyncGenerator[Line, None]:

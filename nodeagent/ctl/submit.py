@@ -174,7 +174,7 @@ def _submit_all(client: Client, jobs: list[Submission], request_id: str | None, 
         for job in done["jobs"]:
             if len(done["jobs"]) > 1:
                 echo("---")
-            dump(job["spec"], "yaml")
+            dump({"submitter": done["submitter"]} | job["spec"], "yaml")
             times = f", {job['jobs']} times" if job["jobs"] > 1 else ""
             echo(f"job/{job['spec']['name']} would be submitted{times} (dry run)", err=True)
         return

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,25 @@ def test_the_exit_code_and_the_formats(agent: LiveAgent) -> None:
     assert set(found["items"][0]) == {"severity", "where", "what", "fix"}
     assert ctl(agent, "doctor", "-o", "name").stdout.splitlines()[0] == "node/n1"
     assert ctl(agent, "doctor", "-o", "wide").stdout.splitlines()[0].split() == ["SEVERITY", "WHERE", "WHAT", "FIX"]
+
+
+def test_who_asks_meanwhile_gets_the_answer_of_the_same_look(agent: LiveAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 callers at once had the agent connect to each node 32 times."""
+    looks, gate, client = list[int](), threading.Event(), Client([agent.socket])
+
+    async def ask_peers(_addresses: object, port: int) -> tuple[()]:
+        looks.append(port)
+        await asyncio.to_thread(gate.wait, 30)
+        return ()
+
+    monkeypatch.setattr("nodeagent.doctor.cluster.ask_peers", ask_peers)
+    with ThreadPoolExecutor(8) as callers:
+        asked = [callers.submit(client.get, "/v1/doctor?peers=1") for _ in range(8)]
+        agent.until(lambda: bool(looks))
+        time.sleep(0.3)
+        gate.set()
+        assert [one.result(30)["peers"] for one in asked] == [[]] * 8
+    assert len(looks) < 3, "and whoever came after it had a look of their own"
 
 
 def test_peers(agent: LiveAgent) -> None:

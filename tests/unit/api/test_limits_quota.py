@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -197,7 +198,7 @@ async def test_jobs_that_are_over_the_quota_by_themselves_never_reach_the_store(
     limits.within_quota(owner, quota, [(large, 64), (spec(), 36)])
     with pytest.raises(ApiError, match=r"these are 101 jobs, more than the 100 that limits\.jobs allows ann"):
         limits.within_quota(owner, quota, [(spec(), 1), (spec(), 100)])
-    with pytest.raises(ApiError, match=r"would take \d{8} bytes, and limits\.job_bytes allows ann 16777216"):
+    with pytest.raises(ApiError, match=r"would take \d{8} bytes or more, and limits\.job_bytes allows ann 16777216"):
         limits.within_quota(owner, quota, [(large, 70)])
     view, signed = FakeView(tmp_path), 0
     await view.join()
@@ -213,3 +214,47 @@ async def test_jobs_that_are_over_the_quota_by_themselves_never_reach_the_store(
         mine = spec().model_copy(update={"user": "ann"})
         await batches.submit(owner, {"request_id": "r"}, [Submission(mine, array="0-999")])
     assert not signed
+
+
+async def test_what_the_submitter_of_a_batch_brought_is_answered_once(tmp_path: Path) -> None:
+    """232 KB that were asked 32 times, each as a dry run of 256 jobs, were 3 GB of answers."""
+    owner = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False)
+    view = FakeView(tmp_path)
+    await view.join()
+    batches = Batches(view, JobRoutes(view, limits.Usage()))
+
+    def jobs(count: int, size: int) -> list[Submission]:
+        one = spec().model_copy(update={"user": "ann"})
+        brought = one.submitter.model_copy(update={"environ": {"PATH": "x" * size}})
+        return [Submission(one.model_copy(update={"name": f"j{i}", "submitter": brought})) for i in range(count)]
+
+    answer = await batches.submit(owner, {"request_id": "r", "dry_run": True}, jobs(50, 100_000))
+    assert isinstance(answer.body, bytes)
+    assert 100_000 < len(answer.body) < 400_000
+    found = json.loads(answer.body)
+    assert (len(found["jobs"]), found["submitter"]["user"]) == (50, "ann")
+    with pytest.raises(ApiError, match=r"limits\.job_bytes"):
+        await batches.submit(owner, {"request_id": "r", "dry_run": True}, jobs(100, 200_000))
+
+
+async def test_a_spec_is_written_once_to_know_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 descriptions a second of a user's job took half of a core: each wrote all specs of that user."""
+    view, usage, written = FakeView(tmp_path), Usage(), list[str]()
+    await view.join()
+    for name in ("one", "two"):
+        await view.store.submit(name, spec(name), ALICE, 1.0, "alice", name)
+    await view.refresh()
+    jobs, to_json = list(view.cluster().jobs.values()), JobSpec.to_json
+    size = sum(len(job.spec.to_json().encode()) for job in jobs)
+
+    def counted(spec: JobSpec) -> str:
+        written.append(spec.name)
+        return to_json(spec)
+
+    monkeypatch.setattr(JobSpec, "to_json", counted)
+    monkeypatch.setattr(limits, "SIZES", 1)
+    assert [await usage.bytes_of(jobs[:1]) + await usage.bytes_of(jobs[1:]) for _ in range(2)] == [size, size]
+    assert len(written) == 4, "no more are kept than SIZES"
+    monkeypatch.setattr(limits, "SIZES", 10)
+    assert [await usage.bytes_of(jobs) for _ in range(3)] == [size] * 3
+    assert len(written) == 5

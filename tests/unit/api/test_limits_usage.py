@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from nodeagent.api.limits import BURST, HEAVY_AT_ONCE, REMEMBERED, USERS, Usage, reads_much, refusal, refusal_of_much
+from nodeagent.api.auth import CALLER, Caller
+from nodeagent.api.errors import ApiError
+from nodeagent.api.limits import (
+    BURST,
+    HEAVY_AT_ONCE,
+    REMEMBERED,
+    USERS,
+    WORK_BURST,
+    WORK_SHARE,
+    Timed,
+    Usage,
+    reads_much,
+    refusal,
+    refusal_of_much,
+    usage_middleware,
+)
 from nodeagent.spec.sections import LimitsConfig
+from tests.unit.api.fakes import FakeView
 
 LIMITS = LimitsConfig(requests=10, concurrent=3, followers=2)
 
@@ -55,6 +74,79 @@ def test_followers_are_bounded() -> None:
     assert usage.ask() == ""
     usage.end(1, follows=True)
     assert usage.ask(follows=True) == ""
+
+
+def test_what_keeps_the_loop_is_bounded_however_few_the_requests_are() -> None:
+    usage = Clocked()
+    assert usage.ask() == ""
+    usage.worked(1, WORK_BURST + 0.5)
+    assert [usage.ask(), usage.ask(2)] == ["work", ""]
+    usage.now += 0.5 / WORK_SHARE - 0.01
+    assert usage.ask() == "work"
+    usage.now += 0.02
+    assert usage.ask() == ""
+
+
+async def test_each_step_of_an_answer_is_timed() -> None:
+    def work() -> None:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+
+    async def answer(error: Exception | None) -> str:
+        work()
+        await asyncio.sleep(0.05)
+        work()
+        if error is not None:
+            raise error
+        return "done"
+
+    took: list[float] = []
+    assert await Timed(answer(None), took.append) == "done"
+    assert len(took) >= 2
+    assert 0.04 <= sum(took) < 0.08, "not while it waited"
+    with pytest.raises(KeyError, match="why"):
+        await Timed(answer(KeyError("why")), took.append)
+
+
+async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path) -> None:
+    usage, request = Usage(), make_mocked_request("GET", "/v1/jobs")
+    request[CALLER] = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False, remote=True)
+
+    async def handler(_: web.Request) -> web.StreamResponse:
+        until = time.thread_time() + WORK_BURST + 0.1
+        while time.thread_time() < until:
+            pass
+        return web.Response()
+
+    middleware = usage_middleware(FakeView(tmp_path), usage)
+    assert (await middleware(request, handler)).status == 200
+    with pytest.raises(ApiError, match="half of its time"):
+        await middleware(request, handler)
+
+
+async def test_an_answer_that_is_timed_is_cancelled_and_may_refuse_that() -> None:
+    seen: list[str] = []
+
+    async def answer() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            await asyncio.sleep(0)
+            seen.append("went on")
+            raise
+        return "never"
+
+    async def outer() -> str:
+        return await Timed(answer(), lambda _: None)
+
+    task = asyncio.create_task(outer())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == ["cancelled", "went on"]
 
 
 async def test_requests_that_read_much_take_turns() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,45 @@ def test_a_user_reads_so_often_at_once_and_all_of_them_so_often() -> None:
     for _ in range(5):  # whoever ended counts no more
         with readers.admit(caller(1)), readers.admit(caller(1)), readers.admit(caller(3)):
             pass
+
+
+def test_the_output_of_many_nodes_is_asked_for_few_readers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reader of a job of 500 nodes had 500 connections of its own: of 16 readers they took gigabytes."""
+    monkeypatch.setattr(locallogs, "PEERS_PER_USER", 1000)
+    monkeypatch.setattr(locallogs, "PEERS_MAX", 4000)
+    readers = Readers()
+    with ExitStack() as held:
+        for uid, count in ((1, 500), (1, 500), (2, 2500)):
+            held.enter_context(readers.peers(caller(uid), count))
+        with pytest.raises(ApiError, match="1000 other agents are asked for output for user user1"):
+            held.enter_context(readers.peers(caller(1), 1))
+        held.enter_context(readers.peers(caller(3), 500))
+        with pytest.raises(ApiError, match="4000 other agents are asked for output already"):
+            held.enter_context(readers.peers(caller(4), 1))
+        held.enter_context(readers.peers(caller(4), 0))  # a job of this node alone
+    with readers.peers(caller(1), 5000):
+        """A job may have as many nodes."""
+
+
+async def test_the_last_lines_are_held_for_few_readers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 readers who did not read held 200 MB."""
+    monkeypatch.setattr(locallogs, "TAIL_WAIT", 0.01)
+    readers = Readers()
+    async with AsyncExitStack() as held:
+        for uid in (1, 1, 2, 2, 3, 3, 4):
+            await held.enter_async_context(readers.tail(caller(uid), alone=False))
+        with pytest.raises(ApiError, match="by user user1 or all") as refused:
+            async with readers.tail(caller(1), alone=False):
+                """Not reached."""
+        assert refused.value.status == 429
+        await held.enter_async_context(readers.tail(caller(5), alone=False))
+        with pytest.raises(ApiError, match="all users of this node together"):
+            async with readers.tail(caller(6), alone=False):
+                """Not reached."""
+        async with readers.tail(caller(1), alone=True):
+            """What another agent asks for waits for none of these."""
+    async with readers.tail(caller(1), alone=False), readers.tail(caller(1), alone=False):
+        """Whoever ended counts no more."""
 
 
 class Disk:

@@ -87,10 +87,13 @@ def test_a_live_job_of_the_name_is_refused_at_once(tmp_path: Path, spec: JobSpec
 def test_a_dry_run_of_several_jobs_prints_a_file_of_several_jobs(
     tmp_path: Path, spec: JobSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = [{"spec": {"name": name}, "jobs": 1} for name in ("a", "b")]
-    with answering(tmp_path, (200, {"jobs": jobs})) as client:
+    jobs = [{"spec": {"name": "a"}, "jobs": 1}, {"spec": {"name": "b", "submitter": {"user": "bob"}}, "jobs": 1}]
+    with answering(tmp_path, (200, {"jobs": jobs, "submitter": {"user": "ann"}})) as client:
         _submit_all(client, [Submission(spec), Submission(spec)], None, dry_run=True)
-    assert list(yaml.safe_load_all(capsys.readouterr().out)) == [{"name": "a"}, {"name": "b"}]
+    assert list(yaml.safe_load_all(capsys.readouterr().out)) == [
+        {"name": "a", "submitter": {"user": "ann"}},
+        {"name": "b", "submitter": {"user": "bob"}},
+    ]
 
 
 @pytest.mark.parametrize("words", [["validate", "-"], ["run", "--nproc-per-node", "1", "--", "sleep", "1"]])
