@@ -74,17 +74,27 @@ class Stopwatch:
         self._watches: dict[str, _Watch] = {}
         self._telling: set[str] = set()
         """Jobs whose workers here have reported a first step."""
+        self._awaited: set[str] = set()
+        """Jobs of whose generation, forming or active, this node is a member, and which is being watched."""
 
     def look(self, jobs: Mapping[str, JobRecord], statuses: Mapping[str, PodStatus], now: float) -> None:
         """Note what has changed since the last look."""
         self._faults = {uid: fault for uid, fault in self._faults.items() if uid in jobs}
         self._watches = {uid: watch for uid, watch in self._watches.items() if uid in jobs}
         self._telling &= jobs.keys()
+        self._awaited.clear()
         for job in jobs.values():
-            if job.generation is not None and job.generation.state == "forming":
-                self._forming(job, job.generation.number, statuses.get(job.uid), now)
-            elif job.generation is not None and job.generation.state == "active":
+            generation = job.generation
+            if generation is None or generation.state == "ended":
+                continue
+            if generation.state == "active":
                 self._active(job, statuses.get(job.uid), now)
+            elif self._node in generation.members:
+                self._forming(job, generation.number, statuses.get(job.uid), now)
+            if self._node not in generation.members:
+                self._watches.pop(job.uid, None)
+            elif job.uid in self._watches:
+                self._awaited.add(job.uid)
 
     def _forming(self, job: JobRecord, number: int, status: PodStatus | None, now: float) -> None:
         watch = self._watches.get(job.uid)
@@ -119,8 +129,8 @@ class Stopwatch:
 
     @property
     def running(self) -> bool:
-        """Some recovery is not reported yet, and time alone may change that."""
-        return not all(watch.only_awaits_a_step for watch in self._watches.values())
+        """Some recovery of a gang with this node is not reported yet, and time alone may change that."""
+        return any(uid in self._awaited and not watch.only_awaits_a_step for uid, watch in self._watches.items())
 
     def stamp(self, uid: str, token: Token, ack: Ack, now: float) -> Ack:
         """The acknowledgement, with how long this node took."""

@@ -200,6 +200,39 @@ def test_nobody_has_to_look_while_a_first_step_is_awaited() -> None:
     assert [*looks, seen.watch.running] == [True, False, True, False], "while it forms, and once it has stepped"
 
 
+def test_who_has_no_part_in_a_gang_does_not_wait_for_it() -> None:
+    """Every agent of a large cluster went on looking each heartbeat, for good, once it had seen some job form."""
+    for node in ("n3", "n2"):
+        seen, spare = Watched(node), node == "n3"
+        seen.see(0.0, forming(1), "ready")
+        assert seen.watch.running is not spare
+        seen.see(0.1, running(), "ready")
+        assert seen.watch.running is not spare
+    without = make_job("forming", make_generation(("n1", "n3"), state="forming", number=2), active=1)
+    seen.see(0.1, without, "exited")
+    assert not seen.watch.running, "the next generation has no place for it"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_nobody_waits_for_the_start_of_a_gang_that_has_ended(whole: bool) -> None:
+    seen, looks = Watched(), list[bool]()
+
+    def see(after: float, job: JobRecord, generation: Token = OLD) -> None:
+        seen.see(after, job, "running" if generation.number == 3 else "exited", generation)
+        looks.append(seen.watch.running)
+
+    see(0.0, forming())
+    if whole:
+        see(0.1, running(2))
+    see(0.1, make_job("holding", make_generation(("n1", "n2"), state="ended", number=2), active=1))
+    see(5.0, forming(3))
+    see(0.2, running(3))
+    assert looks == [True] * (1 + whole) + [False, True, True]
+    see(0.0, running(3), Token(number=3, id="g3"))
+    (recovery,) = seen.counted(running(3))
+    assert phases(recovery)["formed"] == (0.2 if whole else 5.3), "from what had led to it"
+
+
 def test_a_fault_that_comes_with_the_proposal_and_a_second_one_while_forming() -> None:
     """The time runs from the first of them."""
     seen = Watched()
