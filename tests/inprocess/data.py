@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 Word = str | int | float
@@ -137,14 +138,21 @@ class Data:
         """Commands so far."""
         self.wrote: Callable[[], None] = lambda: None
         """Called when an entry was added to a stream."""
+        self._commands: dict[str, Callable[..., Any]] = {}
+        """By the names that they were called by so far."""
 
     def call(self, name: str, *words: Word) -> Any:
         """Any command. Raises CommandError."""
-        command = getattr(self, name.lower(), None)
-        if command is None:
-            raise CommandError(f"ERR unknown command '{name}'")
+        command = self._commands.get(name) or self._command(name)
         self.calls += 1
         return command(*words)
+
+    def _command(self, name: str) -> Callable[..., Any]:
+        command: Callable[..., Any] | None = getattr(self, "del_" if name == "DEL" else name.lower(), None)
+        if command is None:
+            raise CommandError(f"ERR unknown command '{name}'")
+        self._commands[name] = command
+        return command
 
     # --- keys
 
@@ -175,8 +183,9 @@ class Data:
             self.names += 1
 
     def del_(self, *keys: Word) -> int:
-        self.names += 1
-        return sum(self.keys.pop(str(key), None) is not None for key in keys)
+        gone = sum(self.keys.pop(str(key), None) is not None for key in keys)
+        self.names += gone
+        return gone
 
     def exists(self, key: Word) -> int:
         return int(self._alive(key))
@@ -193,8 +202,8 @@ class Data:
 
     def set(self, key: Word, text: Word, *more: Word) -> Status:
         until = self.now() + int(more[1]) if more else None
+        self.names += key not in self.keys
         self.keys[str(key)] = Expiring(text_of(text), until)
-        self.names += 1
         return Status("OK")
 
     def pttl(self, key: Word) -> int:
@@ -219,11 +228,11 @@ class Data:
 
     def hmget(self, key: Word, *fields: Word) -> list[str | None]:
         found = self._get(key, dict) or {}
-        return [found.get(field) for field in fields]
+        return [*map(found.get, fields)]
 
     def hgetall(self, key: Word) -> list[str]:
         found = self._get(key, dict) or {}
-        return [word for pair in found.items() for word in pair]
+        return [*chain.from_iterable(found.items())]
 
     def hkeys(self, key: Word) -> list[str]:
         return list(self._get(key, dict) or {})

@@ -22,7 +22,8 @@ class State:
     def __init__(self, data: Data, prefix: str) -> None:
         self._data, self._prefix = data, prefix
         self._decoder = Decoder()
-        self._names: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._names: dict[str, tuple[int, tuple[tuple[str, str], ...]]] = {}
+        """By kind of record: the keys, each with its end, as they were when there were so many changes of names."""
         self._jobs: dict[str, tuple[str, JobRecord]] = {}
         self._nodes: dict[str, tuple[str, str, NodeRecord]] = {}
 
@@ -41,11 +42,12 @@ class State:
 
     def _records(self, kind: str) -> dict[str, Mapping[str, str]]:
         """Key's end to the hash, of all that are there."""
-        begin = self._prefix + kind
-        if self._names.get(kind, (-1, ()))[0] != self._data.names:
-            self._names[kind] = (self._data.names, tuple(key for key in self._data.keys if key.startswith(begin)))
-        found = ((key[len(begin) :], self._data.keys[key]) for key in self._names[kind][1])
-        return {name: value for name, value in found if isinstance(value, dict)}
+        known, keys = self._names.get(kind), self._data.keys
+        if known is None or known[0] != self._data.names:
+            begin = self._prefix + kind
+            names = tuple((key[len(begin) :], key) for key in keys if key.startswith(begin))
+            known = self._names[kind] = (self._data.names, names)
+        return {name: value for name, key in known[1] if type(value := keys[key]) is dict}
 
     @property
     def jobs(self) -> dict[str, JobRecord]:
@@ -66,6 +68,8 @@ class State:
     def activated(self, readable: Collection[str]) -> dict[str, int]:
         """Uid to the number of the last active generation, of the jobs whose record is not ``readable``: steps go on
         with one of which another field was written over."""
+        if len(readable) == len(self._records("job:")):
+            return {}
         found = {uid: fields.get("active_number", "") for uid, fields in self._records("job:").items()}
         return {uid: int(text) for uid, text in found.items() if uid not in readable and text.isdecimal()}
 
