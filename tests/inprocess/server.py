@@ -8,8 +8,10 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from importlib.resources import files
+from types import TracebackType
 from typing import Any
 
 from nodeagent.model.base import RECORD_VERSION
@@ -206,7 +208,7 @@ class HereLink:
                 return "".join(f"{key}:{value}\r\n" for key, value in self.info.items())
             if name == "KEYS":
                 return list(self._server.data.keys)
-            return self._server.data.call("del_" if name == "DEL" else str(name), *words)
+            return self._server.data.call(str(name), *words)
         except CommandError as error:
             raise ReplyError(str(error)) from None
 
@@ -248,11 +250,11 @@ class HereLinks:
     reached: Reached | None = None
 
     def __init__(self, server: Server) -> None:
-        self._link = HereLink(server)
+        self.link = HereLink(server)
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Any]:
-        yield self._link
+        yield self.link
 
     async def forget(self) -> None:
         """There is no other link."""
@@ -261,10 +263,47 @@ class HereLinks:
         """Nothing to close."""
 
 
+class HereCalls(Calls):
+    """The product's, without its bounds, which cost as much as a short step: no link has to be waited for, and each
+    request is answered at once, or after the time for which it may be held back."""
+
+    def __init__(self, server: Server, timeout: float = 5.0) -> None:
+        self._here = HereLinks(server)
+        super().__init__(self._here, self._here, prefix(CLUSTER), timeout)
+
+    def link(self) -> AbstractAsyncContextManager[Any]:
+        return _AtOnce(self._here.link, super().link)
+
+    def reading(self) -> AbstractAsyncContextManager[Any]:
+        return _AtOnce(self._here.link, super().reading)
+
+    def changing(self) -> AbstractAsyncContextManager[Any]:
+        return _AtOnce(self._here.link, super().changing)
+
+    def waiting(self, seconds: float) -> AbstractAsyncContextManager[Any]:
+        return _AtOnce(self._here.link, partial(super().waiting, seconds))
+
+
+class _AtOnce(AbstractAsyncContextManager[Any]):
+    """The link; what fails with it fails as it does under the product's own bound."""
+
+    def __init__(self, link: HereLink, bounded: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        self._link, self._bounded = link, bounded
+
+    async def __aenter__(self) -> HereLink:
+        return self._link
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            async with self._bounded():
+                raise error
+
+
 class HereStore(RedisStore):
     """The product's client on this server."""
 
     def __init__(self, server: Server, timeout: float = 5.0) -> None:
-        links = HereLinks(server)
-        super().__init__(Calls(links, links, prefix(CLUSTER), timeout))
+        super().__init__(HereCalls(server, timeout))
         self._decoder = OwnDecoder(server.read)

@@ -16,11 +16,9 @@ from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from nodeagent.store.calls import Calls
-from nodeagent.store.keys import prefix
 from tests.inprocess import server as inprocess
 from tests.inprocess.lease import Renewed, renew_lease
-from tests.inprocess.server import CLUSTER, HereLinks
+from tests.inprocess.server import HereCalls
 from tests.sim.machine import GRACE, SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerEnd, PeerNet
 from tests.sim.virtual import SimClock
@@ -36,8 +34,7 @@ class LeaseSteps:
     """What a lease process asks of the store."""
 
     def __init__(self, server: inprocess.Server) -> None:
-        links = HereLinks(server)
-        self._calls = Calls(links, links, prefix(CLUSTER), 5.0)
+        self._calls = HereCalls(server)
 
     async def renew(self, order: LeaseOrder, asks: bool) -> Renewed:
         return await renew_lease(self._calls, order.node, order.life, order.era, millis(order.lease), asks=asks)
