@@ -37,7 +37,8 @@ class Gate:
         return not self._open.is_set()
 
     async def passed(self) -> None:
-        await self._open.wait()
+        if not self._open.is_set():
+            await self._open.wait()
 
 
 class PeerNet:

@@ -4,13 +4,49 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextvars import Context
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+class _Handle(asyncio.Handle):
+    """A callback. Nothing is noted for debugging: that would be half of what a handle costs."""
+
+    __slots__ = ()
+    _callback: Callable[..., object] | None
+    _context: Context
+    _loop: asyncio.AbstractEventLoop
+    _repr: str | None
+    _source_traceback: None
+
+    def __init__(
+        self, callback: Callable[..., object], args: Sequence[Any], loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:  # fmt: skip
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled, self._repr, self._source_traceback = False, None, None
+
+    def cancel(self) -> None:
+        self._cancelled, self._callback, self._args = True, None, ()
+
+
+class _Timer(_Handle, asyncio.TimerHandle):
+    """A callback at some time."""
+
+    __slots__ = ()
+    _when: float
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: Sequence[Any], loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:  # fmt: skip
+        _Handle.__init__(self, callback, args, loop, context)
+        self._when = when
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -33,14 +69,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.virtual_now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _Timer(when, callback, args, self, context)
         self._set += 1
         heappush(self._timers, (when, self._set, handle))
         return handle
@@ -48,7 +89,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """All that is due now; if that is nothing, what is due next."""
         ready, timers = self._ready, self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:
             heappop(timers)
         if not ready and not self._stopping:
             if not timers:
@@ -59,7 +100,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             ready.append(heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
+            if not handle._cancelled:
                 handle._run()
 
 
