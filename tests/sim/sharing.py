@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from operator import is_
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from nodeagent.agent.savedview import Kept, Writing
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
-from nodeagent.model.queue import NO_QUEUES, Queues
+from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.timing import Timing
-from nodeagent.model.window import NO_WINDOWS, Windows
+from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.store.messages import BeatReply
 from nodeagent.trust.key import ClusterKey
@@ -31,8 +31,10 @@ VIEWS = 64
 """Mappings kept of each kind: agents that were cut off, or are about to hear of something, have older ones."""
 RECORDS = 2048
 """Records of which it is kept what was made of them."""
-SLOTS = 4
-"""Results kept of each thing, for the same reason."""
+SLOTS = 64
+"""Results kept of each thing: with four, agents of a cluster of 20 nodes work out each view's three times."""
+FEW = {"reserved": 4}
+"""The same of what an agent compares by identity, to see whether it is at rest: an equal result of long ago is news."""
 
 
 class SharedNotes(Notes):
@@ -40,19 +42,23 @@ class SharedNotes(Notes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._slots: dict[str, list[tuple[tuple[object, ...], object]]] = {}
+        self._slots: dict[str, dict[tuple[int, ...], tuple[tuple[object, ...], Any]]] = {}
+        """By what each is, and by the ids of what it was made of, which are nobody else's as long as that is kept; the
+        one that was asked for last comes last."""
 
     def once(self, what: str, of: tuple[object, ...], work: Callable[[T | None], T], size: int = 1) -> T:
-        slots = self._slots.setdefault(what, [])
-        for i, (known, made) in enumerate(slots):
-            if all(map(is_, known, of)):
-                if i:
-                    slots.insert(0, slots.pop(i))
-                return cast("T", made)
-        new = work(cast("T", slots[0][1]) if slots else None)
-        slots.insert(0, (of, new))
-        del slots[SLOTS:]
-        return new
+        slots, key = self._slots.get(what), (*map(id, of),)
+        if slots is None:
+            slots = self._slots[what] = {}
+        known = slots.pop(key, None)
+        if known is None:
+            known = of, work(slots[next(reversed(slots))][1] if slots else None)
+            slots.pop(key, None)
+            while len(slots) >= FEW.get(what, SLOTS):
+                del slots[next(iter(slots))]
+        slots[key] = known
+        made: T = known[1]
+        return made
 
 
 class OfRecords(Generic[R]):
@@ -79,6 +85,9 @@ class Shared:
         self.notes = SharedNotes()
         self.gangs, self.lines = OfRecords[bool](), OfRecords[bytes]()
         self._known: OrderedDict[int, object] = OrderedDict()
+        self._queues: QueuesRecord | None = None
+        self._windows: WindowsRecord | None = None
+        """The ones that were read last."""
 
     def mapping(self, own: Mapping[str, R]) -> Mapping[str, R]:
         """Somebody's mapping with the very same records in the same order; this one if there is none."""
@@ -95,6 +104,16 @@ class Shared:
             return cast("frozenset[str]", known)
         self._keep(hash(own), own)
         return own
+
+    def queues(self, own: QueuesRecord | None) -> QueuesRecord | None:
+        if self._queues != own:
+            self._queues = own
+        return self._queues
+
+    def windows(self, own: WindowsRecord | None) -> WindowsRecord | None:
+        if self._windows != own:
+            self._windows = own
+        return self._windows
 
     def _keep(self, key: int, what: object) -> None:
         self._known[key] = what
@@ -135,6 +154,7 @@ class SharedSnapshot(Snapshot):
     def absorb(self, reply: BeatReply, now: float, runs: Collection[str] = ()) -> None:
         super().absorb(reply, now, runs)
         self._lapsed = self._shared.names(self._lapsed)
+        self.queues, self.windows = self._shared.queues(self.queues), self._shared.windows(self.windows)
 
     @property
     def jobs(self) -> Mapping[str, JobRecord]:

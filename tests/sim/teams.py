@@ -489,7 +489,7 @@ class Play:
                 mine = node.agent.cluster()
                 same = next((known for known in views if _records(known[0]) == _records(mine)), None)
                 views.append([mine]) if same is None else same.append(mine)
-        for group in views:
+        for group in (group for group in views if len(group) > 1):
             found = [_decided(replace(view, served=group[0].served), i) for i, view in enumerate(group)]
             self.seen.alike += len(found) - 1
             if any(other != found[0] for other in found):
