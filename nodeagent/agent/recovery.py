@@ -8,7 +8,8 @@ again) the lease's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import structlog
 
@@ -22,8 +23,13 @@ from nodeagent.model.window import WindowsRecord
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import PAGE_BYTES, StoreCopy
 
+Kept = TypeVar("Kept", NodeRecord, JobRecord, UsageDay, QueuesRecord, WindowsRecord)
+
 PAGE = 64
 """Most records in one call, and ``PAGE_BYTES`` the most bytes of them: well within the store timeout."""
+
+FAR, FAR_SERVED = 9 * 10**14, 9 * 10**12
+"""A higher revision or served time (ms) comes from what somebody wrote into the store; as in ``restore.lua``."""
 
 BELIEVED = 1000
 """Most generations in the moment that a record on the disk is old."""
@@ -39,21 +45,17 @@ async def offer(
     and will not be, in that store."""
     if not known.cluster_uid:
         return ""
-    header = StoreCopy(
-        cluster_uid=known.cluster_uid,
-        timing=timing,
-        era=known.era,
-        rev=known.rev,
-        top=known.newest,
-        holds=bool(known.jobs),
-        served=known.served,
-        by=node,
-        numbers={j.name: n for j in known.jobs if _ahead(j, n := (promised or {}).get(j.uid, 0))},
-        regroup=regroup,
-        awaited=known.live,
-    )
+    numbers = {j.name: n for j in known.jobs if _ahead(j, n := (promised or {}).get(j.uid, 0))}
+    header = _header(known, timing, node, regroup, numbers)
     try:
-        reply = await store.restore(header)
+        try:
+            reply = await store.restore(header)
+        except StoreRefusedError as refusal:
+            if refusal.code != "far":
+                raise
+            known = lowered(known)
+            header = _header(known, timing, node, regroup, numbers)
+            reply = await store.restore(header)
     except StoreRefusedError as refusal:
         if refusal.code == "foreign" and not known.jobs:
             return ""
@@ -85,6 +87,45 @@ async def offer(
             )
         )
     return reply.era
+
+
+def _header(known: Known, timing: Timing, node: str, regroup: int, numbers: Mapping[str, int]) -> StoreCopy:
+    return StoreCopy(
+        cluster_uid=known.cluster_uid,
+        timing=timing,
+        era=known.era,
+        rev=known.rev,
+        top=known.newest,
+        holds=bool(known.jobs),
+        served=known.served,
+        by=node,
+        numbers=dict(numbers),
+        regroup=regroup,
+        awaited=known.live,
+    )
+
+
+def lowered(known: Known) -> Known:
+    """The same view with numbers from which a store can go on: revisions that are too high come, in their order, right
+    after the highest of the others. Agents that have read the same give them the same ones."""
+    shared = [record for record in (known.queues, known.windows) if record is not None]
+    revs = {known.rev, *(r.rev for r in (*shared, *known.usage, *known.nodes, *known.jobs))}
+    last = max((rev for rev in revs if rev <= FAR), default=0)
+    lower = {rev: last + n for n, rev in enumerate(sorted(rev for rev in revs if rev > FAR), 1)}
+
+    def of(record: Kept) -> Kept:
+        return record.model_copy(update={"rev": lower[record.rev]}) if record.rev in lower else record
+
+    return replace(
+        known,
+        rev=lower.get(known.rev, known.rev),
+        served=known.served if known.served <= FAR_SERVED else FAR_SERVED // 2,
+        nodes=tuple(map(of, known.nodes)),
+        jobs=tuple(map(of, known.jobs)),
+        usage=tuple(map(of, known.usage)),
+        queues=of(known.queues) if known.queues is not None else None,
+        windows=of(known.windows) if known.windows is not None else None,
+    )
 
 
 def _ahead(job: JobRecord, promised: int) -> bool:

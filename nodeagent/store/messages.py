@@ -190,7 +190,8 @@ class StoreCopy(Record):
     The view is everything up to ``rev`` of ``era``, and single newer records from replies of the agent's own steps. In
     a view that is not complete ``rev`` is 0, and all records are single ones. ``top`` is the newest revision among them
     all.
-    Refused: ``timing``; ``foreign`` if the store has another ``cluster_uid`` and jobs. The offer takes over a store
+    Refused: ``timing``; ``foreign`` if the store has another ``cluster_uid`` and jobs; ``far`` if ``top`` or ``served``
+    is so high that only somebody's hand can have made it so, and the store's own is not. The offer takes over a store
     (the store takes the uid and opens a recovery) in three cases: the store is empty; its revision is lower than
     ``top``; or it has another uid but never had a job, and no earlier offer that ``holds`` jobs named that uid (if this
     offer holds none: no earlier offer at all). During a recovery the newest complete view wins: if ``rev`` is above

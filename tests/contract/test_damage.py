@@ -265,6 +265,58 @@ async def test_a_number_of_beats_that_no_agent_counted_is_damage(bench: Bench) -
     assert "node:n1" in await noticed(bench, view, 1)
 
 
+@pytest.mark.parametrize(("field", "text"), [("rev", "9" * 16), ("order", "9" * 16), ("served", "9" * 14)])
+async def test_a_number_of_meta_that_no_step_comes_to_is_damage(bench: Bench, field: str, text: str) -> None:
+    """It grew by one digit with the next write, and nothing could be done with it any more."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "meta", field, text)
+    await noticed(bench, view)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert after.jobs["u1"] == job
+    async with bench.calls.link() as link:
+        assert int(await link.ask("HGET", bench.calls.prefix + "meta", field)) < 10**13
+
+
+async def test_a_view_with_numbers_from_a_damaged_store_is_not_given_back_as_it_is(bench: Bench) -> None:
+    _, view = await trained(bench)
+    await bench.put_back(None)
+    far = view.offer(rev=10**15 - 1)
+    await refused("far", bench.store.restore(far))
+    await refused("far", bench.store.restore(view.offer(served=10**13 - 1)))
+    assert (await bench.store.restore(view.offer())).recovering
+    await refused("far", bench.store.restore(far))
+
+
+@pytest.mark.parametrize("record", ["job:u1", "node:n2", "queues"])
+async def test_a_record_above_the_revision_of_the_store_is_damage(bench: Bench, record: str) -> None:
+    """Who read it was ahead of the store, and offered that as what it had lost: then the store's own was as high."""
+    job, view = await trained(bench)
+    await bench.store.queues(0, Queues(rev=1, queues=(Queue(name="team"),)), "q", "made")
+    view = await read(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + record, "rev", "500000000000000")
+        await link.ask("ZADD", bench.calls.prefix + "changes", "500000000000000", record)
+    assert record in await noticed(bench, view, runs=())
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert (after.jobs["u1"], set(after.nodes)) == (job, {"n1", "n2", "n3"})
+    assert after.reply.queues == view.reply.queues
+    async with bench.calls.link() as link:
+        assert int(await link.ask("HGET", bench.calls.prefix + "meta", "rev")) < 10**12
+        assert await link.ask("ZRANGEBYSCORE", bench.calls.prefix + "changes", 10**12, "+inf") == []
+
+
+async def test_a_step_does_not_read_a_job_above_the_revision_of_the_store(bench: Bench) -> None:
+    job, _ = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "job:u1", "rev", "500000000000000")
+    assert "job:u1" in await refused("recovering", bench.propose(job, "n1", "n3"))
+
+
 async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
     """Its record is no proof that its workers are gone."""
     job, _ = await trained(bench)

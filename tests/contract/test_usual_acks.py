@@ -12,7 +12,7 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Ack
 from nodeagent.store.scripts import load
 from tests.contract.bench import FAST, HereBench, generation
-from tests.contract.usual import KEY, PASSED_ON, content, meta, part, ran, texts, usual_case
+from tests.contract.usual import KEY, META, PASSED_ON, content, meta, part, ran, texts, usual_case
 from tests.inprocess.server import Server
 
 GANG = tuple(f"n{i}" for i in range(110))
@@ -60,6 +60,8 @@ class Hand:
             data.hset(f"{KEY}counts:{self.job.uid}", "rev", "1")
         elif dice < 0.13:
             data.zadd(f"{KEY}marks:{self.job.uid}", "1", "rev")
+        elif dice < 0.135:
+            data.hset(META, "rev", self.random.choice(("x", "9999999999999999", "99999999")))
         elif dice < 0.14:
             self.clock[0] += self.random.choice((-1.0, FAST.gap + 0.1))
 

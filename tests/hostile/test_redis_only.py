@@ -220,6 +220,41 @@ async def test_a_record_that_is_damaged(cluster: Cluster, command: str) -> None:
     await refused("name_taken", cluster.bench.submit("u2"))
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "HSET meta rev 9999999999999999",
+        "HSET meta rev 999999999999999",
+        "HSET meta order 9999999999999999",
+        "HSET meta order 999999999999999",
+        "HSET meta served 999999999999999",
+        "HSET meta served 9999999999990",
+        "HSET job:u1 rev 9999999999999999",
+        "HSET job:u1 rev 500000000000000",
+        "HSET node:n2 rev 9999999999999999",
+        "HSET queues rev 9999999999999999",
+        "ZADD changes 9000000000000000 gone:job:x",
+    ],
+)
+async def test_a_number_that_no_step_can_have_made_is_forgotten(cluster: Cluster, command: str) -> None:
+    """It grew with the next write, counted as damage, and was given back by those who had read it, again and again:
+    the cluster decided nothing any more, whatever else was mended or emptied."""
+    before = cluster.job()
+    assert before is not None
+    await cluster.attack(command)
+    for number in range(3):
+        with suppress(StoreRefusedError, StoreUnavailableError):
+            await cluster.bench.submit(f"x{number}", f"other{number}")
+        await cluster.until_whole(before)
+    era = await cluster.raw("HGET", prefix(cluster.name) + "meta", "era")
+    await cluster.bench.submit("u2", "another")
+    await cluster.until_whole(before)
+    assert await cluster.raw("HGET", prefix(cluster.name) + "meta", "era") == era, "and no new one"
+    rev = await cluster.raw("HGET", prefix(cluster.name) + "meta", "rev")
+    assert int(str(rev)) < 9 * 10**14
+    assert await cluster.raw("ZRANGEBYSCORE", prefix(cluster.name) + "changes", f"({rev}", "+inf") == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["x", "", "nan", "inf", "-inf", "-1e308", "0.5", "0x10", "1e400"])
 async def test_no_field_of_meta_stops_the_store_whatever_stands_in_it(cluster: Cluster, text: str) -> None:

@@ -35,10 +35,11 @@ local function refuse(code, text, left)
 end
 
 -- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes
--- nan, inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store.
+-- nan, inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store. So it is
+-- with a number that no step comes to in a hundred years: the next writes would make it one that is not exact.
 local function read_meta()
   local function is_whole(field, text) -- a machine's clock may stand before 1970
-    return #text <= 16 and string.find(text, field == 'last' and '^%-?%d+$' or '^%d+$')
+    return #text <= 15 and string.find(text, field == 'last' and '^%-?%d+$' or '^%d+$')
   end
   local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
   local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped order '
@@ -54,6 +55,7 @@ local function read_meta()
     whole = whole and map.timing and map.lease and map.credit and map.gap and map.limit and map.cluster_uid
       and map.version and map.era
   end
+  whole = whole and tonumber(map.served or '0') <= 1e13 -- as in _usual_clock.lua
   if whole and not string.find((map.era or '') .. (map.cluster_uid or ''), '[^%w%p]') then
     return map
   end

@@ -2,10 +2,20 @@
 -- A record is a flat hash of texts; only what changed is written, and only a change raises its revision.
 local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE, WAKE_KEPT = 1024, 10000, 65536, 2000, 60000
 
-local function touch(record)
-  local rev = redis.call('HINCRBY', META, 'rev', 1)
-  redis.call('ZADD', CHANGES, rev, record)
-  return int(rev)
+local touch, is_above
+do
+  local written = 0
+
+  function touch(record)
+    written = redis.call('HINCRBY', META, 'rev', 1)
+    redis.call('ZADD', CHANGES, written, record)
+    return int(written)
+  end
+
+  -- No step has left this revision: it is above the store's own. Where META is gone, nothing shows that.
+  function is_above(rev)
+    return meta.era and rev > math.max(revision, written)
+  end
 end
 
 -- Marks the last write as one that wakes no agent. Agents outside its job may have to act on it: their renewals report
@@ -202,10 +212,11 @@ local function node_touch(node)
   node_pack(node)
 end
 
--- What somebody wrote over a job's record by hand counts as missing: another job's record, or an older one of its own.
+-- What somebody wrote over a job's record by hand counts as missing: another job's record, or an older one of its own,
+-- or one that is newer than the store.
 local function is_record_of(uid, job)
-  return job.uid == uid
-    and (tonumber(job.rev or '') or -1) >= tonumber(redis.call('ZSCORE', CHANGES, 'job:' .. uid) or '0')
+  local rev = tonumber(job.rev or '') or -1
+  return job.uid == uid and rev >= tonumber(redis.call('ZSCORE', CHANGES, 'job:' .. uid) or '0') and not is_above(rev)
 end
 
 local jobs_before = {}
@@ -712,7 +723,9 @@ function distrust(damaged)
   end
   for _, shared in ipairs({ 'queues', 'windows' }) do -- perhaps no agent has read these: their signatures decide
     local rev = redis.call('HGET', P .. shared, 'rev')
-    if rev and string.find(rev, '^%d+$') and (tonumber(redis.call('ZSCORE', CHANGES, shared) or '-1') < tonumber(rev)) then
+    if rev and is_above(tonumber(rev) or math.huge) then
+      drop(shared)
+    elseif rev and string.find(rev, '^%d+$') and (tonumber(redis.call('ZSCORE', CHANGES, shared) or '-1') < tonumber(rev)) then
       redis.call('ZADD', CHANGES, rev, shared)
     end
   end
@@ -722,7 +735,7 @@ function distrust(damaged)
     local gone = string.sub(record, 1, 5) == 'gone:'
     if not gone and redis.call('EXISTS', P .. record) == 0 then
       bury(record)
-    elseif gone and not string.find(listed[i + 1], '^%d+$') then -- no step writes a revision like this
+    elseif gone and (not string.find(listed[i + 1], '^%d+$') or is_above(tonumber(listed[i + 1]))) then -- by hand
       redis.call('ZREM', CHANGES, record)
     end
   end

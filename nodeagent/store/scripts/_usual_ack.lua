@@ -7,11 +7,13 @@ do
   local PART = 64 -- as of own_reply: a reply that brings more changes of others brings none of them
   local base, id = asked.base, asked.node
   local era = base and base.era
-  local served, keep_clock = usual_clock(era)
+  local served, keep_clock, meta = usual_clock(era, 'rev')
   local node = served and redis.call('HMGET', prefix .. 'node:' .. id, 'life', 'lost', 'left', 'start')
   local others = served and redis.call('ZCOUNT', marks, string.format('(%.0f', base.rev), '+inf') or 0
+  local revision = served and meta[9] or ''
   if others > PART and node[1] == asked.life and node[2] ~= '1' and node[3] ~= '1'
-    and node[4] == string.format('%.0f', asked.start) and not asked.last then
+    and node[4] == string.format('%.0f', asked.start) and not asked.last
+    and #revision <= 15 and string.find(revision, '^%d+$') then
     local of_member, of_holder, of_missing = 'member:' .. id, 'holder:' .. id, 'missing:' .. id
     local of_failsafe_member, of_silent = 'failsafe_member:' .. id, 'silent:' .. id
     local of_host, of_ports, of_report, of_last = 'host:' .. id, 'ports:' .. id, 'report:' .. id, 'last:' .. id

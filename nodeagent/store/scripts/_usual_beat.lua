@@ -15,7 +15,7 @@ do
   local whole = served and meta[9] and meta[11] and meta[17] and not string.find(meta[17], '[^%w%p]')
   for i = 9, 16 do
     local text = whole and meta[i] or '0'
-    whole = whole and #text <= 16 and string.find(text, '^%d+$')
+    whole = whole and #text <= 15 and string.find(text, '^%d+$')
   end
   if whole then
     local revision, amnesty, lease_ms = tonumber(meta[9]), tonumber(meta[10] or '0'), tonumber(meta[11])

@@ -109,6 +109,9 @@ local bytes = 0
 for i = 1, math.min(#changed, 2 * PAGE), 2 do
   local record, body, cordon, kind = changed[i], {}, '', 'whole'
   if string.sub(record, 1, 5) == 'gone:' then
+    if is_above(tonumber(changed[i + 1])) then
+      return distrust({ 'changes' })
+    end
     record = string.sub(record, 6)
   else
     if string.sub(record, 1, 4) == 'job:' then
@@ -121,8 +124,9 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
       bytes = bytes + (text and #text or 0)
       has = at % 2 == 1 and text == 'rev' and tonumber(body[at + 1] or '') or has
     end
-    -- No step removed it, or left an older one: this agent must not take it for removed, nor read the older one, and
-    -- offer its view like that.
+    -- No step removed it, or left an older one, or one above the store's revision: this agent must not take it for
+    -- removed, nor read such a one, and offer its view like that.
+    has = is_above(has) and -1 or has
     if has < tonumber(changed[i + 1]) then
       return distrust({ record })
     end

@@ -84,7 +84,8 @@ local function reads(uid, job)
       return false
     end
   end
-  return job.uid == uid and job.name and job.phase and job.control and job.spec and job.order
+  return job.uid == uid and not is_above(tonumber(job.rev or '') or 0) and job.name and job.phase and job.control
+    and job.spec and job.order
 end
 
 for _, key in ipairs(sorted_keys(TYPES)) do

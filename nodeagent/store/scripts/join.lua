@@ -3,9 +3,12 @@
 local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 8, 16
 local id = A.node
 if not meta.timing then
+  -- if only META is gone, its revision must not fall behind the records that are there
+  local newest = redis.call('ZREVRANGEBYSCORE', CHANGES, '900000000000000', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  revision = math.max(revision, math.floor(tonumber(newest[2] or '0')))
   redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
-    'limit', int(A.limit), 'cluster_uid', A.uid, 'version', VERSION,
-    'era', RUN .. '@' .. int(now) .. '/0')
+    'limit', int(A.limit), 'cluster_uid', A.uid, 'version', VERSION, 'rev', int(revision),
+    'era', RUN .. '@' .. int(now) .. '/' .. int(revision))
   meta.cluster_uid, meta.limit, lease_ms = A.uid, A.limit, A.lease
 elseif meta.timing ~= A.timing then
   return refuse('timing', meta.timing)

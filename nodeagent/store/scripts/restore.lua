@@ -12,6 +12,12 @@ if meta.timing and not mine and (tonumber(meta.order or '0') > 0 or meta.taken =
 end
 
 local top = math.max(A.rev, A.top)
+-- Numbers that the view has from what somebody wrote into META. Given back, they would grow to what counts as damage
+-- there. A store that has them itself goes on with them: they leave room for years.
+local FAR, FAR_SERVED = 9e14, 9e12
+if (top > FAR and revision <= FAR) or (A.served > FAR_SERVED and served <= FAR_SERVED) then
+  return refuse('far', 'this view has a revision or a served time that no step comes to: it must offer smaller ones')
+end
 if mine and meta.cluster_uid ~= A.uid then
   redis.call('HSET', META, 'cluster_uid', A.uid)
 end
@@ -54,7 +60,14 @@ if found then
   for _, record in ipairs(A.usage) do
     top = math.max(top, tonumber(record.rev))
   end
-  begin_era('', top)
+  -- META may be gone, and the newest records unread: they must not count as written by hand
+  local newest = redis.call('ZREVRANGEBYSCORE', CHANGES, int(FAR), '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  begin_era('', math.max(top, tonumber(newest[2] or '0')))
+  for _, record in ipairs(redis.call('ZRANGEBYSCORE', CHANGES, '(' .. int(revision), '+inf')) do
+    if string.sub(record, 1, 5) == 'gone:' then -- no later revision may be this low
+      redis.call('ZADD', CHANGES, int(revision), record)
+    end
+  end
   event({ kind = 'StoreRestored', by = A.by, text = 'the store lacked what node ' .. A.by
     .. ' knows: it is restored by the agents; nothing is decided meanwhile' })
 end
@@ -73,6 +86,10 @@ if not late then
   for i = 1, #running, 2 do -- what the store has granted is not shorter for that
     redis.call('ZADD', LEASE, int(running[i + 1] + more), running[i])
   end
+  local far = served + more <= FAR_SERVED and redis.call('ZRANGEBYSCORE', LEASE, '(' .. int(FAR_SERVED), '+inf') or {}
+  for _, id in ipairs(far) do -- they were granted at a served time that is given up
+    redis.call('ZADD', LEASE, int(served + more + lease_ms), id)
+  end
   served, recover, least = served + more, recover + more, least + more
   amnesty = math.max(amnesty + more, recover)
   redis.call('HSET', META, 'served', int(served), 'recover', int(recover), 'amnesty', int(amnesty), 'least', int(least))
@@ -80,6 +97,7 @@ end
 
 -- Returns whether the offered version replaces the stored one (revision or nil).
 local function taken(stored, offered)
+  stored = stored and not is_above(stored) and stored or nil
   if not full then
     return offered > known and (not stored or offered > stored)
   end
@@ -97,7 +115,8 @@ end
 
 -- Restores the keys that the steps keep beside a record that is there.
 local function listed(key, rev)
-  if tonumber(redis.call('ZSCORE', CHANGES, key) or '-1') < tonumber(rev) then -- it may be an older list
+  local score = tonumber(redis.call('ZSCORE', CHANGES, key) or '-1')
+  if score < tonumber(rev) and not is_above(tonumber(rev)) then -- it may be an older list
     redis.call('ZADD', CHANGES, rev, key)
   end
 end
@@ -160,6 +179,10 @@ local function raise_highest(job)
   local number = tonumber(job.generation_number or '0')
   if number > tonumber(redis.call('HGET', HIGHEST, job.name) or '0') then
     redis.call('HSET', HIGHEST, job.name, int(number))
+  end
+  local order = tonumber(job.order)
+  if order <= FAR and order > tonumber(redis.call('HGET', META, 'order') or '0') then
+    redis.call('HSET', META, 'order', int(order))
   end
 end
 
@@ -229,7 +252,6 @@ local function restore_job(new)
     begin_acks(new) -- this view may have some acks without their sums: all members acknowledge again
   end
   put('job:' .. new.uid, new, new.rev)
-  redis.call('HSET', META, 'order', int(math.max(tonumber(redis.call('HGET', META, 'order') or '0'), tonumber(new.order))))
   rebook(new, old and named(old) or {}) -- after the record is written, since its holdings are counted in it
 end
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from nodeagent.agent.recovery import PAGE, offer
+from nodeagent.agent.recovery import FAR, FAR_SERVED, PAGE, offer
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.model.window import Windows
 from nodeagent.store.messages import PAGE_BYTES, Restored, StoreCopy
 from tests.contract.bench import FAST, HereBench, refused
+from tests.contract.usual import META
 from tests.inprocess.server import HereStore, Server
 
 JOBS = PAGE + 30
@@ -74,6 +75,28 @@ async def test_only_the_newest_steps_of_an_older_view_are_sent() -> None:
     await scene.offer(older)
     assert [[j.uid for j in o.jobs] for o in scene.store.offers] == [[], ["u2"]]
     assert set(scene.server.state.jobs) == {"u1", "u2"}
+
+
+async def test_what_a_view_has_of_numbers_written_by_hand_is_offered_with_smaller_ones_in_the_same_order() -> None:
+    """Else they grew to what counts as damage in the store, which was given back, without end."""
+    scene = Scene()
+    await scene.bench.up("n1")
+    for n in range(2):
+        await scene.bench.submit(f"u{n}", f"job{n}")
+    scene.server.data.hset(META, "rev", str(10**15 - 2))
+    scene.server.data.hset(META, "served", str(10**13 - 2))
+    far = await scene.bench.submit("u2", "far")
+    both = await scene.read(), await scene.read()
+    assert far.rev > FAR
+    scene.server.restart(keep_data=False)
+    era = await scene.offer(both[0])
+    whole = scene.store.offers[-1]
+    sane = max(job.rev for job in both[0].jobs.values() if job.rev <= FAR)
+    assert [job.rev for job in whole.jobs][:2] == [job.rev for job in both[0].jobs.values()][:2]
+    assert (whole.jobs[2].rev, whole.rev, whole.served) == (sane + 1, sane + 1, FAR_SERVED // 2)
+    assert await scene.offer(both[1]) == era
+    assert [len(o.jobs) for o in scene.store.offers] == [0, 0], "the store has everything by now: nothing is sent"
+    assert scene.server.state.rev < 10**12
 
 
 async def test_who_knows_nothing_offers_nothing() -> None:
