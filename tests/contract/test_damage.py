@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 
 import pytest
 
@@ -278,6 +279,22 @@ async def test_a_number_of_meta_that_no_step_comes_to_is_damage(bench: Bench, fi
     assert after.jobs["u1"] == job
     async with bench.calls.link() as link:
         assert int(await link.ask("HGET", bench.calls.prefix + "meta", field)) < 10**13
+
+
+@pytest.mark.parametrize("field", ["horizon", "asked", "known", "unannounced"])
+async def test_a_revision_in_meta_above_the_stores_own_is_damage(bench: Bench, field: str) -> None:
+    """With ``horizon`` every agent read everything anew with each beat, for ever."""
+    job, view = await trained(bench)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "meta", field, "99999999999")
+    offers = 0
+    with suppress(AssertionError):  # no beat is refused any more
+        while offers < 6:
+            await noticed(bench, view, 9)
+            await bench.store.restore(view.offer())
+            await rejoin(bench, "n1", "n2", "n3")
+            view, offers = await read_after(bench), offers + 1
+    assert (offers, view.jobs["u1"]) == (1, job)
 
 
 async def test_a_view_with_numbers_from_a_damaged_store_is_not_given_back_as_it_is(bench: Bench) -> None:

@@ -205,8 +205,8 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HDEL meta timing",
         "HDEL meta lease",
         "HDEL meta floored",
-        "HSET queues rev 1",
-        "ZADD changes 9000000000000000 job:u1",
+        "HSET meta horizon 99999999999",
+        "HSET meta unannounced 99999999999",
     ],
 )
 async def test_a_record_that_is_damaged(cluster: Cluster, command: str) -> None:

@@ -36,7 +36,8 @@ end
 
 -- If META has another type, lacks a part, or has anything but a whole number where one belongs (tonumber also takes
 -- nan, inf and hexadecimal ones), it is deleted. The agents then restore it, as they do for an emptied store. So it is
--- with a number that no step comes to in a hundred years: the next writes would make it one that is not exact.
+-- with a number that no step comes to in a hundred years (the next writes would make it one that is not exact), and
+-- with a revision above the store's own.
 local function read_meta()
   local function is_whole(field, text) -- a machine's clock may stand before 1970
     return #text <= 15 and string.find(text, field == 'last' and '^%-?%d+$' or '^%d+$')
@@ -55,7 +56,11 @@ local function read_meta()
     whole = whole and map.timing and map.lease and map.credit and map.gap and map.limit and map.cluster_uid
       and map.version and map.era
   end
-  whole = whole and tonumber(map.served or '0') <= 1e13 -- as in _usual_clock.lua
+  local function number(field)
+    return tonumber(map[field] or '0')
+  end
+  whole = whole and number('served') <= 1e13 -- as in _usual_clock.lua
+    and math.max(number('horizon'), number('asked'), number('known'), number('unannounced')) <= number('rev')
   if whole and not string.find((map.era or '') .. (map.cluster_uid or ''), '[^%w%p]') then
     return map
   end

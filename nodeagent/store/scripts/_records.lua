@@ -58,7 +58,7 @@ do
       old[i] = marks[i]
     end
     if old[1] then
-      redis.call('HSET', META, 'horizon', revs[#old])
+      redis.call('HSET', META, 'horizon', int(math.min(revs[#old], revision))) -- a mark may be written by hand
       in_parts(old, 1, function(...) redis.call('ZREM', CHANGES, ...) end)
     end
   end

@@ -23,7 +23,8 @@ do
     local node = redis.call('HMGET', node_key, 'id', 'life', 'lost', 'left', 'start', 'seq')
     local is_current = node[1] == id and node[2] == asked.life and node[3] ~= '1' and node[4] ~= '1'
       and node[5] == string.format('%.0f', asked.start) and (tonumber(node[6] or '') or asked.seq) < asked.seq
-    if is_current and asked.rev == revision and asked.top <= revision and revision >= tonumber(meta[15] or '0')
+    if is_current and asked.rev == revision and asked.top <= revision
+      and revision >= math.max(tonumber(meta[14] or '0'), tonumber(meta[15] or '0'))
       and redis.call('ZCOUNT', prefix .. 'changes', '(' .. meta[9], '+inf') == 0
       and served >= amnesty and redis.call('ZSCORE', leases, id)
       and not (floor > 0 and redis.call('ZCOUNT', leases, '-inf', string.format('(%.0f', floor)) > floored) then
