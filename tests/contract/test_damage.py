@@ -297,6 +297,29 @@ async def test_a_revision_in_meta_above_the_stores_own_is_damage(bench: Bench, f
     assert (offers, view.jobs["u1"]) == (1, job)
 
 
+@pytest.mark.parametrize("field", ["recover", "amnesty", "least"])
+async def test_a_recovery_or_an_amnesty_lasts_no_longer_than_one_can(bench: Bench, field: str) -> None:
+    """``recover``: nothing was decided any more, for ever, and nobody noticed; ``amnesty``: no node lapsed any more."""
+    await bench.up("n1", "n2")
+    await bench.join("n1", regroup=200)
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    view = await read(bench)
+    if field == "least":  # it counts only in a recovery
+        await bench.take("names")
+        await noticed(bench, view)
+    async with bench.calls.link() as link:
+        await link.ask("HSET", bench.calls.prefix + "meta", field, "900000000000000")
+    if field == "least":
+        await bench.store.restore(view.offer(regroup=200))
+        await rejoin(bench, "n1", "n2")
+    async with asyncio.timeout(10):
+        while await reported(bench.propose(job, "n1")):
+            await bench.sleep(0.05)
+        await bench.renew("n2", 1)
+        while not (await bench.only_beat("n1")).lapsed:
+            await bench.sleep(0.05)
+
+
 async def test_a_view_with_numbers_from_a_damaged_store_is_not_given_back_as_it_is(bench: Bench) -> None:
     _, view = await trained(bench)
     await bench.put_back(None)

@@ -207,6 +207,9 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HDEL meta floored",
         "HSET meta horizon 99999999999",
         "HSET meta unannounced 99999999999",
+        "HSET meta recover 900000000000000",
+        "HSET meta amnesty 900000000000000",
+        "HSET meta least 900000000000000",
     ],
 )
 async def test_a_record_that_is_damaged(cluster: Cluster, command: str) -> None:

@@ -60,6 +60,7 @@ local function read_meta()
     return tonumber(map[field] or '0')
   end
   whole = whole and number('served') <= 1e13 -- as in _usual_clock.lua
+    and number('regroup') <= 86400000 -- as in spec/agentconfig.py
     and math.max(number('horizon'), number('asked'), number('known'), number('unannounced')) <= number('rev')
   if whole and not string.find((map.era or '') .. (map.cluster_uid or ''), '[^%w%p]') then
     return map
@@ -138,6 +139,12 @@ do
     redis.call('HSET', META, 'least', int(least))
   end
   served = served + math.min(math.max(step, 0), credit_ms)
+  -- None lasts longer. Later ends were written by hand, and nobody would come to decide anything, or to lapse.
+  local longest = served + credit_ms + lease_ms + tonumber(meta.regroup or '0')
+  if math.max(recover, amnesty, least) > longest then
+    recover, amnesty, least = math.min(recover, longest), math.min(amnesty, longest), math.min(least, longest)
+    redis.call('HSET', META, 'recover', int(recover), 'least', int(least))
+  end
   redis.call('HSET', META, 'run', RUN, 'last', int(now), 'served', int(served), 'amnesty', int(amnesty))
   -- not the first write: a full Redis refuses a script nothing after a write that frees memory
   if served >= recover then

@@ -15,6 +15,9 @@ local function expect(anew)
       end
     end
     recover = least + A.regroup
+    if A.regroup > tonumber(meta.regroup or '0') then -- no recovery lasts longer than META says
+      redis.call('HSET', META, 'regroup', int(A.regroup))
+    end
   else
     recover = math.max(least, math.min(recover, served + credit_ms + lease_ms))
   end

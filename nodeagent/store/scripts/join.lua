@@ -13,7 +13,8 @@ if not meta.timing then
 elseif meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
-if tonumber(meta.regroup or '0') ~= A.regroup then
+local waits = tonumber(meta.regroup or '0')
+if A.regroup > waits or (A.regroup < waits and served >= recover) then -- the recovery that began with it goes on
   redis.call('HSET', META, 'regroup', int(A.regroup))
 end
 has_called(id)
