@@ -12,6 +12,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.messages import Saved
 from tests.contract.bench import Bench, RedisBench, generation, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
@@ -318,6 +319,22 @@ async def test_a_recovery_or_an_amnesty_lasts_no_longer_than_one_can(bench: Benc
         await bench.renew("n2", 1)
         while not (await bench.only_beat("n1")).lapsed:
             await bench.sleep(0.05)
+
+
+@pytest.mark.parametrize("stream", ["events", "saves"])
+async def test_a_stream_that_takes_no_later_entry_stops_no_step(bench: Bench, stream: str) -> None:
+    """Each step that notes an event wrote its change, and failed then: it was done, and answered as if it were not."""
+    await bench.up("n1")
+    async with bench.calls.link() as link:
+        await link.ask("XADD", bench.calls.prefix + stream, "MAXLEN", "9", f"{2**64 - 1}-{2**64 - 1}", "e", "")
+    job = await bench.submit("u1", request="r1")
+    assert await bench.submit("u1", request="r1") == job
+    view = await read(bench)
+    saved = Saved(rev=view.reply.asked, era=view.reply.era)
+    await bench.beat("n1", rev=view.reply.rev, era=view.reply.era, saved=saved)
+    async with bench.calls.link() as link:
+        [[entry, _]] = await link.ask("XREVRANGE", bench.calls.prefix + stream, "+", "-", "COUNT", "1")
+    assert int(entry.partition("-")[0]) < 2**63
 
 
 async def test_a_view_with_numbers_from_a_damaged_store_is_not_given_back_as_it_is(bench: Bench) -> None:

@@ -210,6 +210,9 @@ async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: s
         "HSET meta recover 900000000000000",
         "HSET meta amnesty 900000000000000",
         "HSET meta least 900000000000000",
+        "XADD events 18446744073709551615-18446744073709551615 e x",
+        "HSET queues rev 1",
+        "ZADD changes 9000000000000000 job:u1",
     ],
 )
 async def test_a_record_that_is_damaged(cluster: Cluster, command: str) -> None:

@@ -66,6 +66,10 @@ class SortedSet:
         return bisect_left(self.order, (score, "")) if at_start else bisect_right(self.order, (score, "\U0010ffff"))
 
 
+MOST = 2**64 - 1
+"""The largest half of an entry's id."""
+
+
 class Stream:
     """Entries, oldest first."""
 
@@ -78,6 +82,8 @@ class Stream:
 
     def add(self, at: int | tuple[int, int], fields: list[str], most: int) -> str:
         """``at``: the clock in ms, or the id that it is to have. Raises CommandError for one that is not the newest."""
+        if self.last == (MOST, MOST):
+            raise CommandError("ERR The stream has exhausted the last possible ID, unable to add more items")
         if isinstance(at, int):
             at = (at, 0) if at > self.last[0] else (self.last[0], self.last[1] + 1)
         if at <= self.last:

@@ -678,14 +678,21 @@ local function wake_news(job)
   return bytes <= NEWS_BYTES and words or { 'e', '' }
 end
 
+-- Adds to a stream. A later entry may be there: the clock was put back, or somebody wrote it by hand. Then the stream
+-- begins anew: else each step that adds to it would fail half way.
+local function append(key, ...)
+  local added = redis.pcall('XADD', key, 'MAXLEN', ...)
+  if type(added) == 'table' then
+    redis.call('DEL', key)
+    return redis.call('XADD', key, 'MAXLEN', ...)
+  end
+  return added
+end
+
 -- Wakes the agents that wait on 'all', 'job:<uid>' or 'node:<id>'. Only a hint: a heartbeat finds a missed event.
 local function wake(place, id, words)
   local key = P .. 'wake:' .. place
-  words = words or { 'e', '' }
-  if redis.pcall('XADD', key, 'MAXLEN', 1, id, unpack(words)).err then -- a later entry is there: the clock was put back
-    redis.call('DEL', key)
-    redis.call('XADD', key, 'MAXLEN', 1, id, unpack(words))
-  end
+  append(key, 1, id, unpack(words or { 'e', '' }))
   redis.call('PEXPIRE', key, WAKE_KEPT)
 end
 
@@ -699,9 +706,8 @@ local FOR_PEOPLE = { GenerationStarted = true, JobAfterMet = true }
 -- alone: the job is saved, and it is all that has changed
 local function event(what)
   local job = what.job or {}
-  local id = redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '',
-    'uid', job.uid or '', 'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '',
-    'text', what.text)
+  local id = append(EVENTS, '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '', 'uid', job.uid or '',
+    'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '', 'text', what.text)
   local news = what.alone and wake_news(job)
   if not OF_GANG[what.kind] and not FOR_PEOPLE[what.kind] or what.everybody then
     wake('all', id)

@@ -67,7 +67,7 @@ if A.saved then
   local before = tonumber(string.match(redis.call('HGET', SAVED, id) or '0', '^%d+'))
   redis.call('HSET', SAVED, id, int(A.saved.rev) .. ' ' .. A.saved.era)
   if before < asked and A.saved.rev >= asked then
-    redis.call('XADD', P .. 'saves', 'MAXLEN', '~', SAVES_KEPT, '*', 'node', id)
+    append(P .. 'saves', '~', SAVES_KEPT, '*', 'node', id)
   end
 end
 
