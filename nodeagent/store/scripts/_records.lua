@@ -507,7 +507,7 @@ end
 -- `history:index`, by which a uid's beginning and a name are found, and `history:bytes` of each owner's specs: whoever
 -- asks for one job, or submits one, must not make the store read all lines.
 local HISTORY = P .. 'history'
-local past = { bytes = HISTORY .. ':bytes', index = HISTORY .. ':index' }
+local past = { bytes = P .. 'history:bytes', index = P .. 'history:index' }
 
 function past.read(uid)
   local job = to_map(redis.call('HGETALL', P .. 'past:' .. uid))
