@@ -31,6 +31,7 @@ from nodeagent.agent.savedview import Acknowledged, Acknowledger, Disk, Saver, W
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.verifier import AdmissionVerifier, SignatureRenewal
 from nodeagent.agent.view import AgentHealth
+from nodeagent.agent.watch import EventWatch
 from nodeagent.model.health import RepairState
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.osutil.clock import wait_for
@@ -41,7 +42,6 @@ from nodeagent.plan.queueing.queue import in_queue
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
-from nodeagent.store.codec import event_order
 from nodeagent.store.messages import Saved
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Ledger
@@ -56,9 +56,6 @@ ROUNDS = 32
 
 RENEWED = 1.02
 """So many heartbeats after one renewal was sent, the next renewal has usually been answered."""
-
-WATCH = 2.0
-"""Seconds that one wait on the event stream lasts at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,8 @@ class Agent:
         )  # fmt: skip
         self._wake, self._pace = self._host.changed, WakePace(self._node, self._timing)
         """Set to ask for a round, as the host does with each change of a pod."""
-        self._beat_period, self._watched = BeatPeriod(self._node, self._timing), False
+        self._beat_period = BeatPeriod(self._node, self._timing)
+        self._watch = EventWatch(context, self._lease, self._pace, refresh=self.refresh, beat_now=self._beat_now)
         self._reach = Reach(self._node, peers=peers, clock=self._clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(self._node)
         applier = Applier(
@@ -168,7 +166,7 @@ class Agent:
             running = [
                 tasks.create_task(t())
                 for t in (
-                    self._beats, self._watch, self._rounds,
+                    self._beats, self._watch.run, self._rounds,
                     renewal.remember, renewal.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
@@ -287,7 +285,7 @@ class Agent:
         period = self._beat_period.period(snapshot.size)
         if period <= self._timing.heartbeat or rests_until is None:
             return False
-        if not (self._lease.joined and self._watched and snapshot.complete):
+        if not (self._lease.joined and self._watch.answers and snapshot.complete):
             return False
         pulse = self._process.pulse()
         if pulse is None or now - pulse.renewed > 2 * self._timing.heartbeat:
@@ -351,35 +349,6 @@ class Agent:
             self.advert.vouch()
         await self._lease.join()
         self.joined.set()
-
-    async def _watch(self) -> None:
-        """Wake when something happened that this node may have to act on. A hint only: beats poll the truth."""
-        while True:
-            after = self._lease.newest_event
-            if not self._lease.joined:
-                await asyncio.sleep(self._timing.heartbeat)
-                continue
-            try:
-                jobs = self._snapshot.concern(self._node)
-                woken = await self._store.wake(after, WATCH, self._node, jobs)
-                self._watched = True
-                if woken.event != after and self._lease.joined:
-                    if self._snapshot.absorb_jobs(woken.jobs):
-                        self._lease.newest_event = woken.event
-                        self._wake.set()
-                    else:
-                        await self.refresh()
-                        if event_order(self._lease.newest_event) < event_order(woken.event):
-                            # No step has written it, and it would wake us again at once.
-                            await asyncio.sleep(self._timing.heartbeat)
-            except StoreUnavailableError:
-                self._watched = False
-                self._pace.failed(self._clock.now())
-                await asyncio.sleep(self._timing.heartbeat + self._pace.left(self._clock.now()))
-            except StoreRefusedError:
-                self._watched = False
-                self._beat_now.set()  # the beats task finds out why
-                await asyncio.sleep(self._timing.heartbeat)
 
     async def _rounds(self) -> None:
         due: float | None = None

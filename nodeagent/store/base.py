@@ -82,6 +82,11 @@ class StoreUnavailableError(StoreError):
     """
 
 
+class TooMuchError(StoreUnavailableError):
+    """The server's reply is longer than any of its kind: somebody has written into the store what no agent writes. Of
+    the reply only a part was read."""
+
+
 class StoreBusyError(StoreUnavailableError):
     """The server was not asked: what callers ask for waits for its turn, and that did not come in time."""
 

@@ -21,11 +21,12 @@ from nodeagent.store.base import (
     StoreRefusedError,
     StoreUnavailableError,
     StoreUnusableError,
+    TooMuchError,
 )
 from nodeagent.store.errors import NotReplicatedError, answers, explain, strict, timing_differs
 from nodeagent.store.link import BusyError, StoreLink
 from nodeagent.store.scripts import ActedOn, load, never
-from nodeagent.store.wire import Reached, ReplyError
+from nodeagent.store.wire import Reached, ReplyError, TooLongError
 
 REPLICAS_SHARE = 0.5
 """Share of a call's bound that may be spent waiting for the replicas to have the step."""
@@ -162,6 +163,8 @@ class Calls:
                 yield link
         except BusyError as error:  # the store was not asked: it may well be there
             raise StoreBusyError(str(error)) from error
+        except TooLongError as error:  # the other links lead to the same store, and have nothing of this reply
+            raise TooMuchError(explain(links.address, timeout, error)) from error
         except (ReplyError, OSError) as error:
             own = links in (self._commands, self._waits)
             for lane in self._all() if own else (links,):

@@ -60,7 +60,7 @@ from nodeagent.store.scripts import (
     timing_arguments,
     who,
 )
-from nodeagent.store.wire import Reached, readable
+from nodeagent.store.wire import LONGEST_ENTRIES, Reached, readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
@@ -219,9 +219,11 @@ class RedisStore:
             try:
                 if key != raw:
                     raise ValueError("its name is not UTF-8")
-                if not flat:
+                if not flat and kind != "large":
                     found.gone.append(key)
                     self._decoder.forget(key)
+                elif kind == "large":
+                    raise ValueError(f"it has more than {codec.MOST_OF_RECORD} characters, or a text of it too many")
                 elif key.startswith("node:"):
                     found.nodes.append(self._decoder.node(codec.own_record(key, flat), cordon))
                 elif key == QUEUES:
@@ -547,6 +549,7 @@ class RedisStore:
             if after:
                 await link.ask("XREAD", "COUNT", 1, "BLOCK", max(1, millis(timeout)), "STREAMS", stream, after)
             newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
+        async with self._calls.link() as link:  # of thousands of nodes: longer than what a wait may bring
             found = codec.pairs(await link.ask("HGETALL", reported))
         nodes = dict(_each(lambda entry: (entry[0], codec.decode_saved(entry[1])), found.items()))
         return Saves(at=str(newest[0][0]) if newest else "0-0", nodes=nodes)
@@ -596,7 +599,8 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
     used.
     """
     config = RedisConfig(url=at) if isinstance(at, str) else at
-    commands, waits = (Links(config, most, timeout) for most in (COMMAND_LINKS, WAIT_LINKS))
+    commands = Links(config, COMMAND_LINKS, timeout)
+    waits = Links(config, WAIT_LINKS, timeout, longest=LONGEST_ENTRIES)
     reads, changes = (CallersLinks(config, CALLERS_LINKS, timeout, CALLERS_QUEUE) for _ in range(2))
     wanted = config.replicas_wanted
     return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, wanted, reads=reads, changes=changes))

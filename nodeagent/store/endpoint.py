@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from nodeagent.osutil.threads import in_daemon
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.whois import TlsFileError, client_context
-from nodeagent.store.wire import Connection
+from nodeagent.store.wire import LONGEST_REPLY, Connection
 
 T = TypeVar("T")
 Login = tuple[str | None, str | None]
@@ -77,10 +77,11 @@ class FileReading(Generic[T]):
 
 class StoreEndpoint:
     """Makes connections for one ``redis`` section, with what its files held when they were last read: here, and each
-    time that they are renewed. Raises ``AccessError`` at once if a file cannot be used now."""
+    time that they are renewed. Raises ``AccessError`` at once if a file cannot be used now. ``longest``: bytes of a
+    reply at most."""
 
-    def __init__(self, config: RedisConfig) -> None:
-        self._config = config
+    def __init__(self, config: RedisConfig, longest: int = LONGEST_REPLY) -> None:
+        self._config, self._longest = config, longest
         self.place = config.place
         self._login = FileReading(self._read_login)
         self._sentinel_login = FileReading(self._read_sentinel_login)
@@ -104,7 +105,9 @@ class StoreEndpoint:
 
     def server(self, host: tuple[str, int] | None = None) -> Connection:
         """A connection, not yet open, to the server at ``host``; by default to the one in the url."""
-        return Connection(self.place.path) if self.place.path else self._network(host or self.place.hosts[0])
+        if self.place.path:
+            return Connection(self.place.path, longest=self._longest)
+        return self._network(host or self.place.hosts[0])
 
     def greeting(self) -> tuple[tuple[str, ...], ...]:
         """The commands that begin a connection to the server. Send them without waiting for each reply: on a slow
@@ -121,7 +124,7 @@ class StoreEndpoint:
         return _auth(*self._sentinel_login.last)
 
     def _network(self, host: tuple[str, int]) -> Connection:
-        return Connection(host, self._tls.last)
+        return Connection(host, self._tls.last, self._longest)
 
     def _read_login(self) -> Login:
         file = self._config.password_file

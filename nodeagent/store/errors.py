@@ -11,7 +11,7 @@ from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.endpoint import AccessError
 from nodeagent.store.link import NoPrimaryError
 from nodeagent.store.whois import NotPrimaryError
-from nodeagent.store.wire import ReplyError
+from nodeagent.store.wire import ReplyError, TooLongError
 
 
 @contextmanager
@@ -40,6 +40,11 @@ def explain(address: str, timeout: float, error: Exception) -> str:
         return f"{where} did not answer within {timeout:g} s: check that Redis runs there and is not overloaded"
     if isinstance(error, NotReplicatedError):
         return f"{where} did the step, but {error}: it counts as not done and is sent again; check the replicas"
+    if isinstance(error, TooLongError):
+        return (
+            f"{where} holds more than any agent writes ({error}): somebody else has written into it (docs/security.md, "
+            "The store)"
+        )
     reply = error if isinstance(error, ReplyError) else None
     if isinstance(error, NotPrimaryError) or (reply and reply.code == "READONLY"):
         return (

@@ -21,7 +21,7 @@ from nodeagent.spec.storeconfig import RedisConfig, shown
 from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.scripts import Script
 from nodeagent.store.whois import identity, parse_info, require_primary
-from nodeagent.store.wire import Connection, Reached, ReplyError
+from nodeagent.store.wire import LONGEST_REPLY, Connection, Reached, ReplyError
 
 Host = tuple[str, int]
 
@@ -156,12 +156,18 @@ class StoreLink:
 
 class Links:
     """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each. ``queue``: seconds that
-    a call may wait for a link; None: as long as its caller lets it."""
+    a call may wait for a link; None: as long as its caller lets it. ``longest``: bytes of a reply at most."""
 
     def __init__(
-        self, at: str | RedisConfig, limit: int, timeout: float = Timing().store_timeout, queue: float | None = None
+        self,
+        at: str | RedisConfig,
+        limit: int,
+        timeout: float = Timing().store_timeout,
+        queue: float | None = None,
+        *,
+        longest: int = LONGEST_REPLY,
     ) -> None:
-        self._endpoint = StoreEndpoint(RedisConfig(url=at) if isinstance(at, str) else at)
+        self._endpoint = StoreEndpoint(RedisConfig(url=at) if isinstance(at, str) else at, longest)
         self._timeout, self._queue, self._patience = timeout, queue, SENTINEL_SHARE * timeout
         self.address = str(self._endpoint.place)
         self._idle: list[StoreLink] = []

@@ -23,9 +23,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as BrokenConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-LONGEST_REPLY = 64 << 20
-"""In bytes. A page of records has one megabyte and one record; a much longer reply comes from no store of ours, and
-would take memory that the node's workers need."""
+LONGEST_REPLY = 24 << 20
+"""In bytes. The most that a step replies with is one record of ``codec.MOST_OF_RECORD`` (a larger one stays in the
+store: ``beat.lua``), with the names of its fields and of the nodes that have lapsed; a page has one megabyte of them.
+A longer reply comes from no store of ours, and would take memory that the node's workers need: four times its bytes,
+if one letter of a text needs four."""
+LONGEST_ENTRIES = 1 << 20
+"""In bytes, of what a wait for the next entry of a stream brings. A wake has news of 64 KiB at the most, an event has
+half a MiB (``codec.MOST_OF_LINE``). Each of an agent's streams may have one entry: two small ones and one for each job
+that concerns its node. Where the news of many large jobs come at once, this bound is passed, and a beat brings them."""
 
 
 _OF_ALL_STEPS = re.compile(r"@user_script: *\d+: -[A-Z]+ |The user executing the script can't |ACL failure in script: ")
@@ -69,18 +75,27 @@ class ReplyError(ResponseError):
         return self.code in ("NOAUTH", "WRONGPASS", "NOPERM") or "AUTH" in str(self) or "password" in str(self)
 
 
+class TooLongError(ConnectionError):
+    """A reply has more bytes than any of its kind. Only a part of it was read."""
+
+
+class _TooLong(InvalidResponse):
+    """The same, in the words of redis-py."""
+
+
 class _Parser(_AsyncHiredisParser):
     """hiredis, with a bound on a reply's length, and with errors in the server's own words: redis-py removes the code
     word and closes the connection for some errors."""
 
-    _room = LONGEST_REPLY
+    longest = LONGEST_REPLY
+    _room = 0
 
     @classmethod
     def parse_error(cls, response: str) -> ReplyError:
         return ReplyError(response)
 
     async def read_response(self, disable_decoding: bool = False, push_request: bool = False) -> Any:
-        self._room = LONGEST_REPLY
+        self._room = self.longest
         try:
             return await super().read_response(disable_decoding, push_request)
         except (MemoryError, RecursionError, TypeError) as error:  # a length, a depth, or a list as a key
@@ -93,17 +108,20 @@ class _Parser(_AsyncHiredisParser):
             raise BrokenConnectionError("the server closed the connection")
         self._room -= len(data)
         if self._room < 0:
-            raise InvalidResponse(f"the reply has more than {LONGEST_REPLY} bytes")
+            raise _TooLong(f"the reply has more than {self.longest} bytes")
         reader.feed(data)
         return True
 
 
 class Connection:
-    """A connection to a unix socket (``at`` is its path) or a host and port. After a cancelled call, or an error other
-    than ReplyError, only ``close`` may be called. All methods but ``close`` raise ``OSError``, even if the server
-    closes the connection; ``receive`` also raises ReplyError."""
+    """A connection to a unix socket (``at`` is its path) or a host and port; ``longest``: bytes of a reply at most.
+    After a cancelled call, or an error other than ReplyError, only ``close`` may be called. All methods but ``close``
+    raise ``OSError``, even if the server closes the connection; ``receive`` also raises ReplyError, and TooLongError
+    as soon as a reply has more bytes than ``longest``."""
 
-    def __init__(self, at: str | tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, at: str | tuple[str, int], tls: ssl.SSLContext | None = None, longest: int = LONGEST_REPLY
+    ) -> None:
         settings: dict[str, Any] = {
             "protocol": 2,  # the shapes of replies do not depend on the library's version, and nothing is pushed
             "retry": Retry(NoBackoff(), 0),
@@ -125,6 +143,7 @@ class Connection:
             secured = SSLConnection(host=at[0], port=at[1], **settings)
             secured.ssl_context.context = tls  # the library's own would trust the system's authorities beside ours
             self._connection = secured
+        cast(_Parser, self._connection._parser).longest = longest
 
     async def open(self) -> None:
         """Connect."""
@@ -172,6 +191,8 @@ def _as_os_error() -> Iterator[None]:
         yield
     except ReplyError:
         raise
+    except _TooLong as error:
+        raise TooLongError(f"{error}: that is no reply of this store") from error
     except InvalidResponse as error:
         raise ConnectionError(f"the server sent what is no reply of Redis: {error}") from error
     except RedisError as error:

@@ -9,13 +9,16 @@ import asyncio
 import os
 import random
 import signal
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.spec.storeconfig import RedisConfig
-from nodeagent.store.base import StoreUnavailableError, StoreUnusableError
+from nodeagent.store import codec
+from nodeagent.store.base import StoreUnavailableError, StoreUnusableError, TooMuchError
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import CALLERS_LINKS, COMMAND_LINKS, RedisStore, connect
 from nodeagent.store.endpoint import StoreEndpoint
@@ -379,6 +382,57 @@ async def test_a_byte_that_is_no_text_beside_the_records_hurts_none(
     assert [job.uid for job in (await bench.beat("n1")).jobs] == ["u1"]
     assert [event.kind for event in await store.events("0-0", 10)] == ["NodeJoined", "JobSubmitted"]
     assert (await store.saved("", 0.0)).nodes == {}
+
+
+@contextmanager
+def at_most(mebibytes: int) -> Iterator[None]:
+    """So much more memory of Python's is used at a time within this."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] >> 20 < mebibytes
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_wake_of_megabytes_is_not_read_and_costs_no_other_link(server: PrivateRedis, store: RedisStore) -> None:
+    """One entry with one letter that needs four bytes took 230 MB in each agent."""
+    bench = Bench(store)
+    await bench.up("n1")
+    await bench.beat("n1")
+    ids = str(await raw(server, "CLIENT", "LIST")).count("\n")
+    entry = f"'99999999999999-0', 'e', '\U0001f600' .. string.rep('a', {45 << 20})"
+    long = f"return redis.call('XADD', KEYS[1] .. 'wake:all', 'MAXLEN', 1, {entry})"
+    await raw(server, "EVAL", long, "1", "na:{test}:")
+    with at_most(8), pytest.raises(TooMuchError, match="more than any agent writes"):
+        await store.wake("0-0", 1.0, "n1", ["u1"])
+    await bench.beat("n1")
+    assert str(await raw(server, "CLIENT", "LIST")).count("\n") == ids, "the link of the beats is the same"
+    await raw(server, "DEL", "na:{test}:wake:all")
+    await bench.submit()
+    assert (await store.wake("0-0", 1.0, "n1", ["u1"])).event != "0-0"
+
+
+@pytest.mark.parametrize("size", ["'reason', string.rep('a', 4194305)", "'spec', string.rep('a', 25 * 1048576)"])
+async def test_a_record_that_no_step_writes_stays_in_the_store(
+    server: PrivateRedis, store: RedisStore, size: str
+) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
+    for uid, name in (("u1", "one"), ("u2", "two"), ("u3", "three")):
+        await bench.submit(uid, name)
+    await raw(server, "EVAL", f"return redis.call('HSET', KEYS[1] .. 'job:u2', {size})", "1", "na:{test}:")
+    reply = await bench.beat("n1")
+    assert ([job.uid for job in reply.jobs], reply.gone) == (["u1", "u3"], ())
+    assert [(record.key, str(codec.MOST_OF_RECORD) in record.why) for record in reply.unread] == [("job:u2", True)]
+
+
+async def test_what_thousands_of_nodes_have_saved_is_no_reply_to_a_wait(
+    server: PrivateRedis, store: RedisStore
+) -> None:
+    one = "redis.call('HSET', KEYS[1] .. 'saved', string.rep('n', 60) .. i, i .. ' ' .. ARGV[1])"
+    await raw(server, "EVAL", f"for i = 1, 8192 do {one} end", "1", "na:{test}:", "e" * 100)
+    assert len((await store.saved("", 0.0)).nodes) == 8192
 
 
 @pytest.mark.parametrize("damage", ["'changes', 99999999999, 'job:\\255'", "'lease', 0, '\\255'"])

@@ -4,6 +4,7 @@
 --     has read up to this later revision of its era), anew? (the store's revision when the agent began to read
 -- everything)
 local PAGE, MANY, PAGE_BYTES, SAVES_KEPT = 256, 8192, 1048576, 1000
+local RECORD_BYTES, TEXT_BYTES = 20971520, 4194304 -- codec.py: MOST_OF_RECORD, MOST_CHARACTERS
 local SEQ_MAX = 1e15 -- no agent counts so far: written by hand
 local id = A.node
 local top = math.max(A.rev, A.top)
@@ -119,9 +120,12 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
     else
       body = redis.call('HGETALL', P .. record)
     end
-    local has = -1
+    local has, size, longest = -1, 0, 0
     for at, text in ipairs(body) do
-      bytes = bytes + (text and #text or 0)
+      size = size + (text and #text or 0)
+      if text and not (at % 2 == 0 and string.sub(body[at - 1], -1) == ':') then -- a packed map may be longer
+        longest = math.max(longest, #text)
+      end
       has = at % 2 == 1 and text == 'rev' and tonumber(body[at + 1] or '') or has
     end
     -- No step removed it, or left an older one, or one above the store's revision: this agent must not take it for
@@ -130,12 +134,16 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
     if has < tonumber(changed[i + 1]) then
       return distrust({ record })
     end
+    if string.sub(record, 1, 5) == 'node:' then
+      cordon = redis.call('HGET', CORDONS, string.sub(record, 6)) or ''
+    end
+    if size > RECORD_BYTES or math.max(longest, #cordon) > TEXT_BYTES then -- no step writes such
+      body, cordon, kind, size = {}, '', 'large', 0
+    end
+    bytes = bytes + size
     if bytes > PAGE_BYTES and i > 1 then -- the next beat sends the rest
       rev, more = changed[i - 1], 1
       break
-    end
-    if string.sub(record, 1, 5) == 'node:' then
-      cordon = redis.call('HGET', CORDONS, string.sub(record, 6)) or ''
     end
   end
   records[#records + 1] = { record, body, cordon, kind }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.store.wire import LONGEST_REPLY, Connection, ReplyError
+from nodeagent.store.wire import LONGEST_ENTRIES, LONGEST_REPLY, Connection, ReplyError, TooLongError
 
 
 @asynccontextmanager
@@ -144,12 +144,15 @@ async def test_whatever_comes_is_a_reply_or_one_of_two_errors(tmp_path: Path) ->
             await reply(folder, b"".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 9))))
 
 
+@pytest.mark.parametrize("longest", [LONGEST_ENTRIES, LONGEST_REPLY])
 @pytest.mark.parametrize(
     ("generation", "more"),
     [(b"$%d\r\n" % (2 * LONGEST_REPLY), b"x"), (b"*%d\r\n" % LONGEST_REPLY, b":1\r\n")],
     ids=["a text", "a list"],
 )
-async def test_a_reply_without_end_is_not_waited_for(tmp_path: Path, generation: bytes, more: bytes) -> None:
+async def test_a_reply_without_end_is_not_waited_for(
+    tmp_path: Path, generation: bytes, more: bytes, longest: int
+) -> None:
     sent = 0
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,20 +160,20 @@ async def test_a_reply_without_end_is_not_waited_for(tmp_path: Path, generation:
         with closing(writer), suppress(ConnectionError):
             await reader.readuntil(b"PING\r\n")
             writer.write(generation)
-            while sent < 2 * LONGEST_REPLY:
+            while sent < 2 * LONGEST_REPLY + (2 << 20):
                 writer.write(more * ((1 << 20) // len(more)))
                 sent += 1 << 20
                 await writer.drain()
 
     path = str(tmp_path / "s")
     async with await asyncio.start_unix_server(accept, path):
-        connection = Connection(path)
+        connection = Connection(path, longest=longest)
         await connection.open()
         await connection.send("PING")
-        with pytest.raises(ConnectionError, match="what is no reply of Redis"):
+        with pytest.raises(TooLongError, match=f"more than {longest} bytes"):
             await connection.receive()
         await connection.close()
-    assert sent < 1.5 * LONGEST_REPLY
+    assert sent < longest + (8 << 20), "what fits into the socket"
 
 
 async def test_a_connection_that_failed_is_not_opened_again_behind_our_back(tmp_path: Path) -> None:
