@@ -1,7 +1,7 @@
 """The agent's wait for events: it wakes the agent when something happened that this node may have to act on.
 
 An event is a hint only: beats bring the truth. So nothing here may cost more than a beat is worth: whoever can write to
-the store can add one of any length. Must never decide anything.
+the store can add entries without end, or one of any length. Must never decide anything.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ import structlog
 from nodeagent.agent.context import AgentContext
 from nodeagent.agent.membership import Membership
 from nodeagent.agent.pace import WakePace
+from nodeagent.osutil.clock import Allowance
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError, TooMuchError
 from nodeagent.store.codec import event_order
 from nodeagent.store.messages import Woken
 
 WATCH = 2.0
 """Seconds that one wait on the event stream lasts at most."""
+AT_ONCE, PER_SECOND = 256.0, 16.0
+"""Events that the agent acts on as they come, at once and in the long run. Beyond that, it reads once for all that come
+within a sixteenth of a second. A fault or a scale brings an agent some ten, a hundred jobs that somebody submits one by
+one some three hundred in ten seconds."""
 LONGEST_REST = 64.0
 """Seconds without a wait, at most, where the entry that it brings is too long to be read. It may lie there as long as
 nobody removes it, and each wait has the store send it, and this agent read the beginning of it."""
@@ -43,6 +48,7 @@ class EventWatch:
         self._store, self._clock, self._snapshot = context.store, context.clock, context.snapshot
         self._wake = context.host.changed
         self._lease, self._pace, self._refresh, self._beat_now = lease, pace, refresh, beat_now
+        self._allowance = Allowance(AT_ONCE, PER_SECOND)
         self._rests = 0
         """Waits one after the other whose entry was too long."""
         self.answers = False
@@ -73,6 +79,8 @@ class EventWatch:
                 await asyncio.sleep(self._heartbeat)
 
     async def _take(self, woken: Woken) -> None:
+        if late := self._allowance.spend(1, self._clock.now()):
+            await asyncio.sleep(late)
         if self._snapshot.absorb_jobs(woken.jobs):
             self._lease.newest_event = woken.event
             self._wake.set()

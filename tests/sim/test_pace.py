@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from nodeagent.agent import pace
+from nodeagent.agent.watch import AT_ONCE, PER_SECOND
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Cordon
 from nodeagent.store.messages import Beat, BeatReply
@@ -167,3 +168,22 @@ def test_nothing_that_happens_waits_for_a_beat_that_is_late(large: Callable[[int
     large(LARGE)
     stretched = took(scenario)
     assert statistics.mean(stretched) <= statistics.mean(small) + TIMING.heartbeat
+
+
+@pytest.mark.parametrize("every", [0.005, 0.05])
+def test_events_without_end_make_no_agent_beat_without_end(beats: Counter[str], every: float) -> None:
+    """Whoever can write to the store can add as many as it bears. Those of a busy cluster are read as they come."""
+    flood, found = 40.0, list[int]()
+
+    async def scenario(c: SimCluster) -> None:
+        await c.until(c.settled, 30, "settled")
+        before, now = beats["n1"], asyncio.get_running_loop().time
+        until = now() + flood
+        while now() < until:
+            c.server.run("return event({ kind = 'X', text = 'x' })")
+            await asyncio.sleep(every)
+        found.append(beats["n1"] - before)
+
+    simulate(2, scenario)
+    assert found[0] < flood / TIMING.heartbeat + AT_ONCE + PER_SECOND * flood * 1.1
+    assert found[0] > 0.9 * min(flood / every, AT_ONCE + PER_SECOND * flood)

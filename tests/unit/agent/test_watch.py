@@ -1,4 +1,4 @@
-"""What an event costs an agent, however long somebody makes it."""
+"""What an event costs an agent: however many somebody writes into the store, and however long one is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.pace import WakePace
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.undecided import Undecided
-from nodeagent.agent.watch import LONGEST_REST, EventWatch
+from nodeagent.agent.watch import AT_ONCE, LONGEST_REST, PER_SECOND, EventWatch
 from nodeagent.model.timing import Timing
 from nodeagent.pods.base import PodHost
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError, TooMuchError
@@ -83,6 +83,21 @@ def watched(seconds: float, every: float, fails: Callable[[int], Exception | Non
         return found
 
     return run_virtual(main())
+
+
+def test_events_without_end_do_not_make_an_agent_beat_without_end() -> None:
+    """Anybody who can write to the store can add as many to the stream for all as it bears: each agent beat 370 times
+    a second."""
+    beats = len(watched(60.0, 0.001).beats)
+    assert PER_SECOND * 59 < beats < AT_ONCE + PER_SECOND * 61
+
+
+def test_what_happens_at_once_is_read_as_it_comes() -> None:
+    """A hundred jobs one after the other, with three events each, in ten seconds."""
+    found = watched(10.0, 10 / 300)
+    late = [beat - wait - found.events._every for beat, wait in zip(found.beats, found.events.waits, strict=False)]
+    assert len(found.beats) > 290
+    assert max(late) < 1e-6
 
 
 def test_an_entry_that_is_too_long_is_not_asked_for_again_and_again() -> None:
