@@ -18,7 +18,7 @@ from nodeagent.store.client import NEVER, connect
 from nodeagent.store.codec import report_arguments
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
-from nodeagent.store.nodetable import read_nodes
+from nodeagent.store.nodetable import NodeTable
 from nodeagent.store.scripts import who
 from nodeagent.store.server import PrivateRedis
 from nodeagent.store.whois import parse_info
@@ -104,8 +104,7 @@ class Crew:
 
         async def read(name: str) -> None:
             await self._step("beat", name, asked | {"seq": self._next(), "pods": [], "facts": None})
-            async with self.store._calls.link() as link:
-                await read_nodes(link, self.store._prefix, undecoded, era)
+            await NodeTable(self.store._calls, undecoded).read(era)
 
         names = [name for name in self.names if name not in {agent.node for agent in self.agents}][:REPEATED]
         repeated = await self.of(map(read, names))

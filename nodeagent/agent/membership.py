@@ -275,6 +275,11 @@ class Membership:
         now = self._clock.now()
         self._renewed(beat, sent, pods, reply.era)
         self._metrics.store_roundtrip.observe(now - sent)
+        if reply.beyond and reply.beyond != self._snapshot.beyond:
+            self._log.error(
+                "the store has more records than any cluster, and the surplus is not read: somebody has written them",
+                of=reply.beyond,
+            )
         self._snapshot.absorb(reply, now, [job.uid for job in runs])
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
@@ -291,6 +296,11 @@ class Membership:
     def unread(self) -> Mapping[str, str]:
         """Records in the store that cannot be read, by key: why."""
         return self._snapshot.unread
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Kinds of records of which the store has more than is read."""
+        return self._snapshot.beyond
 
     def _runs(self) -> tuple[OwnJob, ...]:
         """Jobs that no step can have removed: this life is a member or holder, and nobody has ended them."""

@@ -122,6 +122,7 @@ def agent_health(
         beat_age=max(0.0, now - lease.beat_sent),
         store_away_since=lease.away_since,
         unread=dict(lease.unread),
+        beyond=lease.beyond,
         store_unusable=lease.unusable,
         loop_lag=lag,
         lent={uid: end - now for uid, end in bridged.lent.items() if end > now},

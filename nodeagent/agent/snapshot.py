@@ -73,6 +73,8 @@ class Snapshot:
         self.unread: dict[str, str] = {}
         """Records (``job:<uid>``, ``node:<id>``) that cannot be read, each with the reason; the view has them as they
         were before, if at all."""
+        self.beyond: tuple[str, ...] = ()
+        """Kinds of records of which the store has more than is read."""
         self.rev = 0
         self._top = 0
         """The highest revision of a job that a reply of this agent's own steps, or a wake, brought."""
@@ -121,7 +123,7 @@ class Snapshot:
             if self._lapsed != (lapsed := frozenset(reply.lapsed)):
                 self._lapsed = lapsed
             self._silent = lapsed | self._silent.intersection(reply.sheltered)
-        self.silent = reply.silent
+        self.silent, self.beyond = reply.silent, reply.beyond
         self._next_lapse = reply.next_lapse
         self._served, self._at = reply.served, now
         before, after = (self.recovering, self.wanted), (reply.recovering, reply.asked)

@@ -47,6 +47,8 @@ class AgentHealth:
     nobody in. Empty if it does not answer."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Records in the store that cannot be read, by key: why."""
+    beyond: tuple[str, ...] = ()
+    """Kinds of records of which the store has more than is read."""
     store_waits: str = ""
     """The nodes that a store which has lost writes waits for before it decides anything; empty if it waits for none."""
     unreachable: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

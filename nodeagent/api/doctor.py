@@ -88,6 +88,7 @@ class DoctorRoutes:
             lease_left=health.lease_left,
             store_away=None if away is None else max(0.0, time.time() - away),
             unread=dict(health.unread),
+            beyond=health.beyond,
             undecided=undecided,
             store_unusable=health.store_unusable,
             loop_lag=health.loop_lag,

@@ -186,6 +186,7 @@ class RedisStore:
                 awaits=recovery[3],
                 silent=recovery[4],
                 same=bool(recovery[5]),
+                beyond=("nodes",) if self._nodes.room.beyond else (),
             )
 
     def _beat_arguments(self, beat: Beat) -> dict[str, object]:
@@ -222,10 +223,12 @@ class RedisStore:
                 if not flat and kind != "large":
                     found.gone.append(key)
                     self._decoder.forget(key)
+                    self._nodes.room.leave(key.removeprefix("node:"))
                 elif kind == "large":
                     raise ValueError(f"it has more than {codec.MOST_OF_RECORD} characters, or a text of it too many")
                 elif key.startswith("node:"):
-                    found.nodes.append(self._decoder.node(codec.own_record(key, flat), cordon))
+                    if self._nodes.room.take(key.removeprefix("node:"), sum(map(len, flat)) + len(cordon)):
+                        found.nodes.append(self._decoder.node(codec.own_record(key, flat), cordon))
                 elif key == QUEUES:
                     found.queues = codec.decode_queues(flat)
                 elif key == WINDOWS:
@@ -252,6 +255,7 @@ class RedisStore:
             if table is None:
                 return False
             found.nodes += table.nodes
+            self._decoder.keep_nodes({node.id for node in table.nodes})
             found.unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in table.unread.items())
         found.jobs += read[0]
         found.unread += read[1]

@@ -11,7 +11,7 @@ is the same object, so callers may compare by identity.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -142,6 +142,10 @@ class Decoder:
         found = decode_node(flat, cordon)
         self.nodes[found.id] = found
         return found
+
+    def keep_nodes(self, names: Collection[str]) -> None:
+        """These are all nodes that there are."""
+        self.nodes = {name: node for name, node in self.nodes.items() if name in names}
 
     def forget(self, key: str) -> None:
         """The record is in the view no more."""

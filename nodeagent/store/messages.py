@@ -87,6 +87,8 @@ class BeatReply(Record):
     """A text that identifies ``lapsed`` and ``sheltered``: send it with the next beat."""
     same: bool = False
     """Both lists equal those of the ``silent`` that was sent, and come empty."""
+    beyond: tuple[str, ...] = ()
+    """Kinds of records (``nodes``) of which the store has more than an agent reads."""
     unfinished: bool = False
     """Of the records only a part could be read: it brings none, and the next beat asks for the same."""
     next_lapse: int | None

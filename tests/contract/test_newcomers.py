@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model.node import Cordon, NodeRecord, Readiness
-from nodeagent.store import codec
+from nodeagent.store import codec, nodetable
 from nodeagent.store.messages import BeatReply
+from nodeagent.store.nodetable import FoundNodes, NodeTable
 from tests.contract.bench import Bench
 
 NODES = ("n1", "n2", "n3")
@@ -98,3 +99,102 @@ async def test_a_node_that_was_removed_is_no_news(bench: Bench) -> None:
     assert (await bench.store.forget("n3", "ann")).removed
     assert set(await reported(bench)) == {"n1", "n2"}
     assert await ask(bench, "HGET", "nodes", "n3") is None
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call reads one node, or lists two changes."""
+    for name, value in (("AT_A_TIME", 1), ("LISTED_AT_A_TIME", 2), ("SECONDS", -1.0)):
+        monkeypatch.setattr(nodetable, name, value)
+
+
+async def era(bench: Bench) -> str:
+    return str(await ask(bench, "HGET", "meta", "era"))
+
+
+async def whole(bench: Bench, table: NodeTable, calls: int = 100) -> tuple[int, FoundNodes]:
+    """The table, and in how many calls it was read."""
+    for call in range(1, calls + 1):
+        if found := await table.read(await era(bench)):
+            return call, found
+    raise AssertionError(f"it is not read after {calls} calls")
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_a_reading_that_takes_long_goes_on_where_it_was(bench: Bench) -> None:
+    """And brings what has changed meanwhile: a beat after it asks only for what is newer than the whole table."""
+    await bench.up(*NODES, "n4", "n5", "n6")
+    table = NodeTable(bench.calls, codec.decode_node)
+    alone, _ = await whole(bench, table)
+    for number in range(alone):
+        if number == 4:
+            await bench.store.cordon("n1", Cordon(reason="out", by="ann", at=1.0), "r1")
+            await bench.store.leave("n6", bench.lives["n6"])
+            await bench.join("n7")
+        if number == alone - 2:
+            assert (await bench.store.forget("n6", "ann")).removed
+            await bench.beat("n2", readiness={"u": Readiness(state="ready")})
+        assert await table.read(await era(bench)) is None
+    calls, found = await whole(bench, table)
+    assert {node.id: node for node in found.nodes} == await stored(bench)
+    assert found.rev == table.upto.rev == int(str(await ask(bench, "HGET", "meta", "rev")))
+    assert calls < 2 * alone, "it is not begun anew"
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_it_is_begun_anew_where_removals_are_forgotten_meanwhile(bench: Bench) -> None:
+    await bench.up(*NODES)
+    table = NodeTable(bench.calls, codec.decode_node)
+    for _ in range(6):
+        assert await table.read(await era(bench)) is None
+    await bench.store.leave("n3", bench.lives["n3"])
+    assert (await bench.store.forget("n3", "ann")).removed
+    await ask(bench, "ZREM", "changes", "gone:node:n3")
+    await ask(bench, "HSET", "meta", "horizon", str(await ask(bench, "HGET", "meta", "rev")))
+    _, found = await whole(bench, table)
+    assert {node.id for node in found.nodes} == {"n1", "n2"}
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_nodes_of_one_revision_are_all_read(bench: Bench) -> None:
+    """A store that was given back may have some."""
+    await bench.up(*NODES, "n4", "n5")
+    rev = str(await ask(bench, "HGET", "node:n1", "rev"))
+    await ask(bench, "ZADD", "changes", rev, "node:n2")
+    _, found = await whole(bench, NodeTable(bench.calls, codec.decode_node))
+    assert {node.id for node in found.nodes} == {*NODES, "n4", "n5"}
+
+
+async def test_of_nodes_that_somebody_invents_no_more_are_read_than_there_is_room_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were there before stay, whatever the others are called; all agents choose the same ones."""
+    await bench.up(*NODES)
+    assert len((await newcomer(bench)).nodes) == 3
+    monkeypatch.setattr(nodetable, "MOST_NODES", 4)
+    await bench.up("a1", "a2", "a3")
+    anew = await newcomer(bench)
+    assert {node.id for node in anew.nodes} == {*NODES, "a1"}
+    assert anew.beyond == ("nodes",)
+    await bench.join("a4")
+    news = await bench.beat("n1", rev=anew.rev, era=anew.era)
+    assert (news.nodes, news.beyond) == ((), ("nodes",))
+    other = await NodeTable(bench.calls, codec.decode_node).read(await era(bench))
+    assert other is not None
+    assert {node.id for node in other.nodes} == {"a1", "a2", "a3", "a4"}
+
+
+async def test_nor_more_of_their_text(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.up("n1")
+    await newcomer(bench)
+    monkeypatch.setattr(nodetable, "MOST_OF_NODES", 2 * len("".join(await fields(bench, "n1"))))
+    await bench.up("a1", "a2", "a3")
+    anew = await newcomer(bench)
+    assert "n1" in {node.id for node in anew.nodes}
+    assert (len(anew.nodes), anew.beyond) == (2, ("nodes",))
+
+
+async def fields(bench: Bench, node: str) -> list[str]:
+    found = await ask(bench, "HGETALL", f"node:{node}")
+    assert isinstance(found, list)
+    return found

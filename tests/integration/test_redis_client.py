@@ -10,12 +10,13 @@ import os
 import random
 import signal
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
 from nodeagent.model.job import JobEvent, JobRecord
+from nodeagent.model.node import NodeRecord
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec
 from nodeagent.store.base import StoreUnavailableError, StoreUnusableError, TooMuchError
@@ -23,6 +24,7 @@ from nodeagent.store.calls import Calls
 from nodeagent.store.client import CALLERS_LINKS, COMMAND_LINKS, RedisStore, connect
 from nodeagent.store.endpoint import StoreEndpoint
 from nodeagent.store.link import BusyError, CallersLinks, Links, StoreLink
+from nodeagent.store.nodetable import AT_A_TIME, MOST_NODES, NodeTable
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import FAST, Bench, facts, refused, spec
 from tests.integration.redis_support import slowed, withheld
@@ -425,6 +427,77 @@ async def test_a_record_that_no_step_writes_stays_in_the_store(
     reply = await bench.beat("n1")
     assert ([job.uid for job in reply.jobs], reply.gone) == (["u1", "u3"], ())
     assert [(record.key, str(codec.MOST_OF_RECORD) in record.why) for record in reply.unread] == [("job:u2", True)]
+
+
+INVENT = """
+local of = redis.call('HGETALL', KEYS[1] .. 'node:n1')
+local node = {}
+for i = 1, #of, 2 do node[of[i]] = of[i + 1] end
+for i = ARGV[1], ARGV[2] do
+  local id, rev = 'x' .. string.format('%.0f', i), redis.call('HINCRBY', KEYS[1] .. 'meta', 'rev', 1)
+  node.id, node.rev = id, string.format('%.0f', rev)
+  local words, lines = {}, {}
+  for field, text in pairs(node) do words[#words + 1] = field words[#words + 1] = text end
+  for at, field in ipairs({'id', 'life', 'start', 'lost', 'left', 'joined', 'rev', 'facts', 'readiness'}) do
+    lines[at] = node[field] or ''
+  end
+  redis.call('HSET', KEYS[1] .. 'node:' .. id, unpack(words))
+  redis.call('HSET', KEYS[1] .. 'nodes', id, table.concat(lines, '\\n'))
+  redis.call('ZADD', KEYS[1] .. 'changes', rev, 'node:' .. id)
+end
+"""
+"""So many copies of node n1."""
+
+
+async def test_invented_nodes_do_not_keep_the_loop_and_are_read_up_to_a_most(server: PrivateRedis) -> None:
+    """All nodes were decoded in one go: agents stood for two seconds at each beat, which was dropped as it took too
+    long, and began anew with the next."""
+    store = connect(server.url, "test", BOUND)
+    await Bench(store).up("n1")
+    for start in range(1, MOST_NODES + 2000, 1000):
+        await raw(server, "EVAL", INVENT, "1", "na:{test}:", str(start), str(start + 999))
+    decoded, at_once, last = 0, 0, 0
+
+    def decode(flat: Sequence[str], cordon: str) -> NodeRecord:
+        nonlocal decoded
+        decoded += 1
+        return codec.decode_node(flat, cordon)
+
+    async def turns() -> None:
+        nonlocal at_once, last
+        while True:
+            at_once, last = max(at_once, decoded - last), decoded
+            await asyncio.sleep(0)
+
+    era = str(await raw(server, "HGET", "na:{test}:meta", "era"))
+    table, turning = NodeTable(store._calls, decode), asyncio.create_task(turns())
+    found = None
+    async with asyncio.timeout(6 * BOUND):
+        while found is None:
+            found = await table.read(era)
+    turning.cancel()
+    assert (len(found.nodes), table.room.beyond, decoded) == (MOST_NODES, True, MOST_NODES), "none of them twice"
+    assert at_once <= AT_A_TIME
+    await store.close()
+
+
+@pytest.mark.parametrize("key", ["nodes", "node:n2"])
+async def test_a_nodes_text_of_megabytes_hides_no_other(server: PrivateRedis, store: RedisStore, key: str) -> None:
+    """A copy of that length is none, and the record is read."""
+    bench = Bench(store)
+    await bench.up("n1", "n2", "n3")
+    long = "return redis.call('HSET', KEYS[1] .. ARGV[1], ARGV[2], string.rep('a', 26 * 1048576))"
+    if key == "node:n2":
+        await raw(server, "DEL", "na:{test}:nodes")
+    await raw(server, "EVAL", long, "1", "na:{test}:", key, "n2")
+    reply = await bench.beat("n1", rev=0)
+    for _ in range(10):
+        if not reply.unfinished:
+            break
+        reply = await bench.beat("n1", rev=0)
+    unread = [(record.key, "more than any agent writes" in record.why) for record in reply.unread]
+    nodes = [node.id for node in reply.nodes]
+    assert (nodes, unread) == ((["n1", "n2", "n3"], []) if key == "nodes" else (["n1", "n3"], [("node:n2", True)]))
 
 
 async def test_what_thousands_of_nodes_have_saved_is_no_reply_to_a_wait(

@@ -44,6 +44,8 @@ class AgentStanding(Record):
     """Why it counts as away although it answers."""
     unread: dict[str, str] = {}
     """Records in the store that cannot be read, by key: why."""
+    beyond: tuple[str, ...] = ()
+    """Kinds of records of which the store has more than it reads."""
     undecided: dict[str, str] = {}
     """Jobs that it leaves as they are, since a decision about them failed, by name: where in the code."""
     loop_lag: float = 0.0
@@ -110,6 +112,15 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
                 "version wrote it",
                 "run one version on all nodes; if they do, nodeagentctl delete the job, or redis-cli DEL the key "
                 f"(na:{{CLUSTER}}:{key}): nodes that know it give it back",
+            )
+        )
+    for kind in agent.beyond:
+        found.append(
+            _error(
+                f"the store has more {kind} than any cluster, and its agent reads only as many as one may have: "
+                "somebody has written them",
+                f"see who can write to Redis (docs/security.md, The store), and delete what is no {kind[:-1]} of yours "
+                f"there (na:{{CLUSTER}}:{kind[:-1]}:*)",
             )
         )
     for job, place in sorted(agent.undecided.items())[:MOST_UNREAD]:

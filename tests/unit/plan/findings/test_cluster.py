@@ -198,6 +198,7 @@ def test_the_agent_that_is_asked() -> None:
         ({"store_unusable": "version 9", "store_away": 7.2}, "error", "cannot use the store for 7 s, and goes on"),
         ({"undecided": {"j": "KeyError in job/gang.py, line 9"}}, "error", "its agent cannot decide about job j, and"),
         ({"unread": {"job:u1": "bad mood"}}, "error", "the record job:u1 in the store cannot be read (bad mood)"),
+        ({"beyond": ("nodes",)}, "error", "the store has more nodes than any cluster"),
         ({"loop_lag": 3.0}, "warning", "3.0 s late"),
         ({"unsaved": "no space left on device"}, "error", "jobs on its disk (no space left on device)"),
         ({"https_missing": True}, "warning", "serves nobody over https"),
