@@ -364,7 +364,7 @@ class Agent:
         try:
             for _ in range(ROUNDS):
                 async with self._acting:
-                    if not (self._snapshot.complete and self._lease.joined) or self._snapshot.recovering:
+                    if not (self._snapshot.certain and self._lease.joined):
                         return None
                     if self._leaving:  # nobody would wait for the end of what is started now
                         return None
@@ -424,13 +424,12 @@ class Agent:
     @property
     def certain(self) -> bool:
         """Whether this agent knows all jobs. Then a job that it does not know does not exist any more."""
-        snapshot = self._snapshot
-        return self._lease.joined and self._lease.seasoned and snapshot.complete and not snapshot.recovering
+        return self._lease.joined and self._lease.seasoned and self._snapshot.certain
 
     def cluster(self) -> Cluster:
         snapshot = self._snapshot
         refused = self._verifier.look(
-            snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.complete and not snapshot.recovering,
+            snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.certain,
             seasoned=self._lease.seasoned, unread=snapshot.unread,
         )  # fmt: skip
         return snapshot.cluster(

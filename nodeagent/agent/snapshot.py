@@ -103,6 +103,12 @@ class Snapshot:
         return source.era, source.rev
 
     @property
+    def certain(self) -> bool:
+        """A job that is not here does not exist: everything has been read, and the store lacks nothing. Else nothing is
+        to be decided."""
+        return self.complete and not self.recovering and "jobs" not in self.beyond
+
+    @property
     def newest(self) -> int:
         """The highest revision that was read of that era."""
         source = self._anew or self
@@ -123,7 +129,9 @@ class Snapshot:
             if self._lapsed != (lapsed := frozenset(reply.lapsed)):
                 self._lapsed = lapsed
             self._silent = lapsed | self._silent.intersection(reply.sheltered)
-        self.silent, self.beyond = reply.silent, reply.beyond
+        self.silent = reply.silent
+        # What this view lacks it lacks until all has been read anew.
+        self.beyond = reply.beyond if self._anew is None else tuple(sorted({*self.beyond, *reply.beyond}))
         self._next_lapse = reply.next_lapse
         self._served, self._at = reply.served, now
         before, after = (self.recovering, self.wanted), (reply.recovering, reply.asked)
@@ -215,7 +223,7 @@ class Snapshot:
         self._usage = other._usage
         self._nodes_shown = self._jobs_shown = self._usage_shown = None
         self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
-        self._ahead = other._ahead
+        self._ahead, self.beyond = other._ahead, other.beyond
         self.complete, self._anew = True, None
         self.touched.set()
 
@@ -265,7 +273,8 @@ class Snapshot:
     def known(self, now: float) -> Known:
         """What could be given back to a store that lost it."""
         view = self.cluster(now)
-        complete = self.complete and not self.unread  # else others may know more of what could not be read
+        # Else others may know more of what could not be read.
+        complete = self.complete and not self.unread and "jobs" not in self.beyond
         return Known(
             cluster_uid=self.cluster_uid,
             era=self.era,

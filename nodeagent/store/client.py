@@ -50,6 +50,7 @@ from nodeagent.store.messages import (
     Woken,
 )
 from nodeagent.store.nodetable import NodeTable
+from nodeagent.store.recordroom import RecordRoom
 from nodeagent.store.scripts import (
     always,
     beat_brings_jobs,
@@ -70,6 +71,13 @@ PAST_AT_ONCE = 5
 """The most jobs of the history that a uid's beginning may match."""
 PODS_AT_ONCE = 1000
 """Pods that one command asks for. Redis does nothing else while it runs the command."""
+MOST_JOBS = 16_384
+"""Jobs that an agent reads: each takes some 8 KB of its memory. Where there are more it decides nothing. A user has a
+hundred live ones, unless the site says otherwise (``limits.jobs``); of those that have ended two thousand stay."""
+MOST_OF_JOBS = 64 << 20
+"""Characters of their records together."""
+DECODED_AT_A_TIME = 32
+"""Records of a beat that are decoded before the loop has its turn: some 10 ms."""
 QUEUES = "queues"
 """The record of the queues."""
 WINDOWS = "windows"
@@ -116,6 +124,8 @@ class RedisStore:
         self._aside = asyncio.Semaphore(1)
         """Of threads that decode what callers read."""
         self._nodes = NodeTable(calls, self._decoder.node)
+        self._jobs = RecordRoom(MOST_JOBS, MOST_OF_JOBS)
+        """Of the jobs that were read."""
         self._anew = Base(0, "")
         """The store's revision at the first of the beats that read everything: removals since then show by marks."""
 
@@ -154,9 +164,13 @@ class RedisStore:
         ) = await self._calls.step("beat", self._beat_arguments(beat), beat_brings_jobs)  # fmt: skip
         if not recovering:
             if beat.rev == 0:
-                self._anew = Base(int(recovery[6]), era)
+                self._anew, self._jobs = Base(int(recovery[6]), era), RecordRoom(MOST_JOBS, MOST_OF_JOBS)
             self._decoder.follow(Base(beat.rev, beat.era), Base(_revision(rev), era))
-        found = self._decode_records(records, era, beat.rev)
+        found = _Records()
+        for start in range(0, len(records), DECODED_AT_A_TIME):
+            if start:
+                await asyncio.sleep(0)
+            self._decode_records(found, records[start : start + DECODED_AT_A_TIME], era, beat.rev)
         unfinished = not await self._read_rest(found, era, all_nodes=beat.rev == 0 and not recovering)
         if unfinished:
             found, rev, more = _Records(), beat.rev, 0  # the lease is renewed nevertheless; the next beat asks again
@@ -186,8 +200,13 @@ class RedisStore:
                 awaits=recovery[3],
                 silent=recovery[4],
                 same=bool(recovery[5]),
-                beyond=("nodes",) if self._nodes.room.beyond else (),
+                beyond=self._beyond,
             )
+
+    @property
+    def _beyond(self) -> tuple[str, ...]:
+        rooms = {"nodes": self._nodes.room, "jobs": self._jobs}
+        return tuple(kind for kind, room in rooms.items() if room.beyond)
 
     def _beat_arguments(self, beat: Beat) -> dict[str, object]:
         arguments: dict[str, object] = who(beat.node, beat.incarnation)
@@ -212,9 +231,8 @@ class RedisStore:
             arguments["anew"] = self._anew.rev
         return arguments
 
-    def _decode_records(self, records: Sequence[list[Any]], era: str, since: int) -> _Records:
-        """What a beat brings of the records that changed after the revision ``since``."""
-        found = _Records()
+    def _decode_records(self, found: _Records, records: Sequence[list[Any]], era: str, since: int) -> None:
+        """Adds what a beat brings of the records that changed after the revision ``since``."""
         for raw, flat, cordon, kind in records:
             key = _shown(raw)
             try:
@@ -224,6 +242,7 @@ class RedisStore:
                     found.gone.append(key)
                     self._decoder.forget(key)
                     self._nodes.room.leave(key.removeprefix("node:"))
+                    self._jobs.leave(key.removeprefix("job:"))
                 elif kind == "large":
                     raise ValueError(f"it has more than {codec.MOST_OF_RECORD} characters, or a text of it too many")
                 elif key.startswith("node:"):
@@ -236,14 +255,14 @@ class RedisStore:
                 elif key.startswith("usage:"):
                     found.usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
                 elif kind == "whole":
-                    found.jobs.append(self._decoder.job(codec.own_record(key, flat), era, followed=True))
+                    if self._jobs.take(key.removeprefix("job:"), sum(map(len, flat))):
+                        found.jobs.append(self._decoder.job(codec.own_record(key, flat), era, followed=True))
                 elif job := self._decoder.news(key.removeprefix("job:"), flat, era, since, followed=True):
                     found.jobs.append(job)
                 else:
                     found.missing.append(key.removeprefix("job:"))
             except ValueError as error:  # only this record is unreadable; the others are good
                 found.unread.append(Unread(key=key, why=_plain(error)))
-        return found
 
     async def _read_rest(self, found: _Records, era: str, *, all_nodes: bool) -> bool:
         """Reads what the beat itself did not bring. False: it cannot be read now."""
@@ -583,7 +602,8 @@ class RedisStore:
             reached = self._decoder.reached()
             try:
                 flat, _, era = await self._calls.step("read", {"uid": uid}, always)
-                jobs.append(self._decoder.job(flat, era, followed=reached == self._decoder.reached()))
+                if self._jobs.take(uid, sum(map(len, flat))):
+                    jobs.append(self._decoder.job(flat, era, followed=reached == self._decoder.reached()))
             except StoreRefusedError as refusal:
                 if refusal.code != "not_found":  # a step has removed the job; the next beat reports it
                     return None

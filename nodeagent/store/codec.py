@@ -343,6 +343,7 @@ def decode_part(flat: Sequence[str]) -> JobRecord:
     record = from_json(JobRecord, _object(job))
     if record.name != record.spec.name:  # names become folders, and only the spec's name was checked
         raise ValueError(f"a job's record has the name {record.name!r}, its spec {record.spec.name!r}")
+    _share_all_names(record)
     return record
 
 
@@ -374,6 +375,14 @@ def _share_names(record: Record) -> None:
         object.__setattr__(record, "__pydantic_fields_set__", names)
     else:
         _names_of[type(record)] = record.model_fields_set
+
+
+def _share_all_names(record: Record) -> None:
+    """Of this record and those in it, without the entries of its lists and maps: half of what a waiting job takes."""
+    _share_names(record)
+    for part in vars(record).values():
+        if isinstance(part, Record):
+            _share_all_names(part)
 
 
 def encode_queues(record: QueuesRecord) -> dict[str, str]:

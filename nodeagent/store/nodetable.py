@@ -20,6 +20,7 @@ from nodeagent.store import codec
 from nodeagent.store.base import StoreUnavailableError, TooMuchError
 from nodeagent.store.calls import Calls
 from nodeagent.store.decoder import Base
+from nodeagent.store.recordroom import RecordRoom
 from nodeagent.store.wire import ReplyError
 
 FIELDS = ("id", "life", "start", "lost", "left", "joined", "rev", "facts", "readiness")
@@ -66,37 +67,6 @@ class _Begun(Exception):  # noqa: N818 (no error: the reading is begun anew)
     """What was read is of no use: the store is in another era, or has forgotten what was removed meanwhile."""
 
 
-class NodeRoom:
-    """Which nodes have room among those that an agent reads."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[str, int] = {}
-        self._together = 0
-        self.beyond = False
-        """There are nodes that have none, and are not read."""
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._sizes
-
-    def take(self, name: str, size: int) -> bool:
-        """Whether this node has room; ``size``: characters of its record. Raises ValueError for one that had and has
-        grown too large: what is known of it must not pass for what it is now."""
-        before = self._sizes.get(name)
-        fits = self._together + size - (before or 0) <= MOST_OF_NODES
-        if before is None and (not fits or len(self._sizes) >= MOST_NODES):
-            self.beyond = True
-            return False
-        if not fits:
-            raise ValueError(f"the records of all nodes have more than {MOST_OF_NODES} characters with it")
-        self._sizes[name] = size
-        self._together += size - (before or 0)
-        return True
-
-    def leave(self, name: str) -> None:
-        """The node is not read any more."""
-        self._together -= self._sizes.pop(name, 0)
-
-
 @dataclass(slots=True)
 class _Reading:
     """A table that is being read, in passes: the first reads all nodes, each later one what has changed since the one
@@ -120,7 +90,7 @@ class _Reading:
     at_a_time: int = AT_A_TIME
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     unread: dict[str, ValueError] = field(default_factory=dict)
-    room: NodeRoom = field(default_factory=NodeRoom)
+    room: RecordRoom = field(default_factory=lambda: RecordRoom(MOST_NODES, MOST_OF_NODES))
 
 
 class NodeTable:
@@ -130,7 +100,9 @@ class NodeTable:
     def __init__(self, calls: Calls, decode: Callable[[Sequence[str], str], NodeRecord]) -> None:
         self._calls, self._decode = calls, decode
         self._reading: _Reading | None = None
-        self.room = NodeRoom()
+        self._reads = asyncio.Lock()
+        """Who reads: one after the other."""
+        self.room = RecordRoom(MOST_NODES, MOST_OF_NODES)
         """Of the nodes that were read, in this way or with beats."""
         self.upto = Base(0, "")
         """The revision up to which all nodes' records were read."""
@@ -138,6 +110,10 @@ class NodeTable:
     async def read(self, era: str) -> FoundNodes | None:
         """All nodes of this era that there is room for: first those that were read before, then by name. None if they
         cannot be read now, or not all within ``SECONDS``: the next call goes on."""
+        async with self._reads:
+            return await self._read(era)
+
+    async def _read(self, era: str) -> FoundNodes | None:
         now = asyncio.get_running_loop().time
         until = now() + SECONDS
         reading = self._reading

@@ -3,10 +3,12 @@ reads, nobody gets less or older than the records."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from nodeagent.model.node import Cordon, NodeRecord, Readiness
-from nodeagent.store import codec, nodetable
+from nodeagent.store import client, codec, nodetable
 from nodeagent.store.messages import BeatReply
 from nodeagent.store.nodetable import FoundNodes, NodeTable
 from tests.contract.bench import Bench
@@ -141,6 +143,15 @@ async def test_a_reading_that_takes_long_goes_on_where_it_was(bench: Bench) -> N
     assert calls < 2 * alone, "it is not begun anew"
 
 
+async def test_two_that_read_at_once_get_the_same(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodetable, "AT_A_TIME", 1)
+    await bench.up(*NODES)
+    table, now = NodeTable(bench.calls, codec.decode_node), await era(bench)
+    for found in await asyncio.gather(*(table.read(now) for _ in range(3))):
+        assert found is not None
+        assert {node.id: node for node in found.nodes} == await stored(bench)
+
+
 @pytest.mark.usefixtures("small_parts")
 async def test_it_is_begun_anew_where_removals_are_forgotten_meanwhile(bench: Bench) -> None:
     await bench.up(*NODES)
@@ -198,3 +209,39 @@ async def fields(bench: Bench, node: str) -> list[str]:
     found = await ask(bench, "HGETALL", f"node:{node}")
     assert isinstance(found, list)
     return found
+
+
+async def test_of_jobs_that_somebody_invents_no_more_are_read_than_there_is_room_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_JOBS", 2)
+    await bench.up("n1")
+    for number in range(4):
+        await bench.submit(f"u{number}", name=f"job{number}")
+    first = await newcomer(bench)
+    assert ([job.uid for job in first.jobs], first.beyond, first.unread) == (["u0", "u1"], ("jobs",), ())
+    await bench.submit("u4", name="job4")
+    job = await bench.job("u1")
+    await bench.store.control("u1", 1, job.control, "r9", "JobChanged", "changed")
+    news = await bench.beat("n1", rev=first.rev, era=first.era)
+    assert ([job.uid for job in news.jobs], news.beyond) == (["u1"], ("jobs",)), "what it knows it follows"
+    monkeypatch.setattr(client, "MOST_JOBS", 5)
+    assert ((anew := await newcomer(bench)).beyond, len(anew.jobs)) == ((), 5)
+
+
+async def test_a_page_of_records_does_not_keep_the_loop(bench: Bench) -> None:
+    await bench.up("n1")
+    for number in range(100):
+        await bench.submit(f"u{number}", name=f"job{number}")
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert len((await newcomer(bench)).jobs) == 100
+    counting.cancel()
+    assert turns >= 100 // client.DECODED_AT_A_TIME

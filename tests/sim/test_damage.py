@@ -10,7 +10,7 @@ import pytest
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.job import BudgetEntry
 from nodeagent.model.node import Cordon
-from nodeagent.store import codec
+from nodeagent.store import client, codec
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.keys import prefix
 from nodeagent.store.nodetable import FoundNodes, NodeTable
@@ -453,5 +453,32 @@ def test_what_somebody_adds_by_hand_ends_no_agent(what: str) -> None:
         assert (pids(c), _number(c)) == (before, number)
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
         await c.until(lambda: _number(c) > number and c.whole("j"), 60, "the worker is replaced")
+
+    simulate(4, scenario)
+
+
+def test_an_agent_that_cannot_read_all_jobs_stops_nothing_and_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody invented so many that the one which runs here is not among those that it reads."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("w", 9, 9, 9)
+        await started(c, 2, 3)
+        before, number = pids(c), _number(c)
+        monkeypatch.setattr(client, "MOST_JOBS", 1)
+        for node in c.nodes.values():
+            await node.kill_agent()
+            node.start_agent()
+        await asyncio.sleep(20)
+        agents = [node.agent for node in c.nodes.values() if node.agent is not None]
+        assert [len(agent.cluster().jobs) for agent in agents] == [1] * 4
+        assert not any(agent.certain for agent in agents)
+        assert (pids(c), _number(c)) == (before, number)
+        monkeypatch.undo()
+        for node in c.nodes.values():
+            await node.kill_agent()
+            node.start_agent()
+        await asyncio.sleep(20)
+        assert (pids(c), _number(c)) == (before, number)
+        assert all(node.agent is not None and node.agent.certain for node in c.nodes.values())
 
     simulate(4, scenario)

@@ -118,9 +118,9 @@ def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
         found.append(
             _error(
                 f"the store has more {kind} than any cluster, and its agent reads only as many as one may have: "
-                "somebody has written them",
-                f"see who can write to Redis (docs/security.md, The store), and delete what is no {kind[:-1]} of yours "
-                f"there (na:{{CLUSTER}}:{kind[:-1]}:*)",
+                f"somebody has written them{' (until they are gone nothing is decided)' if kind == 'jobs' else ''}",
+                f"see who can write to Redis (docs/security.md, The store), delete what is no {kind[:-1]} of yours "
+                f"there (na:{{CLUSTER}}:{kind[:-1]}:*), and restart the agents: work goes on meanwhile",
             )
         )
     for job, place in sorted(agent.undecided.items())[:MOST_UNREAD]:

@@ -343,3 +343,17 @@ def test_a_beat_of_which_only_a_part_could_be_read_changes_no_view() -> None:
     assert (set(snapshot.jobs), snapshot.asked) == ({UID}, ("e2", 0))
     snapshot.absorb(reply(nodes=(make_node("n1"),), rev=7, era="e2"), 0.0)
     assert (snapshot.rereads, set(snapshot.jobs), snapshot.rev) == (False, set(), 7)
+
+
+def test_a_view_that_lacks_jobs_is_not_certain_until_all_is_read_anew() -> None:
+    """A job that it lacks may run: nothing is decided on it, and no other agent is told that such a job was removed."""
+    snapshot, certain = Snapshot(Timing()), []
+    beyond = reply(beyond=("jobs", "nodes"))
+    for one in (reply(), reply(beyond=("nodes",)), beyond):
+        snapshot.absorb(one, 0.0)
+        certain.append((snapshot.certain, snapshot.known(0.0).whole))
+    snapshot.read_again("")
+    for one in (reply(more=True), reply(rev=2)):
+        snapshot.absorb(one, 0.0)
+        certain.append((snapshot.certain, snapshot.known(0.0).whole))
+    assert certain == [(True, True), (True, True), (False, False), (False, False), (True, True)]

@@ -194,6 +194,17 @@ def test_a_job_without_a_field_is_a_record_that_cannot_be_read() -> None:
             codec.decode_job(flat({name: text for name, text in whole.items() if name != missing}))
 
 
+def test_jobs_share_the_names_of_their_fields() -> None:
+    """They were half of what a waiting job takes of an agent's memory."""
+    one, two = (codec.decode_job(flat(codec.encode_job(make_job()))) for _ in range(2))
+    for a, b in ((one, two), (one.spec, two.spec), (one.control, two.control), (one.spec.hooks, two.spec.hooks)):
+        assert a is not b
+        assert a.model_fields_set is b.model_fields_set
+    changed = two.model_copy(update={"array": None})
+    assert one.model_fields_set == two.model_fields_set
+    assert changed.model_fields_set is not two.model_fields_set
+
+
 def test_a_flag_that_is_none_is_a_record_that_cannot_be_read() -> None:
     with pytest.raises(ValueError, match="'yes' where 0 or 1 belongs"):
         codec.decode_node(flat(NODE | {"lost": "yes"}), "")
