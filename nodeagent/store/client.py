@@ -28,7 +28,7 @@ from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys, roster
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import CALLERS_QUEUE, Calls
-from nodeagent.store.decoder import Base, Decoder
+from nodeagent.store.decoder import COMPARED, Base, Decoder
 from nodeagent.store.errors import strict
 from nodeagent.store.link import CallersLinks, Links
 from nodeagent.store.messages import (
@@ -78,6 +78,8 @@ MOST_OF_JOBS = 64 << 20
 """Characters of their records together."""
 DECODED_AT_A_TIME = 32
 """Records of a beat that are decoded before the loop has its turn: some 10 ms."""
+JOBS_COMPARED = 8
+"""The most jobs whose records are read beside a wait for their news. A node with more of them beats."""
 QUEUES = "queues"
 """The record of the queues."""
 WINDOWS = "windows"
@@ -540,19 +542,28 @@ class RedisStore:
         return str(newest[0][0]) if newest else after
 
     async def wake(self, after: str, timeout: float, node: str, jobs: Collection[str]) -> Woken:
+        # What is written right now may still be lost where there are replicas.
+        compared = () if self._calls.replicated or len(jobs) > JOBS_COMPARED else tuple(jobs)
+        asked = _next_of(keys.wakes(self._prefix, node, jobs), after, timeout)
         async with self._calls.waiting(timeout) as link:
-            found = await link.ask(*_next_of(keys.wakes(self._prefix, node, jobs), after, timeout))
+            found, records = await link.ask_beside(
+                asked, *(("HMGET", keys.job(self._prefix, uid), *COMPARED) for uid in compared)
+            )
         entries = [(str(stream), *entry) for stream, news in found or () for entry in news]
         newest = max((str(event) for _, event, _ in entries), key=codec.event_order, default=after)
-        brought = [self._brought(stream, fields) for stream, _, fields in entries]
-        if None in brought or self._calls.replicated:  # what has just been written may still be lost
-            return Woken(newest)
-        return Woken(newest, tuple(job for job in brought if job is not None))
+        stored = dict(zip(compared, records, strict=True))
+        brought = [self._brought(stream, fields, stored) for stream, _, fields in entries]
+        return Woken(newest, () if None in brought else tuple(job for job in brought if job is not None))
 
-    def _brought(self, stream: str, fields: Sequence[str]) -> JobRecord | None:
-        """The job with the changes that its wake brought; None if a beat has to bring them."""
+    def _brought(
+        self, stream: str, fields: Sequence[str], stored: Mapping[str, Sequence[str | None] | None]
+    ) -> JobRecord | None:
+        """The job with the changes that its wake brought; None if a beat has to bring them. ``stored``: of each record
+        what ``Decoder.agrees`` compares."""
         place = keys.wakes(self._prefix, "", [""])[-1]
-        if not stream.startswith(place):
+        uid = stream.removeprefix(place)
+        record = stored.get(uid) if stream.startswith(place) else None
+        if record is None:
             return None
         try:
             first, era, _, since, *words = fields
@@ -562,7 +573,9 @@ class RedisStore:
                 word for name, text in zip(words[::2], words[1::2], strict=True)
                 for word in (name[1:], text if name.startswith("+") else None)
             ]  # fmt: skip
-            return self._decoder.news(stream.removeprefix(place), changes, era, int(since))
+            if not self._decoder.agrees(uid, changes, record):
+                return None
+            return self._decoder.news(uid, changes, era, int(since))
         except ValueError:
             return None
 

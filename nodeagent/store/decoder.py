@@ -38,6 +38,10 @@ ROOM = 48_000
 equal ones those that were read least recently."""
 PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
+COMPARED = ("rev", "phase", "generation_number", "generation_id", "generation_state")
+"""What of a record must be as the news of a wake say: by these an agent starts, stops and ends its workers."""
+_UNCHANGED = frozenset({"uid", "name", "owner", "spec", "admission", "control"})
+"""What no step of a gang changes."""
 _KINDS = {**GENERATION_MAPS, **JOB_MAPS}
 _MEMBER = "member:"
 _LISTED = "listed "
@@ -136,6 +140,20 @@ class Decoder:
         if followed:
             last.chain = self._chain
         return last.job
+
+    def agrees(self, uid: str, flat: Sequence[str | None], record: Sequence[str | None]) -> bool:
+        """Whether the job's record in the store (its fields ``COMPARED``, read at the same time) says what these news
+        say, and is as new. Anybody who can write to the store can write news; a step writes the record, too."""
+        last = self._read.get(uid)
+        if last is None or len(record) != len(COMPARED):
+            return False
+        changes = dict(zip(map(str, flat[::2]), flat[1::2], strict=True))
+        if any(field in changes and changes[field] != last.fields.get(field) for field in _UNCHANGED):
+            return False
+        (rev, *rest), (stored, *others) = (changes.get(field, last.fields.get(field)) for field in COMPARED), record
+        if rev is None or stored is None or not (rev + stored).isdecimal() or int(rev) > int(stored):
+            return False
+        return rest == others
 
     def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
         """A node's record, decoded as ``codec.decode_node`` does."""

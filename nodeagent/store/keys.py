@@ -31,6 +31,11 @@ def prefix(cluster: str) -> str:
     return f"na:{{{cluster}}}:"
 
 
+def job(cluster_prefix: str, uid: str) -> str:
+    """The record of a job."""
+    return f"{cluster_prefix}job:{uid}"
+
+
 def pod(cluster_prefix: str, uid: str, node: str) -> str:
     """The pod of a job that a node publishes."""
     return f"{cluster_prefix}pod:{uid}:{node}"

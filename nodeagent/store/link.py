@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -138,6 +138,21 @@ class StoreLink:
             return await self._connection.receive()
         finally:
             self.longest = max(self.longest, 0.0 if is_wait else now() - began)
+
+    async def ask_beside(self, command: Sequence[str | int], *others: Sequence[str | int]) -> tuple[Any, list[Any]]:
+        """Send a command and others in one go: the server runs them one after the other, also where it holds the first
+        one back. Returns the first's reply, and the others'; None of each that the server refuses."""
+        if self._connection is None:
+            raise ConnectionError("this link is not open")
+        for words in (command, *others):
+            await self._connection.send(*words)
+        first, beside = await self._connection.receive(), list[Any]()
+        for _ in others:
+            try:
+                beside.append(await self._connection.receive())
+            except ReplyError:
+                beside.append(None)
+        return first, beside
 
     async def evaluate(self, script: Script, *arguments: str) -> Any:
         """Run a script (first argument: its key), sending the source only if the server does not know it yet."""

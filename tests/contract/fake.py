@@ -6,7 +6,7 @@ Time is real. Owns how a fakeredis client is asked; a blocked XREAD holds no oth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -41,6 +41,10 @@ class FakeLinks:
     async def ask(self, *command: str | int) -> Any:
         """One command's reply."""
         return await self._execute(command)
+
+    async def ask_beside(self, command: Sequence[str | int], *others: Sequence[str | int]) -> tuple[Any, list[Any]]:
+        """The replies to a command and to others."""
+        return await self._execute(tuple(command)), [await self._execute(tuple(words)) for words in others]
 
     async def evaluate(self, script: Script, *arguments: str) -> Any:
         """A script's reply; the first argument is its key."""

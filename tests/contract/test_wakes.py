@@ -10,12 +10,12 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Readiness
-from nodeagent.store.client import RedisStore, connect
+from nodeagent.store.client import JOBS_COMPARED, RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
-from nodeagent.store.messages import Settlement, Woken
+from nodeagent.store.messages import Beat, OwnJob, Settlement, Woken
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import BOUND, LONG, RedisBench, generation
+from tests.contract.bench import BOUND, LONG, RedisBench, generation, refused
 from tests.inprocess.lease import renew_lease
 
 pytestmark = pytest.mark.redis
@@ -242,3 +242,84 @@ async def test_a_beat_leaves_out_jobs_that_its_node_has_read_since(wakes: Wakes)
     assert await brought(job.rev, before.era) == {"u2"}
     assert await brought(job.rev - 1, before.era) == {job.uid, "u2"}
     assert await brought(job.rev, "") == {job.uid, "u2"}, "revisions of another era say nothing"
+
+
+FORGED = [
+    "+generation_state=ended +phase=failed",
+    "+phase=stopped",
+    "+generation_state=ended",
+    "+generation_id=other",
+    "+generation_number=2 +generation_id=other +generation_state=forming +phase=forming",
+    "-generation_id",
+    "+control={}",
+    "+rev=4611686018427387904",
+    "+rev=99999999999999999999999",
+    "+rev=x",
+    "-rev",
+]
+
+
+@pytest.mark.parametrize("words", FORGED)
+async def test_news_that_the_jobs_record_does_not_have_are_not_believed(gang: Gang, words: str) -> None:
+    """Anybody who can write to the store can write news: by these an agent would end its workers, and nobody would
+    notice."""
+    bench, wakes = gang.wakes.bench, gang.wakes
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await gang.read()
+    fields = ["era", await bench.era(), "since", str(job.rev), "+rev", str(job.rev + 1)]
+    fields += [part for word in words.split(" ") for part in ((word, "") if word.startswith("-") else word.split("="))]
+
+    async def forge() -> None:
+        async with wakes.links.one() as link:
+            await link.ask("XADD", f"{wakes.prefix}wake:job:{job.uid}", "*", *fields)
+
+    await forge()
+    assert (await gang.woken("n1", job)).jobs == ()
+    await bench.report(job, "n1", "running")
+    await forge()
+    assert (await gang.woken("n2", job)).jobs == (), "nor where the record is newer by something that wakes nobody"
+    await bench.report(job, "n1")
+    await gang.read()
+    job = await bench.propose(await bench.job(), "n1", "n2")
+    for node in gang.stores:
+        assert (await gang.woken(node, job)).jobs == (job,), "what a step writes is taken as before"
+
+
+async def test_a_record_that_cannot_be_compared_is_for_the_beat_to_find(gang: Gang) -> None:
+    bench, wakes = gang.wakes.bench, gang.wakes
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await gang.read()
+    await bench.report(job, "n1")
+    async with wakes.links.one() as link:
+        await link.ask("SET", f"{wakes.prefix}job:{job.uid}", "x")
+    assert (await gang.woken("n2", job)).jobs == ()
+    assert (await gang.stores["n2"].wake(gang.after["n2"], 0.01, "n2", [job.uid])).jobs == (), "the link is a good one"
+
+
+async def test_who_runs_more_jobs_than_are_compared_has_to_beat(gang: Gang) -> None:
+    bench = gang.wakes.bench
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await gang.read()
+    await bench.report(job, "n1")
+    others = [f"o{number}" for number in range(JOBS_COMPARED)]
+    woken = await gang.stores["n2"].wake(gang.after["n2"], BOUND, "n2", [job.uid, *others])
+    assert (woken.event != gang.after["n2"], woken.jobs) == (True, ())
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_who_has_read_more_of_a_job_than_there_is_finds_the_store_damaged(wakes: Wakes, runs: bool) -> None:
+    """Somebody has put an older record back, and its place in the list of changes. What has ended is in nobody's list
+    of what runs; a reply or a wake has brought it."""
+    bench = wakes.bench
+    await bench.up(*NODES)
+    before = await bench.active(await bench.submit(), "n1", "n2")
+    view = await bench.beat("n1")
+    job = await bench.report(before, "n1")
+    own = OwnJob(uid=job.uid, rev=job.rev, generation=f"{generation(job).number} {generation(job).id} active")
+    async with wakes.links.one() as link:
+        await link.ask("HSET", f"{wakes.prefix}job:{job.uid}", "rev", before.rev)
+        await link.ask("ZADD", f"{wakes.prefix}changes", before.rev, f"job:{job.uid}")
+    beat = Beat(node="n1", incarnation=bench.lives["n1"], seq=1001, rev=view.rev, era=view.era)
+    more = {"runs": (own,)} if runs else {"ahead": {job.uid: job.rev}}
+    await refused("behind", bench.store.beat(beat.model_copy(update=more)))
+    assert (await bench.kinds())[-1] == "StoreDamaged"

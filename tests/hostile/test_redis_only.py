@@ -312,3 +312,25 @@ async def test_another_version_stops_nobody_and_is_over_when_it_is_put_right(clu
     await cluster.attack("HSET meta version 1")
     await cluster.until_whole(before)
     assert not any(lease.unusable for lease in cluster.leases)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        "+generation_state ended +phase failed",
+        "+generation_number 2 +generation_id evil +generation_state forming",
+    ],
+)
+async def test_one_entry_that_says_that_a_job_has_ended_ends_no_workers(cluster: Cluster, news: str) -> None:
+    before = cluster.job()
+    assert before is not None and before.generation is not None
+    era = cluster.leases[0]._snapshot.era
+    for rev in (before.rev + 1, 2**62):
+        await cluster.attack(f"XADD wake:job:u1 * era {era} since {before.rev} +rev {rev} {news}")
+        for lease in cluster.leases:
+            woken = await cluster.store.wake(lease.newest_event, 1.0, lease.node, ["u1"])
+            lease._snapshot.absorb_jobs(woken.jobs)
+            job = lease._snapshot.job("u1")
+            assert job is not None and (job.generation, job.phase) == (before.generation, before.phase)
+    await cluster.until_whole(before)
+    assert cluster.leases[0]._snapshot.era == era, "nothing was damaged, and nothing had to be restored"

@@ -212,6 +212,9 @@ class HereLink:
         except CommandError as error:
             raise ReplyError(str(error)) from None
 
+    async def ask_beside(self, command: Sequence[Word], *others: Sequence[Word]) -> tuple[Any, list[Any]]:
+        return await self.ask(*command), [await self.ask(*words) for words in others]
+
     async def evaluate(self, script: Script, *arguments: str) -> Any:
         key, *rest = arguments
         before = self._server.data.calls

@@ -24,6 +24,9 @@ do
       return score > tonumber(job[3]) and record or 'changes'
     end
     -- each step that changes the generation writes a new revision
+    if same_era and own.rev > tonumber(job[3]) then -- an older record was put back, or the agent believed what none says
+      return record
+    end
     local read = same_era and own.rev <= asked.rev and own.rev == tonumber(job[3])
     if read and own.generation ~= table.concat({ job[4] or '', job[8] or '', job[7] or '' }, ' ') then
       return record

@@ -39,6 +39,11 @@ if served >= recover then
   end
   damaged[#damaged + 1] = key
   damaged[#damaged + 1] = or_key
+  for uid, rev in pairs(A.era == meta.era and A.ahead or {}) do -- replies and wakes said so: the record was put back
+    if (tonumber(redis.call('ZSCORE', CHANGES, 'job:' .. uid) or '') or rev) < rev then
+      damaged[#damaged + 1] = 'job:' .. uid
+    end
+  end
   if damaged[1] then
     return distrust(damaged)
   end

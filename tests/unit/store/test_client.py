@@ -25,6 +25,9 @@ class Link:
     async def ask(self, *_: object) -> object:
         return self._answer
 
+    async def ask_beside(self, command: Sequence[object], *others: Sequence[object]) -> tuple[object, list[object]]:
+        return self._answer, [["5", "running", "1", "g", "active"] for _ in others]
+
 
 class MadeUp:
     """``rev``: what a beat's reply says; ``woken``: fields of the entry of a wake. No other question is answered."""
