@@ -71,7 +71,8 @@ class AdmissionVerifier:
         self._present: frozenset[str] = frozenset()
         """Jobs of the last whole view of this era."""
         self._revs: dict[str, int] = {}
-        """Highest revision of each job's good control, in this era: an older one was put back."""
+        """Highest revision of each job's good control, for as long as the job is remembered: an older one was put back.
+        It holds over all eras, since anybody who can write to the store can begin one."""
         self._queues: QueuesRecord | None = None
         self._tree = NO_QUEUES
         """The newest good tree, and the record that was looked at last."""
@@ -84,6 +85,7 @@ class AdmissionVerifier:
     async def save(self, now: float) -> None:
         """Write down what changed. Raises OSError."""
         self._entries = pruned(self._entries, self._judged, now)
+        self._revs = {uid: rev for uid, rev in self._revs.items() if uid in self._entries}
         await self._ledger.save(dict(self._entries))
 
     def look(
@@ -114,7 +116,7 @@ class AdmissionVerifier:
         unread: Mapping[str, str],
     ) -> dict[str, Refusal]:
         if era != self._era:  # another history: it may lack what this agent has seen, and get it back
-            self._era, self._present, self._revs = era, frozenset(), {}
+            self._era, self._present = era, frozenset()
         unknown = {key.removeprefix("job:") for key in unread if key.startswith("job:")}
         refused = {uid: self._unreadable(uid, jobs.get(uid), unread[f"job:{uid}"]) for uid in unknown}
         for uid, job in jobs.items():
@@ -123,7 +125,6 @@ class AdmissionVerifier:
         for uid in self._judged.keys() - jobs.keys():
             del self._judged[uid]
             self._reported.pop(uid, None)
-            self._revs.pop(uid, None)
         if whole:
             for uid in self._present - jobs.keys() - unknown:
                 self._ends(uid, now)  # removed

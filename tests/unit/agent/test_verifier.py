@@ -335,7 +335,23 @@ def test_an_older_control_written_back_is_refused() -> None:
     assert bench.why(second) == ""
     found = bench.look(first)[UID]
     assert (found.kind, found.controlled, found.rev) == ("control", False, 2)
-    assert bench.why(first, era="e2") == "", "a store that lost writes may have lost the second"
+    assert bench.why(first, era="e2") == "control", "whoever can write to the store can begin an era, too"
+    assert bench.why(second, era="e3") == ""
+
+
+def test_nor_does_it_count_after_the_job_was_missing_in_another_era() -> None:
+    bench, first, second = Bench(), signed(rev=1), signed(rev=2, desired="pause")
+    assert bench.why(second) == ""
+    assert bench.look(era="e2") == {}
+    assert bench.why(first, era="e2") == "control"
+
+
+async def test_of_jobs_that_are_remembered_no_more_no_order_is() -> None:
+    bench = Bench()
+    assert bench.why(signed(rev=2)) == ""
+    bench.look(era="e2")
+    await bench.verifier.save(NOW + 10 * 24 * HOUR)
+    assert (bench.disk.kept, bench.verifier._revs) == ({}, {})
 
 
 def test_what_an_operator_wants_of_a_forged_job_is_known() -> None:
