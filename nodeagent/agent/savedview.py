@@ -483,7 +483,7 @@ class Acknowledger:
         at = ""
         while True:
             try:
-                saves = await self._store.saved(at, self._bound)
+                saves = await self._store.saved(at, self._bound, self._live())
             except StoreError:
                 await asyncio.sleep(AGAIN)
                 continue
@@ -492,8 +492,7 @@ class Acknowledger:
                 return
 
     def _look(self, write: Saved, started: float) -> Acknowledged:
-        cluster = self._cluster()
-        live = [node for node in sorted(cluster.nodes) if cluster.live(node)]
+        live = self._live()
         known = dict(self._others)
         if self._saver.saved is not None:
             known[self._node] = self._saver.saved
@@ -503,3 +502,7 @@ class Acknowledger:
         )  # fmt: skip
         wanted = min(COPIES, max(1, len(live)))  # this node lives, even where it has not read so yet
         return Acknowledged(nodes=there, wanted=wanted, waited=self._clock.now() - started)
+
+    def _live(self) -> list[str]:
+        cluster = self._cluster()
+        return [node for node in sorted(cluster.nodes) if cluster.live(node)]

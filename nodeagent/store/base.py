@@ -383,9 +383,9 @@ class Store(Protocol):
         the job up to the event before."""
         ...
 
-    async def saved(self, after: str, timeout: float) -> Saves:
-        """What each node has reported as saved on its disk. Returns as soon as one of them has reported after ``after``
-        (empty: at once), or when ``timeout`` seconds have passed. Uses the connections of ``wait``."""
+    async def saved(self, after: str, timeout: float, nodes: Collection[str]) -> Saves:
+        """What each of ``nodes`` has reported as saved on its disk. Returns as soon as some node has reported after
+        ``after`` (empty: at once), or when ``timeout`` seconds have passed. Uses the connections of ``wait``."""
         ...
 
     async def close(self) -> None:

@@ -78,6 +78,8 @@ MOST_OF_JOBS = 64 << 20
 """Characters of their records together."""
 DECODED_AT_A_TIME = 32
 """Records of a beat that are decoded before the loop has its turn: some 10 ms."""
+NODES_AT_ONCE = 1000
+"""Nodes of whose saves one command asks, likewise."""
 JOBS_COMPARED = 8
 """The most jobs whose records are read beside a wait for their news. A node with more of them beats."""
 QUEUES = "queues"
@@ -579,16 +581,18 @@ class RedisStore:
         except ValueError:
             return None
 
-    async def saved(self, after: str, timeout: float) -> Saves:
-        stream, reported = keys.saves(self._prefix), keys.saved(self._prefix)
+    async def saved(self, after: str, timeout: float, nodes: Collection[str]) -> Saves:
+        stream, wanted, texts = keys.saves(self._prefix), sorted(nodes), list[str | None]()
         async with self._calls.waiting(timeout) as link:
             if after:
                 await link.ask("XREAD", "COUNT", 1, "BLOCK", max(1, millis(timeout)), "STREAMS", stream, after)
             newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
-        async with self._calls.link() as link:  # of thousands of nodes: longer than what a wait may bring
-            found = codec.pairs(await link.ask("HGETALL", reported))
-        nodes = dict(_each(lambda entry: (entry[0], codec.decode_saved(entry[1])), found.items()))
-        return Saves(at=str(newest[0][0]) if newest else "0-0", nodes=nodes)
+            for start in range(0, len(wanted), NODES_AT_ONCE):  # never all: anybody's fields may be there, without end
+                some = wanted[start : start + NODES_AT_ONCE]
+                texts += await link.ask("HMGET", keys.saved(self._prefix), *some)
+        found = [(node, text) for node, text in zip(wanted, texts, strict=True) if text is not None]
+        reported = dict(_each(lambda entry: (entry[0], codec.decode_saved(entry[1])), found))
+        return Saves(at=str(newest[0][0]) if newest else "0-0", nodes=reported)
 
     async def close(self) -> None:
         await self._calls.close()

@@ -222,7 +222,7 @@ class Both:
         return offer
 
     def saved(self) -> Step:
-        return lambda store: store.saved("", 1.0)
+        return lambda store: store.saved("", 1.0, NODES)
 
     def leave(self) -> Step:
         node = self.node()

@@ -11,17 +11,19 @@ from tests.contract.bench import BOUND, FAST, LASTING, Bench, generation, refuse
 from tests.contract.test_restore import View, read, read_after, rejoin
 
 LONG_WAIT = 60_000
+NODES = ("n1", "n2")
 
 
 async def test_what_a_node_saved_is_reported_and_raises_no_revision(bench: Bench) -> None:
     await bench.up("n1", "n2")
-    assert (await bench.store.saved("", 0.01)).nodes == {}
+    assert (await bench.store.saved("", 0.01, NODES)).nodes == {}
     before = await bench.beat("n1")
     after = await bench.beat("n2", saved=Saved(era="x", rev=3), rev=before.rev)
     assert (after.rev, after.nodes) == (before.rev, ())
-    assert (await bench.store.saved("", 0.01)).nodes == {"n2": Saved(era="x", rev=3)}
+    assert (await bench.store.saved("", 0.01, NODES)).nodes == {"n2": Saved(era="x", rev=3)}
     await bench.beat("n2")
-    assert (await bench.store.saved("", 0.01)).nodes == {"n2": Saved(era="x", rev=3)}, "a beat without it keeps it"
+    kept = await bench.store.saved("", 0.01, NODES)
+    assert kept.nodes == {"n2": Saved(era="x", rev=3)}, "a beat without it keeps it"
 
 
 async def test_what_operators_write_is_asked_for(bench: Bench) -> None:
@@ -40,8 +42,8 @@ async def test_what_operators_write_is_asked_for(bench: Bench) -> None:
 async def test_the_first_save_that_covers_what_was_asked_wakes(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.submit()
-    at = (await bench.store.saved("", 0.01)).at
-    waiting = asyncio.ensure_future(bench.store.saved(at, BOUND))
+    at = (await bench.store.saved("", 0.01, NODES)).at
+    waiting = asyncio.ensure_future(bench.store.saved(at, BOUND, NODES))
     await bench.beat("n1", saved=Saved(era="x", rev=job.rev - 1))
     await asyncio.sleep(0.05)
     assert not waiting.done(), "an older one wakes nobody"
@@ -50,7 +52,7 @@ async def test_the_first_save_that_covers_what_was_asked_wakes(bench: Bench) -> 
     assert reported.nodes == {"n1": Saved(era="x", rev=job.rev)}
     assert reported.at != at
     await bench.beat("n1", saved=Saved(era="x", rev=job.rev + 5))
-    assert (await bench.store.saved(reported.at, 0.05)).at == reported.at, "nobody asked for that"
+    assert (await bench.store.saved(reported.at, 0.05, NODES)).at == reported.at, "nobody asked for that"
 
 
 async def test_promised_numbers_are_never_given_again(bench: Bench) -> None:

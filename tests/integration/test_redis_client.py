@@ -383,7 +383,7 @@ async def test_a_byte_that_is_no_text_beside_the_records_hurts_none(
     await raw(server, "EVAL", f"return redis.call({damage})", "1", "na:{test}:")
     assert [job.uid for job in (await bench.beat("n1")).jobs] == ["u1"]
     assert [event.kind for event in await store.events("0-0", 10)] == ["NodeJoined", "JobSubmitted"]
-    assert (await store.saved("", 0.0)).nodes == {}
+    assert (await store.saved("", 0.0, ["n1"])).nodes == {}
 
 
 @contextmanager

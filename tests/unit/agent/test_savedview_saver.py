@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.clock import Clock, SystemClock
-from nodeagent.store.messages import BeatReply, Saved
+from nodeagent.store.messages import BeatReply, Saved, Saves
 from nodeagent.trust.key import ClusterKey
 from tests.contract.bench import HereBench
 from tests.inprocess.server import HereStore, Server
@@ -277,3 +277,30 @@ async def test_the_wait_has_a_bound_and_says_what_is_so() -> None:
         done = await cluster.acknowledge(0.1)
     assert (done.nodes, done.wanted, done.safe) == (("n1",), 2, False)
     assert done.waited >= 0.1
+
+
+class Counted(HereStore):
+    """Whose saves have been read."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.read = set[str]()
+
+    async def saved(self, after: str, timeout: float, nodes: Collection[str]) -> Saves:
+        found = await super().saved(after, timeout, nodes)
+        self.read.update(found.nodes)
+        return found
+
+
+async def test_of_saves_only_those_of_nodes_that_are_known_are_read() -> None:
+    """Anybody who can write to the store can invent as many as they like: the agent's loop would decode them all."""
+    cluster = Cluster()
+    cluster.store = store = Counted(cluster.server)
+    await cluster.up("n1", "n2")
+    key = next(key for key in cluster.server.data.keys if key.endswith(":meta")).removesuffix("meta") + "saved"
+    cluster.server.data.call("HSET", key, *(word for i in range(2000) for word in (f"x{i}", f"{i} e")))
+    async with running(cluster.scene.saver):
+        waiting = asyncio.create_task(cluster.acknowledge())
+        await cluster.bench.beat("n2", saved=cluster.write)
+        assert (await waiting).nodes == ("n1", "n2")
+    assert store.read == {"n2"}
