@@ -511,3 +511,27 @@ async def test_a_key_of_another_type_does_not_outlive_a_restart_of_the_store(ben
     else:
         raise AssertionError("no step is done any more")
     assert set((await read_after(bench)).jobs) == {"u1"}
+
+
+@pytest.mark.parametrize("floor", [0, 2])
+async def test_leases_of_nodes_that_never_were_are_named_to_nobody_and_removed(bench: Bench, floor: int) -> None:
+    """Whoever can write to the store can invent as many as they like, again and again: a beat brought each agent all
+    their names, or a recovery began. ``floor``: before that moment no lease ended when a beat last counted them."""
+    await bench.up("n1", "n2", "n3")
+    await bench.active(await bench.submit(), "n1", "n2")
+    view = await bench.beat("n1")
+    lease, meta = f"{bench.calls.prefix}lease", f"{bench.calls.prefix}meta"
+    for turn in range(4):
+        async with bench.calls.link() as link:
+            await link.ask("ZADD", lease, *(word for i in range(2500) for word in (0, f"x{turn}-{i}")))
+            await link.ask("HSET", meta, "floor", floor, "floored", 0)
+        await bench.join("n4")
+        for node in ("n1", "n2", "n3"):
+            reply = await bench.beat(node, rev=view.rev, era=view.era)
+            assert (reply.lapsed, reply.sheltered, reply.era) == ((), (), view.era)
+    async with bench.calls.link() as link:
+        assert sorted(await link.ask("ZRANGE", lease, 0, -1)) == ["n1", "n2", "n3", "n4"]
+    await bench.lapse("n3", "n1")
+    lapsed = (await bench.beat("n1", rev=view.rev, era=view.era)).lapsed
+    assert {*lapsed} - {"n4"} == {"n3"}, "who is silent in earnest is found"
+    assert "StoreDamaged" not in await bench.kinds()

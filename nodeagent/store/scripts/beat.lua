@@ -31,10 +31,11 @@ if A.seq <= tonumber(node.seq) then
   end
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
+local strays = shortened() and clear_leases('(' .. meta.floor) -- while there are some, no node lapses, and none is told
 if served >= recover then
   local damaged = A.damaged
   local key, or_key = 'lease', nil
-  if redis.call('ZSCORE', LEASE, id) and not shortened() then
+  if redis.call('ZSCORE', LEASE, id) and (strays or not shortened()) then
     key, or_key = look_for_damage(A, P, A.era == meta.era)
   end
   damaged[#damaged + 1] = key
@@ -160,11 +161,19 @@ end
 -- Nodes whose lease has ended: lapsed, unless an amnesty protects them. The reply has all of them, or nothing if this
 -- agent has the same list: the count and the last name identify the list.
 local gone_now, sheltered = {}, {}
-local count = redis.call('ZCOUNT', LEASE, '-inf', int(served))
-local last = count > 0
-  and redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf', 'WITHSCORES', 'LIMIT', 0, 1) or {}
 local protected = served < shelter()
-local silent = int(count) .. ' ' .. (last[2] or '') .. ' ' .. (protected and 'sheltered ' or '') .. (meta.era or '')
+local function count_silent()
+  local count = redis.call('ZCOUNT', LEASE, '-inf', int(served))
+  local last = count > 0
+    and redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf', 'WITHSCORES', 'LIMIT', 0, 1) or {}
+  return count, int(count) .. ' ' .. (last[2] or '') .. ' ' .. (protected and 'sheltered ' or '') .. (meta.era or '')
+end
+local count, silent = count_silent()
+if count > 0 and silent ~= A.silent then
+  strays = clear_leases(int(served)) or strays
+  count, silent = count_silent()
+end
+silent = strays and A.silent or silent
 local same = silent == A.silent
 if count > 0 and not same then
   local all = redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf')
@@ -176,7 +185,7 @@ if count > 0 and not same then
 end
 local next_end = protected and count > 0 and shelter() or nil
 if not next_end then
-  next_end = next_lease_end(id, P, served, protected, shelter(), lease_ms, credit_ms, tonumber(meta.floor or '0'), count)
+  next_end = next_lease_end(id, P, served, protected or strays, shelter(), lease_ms, credit_ms, tonumber(meta.floor or '0'), count)
 end
 local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,

@@ -21,7 +21,7 @@ has_called(id)
 local old = node_read(id)
 if old and not as_written(id) then
   return distrust({ 'node:' .. id })
-elseif shortened() then
+elseif shortened() and not clear_leases('(' .. meta.floor) and shortened() then
   return distrust({ 'lease' })
 end
 local same = old and old.life == A.life
