@@ -123,6 +123,8 @@ class Core:
     def answered(self, sent: float, now: float, wanted: str) -> None:
         """The store renewed the lease. ``wanted``: who waits for this node while its agent is silent."""
         order = self._require_order()
+        if sent < self.renewed:
+            return  # a later one has been answered
         self.away, self.renewed, self.last, self._until = "", sent, sent, sent + order.fence
         self._estranged = False
         self._next = max(now, sent + order.heartbeat)
@@ -137,6 +139,8 @@ class Core:
     def unanswered(self, sent: float, now: float, why: str, code: str = "") -> None:
         """It did not answer, or not to the point. ``code``: of its refusal."""
         order = self._require_order()
+        if sent < self.renewed:
+            return  # a later renewal has been answered
         self.away = why
         self._estranged = code in FOREIGN or (self._estranged and not code)
         self._next = max(now + order.heartbeat / 4, sent + order.heartbeat)

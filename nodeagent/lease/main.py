@@ -1,8 +1,8 @@
 """The lease process: hears the agent's words, asks the store, writes the grants; what to do next, ``core`` says. Asks
 other nodes and answers them; what, ``failsafe`` says.
 
-One turn after the other, and each is short: while the store is asked, messages of the agent and of other nodes are
-read as well. Standard library only. Must never wait for anybody without a bound, nor look up a name.
+One turn after the other, and each is short: nothing is waited for but in ``_pause``, there for everything at once.
+Standard library only. Must never wait for anybody without a bound, nor look up a name.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from nodeagent.lease.grants import (
     write_grant,
 )
 from nodeagent.lease.lending import Ask, LoanAnswer, Promises
-from nodeagent.lease.order import LeaseOrder, Server, order_file, read_order
+from nodeagent.lease.links import LeaseLinks, StoreAnswer
+from nodeagent.lease.order import order_file, read_order
 from nodeagent.lease.peers import PeerPort
-from nodeagent.lease.resp import Certificates, Reply, Talk, TalkError
 from nodeagent.lease.statefiles import (
     NOBODY,
     NOT_BRIDGED,
@@ -115,8 +115,7 @@ class Process:
         """As it was written; None: an earlier process's, if any."""
         self._noted_bridged = NOT_BRIDGED
         """As the log has it."""
-        self._talk: Talk | None = None
-        self._certificates = Certificates()
+        self._links = LeaseLinks()
         self._order_file = str(order_file(self._folder))
         self._stamp: tuple[int, ...] | None = ()
         """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
@@ -135,12 +134,11 @@ class Process:
         while True:
             self._take_order()
             self._bridge()
+            self._read_answers()
             call = self._core.look(boottime(), self._obeyed)
             self._show()
             if call is not None:
                 self._ask(call)
-                self._take_order()  # a life that was given back meanwhile is granted nothing
-                self._show()
             if self._is_over():
                 return
             self._pause()
@@ -166,9 +164,11 @@ class Process:
             return
         self._stamp = stamp
         before = self._core.order
-        if self._talk is not None and (order is None or _where(order) != (self._talk.server, self._talk.timeout)):
-            self._talk.close()
-            self._talk = None
+        if before is not None:  # what an earlier order asked for grants a later one nothing
+            if order is None or (order.server, order.timeout) != (before.server, before.timeout):
+                self._links.close()
+            elif (order.life, order.start, order.era) != (before.life, before.start, before.era):
+                self._links.forget()
         self._ended = before is not None and order is None
         self._core.take(boottime(), order)
 
@@ -287,49 +287,50 @@ class Process:
     # --- what goes out
 
     def _ask(self, call: Call) -> None:
-        core, order = self._core, self._core.order
+        """The store, or for a link to it, unless that is under way."""
+        core, order, links, now = self._core, self._core.order, self._links, boottime()
         assert order is not None
-        if self._talk is None:
-            self._talk = Talk(*_where(order), self._wait, self._certificates)
-        talk, sent = self._talk, boottime()
-        self._look_for_pods = True
-        arguments: dict[str, Any] = {"node": order.node, "life": order.life, "era": order.era}
-        if call == "renew":
-            arguments |= {"length": round(order.lease * 1000), "asks": core.asks(sent)}
-        else:
-            assert core.departure is not None
-            arguments |= {"start": order.start, "why": core.departure.why}
-        try:
-            talk.open()
-            sent = boottime()
-            step = order.renew if call == "renew" else order.leave
-            reply = talk.evaluate(step, order.prefix, order.record_version, json.dumps(arguments))
-        except TalkError as error:
-            core.unanswered(sent, boottime(), str(error))
-            return
-        self._answered(call, sent, reply)
+        if links.can_add():
+            links.add(order.server, order.timeout, now, now + order.fence)
+        if links.can_ask():
+            self._look_for_pods = True
+            arguments: dict[str, Any] = {"node": order.node, "life": order.life, "era": order.era}
+            if call == "renew":
+                step = order.renew
+                arguments |= {"length": round(order.lease * 1000), "asks": core.asks(now)}
+            else:
+                assert core.departure is not None
+                step = order.leave
+                arguments |= {"start": order.start, "why": core.departure.why}
+            now = boottime()
+            words = (order.prefix, order.record_version, json.dumps(arguments))
+            links.ask(call, now, now + order.fence, step, *words)
 
-    def _answered(self, call: Call, sent: float, reply: Reply) -> None:
-        core, now = self._core, boottime()
-        match reply:
-            case [1, str(clocks), str(waits)] if call == "renew":
+    def _read_answers(self) -> None:
+        """Of the store."""
+        for outcome in self._links.outcomes():
+            if isinstance(outcome, StoreAnswer):
+                self._answered(outcome)
+            else:
+                self._core.unanswered(outcome.sent, boottime(), outcome.why)
+
+    def _answered(self, answer: StoreAnswer) -> None:
+        core, now, sent = self._core, boottime(), answer.sent
+        match answer.reply:
+            case [1, str(clocks), str(waits)] if answer.call == "renew":
                 core.unannounced = unannounced(clocks)
                 core.answered(sent, now, waits)
-            case [1] if call == "leave":
+            case [1] if answer.call == "leave":
                 core.gave_back()
             case [0, "lost", str(text)]:
                 core.refused(text)
             case [0, str(code), str(text)]:
                 if code == "link":
-                    self._hang_up()
+                    self._links.close()
                 core.unanswered(sent, now, text, code)
-            case _:
-                self._hang_up()
+            case reply:
+                self._links.close()
                 core.unanswered(sent, now, f"the store answered what is no answer: {str(reply)[:200]}")
-
-    def _hang_up(self) -> None:
-        if self._talk is not None:
-            self._talk.close()
 
     def _show(self) -> None:
         """Writes what others read. The end of a life is written down before it is reported."""
@@ -412,43 +413,26 @@ class Process:
 
     def _pause(self) -> None:
         """Until something is due or somebody speaks."""
-        order, now = self._core.order, boottime()
+        order, now, links = self._core.order, boottime(), self._links
         left = self._core.due() - now
         turn = min(TURN, order.heartbeat) if order is not None else TURN
-        if left <= 0:  # what is waited for are the shims, or another order
+        if left <= 0:  # what is waited for are the shims, the store, or another order
             left = turn / 4 if self._core.state == "giving up" else turn
         left = min(left, max(0.0, self._failsafe.due() - now))
-        files = self._ears()
-        if self._ends_with is not None:
-            files[self._ends_with] = select.POLLIN
-        until, wake = now + min(left, turn), self._wake.fileno()
-        while True:  # that the agent is there is no reason for a turn
-            ready = _ready(files, until - boottime())
-            if (wake in ready and self._receive()) or ready != {wake} or boottime() >= until:
-                return
-
-    def _ears(self) -> dict[int, int]:
-        """The agent's words, and other nodes'."""
         files = {self._wake.fileno(): select.POLLIN}
         if self._peers is not None and self._peers.fileno() >= 0:
             files[self._peers.fileno()] = select.POLLIN
-        return files
-
-    def _wait(self, fd: int, events: int, until: float) -> bool:
-        """For the store, with an ear for the agent and other nodes: see ``resp.Wait``."""
+        if self._ends_with is not None:
+            files[self._ends_with] = select.POLLIN
+        until = now + min(left, turn, SLICE if links.files() else TURN)
         wake = self._wake.fileno()
-        while True:
-            now = boottime()
-            left = until - now
-            ready = _ready({**self._ears(), fd: events}, min(left, SLICE, max(0.0, self._failsafe.due() - now)))
-            if wake in ready:
-                self._receive()
-            if fd in ready:
-                return True
-            if left <= 0:
-                return False
-            self._bridge()
-            self._show()
+        while True:  # that the agent is there is no reason for a turn, nor is a part of what the store says
+            ready = _ready(files | links.files(), min(until, links.due()) - boottime())
+            urgent = wake in ready and self._receive()
+            if links.turn(ready, boottime()) or urgent:
+                return
+            if (ready & files.keys()) - {wake} or boottime() >= until:
+                return
 
     def _is_over(self) -> bool:
         if self._core.state == "left" or self._ended:
@@ -475,10 +459,6 @@ def _word(data: bytes) -> object:
     except (ValueError, RecursionError):
         return None
     return word
-
-
-def _where(order: LeaseOrder) -> tuple[Server, float]:
-    return order.server, order.timeout
 
 
 def _ready(files: dict[int, int], seconds: float) -> set[int]:

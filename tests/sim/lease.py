@@ -10,12 +10,13 @@ from typing import Any
 from nodeagent.lease.core import Core, Departure, State
 from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
+from nodeagent.lease.links import MOST_LINKS
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript
 from nodeagent.lease.peers import Message
 from nodeagent.lease.statefiles import NOT_BRIDGED, Bridged, Pulse
 from nodeagent.model.timing import Timing, millis
 from nodeagent.pods.folder import folder_name
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StoreError, StoreRefusedError, StoreUnavailableError
 from tests.inprocess import server as inprocess
 from tests.inprocess.lease import Renewed, renew_lease
 from tests.inprocess.server import HereCalls
@@ -64,7 +65,13 @@ class SimLease:
         self.gate = Gate()
         self._end = net.ends[machine.name] = PeerEnd(machine.name, self.gate, self._received)
         self._end.dead = True
-        self._steps: Any = LinkedStore(LeaseSteps(server), link, self.gate, random.Random(machine.name))
+        steps, rng = LeaseSteps(server), random.Random(machine.name)
+        self._steps: Any = LinkedStore(steps, link, self.gate, rng, timing.fence)
+        self._asked: list[asyncio.Task[None]] = []
+        """What the store has not answered, oldest first: see ``lease.links``."""
+        self._newest: asyncio.Task[None] | None = None
+        """Of these, unless it is late."""
+        self._replied = asyncio.Event()
         self.order: LeaseOrder | None = None
         self.departure: Departure | None = None
         self.table: Table | None = None
@@ -98,11 +105,12 @@ class SimLease:
         self._do(self._run(self.core))
         self._do(self._bridge(self.core, self._failsafe))
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """As long as this process lives."""
         task = asyncio.get_running_loop().create_task(work, name=f"lease {self.machine.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def kill(self) -> None:
         """SIGKILL; it is back in a moment."""
@@ -113,7 +121,7 @@ class SimLease:
         """SIGKILL, and nobody starts it again."""
         for task in self._tasks:
             task.cancel()
-        self._tasks = set()
+        self._tasks, self._asked, self._newest = set(), [], None
         self.core, self._failsafe, self._pulse, self._end.dead = None, None, None, True
 
     def cut_power(self) -> None:
@@ -124,6 +132,8 @@ class SimLease:
     async def _run(self, core: Core) -> None:
         while True:
             await self.gate.passed()
+            if self.order is None or (core.order is not None and core.order[:5] != self.order[:5]):
+                self._hang_up()  # what an earlier order asked for grants a later one nothing
             core.take(self.clock.now(), self.order)
             call = core.look(self.clock.now(), lambda: {uid: pod.obeyed for uid, pod in self.machine.pods.items()})
             if call is not None and core.order is not None:
@@ -138,24 +148,61 @@ class SimLease:
             self._words.clear()
 
     async def _ask(self, core: Core, order: LeaseOrder, call: str) -> None:
+        """Until there is an answer, or this one is late: then it is listened to still, beside the next one."""
+        if len(self._asked) == MOST_LINKS:
+            self._asked.pop(0).cancel()
         sent = self.clock.now()
+        self._replied.clear()
+        asked = self._newest = self._do(self._question(core, order, call, sent))
+        self._asked.append(asked)
+        try:
+            async with asyncio.timeout(order.timeout):
+                await self._replied.wait()
+        except TimeoutError:
+            await self.gate.passed()
+            if self._newest is asked:
+                self._newest = None
+                core.unanswered(sent, self.clock.now(), "the store did not answer in time")
+
+    async def _question(self, core: Core, order: LeaseOrder, call: str, sent: float) -> None:
+        """One, on a link of its own; what comes of it counts if it is the first, or if it is not late."""
+        renewed: Renewed | None = None
+        error: StoreError | None = None
         try:
             if call == "renew":
                 renewed = await self._steps.renew(order, core.asks(sent))
-                if self.order is order or (self.order is not None and self.order.life == order.life):
-                    core.unannounced = renewed.unannounced
-                    core.answered(sent, self.clock.now(), renewed.waits)
             else:
                 assert core.departure is not None
                 await self._steps.leave(order, core.departure.why)
-                core.gave_back()
-        except StoreUnavailableError as error:
-            core.unanswered(sent, self.clock.now(), str(error))
-        except StoreRefusedError as refusal:
-            if refusal.code == "lost":
-                core.refused(str(refusal))
-            else:
-                core.unanswered(sent, self.clock.now(), str(refusal), refusal.code)
+        except (StoreUnavailableError, StoreRefusedError) as found:
+            error = found
+        this = asyncio.current_task()
+        assert this is not None
+        self._asked.remove(this)
+        if isinstance(error, StoreUnavailableError) and this is not self._newest:
+            return
+        if not isinstance(error, StoreUnavailableError):
+            self._hang_up()
+        self._newest = None
+        self._replied.set()
+        self._words.set()
+        if self.order is None or self.order[:5] != order[:5]:
+            return  # what an earlier order asked for grants a later one nothing
+        now = self.clock.now()
+        if renewed is not None:
+            core.unannounced = renewed.unannounced
+            core.answered(sent, now, renewed.waits)
+        elif error is None:
+            core.gave_back()
+        elif isinstance(error, StoreRefusedError) and error.code == "lost":
+            core.refused(str(error))
+        else:
+            core.unanswered(sent, now, str(error), error.code if isinstance(error, StoreRefusedError) else "")
+
+    def _hang_up(self) -> None:
+        for one in self._asked:
+            one.cancel()
+        self._asked, self._newest = [], None
 
     # --- failsafe time
 

@@ -185,9 +185,12 @@ class LinkedStore:
     """One process's view of the store (``HereStore`` or another client), through its node's link. Effects of late
     requests are kept in ``late`` until they happen."""
 
-    def __init__(self, real: object, link: Link, gate: Gate, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, real: object, link: Link, gate: Gate, rng: random.Random | None = None, patience: float | None = None
+    ) -> None:
+        """``patience``: seconds for which this process listens for a reply, if longer than its link's timeout."""
         self._real: Any = real
-        self._link, self._gate, self._rng = link, gate, rng or link.rng
+        self._link, self._gate, self._rng, self._patience = link, gate, rng or link.rng, patience
         self._late: set[asyncio.Task[Any]] = set()
 
     def as_store(self) -> Store:
@@ -217,24 +220,26 @@ class LinkedStore:
     async def _call(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await self._gate.passed()
         link = self._link
+        limit = link.timeout if self._patience is None else self._patience
         there = link.delay(self._rng)
         if link.cut or link.lost(self._rng):
-            await asyncio.sleep(link.timeout)
+            await asyncio.sleep(limit)
             await self._gate.passed()
             raise StoreUnavailableError("the request was lost")
-        if there >= link.timeout or link.frozen.closed:
+        if there >= limit or (link.frozen.closed and self._patience is None):
             self._again(real, args, kwargs, there)
-            await asyncio.sleep(link.timeout)
+            await asyncio.sleep(limit)
             await self._gate.passed()
             raise StoreUnavailableError("the request is late")
         await asyncio.sleep(there)
-        effect = link.thread.carry_out(real, args, kwargs)
-        if not link.thread.busy:
+        is_frozen = link.frozen.closed
+        effect = self._thawed(real, args, kwargs) if is_frozen else link.thread.carry_out(real, args, kwargs)
+        if not (link.thread.busy or is_frozen):
             result, error = await effect
         else:
             loop = asyncio.get_running_loop()
             came, task = loop.time(), self._keep(effect)
-            await asyncio.wait([task], timeout=link.timeout - there)
+            await asyncio.wait([task], timeout=limit - there)
             if not task.done():
                 await self._gate.passed()
                 raise StoreUnavailableError("the store is overloaded")
@@ -243,8 +248,8 @@ class LinkedStore:
         if link.twice and self._rng.random() < link.twice:
             self._again(real, args, kwargs, self._rng.uniform(0, 30))
         back = link.delay(self._rng)
-        if link.reply_lost(self._rng) or there + back >= link.timeout:
-            await asyncio.sleep(max(0.0, link.timeout - there))
+        if link.reply_lost(self._rng) or there + back >= limit:
+            await asyncio.sleep(max(0.0, limit - there))
             await self._gate.passed()
             raise StoreUnavailableError("the reply was lost")
         await asyncio.sleep(back)
@@ -264,8 +269,11 @@ class LinkedStore:
 
     async def _late_effect(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delay: float) -> None:
         await asyncio.sleep(delay)
+        await self._thawed(real, args, kwargs)  # nobody listens to the answer of a late request
+
+    async def _thawed(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, StoreError | None]:
         await self._link.frozen.passed()
-        await self._link.thread.carry_out(real, args, kwargs)  # nobody listens to the answer of a late request
+        return await self._link.thread.carry_out(real, args, kwargs)
 
     async def close(self) -> None:
         for task in list(self._late):

@@ -16,6 +16,7 @@ from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.network import LinkedStore
 from tests.sim.test_directed import simulate
 from tests.sim.test_failsafe import apart, cut, started
+from tests.sim.test_overload import token
 
 
 def health(c: SimCluster, name: str) -> AgentHealth:
@@ -45,6 +46,27 @@ def test_agents_tell_whose_time_it_is() -> None:
         await asyncio.sleep(10)
         reported = health(c, "n1")
         assert (reported.store_away_since, reported.lent, reported.not_lent) == (None, {}, {})
+
+    simulate(3, scenario)
+
+
+@pytest.mark.parametrize("stall", [0.62, 1.2])
+def test_a_store_that_stalls_again_and_again_renews_every_lease(stall: float) -> None:
+    """Each stall is longer than the store's timeout, so that most answers are late."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 3, 3)
+        before = token(c)
+        for _ in range(30):
+            c.frozen.close()
+            await asyncio.sleep(stall)
+            c.frozen.open()
+            await asyncio.sleep(0.02)
+            for node in c.nodes.values():
+                assert node.lease.core is not None
+                assert node.lease.clock.now() - node.lease.core.last < TIMING.fence
+        await asyncio.sleep(10)
+        assert token(c) == before
 
     simulate(3, scenario)
 

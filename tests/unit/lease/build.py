@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import select
+from typing import Any, TypeVar
 
 from nodeagent.lease.lending import Ask, FailsafeAddress, LoanRow, Table
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript
+from nodeagent.lease.resp import Steps
+from nodeagent.osutil.linux import boottime
+
+T = TypeVar("T")
 
 ORDER = LeaseOrder(
     boot="b", node="n1", life="l1", start=1, era="e1", heartbeat=0.5, lease=3.0, fence=2.0, kill=0.25, promise=4.0,
@@ -32,3 +37,17 @@ def table(jobs: dict[str, LoanRow] | None = None, **more: Any) -> Table:
 def ask(**more: Any) -> Ask:
     """n2's question to n1."""
     return Ask(UID, TOKEN, FAILSAFE_MEMBERS, "n2", "l2", "n1", "l1")._replace(**more)
+
+
+def done(steps: Steps[T]) -> T:
+    """What becomes of them, waited for."""
+    came: bool | None = None
+    while True:
+        try:
+            wanted = next(steps) if came is None else steps.send(came)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        poll = select.poll()
+        poll.register(wanted.fd, wanted.events)
+        came = bool(poll.poll(max(0.0, wanted.until - boottime()) * 1000)) and boottime() < wanted.until

@@ -95,6 +95,18 @@ def test_an_answer_that_came_late_is_followed_by_the_next_renewal_at_once() -> N
     assert run.core.due() == run.now + 5
 
 
+def test_an_answer_that_a_later_one_has_overtaken_takes_nothing_back() -> None:
+    run = Run()
+    run.core.unanswered(100.0, 100.5, "silence")
+    run.core.answered(100.6, 100.7, "")
+    before = run.grant, run.core.due(), run.core.last
+    run.core.answered(100.0, 100.8, "")
+    run.core.unanswered(100.0, 100.9, "it lost writes", "era")
+    assert (run.grant, run.core.due(), run.core.last) == before
+    assert run.core.away == ""
+    assert run.core.may_borrow(104.0)
+
+
 def test_without_an_answer_nothing_more_is_granted() -> None:
     run = Run()
     run.renew()
