@@ -7,6 +7,7 @@ Defines what one term means. ``spec/placementfile.py`` parses what people write;
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated
@@ -102,13 +103,20 @@ def is_pattern(text: str) -> bool:
 
 
 def named(patterns: tuple[str, ...], node: str) -> bool:
-    """Returns whether one of these patterns names the node."""
+    """Returns whether one of these patterns names the node. If a range begins with 0, numbers in the node's name must
+    have as many digits."""
     plain, ranged = _sorted(patterns)
     if node in plain:
         return True
-    for pattern in ranged:  # noqa: SIM110 - called for each node and job: any() takes twice as long
-        if names(pattern, node):
-            return True
+    for before, after, by_digits in ranged:
+        if node.startswith(before) and node.endswith(after):
+            digits = node[len(before) : len(node) - len(after)]
+            if digits.isdecimal() and digits.isascii():
+                number, count = int(digits), len(digits)
+                if _covers(by_digits.get(count), number):
+                    return True
+                if (digits[0] != "0" or count == 1) and _covers(by_digits.get(0), number):
+                    return True
     return False
 
 
@@ -117,30 +125,53 @@ def has_ranges(pattern: str) -> bool:
     return _ranged(pattern) is not None
 
 
+_Bounds = tuple[list[int], list[int]]
+"""The lower and the upper bounds of ranges that are apart from each other, ascending."""
+_Ranges = tuple[str, str, dict[int, _Bounds]]
+"""The text before and after the ranges, and the ranges by the digits that they need (0: any)."""
+
+
+def _covers(ranges: _Bounds | None, number: int) -> bool:
+    if ranges is None:
+        return False
+    at = bisect_right(ranges[0], number) - 1
+    return at >= 0 and number <= ranges[1][at]
+
+
 @lru_cache(maxsize=1024)
-def _sorted(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Plain names, and patterns with ranges: most of a long list are names, and a set finds a name at once."""
-    ranged = tuple(pattern for pattern in patterns if has_ranges(pattern))
-    return frozenset(patterns).difference(ranged), ranged
+def _sorted(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[_Ranges, ...]]:
+    """Plain names, and what all patterns with ranges name together: most of a long list are names, and a set finds a
+    name at once; and whoever writes hundreds of ranges must not have each of them looked at for each node."""
+    plain, found = set[str](), dict[tuple[str, str], dict[int, list[tuple[int, int]]]]()
+    for pattern in patterns:
+        if (ranged := _ranged(pattern)) is None:
+            plain.add(pattern)
+            continue
+        before, after, spans = ranged
+        by_digits = found.setdefault((before, after), {})
+        for low, high, digits in spans:
+            by_digits.setdefault(digits, []).append((low, high))
+    ranges = tuple((*text, {n: _joined(spans) for n, spans in of.items()}) for text, of in found.items())
+    return frozenset(plain), ranges
+
+
+def _joined(spans: list[tuple[int, int]]) -> _Bounds:
+    """Those that overlap as one."""
+    lows, highs = list[int](), list[int]()
+    for low, high in sorted(spans):
+        if high < low:
+            continue  # it names nothing
+        if highs and low <= highs[-1]:
+            highs[-1] = max(highs[-1], high)
+        else:
+            lows.append(low)
+            highs.append(high)
+    return lows, highs
 
 
 def names(pattern: str, node: str) -> bool:
-    """Returns whether ``pattern`` (``n7``, ``n[1-8,12]``, ``gpu[01-16]-a``) names this node. If a range begins with 0,
-    numbers in the node's name must have as many digits."""
-    ranged = _ranged(pattern)
-    if ranged is None:
-        return pattern == node
-    before, after, spans = ranged
-    if not (node.startswith(before) and node.endswith(after)):
-        return False
-    digits = node[len(before) : len(node) - len(after)]
-    if not (digits.isdecimal() and digits.isascii()):
-        return False
-    number, digit_count = int(digits), len(digits)
-    for low, high, width in spans:
-        if low <= number <= high and (digit_count == width if width else digits[0] != "0" or digit_count == 1):
-            return True
-    return False
+    """Returns whether ``pattern`` (``n7``, ``n[1-8,12]``, ``gpu[01-16]-a``) names this node."""
+    return named((pattern,), node)
 
 
 @lru_cache(maxsize=4096)

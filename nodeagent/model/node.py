@@ -6,6 +6,7 @@ A node's lease is not here: only the store knows it (in served time), and report
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -63,6 +64,12 @@ class Notice(Record):
     """From when on, and where the notice comes from: in words that follow "is", or by themselves."""
 
 
+@lru_cache(maxsize=64)
+def _slot_names(count: int) -> tuple[str, ...]:
+    """Each job that waits asks for those of each node."""
+    return tuple(f"cpu{i}" for i in range(count))
+
+
 class NodeFacts(Record):
     """What an agent reports about its machine. Changes rarely; a change raises the node's revision."""
 
@@ -112,7 +119,7 @@ class NodeFacts(Record):
         """Names of all devices that a worker may be given: healthy GPUs by uuid, then cpu slots. ``mine``: the devices
         that the worker's job has now."""
         gpus = tuple(g.uuid for g in self.gpus if g.healthy or (g.uuid in mine and self._unsure(g.uuid)))
-        return gpus + tuple(f"cpu{i}" for i in range(self.cpu_slots))
+        return gpus + _slot_names(self.cpu_slots)
 
     def _unsure(self, uuid: str) -> bool:
         """Returns whether a GPU is left out only because its state cannot be determined: a job that uses it keeps

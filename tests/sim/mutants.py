@@ -40,7 +40,8 @@ from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.job import gang, running
 from nodeagent.plan.job.running import judge_before
 from nodeagent.plan.placing import placement, places
-from nodeagent.plan.placing.places import Layout, Site
+from nodeagent.plan.placing.places import Ground, Site
+from nodeagent.plan.placing.topology import Tree
 from nodeagent.plan.pods import pod
 from nodeagent.plan.steps import Decision
 from nodeagent.pods.base import PodStatus
@@ -526,12 +527,11 @@ def _least_one(one: Role) -> dict[str, object]:
 
 def roles_shrink_to_nothing(patch: pytest.MonkeyPatch) -> None:
     """A role goes on with fewer places than its file allows."""
-    lay_out = places.lay_out
 
-    def fewer(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
-        return lay_out([one.model_copy(update=_least_one(one)) for one in roles], sites)
+    def fewer(roles: Sequence[Role], sites: Sequence[Site], known: Tree) -> Ground:
+        return Ground([one.model_copy(update=_least_one(one)) for one in roles], sites, known)
 
-    patch.setattr(placement, "lay_out", fewer)
+    patch.setattr(placement, "Ground", fewer)
 
 
 def places_keep_their_gaps(patch: pytest.MonkeyPatch) -> None:

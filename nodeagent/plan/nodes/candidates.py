@@ -3,7 +3,7 @@ may."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +16,7 @@ from nodeagent.plan.nodes.availability import shuns, spot_nodes, too_long
 from nodeagent.plan.nodes.devices import Booked, booked, changed_bookings, pick, used_devices
 from nodeagent.plan.nodes.health import bar, worn_nodes
 from nodeagent.plan.nodes.members import own_devices, present_members, survivors
+from nodeagent.plan.placing.topology import tree
 
 Standing = Literal["fit", "pending", "unfit", "out"]
 """``fit``: could start now. ``pending``: still getting ready. ``unfit``: a check failed there. ``out``: dead,
@@ -97,8 +98,17 @@ def ruled_out(spec: JobSpec, node: NodeRecord) -> str:
         return f"has no label {spec.within}, of which the job's nodes have one value"
     if why_not := shuns(spec, node.facts):
         return why_not
-    why = [allowed(role, node.id, node.facts) for role in spec.roles]
-    return why[0] if all(why) else ""
+    first = ""
+    for role in spec.roles:
+        if not (why := allowed(role, node.id, node.facts)):
+            return ""
+        first = first or why
+    return first
+
+
+def free_gpus(facts: NodeFacts, devices: Collection[str]) -> int:
+    """How many of a node's devices that are free are GPUs; the others are worker slots."""
+    return sum([gpu.uuid in devices for gpu in facts.gpus])
 
 
 def share(
@@ -107,10 +117,20 @@ def share(
     """What a node has for the places of several roles: all its free devices, if one of the roles could have a place
     there; else a phrase saying what is missing for the first of them."""
     taken, held = frozenset(used), frozenset(mine)
-    offers = [allowed(role, node, facts) or offer(role, facts, taken, held) for role in roles]
-    if all(isinstance(one, str) for one in offers):
-        return offers[0]
-    return tuple(device for device in facts.devices(held) if device not in taken)
+    free = facts.devices(held)
+    if taken:
+        free = tuple(device for device in free if device not in taken)
+    installed, gpus, first = len(facts.gpus), free_gpus(facts, free), ""
+    slots = len(free) - gpus
+    for role in roles:
+        why = allowed(role, node, facts)
+        if not why and fitting(role, installed, gpus, slots):
+            return free
+        if not first:
+            lacks = why or offer(role, facts, taken, held)
+            assert isinstance(lacks, str)  # it has no room for a worker
+            first = lacks
+    return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,14 +366,27 @@ def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
     rest = [n for n in nodes if n not in members]
     leaving, old, spot = job.control.leaving, worn_nodes(cluster), spot_nodes(cluster)
     if choosy(job):
-        rest.sort(key=lambda n: -score(cluster, job, n))
+        scores = _scores(cluster, job)
+        rest.sort(key=lambda n: -scores[n])
     return sorted([*members, *rest], key=lambda n: (n in leaving, n in old, n in spot and n not in members))  # stable
 
 
 def score(cluster: Cluster, job: JobRecord, node: str) -> int:
     """How much the job prefers a known node: that of the role that likes it most."""
-    labels = cluster.nodes[node].facts.labels
-    return max((r.placement.score(node, labels) for r in job.spec.roles if r.placement is not None), default=0)
+    return _scores(cluster, job)[node]
+
+
+def _scores(cluster: Cluster, job: JobRecord) -> Mapping[str, int]:
+    """Of each node. Found once for as long as labels stay: it is asked for each node again and again."""
+    known = tree(cluster)
+
+    def look(_before: object) -> Mapping[str, int]:
+        by_role = [known.scores(one) for one in {r.placement: None for r in job.spec.roles} if one is not None]
+        if len(by_role) == 1:
+            return by_role[0]
+        return {node: max((of[node] for of in by_role), default=0) for node in known.labels}
+
+    return cluster.notes.once(f"scores:{job.uid}", (job.spec, known), look, len(cluster.nodes) // 8)
 
 
 def choosy(job: JobRecord) -> bool:

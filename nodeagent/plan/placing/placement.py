@@ -5,7 +5,7 @@ than the ceiling of its queues allows, and on other nodes than it was on only wh
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -17,10 +17,10 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling, full, holdings
 from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, times, together
 from nodeagent.plan.nodes.availability import spot_nodes
-from nodeagent.plan.nodes.candidates import Candidate, candidates, ranked, score
+from nodeagent.plan.nodes.candidates import Candidate, Standing, candidates, ranked, score
 from nodeagent.plan.nodes.health import worn_nodes
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.places import Layout, Site, could_hold, had_places, lay_out
+from nodeagent.plan.placing.places import Ground, Layout, Site, had_places
 from nodeagent.plan.placing.topology import (
     GangLayout,
     PastPlaces,
@@ -114,14 +114,19 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
     """
     if without:
         return _choose(cluster, job, target, without)
-    of: tuple[object, ...] = (
-        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), spot_nodes(cluster), job.control,
-        job.spec, tree(cluster), may_move(cluster, job),
-    )  # fmt: skip
+    of = _looked_at(cluster, job)
     if ceiling(cluster, job) is not NO_CEILING:
         of = (*of, cluster.queues, holdings(cluster))
     what = f"choose:{job.uid}:{target}"
     return cluster.notes.once(what, of, lambda _before: _choose(cluster, job, target, ()), len(cluster.nodes) // 8)
+
+
+def _looked_at(cluster: Cluster, job: JobRecord) -> tuple[object, ...]:
+    """All that a choice depends on, but for what queues may use."""
+    return (
+        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), spot_nodes(cluster), job.control,
+        job.spec, tree(cluster), may_move(cluster, job),
+    )  # fmt: skip
 
 
 def arranged(cluster: Cluster, spec: JobSpec) -> bool:
@@ -319,25 +324,21 @@ def _lay(
     cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate], members: Mapping[str, Member]
 ) -> Layout:
     """``members``: those that keep their places."""
+    ground, domains = _ground(cluster, job, spec, able, members)
+    return ground.lay_out_in(domains, job.spec.within)
+
+
+def _ground(
+    cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate], members: Mapping[str, Member]
+) -> tuple[Ground, Sequence[Sequence[int]]]:
+    """The candidates, and which of them are in each domain that is tried before all of them."""
     sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
     if not arranged(cluster, job.spec):
-        return lay_out(spec.roles, sites)
+        return Ground(spec.roles, sites, tree(cluster)), ()
     gang = gang_of(cluster, job.spec)
     if members:
         sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
-    fewer = list[Layout]()
-    for domain in _domains(gang, [site.node for site in sites], list(members)):
-        inside = [site for site in sites if gang.paths[site.node][: len(domain)] == domain]
-        if could_hold(spec.roles, inside) and not (found := lay_out(spec.roles, inside)).lack:
-            if not found.left:
-                return found
-            fewer.append(found)
-    found = lay_out(spec.roles, sites)
-    if not gang.within or (found.lack and not fewer):
-        fewer.append(found)
-    elif not fewer:
-        return Layout(lack=f"no {spec.within} has room for all of its places")
-    return max(fewer, key=lambda one: one.count)  # of equals the smallest domain
+    return Ground(spec.roles, sites, tree(cluster)), _domains(gang, [site.node for site in sites], list(members))
 
 
 def _near_first(sites: Sequence[Site], gang: GangLayout, members: Sequence[str]) -> list[Site]:
@@ -348,30 +349,69 @@ def _near_first(sites: Sequence[Site], gang: GangLayout, members: Sequence[str])
     return [by_node[n] for n in (*(n for n in by_node if n in members), *near)]
 
 
-def _domains(gang: GangLayout, nodes: Sequence[str], members: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Where to try: the domains that survivors are in, then any, the smallest first. Survivors whose gang need not be
-    in one domain stay, wherever they are."""
+def _domains(gang: GangLayout, nodes: Sequence[str], members: Sequence[str]) -> list[list[int]]:
+    """Where to try, by the numbers of the nodes: the domains that survivors are in, then any, the smallest first.
+    Survivors whose gang need not be in one domain stay, wherever they are."""
     if members and not gang.within:
-        return
-    sizes: dict[tuple[str, ...], int] = {}
-    for node in nodes:
+        return []
+    inside: dict[tuple[str, ...], list[int]] = {}
+    for i, node in enumerate(nodes):
         path = gang.paths[node]
         for depth in range(max(gang.within, 1), len(path) + 1):
             if path[depth - 1]:
-                sizes[path[:depth]] = sizes.get(path[:depth], 0) + 1
+                inside.setdefault(path[:depth], []).append(i)
     home = {gang.paths[n][: gang.within] for n in members if n in gang.paths}
-    yield from sorted(sizes, key=lambda d: (d[: gang.within] not in home, -len(d), sizes[d], d))
+    return [inside[d] for d in sorted(inside, key=lambda d: (d[: gang.within] not in home, -len(d), len(inside[d]), d))]
 
 
 def soon(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Layout:
     """Likewise on all that could take part as soon as they have got ready; without a scale-out that has no room."""
-    able = (c for c in candidates(cluster, job) if c.standing in ("fit", "pending"))
-    everyone = {c.node: c for c in able if c.node not in without}
-    named = [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone]
-    found = lay(cluster, job, job.sized, named, soon=True)
+    if without:
+        return _soon(cluster, job, without)
+    of = _looked_at(cluster, job)
+    return cluster.notes.once(f"soon:{job.uid}", of, lambda _before: _soon(cluster, job, ()), len(cluster.nodes) // 8)
+
+
+def _soon(cluster: Cluster, job: JobRecord, without: Collection[str]) -> Layout:
+    able = _able(cluster, job, ("fit", "pending"), without)
+    found = lay(cluster, job, job.sized, able, soon=True)
     if found.lack and job.control.growing is not None:
-        return lay(cluster, job, job.sized_before, named, soon=True)
+        return lay(cluster, job, job.sized_before, able, soon=True)
     return found
+
+
+def _able(
+    cluster: Cluster, job: JobRecord, standings: tuple[Standing, ...], without: Collection[str] = ()
+) -> list[Candidate]:
+    able = (c for c in candidates(cluster, job) if c.standing in standings)
+    everyone = {c.node: c for c in able if c.node not in without}
+    return [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone]
+
+
+def has_places(cluster: Cluster, job: JobRecord) -> tuple[bool, bool]:
+    """Whether a job of several roles that has no nodes would fit if ``choose`` chose now, and whether ``soon`` would
+    find room. It finds out no more than that: of hundreds of jobs that wait, most are laid out only later, if ever. No
+    queue may limit the job."""
+    of = _looked_at(cluster, job)
+    return cluster.notes.once(f"places:{job.uid}", of, lambda _before: _has_places(cluster, job))
+
+
+def _has_places(cluster: Cluster, job: JobRecord) -> tuple[bool, bool]:
+    fit, later = _able(cluster, job, ("fit",)), _able(cluster, job, ("fit", "pending"))
+    grows = job.control.growing is not None
+    if could_lay(cluster, job, _sizes(job, job.sized_before.nodes.target), fit):
+        return True, True
+    if len(later) == len(fit) and not grows:
+        return False, False  # they are the same
+    if could_lay(cluster, job, job.sized, later):
+        return False, True
+    return False, grows and could_lay(cluster, job, job.sized_before, later)
+
+
+def could_lay(cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate]) -> bool:
+    """Whether ``lay`` finds room on these for a job of several roles that has no nodes; at no more cost than that."""
+    ground, domains = _ground(cluster, job, spec, able, {})
+    return ground.holds(domains, spec.within)
 
 
 def _share_out(
@@ -379,7 +419,7 @@ def _share_out(
 ) -> Placement:
     """Every place of every role on those that are able, or none; of elastic roles as many as fit, and as the job's
     queues let it have."""
-    spec = job.sized if target == job.sized.nodes.target else job.sized_before
+    spec = _sizes(job, target)
     least, tried = spec.nodes.min, dict[int, tuple[Layout, str]]()
 
     def allowed(fewer: int) -> bool:
@@ -403,6 +443,11 @@ def _share_out(
     rest = [one for one in able if one.node not in found.places]
     left, limit = found.left, tried[0][1] if fewer else ""
     return Placement(tuple(chosen), (*rest, *others), least, target, found.places, found.lack, left, limit)
+
+
+def _sizes(job: JobRecord, target: int) -> JobSpec:
+    """``target``: as of ``choose``."""
+    return job.sized if target == job.sized.nodes.target else job.sized_before
 
 
 def without_places(spec: JobSpec, fewer: int) -> JobSpec:

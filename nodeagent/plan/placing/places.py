@@ -19,8 +19,9 @@ from nodeagent.model.node import NodeFacts
 from nodeagent.model.world import Member, Place
 from nodeagent.plan.cluster import natural
 from nodeagent.plan.fairshare.resources import devices_for
-from nodeagent.plan.nodes.candidates import allowed, workers_wanted
+from nodeagent.plan.nodes.candidates import free_gpus, workers_wanted
 from nodeagent.plan.nodes.devices import pick
+from nodeagent.plan.placing.topology import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +58,7 @@ def had_places(member: Member | None) -> frozenset[str]:
 def lay_out(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
     """A place for each replica of each role on these nodes, of which the first are preferred. Those of a role with
     ``nodes`` are on different nodes. Elastic roles have fewer only where nothing has room for all."""
-    fits = {role.name: _fits(role, sites) for role in roles}
-    first = _Try(roles, sites, fits, sticky=True, spread=True).run()
-    if not first.lack or not sites:
-        return first
-    had = any(site.had for site in sites)
-    for spread in (True, False) if had else (False,):
-        other = _Try(roles, sites, fits, sticky=False, spread=spread).run()
-        if not other.lack:
-            return other
-    if all(role.least == role.places for role in roles):
-        return first
-    ways: list[tuple[bool, Mapping[str, int]]] = [(True, {}), (False, {})]
-    if had:
-        all_stay = {role.name: role.places for role in roles}
-        ways = [(True, all_stay), (True, {role.name: role.least for role in roles}), *ways]
-    fewer = [_Try(roles, sites, fits, sticky=False, spread=spread).as_many_as_fit(stay) for spread, stay in ways]
-    best = max((one for one in fewer if not one.lack), key=lambda one: one.count, default=None)  # of equals the first
-    return replace(best, left=first.lack) if best is not None else fewer[0]
-
-
-def could_hold(roles: Sequence[Role], sites: Sequence[Site]) -> bool:
-    """False if these nodes have too little for all places, however they are laid out."""
-    alone = max((role.least for role in roles if role.replicas is None), default=1)
-    return len(sites) >= alone and sum(len(site.devices) for site in sites) >= sum(role.least for role in roles)
+    return Ground(roles, sites).lay_out()
 
 
 class _Fit(NamedTuple):
@@ -94,48 +72,255 @@ class _Fit(NamedTuple):
     score: int
 
 
-def _fits(role: Role, sites: Sequence[Site]) -> dict[int, _Fit]:
-    """By the site's number. It is found once for all that is tried: somebody may ask for thousands of places."""
-    asked = role.placement or Constraints()
-    label = asked.spread or asked.pack
-    found = {}
-    for i, site in enumerate(sites):
-        if not allowed(role, site.node, site.facts):
-            has, labels = len(site.facts.gpus), site.facts.labels
-            value = value_of(label, site.node, labels) if label else ""
-            wanted = (*devices_for(role, has), workers_wanted(role, has))
-            found[i] = _Fit(*wanted, value, asked.score(site.node, labels))
-    return found
+class _Bound(NamedTuple):
+    """What a part of the sites has room for at most, by a count of what is free: the layout itself may find less."""
+
+    places: int
+    least: bool
+    """Each role could have its fewest."""
+    whole: bool
+    """Each role could have all that it wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a part of the sites holds. Its places are written out only if it is the one that is taken."""
+
+    tried: _Try | None
+    """None: not all places fit."""
+    lack: str = ""
+    left: str = ""
+
+    @property
+    def count(self) -> int:
+        return self.tried.count if self.tried is not None else 0
+
+    def layout(self) -> Layout:
+        return Layout(self.tried.places() if self.tried is not None else {}, self.lack, self.left)
+
+
+class Ground:
+    """The sites, the first preferred, and what places of these roles take there. It is found once for all that is tried
+    on them, and on parts of them: somebody may ask for thousands of places, and there may be a domain for each node.
+
+    A part (``among``) is the numbers of some sites, ascending. ``known``: what is known of the nodes' labels; without
+    it, the sites' own labels count.
+    """
+
+    def __init__(self, roles: Sequence[Role], sites: Sequence[Site], known: Tree | None = None) -> None:
+        self.roles, self.sites = roles, sites
+        self.gpus = [free_gpus(site.facts, site.devices) for site in sites]
+        """How many are free at each site."""
+        self.slots = [len(site.devices) - gpus for site, gpus in zip(sites, self.gpus, strict=True)]
+        self.fits = self._all_fits(known or Tree((), {site.node: site.facts.labels for site in sites}))
+        self._every: Sequence[int] = range(len(sites))
+        self._elastic = any(role.least < role.places for role in roles)
+        self._room: tuple[list[list[int]], list[int]] | None = None
+        self._thrift: list[tuple[int, int]] = []
+        """Of each role the fewest GPUs, and the fewest slots, that a place of it takes anywhere."""
+
+    def lay_out(self) -> Layout:
+        """On all sites."""
+        return self._on(self._every).layout()
+
+    def lay_out_in(self, domains: Sequence[Sequence[int]], within: str) -> Layout:
+        """In the first of these parts that has room for all places; where none has, in the one that holds most, of
+        equals the first, and then on all sites, unless the places have to be ``within`` one.
+
+        A part is laid out only if a count of what is free there does not rule out that it is the one.
+        """
+        able: list[tuple[int, Sequence[int], _Bound, str]] = []
+        for number, among in enumerate(domains):
+            bound = self._bound(among)
+            if bound.whole:
+                found = self._whole(among)
+                if found.tried is not None:
+                    return found.layout()
+                able.append((number, among, bound, found.lack))
+            elif bound.least:
+                able.append((number, among, bound, ""))
+        best, where = None if within else self._on(self._every), self._every
+        if best is not None and best.tried is not None and not best.left:
+            return best.layout()
+        rank = best.count if best is not None else 0, -len(domains)
+        for number, among, bound, lack in (
+            sorted(able, key=lambda one: (-one[2].places, one[0])) if self._elastic else ()
+        ):
+            if (bound.places, -number) < rank:
+                break
+            found = self._fewer(among, lack, bound.places)
+            if found.tried is not None and (found.count, -number) > rank:
+                best, where, rank = found, among, (found.count, -number)
+        if best is not None:
+            if best.tried is not None and not best.left:  # nobody is to know of the others
+                best = replace(best, left=self._whole(where, others=False).lack)
+            return best.layout()
+        anywhere = self._on(self._every)
+        return anywhere.layout() if anywhere.lack else Layout(lack=f"no {within} has room for all of its places")
+
+    def holds(self, domains: Sequence[Sequence[int]], within: str) -> bool:
+        """Whether ``lay_out_in`` finds room for the fewest places of each role at least; without laying out more."""
+        parts = domains if within else (self._every, *domains)
+        return any(self._bound(among).least and self._holds(among) for among in parts)
+
+    def _holds(self, among: Sequence[int]) -> bool:
+        if self._elastic:
+            for spread, stay in self._ways(among):
+                if not _Try(self, among, sticky=False, spread=spread).take_least(stay):
+                    return True
+        return self._bound(among).whole and self._whole(among).tried is not None
+
+    def _on(self, among: Sequence[int]) -> _Found:
+        bound = self._bound(among)
+        found = self._whole(among, others=bound.whole)
+        if found.tried is not None or not self._elastic or not among:
+            return found
+        return self._fewer(among, found.lack, bound.places)
+
+    def _whole(self, among: Sequence[int], *, others: bool = True) -> _Found:
+        """All places that are wanted; else what is in the way of the first way to place them. ``others``: there may be
+        a way."""
+        first = _Try(self, among, sticky=True, spread=True)
+        lack = first.run()
+        if not lack:
+            return _Found(first)
+        had = self._had(among)
+        for spread in ((True, False) if had else (False,)) if among and others else ():
+            other = _Try(self, among, sticky=False, spread=spread)
+            if not other.run():
+                return _Found(other)
+        return _Found(None, lack)
+
+    def _fewer(self, among: Sequence[int], left: str, most: int) -> _Found:
+        """As many as fit, from the fewest of each role. ``left``: why not all. ``most``: there cannot be more."""
+        best: _Try | None = None
+        first = ""
+        for spread, stay in self._ways(among):
+            one = _Try(self, among, sticky=False, spread=spread)
+            lack = one.as_many_as_fit(stay)
+            first = first or lack
+            if not lack and (best is None or one.count > best.count):  # of equals the first
+                best = one
+                if one.count == most:
+                    break
+        return _Found(best, left=left) if best is not None else _Found(None, first)
+
+    def _had(self, among: Sequence[int]) -> bool:
+        return any(self.sites[i].had for i in among)
+
+    def _ways(self, among: Sequence[int]) -> list[tuple[bool, Mapping[str, int]]]:
+        """Whether to spread the places, and how many of each role stay where they were."""
+        ways: list[tuple[bool, Mapping[str, int]]] = [(True, {}), (False, {})]
+        if self._had(among):
+            all_stay = {role.name: role.places for role in self.roles}
+            ways = [(True, all_stay), (True, {role.name: role.least for role in self.roles}), *ways]
+        return ways
+
+    def _bound(self, among: Sequence[int]) -> _Bound:
+        room, at = self._room or self._all_room()
+        total = sum([at[i] for i in among])
+        count, least, whole = 0, True, total >= sum(role.places for role in self.roles)
+        gpus = slots = 0
+        for role, own, (each_gpus, each_slots) in zip(self.roles, room, self._thrift, strict=True):
+            able = sum([own[i] for i in among])
+            least, whole = least and able >= role.least, whole and able >= role.places
+            count += min(able, role.places)
+            gpus, slots = gpus + role.places * each_gpus, slots + role.places * each_slots
+        least = least and total >= sum(role.least for role in self.roles)
+        if whole:
+            whole = gpus <= sum([self.gpus[i] for i in among]) and slots <= sum([self.slots[i] for i in among])
+        return _Bound(min(count, total), least, whole)
+
+    def _all_room(self) -> tuple[list[list[int]], list[int]]:
+        """How many places of each role each site has room for, if there was no other role; and of all of them."""
+        room, most, number = list[list[int]](), [0] * len(self.sites), len(self.sites)
+        least_gpus, least_slots = [0] * number, [0] * number
+        for role in self.roles:
+            fits, own = self.fits[role.name], [0] * number
+            for i, fit in fits.items():
+                count = self.gpus[i] // fit.gpus if fit.gpus else self.slots[i] // fit.slots
+                if role.replicas is None:
+                    count = min(count, 1)
+                own[i] = count
+                most[i] += count
+                of, each = (least_gpus, fit.gpus) if fit.gpus else (least_slots, fit.slots)
+                if not 0 < of[i] < each:
+                    of[i] = each
+            room.append(own)
+            all_of = fits.values()
+            gpus, slots = min((f.gpus for f in all_of), default=0), min((f.slots for f in all_of), default=0)
+            self._thrift.append((gpus, slots))
+        for i, count in enumerate(most):
+            gpus, slots = least_gpus[i], least_slots[i]
+            most[i] = min(count, (self.gpus[i] // gpus if gpus else 0) + (self.slots[i] // slots if slots else 0))
+        self._room = room, most
+        return self._room
+
+    def _all_fits(self, known: Tree) -> dict[str, dict[int, _Fit]]:
+        """By role, and by the site's number. Most sites are alike."""
+        found: dict[str, dict[int, _Fit]] = {}
+        nodes, installed = [site.node for site in self.sites], [len(site.facts.gpus) for site in self.sites]
+        values = {"": [""] * len(nodes)}
+        for role in self.roles:
+            asked, alike = role.placement or Constraints(), dict[tuple[int, str, int], _Fit]()
+            label = asked.spread or asked.pack
+            if label not in values:
+                values[label] = [value_of(label, site.node, site.facts.labels) for site in self.sites]
+            able = known.allowed(asked) if asked.hard else known.labels
+            scores = known.scores(asked) if asked.prefer or asked.avoid else {}
+            own, wanted = found.setdefault(role.name, {}), dict[int, tuple[int, int, int]]()
+            for i, key in enumerate(zip(installed, values[label], [scores.get(n, 0) for n in nodes], strict=True)):
+                if nodes[i] in able:
+                    if (fit := alike.get(key)) is None:
+                        has, value, score = key
+                        if has not in wanted:
+                            wanted[has] = (*devices_for(role, has), workers_wanted(role, has))
+                        fit = alike[key] = _Fit(*wanted[has], value, score)
+                    own[i] = fit
+        return found
 
 
 class _Try:
-    """One pass over the roles, those whose places need most first. Sites go by their numbers."""
+    """One pass over the roles, those whose places need most first. Sites go by their numbers. Free devices are only
+    counted: which ones a place gets is found out for the pass that is taken."""
 
-    def __init__(
-        self, roles: Sequence[Role], sites: Sequence[Site], fits: Mapping[str, Mapping[int, _Fit]], *, sticky: bool,
-        spread: bool,
-    ) -> None:  # fmt: skip
-        self._roles, self._sites, self._sticky, self._spread = roles, sites, sticky, spread
-        self.fits = fits
-        self._gpus = [[g.uuid for g in s.facts.gpus if g.uuid in s.devices] for s in sites]
-        self._slots = [sorted((d for d in s.devices if d.startswith("cpu")), key=natural) for s in sites]
-        self._taken: list[list[Place]] = [[] for _ in sites]
-        self._used: dict[str, set[int]] = {role.name: set() for role in roles}
+    def __init__(self, ground: Ground, among: Sequence[int], *, sticky: bool, spread: bool) -> None:
+        self._ground, self.among, self._sticky, self._spread = ground, among, sticky, spread
+        self._roles, self._sites, self.fits = ground.roles, ground.sites, ground.fits
+        self._gpus, self._slots = ground.gpus.copy(), ground.slots.copy()
+        self._taken: dict[int, list[tuple[str, int]]] = {}
+        """By site the places that were taken, one after the other: role and index."""
+        self._used: dict[str, set[int]] = {role.name: set() for role in self._roles}
         """The indexes that each role's places have."""
-        self.at: dict[str, Counter[int]] = {role.name: Counter() for role in roles}
+        self.at: dict[str, Counter[int]] = {role.name: Counter() for role in self._roles}
         """How many places each role has at which site."""
 
-    def run(self) -> Layout:
-        """All places that are wanted, or what is in the way."""
+    @property
+    def count(self) -> int:
+        """The number of places."""
+        return sum(map(len, self._used.values()))
+
+    def run(self) -> str:
+        """All places that are wanted; else what is in the way."""
         for role in self._by_need():
             if lack := self._place(role):
-                return Layout(lack=lack)
-        return self._found()
+                return lack
+        return ""
 
-    def as_many_as_fit(self, stay: Mapping[str, int]) -> Layout:
+    def as_many_as_fit(self, stay: Mapping[str, int]) -> str:
         """So many places of each role that stay where they were (``stay``; empty: none do), then each role's fewest,
         then others that stay, then one by one those that it wants more: always of the role that has the smallest part
-        of what it wants, of equals the first of the file."""
+        of what it wants, of equals the first of the file. Else what is in the way of the fewest."""
+        if lack := self.take_least(stay):
+            return lack
+        for role in self._by_need() if stay else ():
+            self._keep(role, role.places)
+        self._add_more()
+        self._number_anew()
+        return ""
+
+    def take_least(self, stay: Mapping[str, int]) -> str:
+        """The first half of that."""
         for role in self._by_need() if stay else ():
             self._keep(role, stay[role.name])
         for role in self._by_need():
@@ -143,20 +328,13 @@ class _Try:
             free = [i for i in range(role.places) if i not in used][: max(0, role.least - len(used))]
             left = self._each(role, free)
             if left is not None:
-                return Layout(lack=self._no_room(role, left))
-        for role in self._by_need() if stay else ():
-            self._keep(role, role.places)
-        self._add_more()
-        self._number_anew()
-        return self._found()
+                return self._no_room(role, left)
+        return ""
 
     def _had(self, role: Role) -> dict[int, int]:
         """The places that it holds: index to site."""
         return {
-            int(name.rpartition(".")[2]): i
-            for i, site in enumerate(self._sites)
-            for name in site.had
-            if _is_of(name, role)
+            int(name.rpartition(".")[2]): i for i in self.among for name in self._sites[i].had if _is_of(name, role)
         }
 
     def _keep(self, role: Role, most: int) -> None:
@@ -190,24 +368,39 @@ class _Try:
         for role, used in self._used.items():
             holes = iter([i for i in range(len(used)) if i not in used])
             moved |= {(role, i): next(holes) for i in sorted(used) if i >= len(used)}
-        self._taken = [
-            [
-                place.model_copy(update={"index": moved[key]}) if (key := (place.role, place.index)) in moved else place
-                for place in places
-            ]
-            for places in self._taken
-        ]
+        for places in self._taken.values():
+            places[:] = [(role, moved.get((role, index), index)) for role, index in places]
 
     def _by_need(self) -> list[Role]:
-        most = max((len(site.facts.gpus) for site in self._sites), default=0)
+        most = max((len(self._sites[i].facts.gpus) for i in self.among), default=0)
         return sorted(self._roles, key=lambda role: (*devices_for(role, most), role.replicas is None), reverse=True)
 
-    def _found(self) -> Layout:
+    def places(self) -> dict[str, tuple[Place, ...]]:
+        """Node to its places, in the roles' order."""
         rank = {role.name: i for i, role in enumerate(self._roles)}
-        for places in self._taken:
+        found = {}
+        for i in sorted(self._taken):
+            places = self._written_out(i)
             places.sort(key=lambda place: (rank[place.role], place.index))
-        found = zip(self._sites, self._taken, strict=True)
-        return Layout({site.node: tuple(places) for site, places in found if places})
+            found[self._sites[i].node] = tuple(places)
+        return found
+
+    def _written_out(self, i: int) -> list[Place]:
+        """The places of one site with their devices, in the order in which they were taken."""
+        site = self._sites[i]
+        gpus = [gpu for gpu in site.facts.gpus if gpu.uuid in site.devices]
+        slots = sorted((d for d in site.devices if d.startswith("cpu")), key=natural)
+        places, first = list[Place](), 0
+        for role, index in self._taken[i]:
+            fit = self.fits[role][i]
+            if fit.gpus:
+                devices = pick(gpus, fit.gpus)
+                gpus = [gpu for gpu in gpus if gpu.uuid not in devices]
+            else:
+                devices = tuple(slots[first : first + fit.slots])
+                first += fit.slots
+            places.append(Place(role=role, index=index, workers=fit.workers, devices=devices))
+        return places
 
     def _place(self, role: Role) -> str:
         """Places of this role; a phrase if one has no node."""
@@ -237,25 +430,34 @@ class _Try:
 
     def load(self, i: int) -> int:
         """Of sites that are equal otherwise, the one with the least is taken."""
-        return len(self._taken[i]) if self._spread else len(self._gpus[i]) + len(self._slots[i])
+        return len(self._taken.get(i, ())) if self._spread else self._gpus[i] + self._slots[i]
+
+    def open_to(self, role: Role) -> list[tuple[int, int, _Fit]]:
+        """The sites that have room for one more place of the role, with their loads. As ``has_room`` and ``load`` of
+        each, but all sites are looked at for each role of each pass."""
+        gpus, slots, taken, fits = self._gpus, self._slots, self._taken, self.fits[role.name]
+        alone = self.at[role.name] if role.replicas is None else ()
+        able = [
+            (i, fits[i])
+            for i in self.among
+            if i in fits and gpus[i] >= fits[i].gpus and slots[i] >= fits[i].slots and i not in alone
+        ]
+        if self._spread:
+            return [(i, len(taken[i]) if i in taken else 0, fit) for i, fit in able]
+        return [(i, gpus[i] + slots[i], fit) for i, fit in able]
 
     def has_room(self, role: Role, i: int) -> bool:
         """Whether one more place of the role can be there. Where there is no room there never is any again."""
         fit = self.fits[role.name].get(i)
         if fit is None or (role.replicas is None and i in self.at[role.name]):
             return False
-        return len(self._gpus[i]) >= fit.gpus and len(self._slots[i]) >= fit.slots
+        return self._gpus[i] >= fit.gpus and self._slots[i] >= fit.slots
 
     def _take(self, role: Role, index: int, i: int) -> None:
         fit = self.fits[role.name][i]
-        if fit.gpus:
-            left = self._gpus[i]
-            devices = pick([gpu for gpu in self._sites[i].facts.gpus if gpu.uuid in left], fit.gpus)
-            self._gpus[i] = [uuid for uuid in left if uuid not in devices]
-        else:
-            devices = tuple(self._slots[i][: fit.slots])
-            del self._slots[i][: fit.slots]
-        self._taken[i].append(Place(role=role.name, index=index, workers=fit.workers, devices=devices))
+        self._gpus[i] -= fit.gpus
+        self._slots[i] -= fit.slots
+        self._taken.setdefault(i, []).append((role.name, index))
         self._used[role.name].add(index)
         self.at[role.name][i] += 1
 
@@ -283,18 +485,21 @@ class _Open:
         for i, count in tried.at[role.name].items():
             self._here[self._fits[i].value] += count
         self._room = Counter[str]()
-        for i, fit in self._fits.items():
-            if tried.has_room(role, i):
-                self._load[i] = load = tried.load(i)
-                self._alike.setdefault((fit.value, fit.score), []).append((load, i))
+        for i, load, fit in tried.open_to(role):
+            self._load[i] = load
+            of = fit.value, fit.score
+            if (sites := self._alike.get(of)) is None:
+                sites = self._alike[of] = []
                 self._scores.setdefault(fit.value, {})[fit.score] = None
+            sites.append((load, i))
+            if self._pack:
                 self._room[fit.value] += 1
-        for sites in self._alike.values():
-            heapify(sites)
         self._first: list[tuple[_Key, tuple[str, int]]] = []
         """A heap of the best of each that are alike, and of what it was before."""
-        for value in self._scores:
-            self._rank(value)
+        for of, sites in self._alike.items():
+            heapify(sites)
+            self._first.append((self._key_of(*of, sites[0]), of))
+        heapify(self._first)
 
     def best(self) -> int | None:
         """Where the next place goes, of equals the first; None if no site has room."""
@@ -317,7 +522,8 @@ class _Open:
                 heappush(self._alike[fit.value, fit.score], (load, i))
             else:
                 del self._load[i]
-                self._room[fit.value] -= 1
+                if self._pack:
+                    self._room[fit.value] -= 1
         elif not own:
             return  # it has changed nothing that this role's sites are compared by
         self._rank(fit.value)
@@ -335,8 +541,12 @@ class _Open:
             heappop(sites)
         if not sites:
             return None
-        here = -self._here[value] if self._pack else self._here[value] if self._spread else 0
-        return -score, here, -self._room[value] if self._pack else 0, *sites[0]
+        return self._key_of(value, score, sites[0])
+
+    def _key_of(self, value: str, score: int, first: tuple[int, int]) -> _Key:
+        if self._pack:
+            return -score, -self._here[value], -self._room[value], *first
+        return -score, self._here[value] if self._spread else 0, 0, *first
 
 
 def _is_of(name: str, role: Role) -> bool:

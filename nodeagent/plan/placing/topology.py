@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nodeagent.model.constraints import NODE, Constraints, value_of
+from nodeagent.model.constraints import NODE, Constraints, Match, value_of
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
@@ -30,6 +30,8 @@ class Tree:
     """Each node's."""
     _paths: dict[tuple[str, ...], Mapping[str, Path]] = field(default_factory=dict)
     _allowed: dict[Constraints, frozenset[str]] = field(default_factory=dict)
+    _scores: dict[Constraints, Mapping[str, int]] = field(default_factory=dict)
+    _terms: dict[Match, Collection[str]] = field(default_factory=dict)
 
     def paths(self, levels: tuple[str, ...]) -> Mapping[str, Path]:
         """Each node's path by these levels."""
@@ -55,6 +57,29 @@ class Tree:
             self._allowed[constraints] = found
         return found
 
+    def scores(self, constraints: Constraints) -> Mapping[str, int]:
+        """How preferred each node is, whether the constraints leave it or not."""
+        found = self._scores.get(constraints)
+        if found is None:
+            if (len(self._scores) + 1) * len(self.labels) > MOST_SCORES:
+                self._scores.clear()
+            found = dict.fromkeys(self.labels, 0)
+            for terms, more in ((constraints.prefer, 1), (constraints.avoid, -1)):
+                for term in terms:
+                    for node in self._having(term):
+                        found[node] += more
+            self._scores[constraints] = found
+        return found
+
+    def _having(self, term: Match) -> Collection[str]:
+        """Nodes for which a term holds. Roles of one job have many in common: the job's own."""
+        found = self._terms.get(term)
+        if found is None:
+            if (len(self._terms) + 1) * len(self.labels) > MOST_SCORES:
+                self._terms.clear()
+            found = self._terms[term] = [n for n, own in self.labels.items() if term.holds(n, own)]
+        return found
+
     def since(self, before: Tree) -> Tree:
         """This one, with all that was worked out from another and holds still: most nodes are where they were."""
         differ = {n for n, own in self.labels.items() if before.labels.get(n) is not own}
@@ -68,6 +93,9 @@ class Tree:
 
 MOST_ALLOWED = 1024
 """Sets of constraints whose nodes are kept at once."""
+MOST_SCORES = 200_000
+"""Numbers that are kept at once of how preferred nodes are: one for each set of constraints and node; and likewise of
+nodes for which single terms hold."""
 MOST_PATHS = 64
 """Likewise of levels."""
 

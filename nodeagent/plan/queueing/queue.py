@@ -5,8 +5,10 @@ nodes have room for each is ``room.py``'s, which of them it gets ``placing/place
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from nodeagent.model.job import JobRecord
@@ -14,9 +16,10 @@ from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import in_line, shared
 from nodeagent.plan.fairshare.usage import decayed
+from nodeagent.plan.nodes.candidates import asked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.queueing.dependencies import blocked
-from nodeagent.plan.queueing.room import Room, rooms_for
+from nodeagent.plan.queueing.room import Room, room_for, rooms_for
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -61,11 +64,22 @@ def made_room(job: JobRecord) -> bool:
     return job.phase == "holding" and entry is not None and entry.kind == "share"
 
 
-class Waiting(NamedTuple):
+class Waiting:
     """A job in the queue."""
 
-    job: JobRecord
-    room: Room
+    __slots__ = ("_look", "_room", "job")
+
+    def __init__(self, job: JobRecord, look: Callable[[], Room]) -> None:
+        self.job, self._look = job, look
+        self._room: Room | None = None
+
+    @property
+    def room(self) -> Room:
+        """Found out when somebody asks: in a long line, few ever do, and then one decision must not have to look for
+        room for all of them."""
+        if self._room is None:
+            self._room = self._look()
+        return self._room
 
     @property
     def fits(self) -> bool:
@@ -99,7 +113,7 @@ def queue(cluster: Cluster) -> tuple[Waiting, ...]:
         jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
         jobs = [j for j in jobs if not blocked(cluster, j) and not silence(cluster, j)]
         line = _line_up(cluster, jobs)
-        return tuple(map(Waiting, line, rooms_for(cluster, line)))
+        return tuple(Waiting(job, partial(room_for, cluster, job)) for job in line)
 
     return cluster.once("queue", look, cluster.refused)
 
@@ -219,16 +233,26 @@ def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()
     room that it may use. ``before``: what this returned for an earlier view."""
     soon = cluster.served + millis(ASSEMBLE)
     begun = [w for w in line if w.job.not_before <= soon]
-    up, slow, since = _turns([w.job.uid for w in begun if w.has_room], before.since, cluster.served)
-    judged = [w.job.uid for w in begun if w.judged_by_some]
-    judging, _, judged_since = _turns(judged, before.judged_since, cluster.served)
+    up, slow, since = _turns(begun, attrgetter("has_room"), before.since, cluster.served)
+    judging, _, judged_since = _turns(
+        [w for w in begun if w.job.uid in asked(cluster)],
+        attrgetter("judged_by_some"),
+        before.judged_since,
+        cluster.served,
+    )
     return NextUp(frozenset((*up, *slow[:NEXT], *judging)), since, judged_since)
 
 
-def _turns(uids: Sequence[str], since: Mapping[str, int], now: int) -> tuple[list[str], list[str], dict[str, int]]:
-    """The first NEXT of these jobs that have not had their turn for GIVE_WAY, those that have, and when (served time)
-    each of both got it. ``since``: the last of these for an earlier view."""
+def _turns(
+    line: Iterable[Waiting], able: Callable[[Waiting], bool], since: Mapping[str, int], now: int
+) -> tuple[list[str], list[str], dict[str, int]]:
+    """The first NEXT of the able jobs that have not had their turn for GIVE_WAY, those that have, and when (served
+    time) each of both got it. ``since``: the last of these for an earlier view."""
     late = now - millis(GIVE_WAY)
-    slow = [uid for uid in uids if since.get(uid, now) <= late]
-    up = [uid for uid in uids if since.get(uid, now) > late][:NEXT]
+    up, slow = list[str](), list[str]()
+    for one in line:
+        uid = one.job.uid
+        of = slow if since.get(uid, now) <= late else up
+        if (of is slow or len(up) < NEXT) and able(one):
+            of.append(uid)
     return up, slow, {uid: since.get(uid, now) for uid in (*slow, *up)}

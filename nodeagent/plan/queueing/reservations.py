@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord
 from nodeagent.model.node import Cordon, NodeRecord
@@ -27,7 +28,7 @@ from nodeagent.plan.fairshare.resources import Resources, least, together, used
 from nodeagent.plan.nodes.candidates import Candidate, asked, ruled_out, strays
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.placement import lay
+from nodeagent.plan.placing.placement import could_lay, lay
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather, most
 from nodeagent.plan.queueing.departures import NO_NODES, UNKNOWN, departures, free_at, freed_at, working_nodes
 from nodeagent.plan.queueing.queue import (
@@ -42,7 +43,7 @@ from nodeagent.plan.queueing.queue import (
     places,
     queue,
 )
-from nodeagent.plan.queueing.room import Room, room_for, rooms_for, shape_of, shut_for, with_room
+from nodeagent.plan.queueing.room import Room, room_for, shape_of, shut_for, with_room
 
 TRIED = 8
 """At most so many gangs are passed over that could not start even if all jobs had ended: they hold up nobody, and the
@@ -171,7 +172,7 @@ def line(cluster: Cluster) -> tuple[Waiting, ...]:
 class _Line:
     line: tuple[Waiting, ...]
     less: Mapping[str, Waiting]
-    """By job (uid), of those that have room and have to leave some of it."""
+    """By job (uid), of those that have to leave some."""
     held: dict[tuple[object, ...], HeldBack | None] = field(default_factory=dict)
     """As of ``held``: the same nodes are kept from all jobs of one shape."""
 
@@ -180,16 +181,17 @@ def _line(cluster: Cluster, now: Reservations) -> _Line:
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, now
 
     def look(_before: object) -> _Line:
-        some: dict[KeptNodes, list[JobRecord]] = {}
-        for w in queue(cluster):
-            if w.has_room and (kept := now.kept.get(w.job.uid)):
-                some.setdefault(kept, []).append(w.job)
         less: dict[str, Waiting] = {}
-        for kept, jobs in some.items():
-            less |= {w.job.uid: w for w in map(Waiting, jobs, rooms_for(_without(cluster, kept), jobs))}
+        for w in queue(cluster):
+            if (kept := now.kept.get(w.job.uid)) is not None:
+                less[w.job.uid] = Waiting(w.job, partial(_less_room, cluster, w, kept))
         return _Line(tuple(less.get(w.job.uid, w) for w in queue(cluster)), less)
 
     return cluster.notes.once("line", of, look, len(now.kept))
+
+
+def _less_room(cluster: Cluster, waiting: Waiting, kept: KeptNodes) -> Room:
+    return room_for(_without(cluster, kept), waiting.job) if waiting.has_room else waiting.room
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +268,7 @@ def _reservations(cluster: Cluster) -> Iterable[Reservation]:
     for waiting in queue(cluster):
         job = waiting.job
         early = cluster.served < job.not_before
-        starts = waiting.starts(cluster.served, patience(job)) and not is_favoured(cluster, job)
-        if early or starts or _barred(cluster, waiting):
+        if early or _starts(cluster, waiting) or _barred(cluster, waiting):
             first = False
             continue
         found = _reservation(cluster, waiting, taken, before)
@@ -286,6 +287,10 @@ def _reservations(cluster: Cluster) -> Iterable[Reservation]:
             yield replace(found, first=False)
             taken |= found.nodes
             before.append(job.uid)
+
+
+def _starts(cluster: Cluster, waiting: Waiting) -> bool:
+    return not is_favoured(cluster, waiting.job) and waiting.starts(cluster.served, patience(waiting.job))
 
 
 def _barred(cluster: Cluster, waiting: Waiting) -> bool:
@@ -399,9 +404,9 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
     bad = {*astray, *(n for n, one in ready.items() if one.state == "unfit"), *shut_for(cluster, job.spec)}
     nodes = [n for n in _able(cluster, job) if n not in bad]
     choices = _of_places if job.spec.several else _of_one_role
-    free, pick = choices(cluster, job, nodes, taken)
+    free, enough, pick = choices(cluster, job, nodes, taken)
     times = sorted(set(free.values()))
-    at = bisect_left(times, True, key=lambda until: bool(pick(until)))
+    at = bisect_left(times, True, key=enough)
     if at == len(times):
         return None
     start = times[at]
@@ -422,12 +427,12 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
 
 Pick = Callable[[int], Sequence[str]]
 """The nodes for a gang among those that are free by a served time; none where these are too few."""
+Choices = tuple[Mapping[str, int], Callable[[int], bool], Pick]
+"""The served time at which each node is free; whether those that are free by a served time are enough; and which are
+taken then."""
 
 
-def _of_one_role(
-    cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
-) -> tuple[Mapping[str, int], Pick]:
-    """The served time at which each node is free, and which are taken then."""
+def _of_one_role(cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]) -> Choices:
     spec, least = job.spec, job.spec.nodes.min
     times = free_at(cluster, job)
     free = {n: UNKNOWN if n in taken else times[n] for n in nodes if n in times}
@@ -448,22 +453,27 @@ def _of_one_role(
         groups = [[n for n in able if free[n] < border], [n for n in able if free[n] >= border]]
         return gather(groups[::sign], least, least, gang, PastPlaces(warm=frozenset(begun)))
 
-    return free, pick
+    return free, lambda until: bool(pick(until)), pick
 
 
-def _of_places(
-    cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
-) -> tuple[Mapping[str, int], Pick]:
+def _of_places(cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]) -> Choices:
     """As ``_of_one_role``, for a job of several roles. Each time at which devices of a node become free has a key of
     its own in the mapping."""
     leave = departures(cluster, job)
     left = {(n, uid): leave[uid].at(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
 
-    def pick(until: int) -> Sequence[str]:
-        able = [_candidate(cluster, job, n, until) for n in nodes if until == UNKNOWN or n not in taken]
-        return tuple(lay(cluster, job, job.sized_before, able).places)
+    def able(until: int) -> list[Candidate]:
+        return [_candidate(cluster, job, n, until) for n in nodes if until == UNKNOWN or n not in taken]
 
-    return {"": 0, " ": UNKNOWN} | {f"{n}/{uid}": at for (n, uid), at in left.items()}, pick
+    def pick(until: int) -> Sequence[str]:
+        return tuple(lay(cluster, job, job.sized_before, able(until)).places)
+
+    def enough(until: int) -> bool:
+        if survivors(cluster, job):
+            return bool(pick(until))
+        return could_lay(cluster, job, job.sized_before, able(until))
+
+    return {"": 0, " ": UNKNOWN} | {f"{n}/{uid}": at for (n, uid), at in left.items()}, enough, pick
 
 
 def _candidate(cluster: Cluster, job: JobRecord, node: str, until: int) -> Candidate:

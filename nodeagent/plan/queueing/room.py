@@ -24,7 +24,7 @@ from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, fittin
 from nodeagent.plan.nodes.devices import Booked, booked, changed_bookings
 from nodeagent.plan.nodes.health import takes_work
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.placement import cheapest, choose, soon
+from nodeagent.plan.placing.placement import cheapest, choose, has_places, soon
 from nodeagent.plan.placing.topology import gang_of, most, tree
 
 
@@ -377,15 +377,18 @@ def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
     """Of a job of several roles the nodes that have room for one of its places; whether that is enough depends on what
     each of them has."""
     members, found = {m.node for m in survivors(cluster, job)}, candidates(cluster, job)
-    counts = _count(members, found)
-    enough = choose(cluster, job, job.sized_before.nodes.target).fits
-    layout = None if enough else soon(cluster, job)
-    room = Room(counts["fit"], counts["pending"], counts["unfit"], len(_look(cluster).alive), enough, enough)
-    if layout is None or layout.lack:
+    counts, limit = _count(members, found), ceiling(cluster, job)
+    room = Room(counts["fit"], counts["pending"], counts["unfit"], len(_look(cluster).alive), False, False)
+    if not members and limit is NO_CEILING:
+        enough, enough_soon = has_places(cluster, job)
+        return replace(room, enough=enough, enough_soon=enough_soon)
+    if choose(cluster, job, job.sized_before.nodes.target).fits:
+        return replace(room, enough=True, enough_soon=True)
+    if (layout := soon(cluster, job)).lack:
         return room
     uses = (of_devices([d for one in places for d in one.devices]) for places in layout.places.values())
     needs = together(uses)
-    if ceiling(cluster, job).holds(needs):
+    if limit.holds(needs):
         return replace(room, enough_soon=True)
     return replace(room, barred=needs)
 

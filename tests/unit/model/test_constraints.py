@@ -61,3 +61,15 @@ def test_more_of_what_is_preferred_and_less_of_what_is_avoided() -> None:
 def test_a_list_of_names_and_ranges_names_all_of_them() -> None:
     listed = Match(label="node", values=("a", "n[1-2]", "b"))
     assert [n for n in ("a", "b", "c", "n1", "n2", "n3") if listed.holds(n, {})] == ["a", "b", "n1", "n2"]
+
+
+def test_many_patterns_together_name_what_each_of_them_names() -> None:
+    """Ranges with the same text around them are looked at together."""
+    texts = [f"{low}-{low + more}" for low in (0, 2, 7, 9, 10, 12) for more in (0, 3)] + ["01-03", "02-11", "007-009"]
+    patterns = [f"{before}[{text}]{after}" for text in texts for before, after in (("n", ""), ("n", "-a"), ("n1", ""))]
+    nodes = [f"n{number:0{digits}}{after}" for number in range(25) for digits in (1, 2, 3) for after in ("", "-a")]
+    for i in range(len(patterns)):
+        some = tuple(patterns[i : i + 5])
+        found = {node for node in nodes if Match(label="node", values=some).holds(node, {})}
+        assert found == {node for node in nodes for one in some if names(one, node)}
+    assert names("n[02-11]", "n03") and not names("n[02-11]", "n3") and not names("n[2-11]", "n03")

@@ -298,9 +298,8 @@ class Uid(str):
 def test_many_that_have_had_their_turn_are_not_compared_with_each_other() -> None:
     uids = [Uid(f"u-{i}") for i in range(500)]
     cluster = replace(make_cluster([]), served=200_000)
-    line = [
-        queue.Waiting(make_job(uid=uid).model_copy(update={"uid": uid}), Room(1, 0, 0, 1, True, True)) for uid in uids
-    ]
+    room = Room(1, 0, 0, 1, True, True)
+    line = [queue.Waiting(make_job(uid=uid).model_copy(update={"uid": uid}), lambda: room) for uid in uids]
     up = queue.next_up(cluster, line, queue.NextUp(since=dict.fromkeys(uids, 0))).up
     assert up == {"u-0", "u-1", "u-2", "u-3"}
     assert Uid.compared < 10 * len(uids)
