@@ -287,7 +287,7 @@ class _Try:
     def __init__(self, ground: Ground, among: Sequence[int], *, sticky: bool, spread: bool) -> None:
         self._ground, self.among, self._sticky, self._spread = ground, among, sticky, spread
         self._roles, self._sites, self.fits = ground.roles, ground.sites, ground.fits
-        self._gpus, self._slots = ground.gpus.copy(), ground.slots.copy()
+        self._gpus, self._slots = ground.gpus[:], ground.slots[:]
         self._taken: dict[int, list[tuple[str, int]]] = {}
         """By site the places that were taken, one after the other: role and index."""
         self._used: dict[str, set[int]] = {role.name: set() for role in self._roles}
