@@ -68,7 +68,7 @@ PLAN: Graph = {
     "pods": ("cluster", "nodes", "failure", "placing", "queueing"),
     "job": ("cluster", "steps", "nodes", "failure", "fairshare", "placing", "queueing"),
     "repair": ("cluster", "nodes", "job"),
-    "findings": ("cluster", "nodes", "failure", "fairshare", "placing"),
+    "findings": ("cluster", "nodes", "failure", "fairshare"),
 }
 """The same inside of ``plan``: each of its packages, and its modules beside them."""
 

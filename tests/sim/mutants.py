@@ -39,9 +39,9 @@ from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.job import gang, running
 from nodeagent.plan.job.running import judge_before
+from nodeagent.plan.nodes.labels import Tree
 from nodeagent.plan.placing import placement, places
 from nodeagent.plan.placing.places import Ground, Site
-from nodeagent.plan.placing.topology import Tree
 from nodeagent.plan.pods import pod
 from nodeagent.plan.steps import Decision
 from nodeagent.pods.base import PodStatus

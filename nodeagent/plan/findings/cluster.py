@@ -21,7 +21,7 @@ from nodeagent.plan.failure.blame import Cut, describe_cut
 from nodeagent.plan.fairshare.queues import overbooked
 from nodeagent.plan.nodes.failsafe import silence
 from nodeagent.plan.nodes.health import breaker, next_step
-from nodeagent.plan.placing.topology import tree
+from nodeagent.plan.nodes.labels import tree
 
 Placed = tuple[str, Finding]
 """(where, what)"""

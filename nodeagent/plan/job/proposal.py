@@ -18,8 +18,9 @@ from nodeagent.plan.fairshare.resources import of_devices, together
 from nodeagent.plan.nodes import failsafe
 from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, choosy, gpus_per_worker, ranked
 from nodeagent.plan.nodes.health import remarkable
+from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.placing.placement import Placement, arrange, arranged, choose, may_move, soon
-from nodeagent.plan.placing.topology import Path, gang_of
+from nodeagent.plan.placing.topology import gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.reservations import kept_for, kept_from, with_aside
 from nodeagent.plan.steps import Decision, End, Propose

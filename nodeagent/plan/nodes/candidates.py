@@ -15,8 +15,8 @@ from nodeagent.plan.cluster import Cluster, SeenNodes, changed, in_order, natura
 from nodeagent.plan.nodes.availability import shuns, spot_nodes, too_long
 from nodeagent.plan.nodes.devices import Booked, booked, changed_bookings, pick, used_devices
 from nodeagent.plan.nodes.health import bar, worn_nodes
+from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import own_devices, present_members, survivors
-from nodeagent.plan.placing.topology import tree
 
 Standing = Literal["fit", "pending", "unfit", "out"]
 """``fit``: could start now. ``pending``: still getting ready. ``unfit``: a check failed there. ``out``: dead,

@@ -19,6 +19,7 @@ from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, t
 from nodeagent.plan.nodes.availability import spot_nodes
 from nodeagent.plan.nodes.candidates import Candidate, Standing, candidates, ranked, score
 from nodeagent.plan.nodes.health import worn_nodes
+from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.places import Ground, Layout, Site, had_places
 from nodeagent.plan.placing.topology import (
@@ -32,7 +33,6 @@ from nodeagent.plan.placing.topology import (
     nearest,
     parts,
     spread,
-    tree,
 )
 
 

@@ -21,7 +21,7 @@ from nodeagent.plan.cluster import natural
 from nodeagent.plan.fairshare.resources import devices_for
 from nodeagent.plan.nodes.candidates import free_gpus, workers_wanted
 from nodeagent.plan.nodes.devices import pick
-from nodeagent.plan.placing.topology import Tree
+from nodeagent.plan.nodes.labels import Tree
 
 
 @dataclass(frozen=True, slots=True)

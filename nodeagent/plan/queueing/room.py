@@ -23,9 +23,10 @@ from nodeagent.plan.nodes.availability import shuns, takes, too_long
 from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, fitting, gpus_per_worker, some_candidates
 from nodeagent.plan.nodes.devices import Booked, booked, changed_bookings
 from nodeagent.plan.nodes.health import takes_work
+from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import cheapest, choose, has_places, soon
-from nodeagent.plan.placing.topology import gang_of, most, tree
+from nodeagent.plan.placing.topology import gang_of, most
 
 
 class NodeKind(NamedTuple):

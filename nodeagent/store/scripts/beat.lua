@@ -41,7 +41,7 @@ if served >= recover then
   damaged[#damaged + 1] = key
   damaged[#damaged + 1] = or_key
   for uid, rev in pairs(A.era == meta.era and A.ahead or {}) do -- replies and wakes said so: the record was put back
-    if (tonumber(redis.call('ZSCORE', CHANGES, 'job:' .. uid) or '') or rev) < rev then
+    if (tonumber(redis.call('HGET', P .. 'job:' .. uid, 'rev') or '') or rev) < rev then
       damaged[#damaged + 1] = 'job:' .. uid
     end
   end

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.constraints import Constraints, Match
-from nodeagent.plan.placing.topology import GangLayout, PastPlaces, gather, most, nearest, spread, tree
+from nodeagent.plan.nodes.labels import tree
+from nodeagent.plan.placing.topology import GangLayout, PastPlaces, gather, most, nearest, spread
 from tests.unit.plan.build import REPEATABLE, make_cluster, make_node
 
 LEVELS = ("zone", "rack")
