@@ -508,10 +508,19 @@ async def test_what_thousands_of_nodes_have_saved_is_no_reply_to_a_wait(
     assert len((await store.saved("", 0.0, [f"{'n' * 60}{i}" for i in range(1, 8193)])).nodes) == 8192
 
 
-@pytest.mark.parametrize("damage", ["'changes', 99999999999, 'job:\\255'", "'lease', 0, '\\255'"])
-async def test_what_never_was_is_noticed_once(server: PrivateRedis, store: RedisStore, damage: str) -> None:
+async def test_a_lease_of_what_never_was_goes(server: PrivateRedis, store: RedisStore) -> None:
     bench = Bench(store)
     await bench.up("n1")
+    await raw(server, "EVAL", "return redis.call('ZADD', KEYS[1] .. 'lease', 0, '\\255')", "1", "na:{test}:")
+    assert (await bench.beat("n1")).lapsed == ()
+    assert await raw(server, "ZCARD", "na:{test}:lease") == 1
+    assert "StoreDamaged" not in [event.kind for event in await store.events("0-0", 10)]
+
+
+async def test_what_never_was_is_noticed_once(server: PrivateRedis, store: RedisStore) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
+    damage = "'changes', 99999999999, 'job:\\255'"
     await raw(server, "EVAL", f"return redis.call('ZADD', KEYS[1] .. {damage})", "1", "na:{test}:")
     await refused("behind", bench.beat("n1"))
     for _ in range(600):
