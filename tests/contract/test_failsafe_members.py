@@ -412,7 +412,7 @@ async def test_of_a_node_that_leaves_only_the_jobs_that_it_keeps_are_read() -> N
         read.append(str(key).rpartition(":")[2])
         return Data.hgetall(data, key)
 
-    data.hgetall = hgetall  # type: ignore[method-assign]
+    data.watch("HGETALL", hgetall)
     await bench.store.leave("n2", bench.lives["n2"])
     assert {uid for uid in read if uid.startswith("u")} == {"u1"}
     assert (await bench.job()).failsafe_members == {}

@@ -153,6 +153,10 @@ class Data:
         self.calls += 1
         return command(*words)
 
+    def watch(self, name: str, command: Callable[..., Any]) -> None:
+        """From now on this is done for the command of that name."""
+        self._commands[name] = command
+
     def _command(self, name: str) -> Callable[..., Any]:
         command: Callable[..., Any] | None = getattr(self, "del_" if name == "DEL" else name.lower(), None)
         if command is None:

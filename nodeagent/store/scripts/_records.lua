@@ -520,8 +520,7 @@ end
 -- `history` has one line for each, ordered by the end: uid, name, owner, bytes of its spec. From the lines follow
 -- `history:index`, by which a uid's beginning and a name are found, and `history:bytes` of each owner's specs: whoever
 -- asks for one job, or submits one, must not make the store read all lines.
-local HISTORY = P .. 'history'
-local past = { bytes = P .. 'history:bytes', index = P .. 'history:index' }
+local past = { lines = P .. 'history', bytes = P .. 'history:bytes', index = P .. 'history:index' }
 
 function past.read(uid)
   local job = to_map(redis.call('HGETALL', P .. 'past:' .. uid))
@@ -553,9 +552,9 @@ function past.count(line, ended, by)
 end
 
 function past.drop(line)
-  local ended = redis.call('ZSCORE', HISTORY, line)
+  local ended = redis.call('ZSCORE', past.lines, line)
   if ended then
-    redis.call('ZREM', HISTORY, line)
+    redis.call('ZREM', past.lines, line)
     past.count(line, tonumber(ended), -1)
   end
   redis.call('DEL', P .. 'past:' .. (string.match(line, '^%S+') or ''))
@@ -565,18 +564,18 @@ function past.add(job)
   local line, ended = past.line(job), tonumber(job.ended or '') or 0
   past.drop(line)
   in_parts(flat(job), 2, function(...) redis.call('HSET', P .. 'past:' .. job.uid, ...) end)
-  redis.call('ZADD', HISTORY, ended, line)
+  redis.call('ZADD', past.lines, ended, line)
   past.count(line, ended, 1)
 end
 
 -- Makes what follows from the lines anew where somebody has removed some of either.
 function past.count_anew()
-  local lines = redis.call('ZCARD', HISTORY)
+  local lines = redis.call('ZCARD', past.lines)
   if redis.call('ZCARD', past.index) == 2 * lines and (lines == 0) == (redis.call('HLEN', past.bytes) == 0) then
     return
   end
   redis.call('DEL', past.index, past.bytes)
-  local all = redis.call('ZRANGE', HISTORY, 0, -1, 'WITHSCORES')
+  local all = redis.call('ZRANGE', past.lines, 0, -1, 'WITHSCORES')
   for i = 1, #all, 2 do
     past.count(all[i], tonumber(all[i + 1]), 1)
   end

@@ -16,7 +16,7 @@ local function never_ran_first(lines)
   return sorted
 end
 local function in_excess()
-  local lines, owners, of = redis.call('ZRANGE', HISTORY, 0, -1), {}, {}
+  local lines, owners, of = redis.call('ZRANGE', past.lines, 0, -1), {}, {}
   for _, line in ipairs(lines) do
     local owner = string.match(line, ' (%S+) %S+$') or ''
     if not of[owner] then
@@ -57,8 +57,8 @@ for _, uid in ipairs(A.uids) do
     delete_job(job)
   end
 end
-local oldest = redis.call('ZCARD', HISTORY) > A.most and in_excess() or {}
-oldest = oldest[1] and oldest or redis.call('ZRANGEBYSCORE', HISTORY, '-inf', '(' .. before, 'LIMIT', 0, AT_ONCE)
+local oldest = redis.call('ZCARD', past.lines) > A.most and in_excess() or {}
+oldest = oldest[1] and oldest or redis.call('ZRANGEBYSCORE', past.lines, '-inf', '(' .. before, 'LIMIT', 0, AT_ONCE)
 for _, line in ipairs(oldest) do
   local uid, name = string.match(line, '^(%S+) (%S+)')
   past.drop(line)

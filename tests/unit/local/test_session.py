@@ -162,11 +162,12 @@ def test_an_agent_that_cannot_be_started_is_tried_again_and_the_other_nodes_go_o
     agent = node(cluster, "n1")["agent_pid"]
     with few_files_of(supervisor, 1):
         os.kill(agent, signal.SIGKILL)
-        until(lambda: node(cluster, "n1")["last_end"] == "not started: Too many open files", "the start fails")
+        until(lambda: node(cluster, "n1")["last_end"].startswith("not started: Too many open files"), "the start fails")
         assert (node(cluster, "n1")["power"], node(cluster, "n1")["agent_pid"]) == ("on", None)
         assert "n1: its agent is not started; trying again: [Errno 24]" in cluster.layout.supervisor_log.read_text()
         assert node(cluster, "n2")["starts"] == 1 and all(map(running, others))
-        with pytest.raises(LocalError, match=r"n1.s agent is not started: Too many open files; each .*log") as raised:
+        words = r"n1.s agent is not started: Too many open files(: /dev/null)?; each .*log"
+        with pytest.raises(LocalError, match=words) as raised:
             session.wait_joined(cluster, 60, ["n1"])
         assert raised.value.next_step.endswith("it is tried again each second: nodeagentctl local status --name dev")
         assert node(cluster, "n1")["starts"] == 1, "no process is no start"
