@@ -291,10 +291,6 @@ class Timed(Awaitable[Answer]):
     def __init__(self, work: Awaitable[Answer], took: Callable[[float], None]) -> None:
         self._work, self._took = cast("Generator[Any, None, Answer]", work.__await__()), took
 
-    def close(self) -> None:
-        """It is not awaited after all."""
-        self._work.close()
-
     def __await__(self) -> Generator[Any, Any, Answer]:
         """As of the work itself, errors and cancellation included."""
         step: Callable[[], Any] = partial(self._work.send, None)
@@ -338,16 +334,13 @@ def usage_middleware(view: AgentView, usage: Usage) -> Middleware:
                 raise refusal(who.name, no, limits, view.node)
             return await handler(request)
         try:
-            answer: Timed[web.StreamResponse] = Timed(handler(request), lambda seconds: usage.worked(key, seconds))
-            if not reads_much(request, follows=follows):
-                return await answer
             async with AsyncExitStack() as turn:
-                try:
-                    await turn.enter_async_context(usage.turn(key))
-                except TimeoutError:
-                    answer.close()
-                    raise refusal_of_much(view.node) from None
-                return await answer
+                if reads_much(request, follows=follows):
+                    try:
+                        await turn.enter_async_context(usage.turn(key))
+                    except TimeoutError:
+                        raise refusal_of_much(view.node) from None
+                return await Timed(handler(request), partial(usage.worked, key))
         finally:
             usage.end(key, follows=follows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 
@@ -123,6 +124,27 @@ async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path
     assert (await middleware(request, handler)).status == 200
     with pytest.raises(ApiError, match="half of its time"):
         await middleware(request, handler)
+
+
+async def test_nothing_was_begun_for_a_caller_who_left_before_the_turn_came(tmp_path: Path) -> None:
+    """Python warns of work that was made and never awaited, and warnings are errors here."""
+    usage, request, begun = Usage(), make_mocked_request("GET", "/v1/history"), list[str]()
+    request[CALLER] = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False, remote=True)
+
+    async def handler(_: web.Request) -> web.StreamResponse:
+        begun.append("begun")
+        await asyncio.sleep(60)
+        return web.Response()
+
+    middleware = usage_middleware(FakeView(tmp_path), usage)
+    asked = [asyncio.ensure_future(middleware(request, handler)) for _ in range(HEAVY_AT_ONCE + 1)]
+    await asyncio.sleep(0.01)
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    del asked
+    gc.collect()
+    assert (len(begun), usage.held(1000)) == (HEAVY_AT_ONCE, (0, 0))
 
 
 async def test_an_answer_that_is_timed_is_cancelled_and_may_refuse_that() -> None:
