@@ -1,7 +1,7 @@
 """The agent's wait for events: it wakes the agent when something happened that this node may have to act on.
 
-An event is a hint only: beats bring the truth. So nothing here may cost more than a beat is worth: whoever can write to
-the store can add entries without end, or one of any length. Must never decide anything.
+An event is a hint only: beats bring the truth. So nothing here may cost more than a beat is worth: a user who can
+write to the store can add entries without end, or one of any length. Must never decide anything.
 """
 
 from __future__ import annotations

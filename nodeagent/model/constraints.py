@@ -141,7 +141,7 @@ def _covers(ranges: _Bounds | None, number: int) -> bool:
 @lru_cache(maxsize=1024)
 def _sorted(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[_Ranges, ...]]:
     """Plain names, and what all patterns with ranges name together: most of a long list are names, and a set finds a
-    name at once; and whoever writes hundreds of ranges must not have each of them looked at for each node."""
+    name at once; and of a job with hundreds of ranges not each one may be looked at for each node."""
     plain, found = set[str](), dict[tuple[str, str], dict[int, list[tuple[int, int]]]]()
     for pattern in patterns:
         if (ranged := _ranged(pattern)) is None:

@@ -187,7 +187,7 @@ class NodeTable:
             reading.cursor = found[-1]
 
     def _turn(self, reading: _Reading) -> Callable[[str], tuple[bool, str]]:
-        """In which order nodes are read, and have room: whoever invents some must not push out those that were there
+        """In which order nodes are read, and have room: invented ones must not push out those that were there
         before. Beyond that all agents choose the same ones."""
         return lambda name: (name not in self.room and name not in reading.nodes, name)
 

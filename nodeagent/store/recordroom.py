@@ -1,4 +1,4 @@
-"""How many records an agent reads: whoever can write to the store can invent as many as it bears.
+"""How many records an agent reads: a user who can write to the store can invent as many as it bears.
 
 Must never know what a record means.
 """

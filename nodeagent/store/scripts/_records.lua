@@ -518,7 +518,7 @@ end
 
 -- Jobs that ended a while ago are stored outside the view that agents read: `past:<uid>` is the unchanged record.
 -- `history` has one line for each, ordered by the end: uid, name, owner, bytes of its spec. From the lines follow
--- `history:index`, by which a uid's beginning and a name are found, and `history:bytes` of each owner's specs: whoever
+-- `history:index`, by which a uid's beginning and a name are found, and `history:bytes` of each owner's specs: who
 -- asks for one job, or submits one, must not make the store read all lines.
 local past = { lines = P .. 'history', bytes = P .. 'history:bytes', index = P .. 'history:index' }
 

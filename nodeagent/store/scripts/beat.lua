@@ -31,7 +31,7 @@ if A.seq <= tonumber(node.seq) then
   end
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
-local strays = shortened() and clear_leases('(' .. meta.floor) -- while there are some, no node lapses, and none is told
+local strays = shortened() and clear_leases('(' .. meta.floor) -- while there are some, no node lapses, and none is named
 if served >= recover then
   local damaged = A.damaged
   local key, or_key = 'lease', nil
