@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from nodeagent.api.jobs import _read_spec
 from nodeagent.api.requests import MAX_BODY
 from nodeagent.model.jobspec import MOST_JOBS
 from nodeagent.spec.jobcheck import MOST_ENTRIES, MOST_PROBLEMS, MOST_VALUES, check_spec
+from tests.profiled import calls_of
 from tests.unit.api.fakes import spec
 
 GOOD: dict[str, Any] = spec().model_dump(mode="json", exclude={"after", "array"})
@@ -24,23 +24,6 @@ MOST_ANSWER = 64 << 10
 MOST_CALLS = 30_000
 """Calls of a refusal: a few hundredths of a second."""
 LONG = "é" * 50_000
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """Calls, Python's and C's, while it works."""
-    calls = 0
-
-    def count(_frame: object, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 def refusal(value: Mapping[str, Any]) -> ApiError:

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from nodeagent.api.errors import unknown
 from nodeagent.spec.errors import CheckError, closest, did_you_mean, raise_all
 from nodeagent.spec.jobfile import JobFile
+from tests.profiled import calls_of
 
 MOST_CALLS = 40_000
 """Calls of one search: some milliseconds."""
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """Calls, Python's and C's, while it works."""
-    calls = 0
-
-    def count(_frame: object, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 @pytest.mark.parametrize(

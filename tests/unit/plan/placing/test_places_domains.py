@@ -7,12 +7,9 @@ Work is counted in passes over the roles and in labels looked at, never in time.
 from __future__ import annotations
 
 import random
-import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import CodeType, FrameType
 
 import pytest
 
@@ -23,26 +20,11 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.job.gang import decide
 from nodeagent.plan.placing.places import Ground, Layout, Site, _Try, lay_out
 from nodeagent.plan.steps import Propose
+from tests.profiled import counted
 from tests.unit.plan.build import READY, WALL, make_cluster, make_job, make_node, make_spec
 from tests.unit.plan.placing.test_places import role
 
 PASSES, LABELS = _Try.__init__.__code__, Match.holds.__code__
-
-
-def counted(work: Callable[[], object]) -> Counter[CodeType]:
-    """How often each function is called meanwhile."""
-    calls = Counter[CodeType]()
-
-    def count(frame: FrameType, event: str, _argument: object) -> None:
-        calls[frame.f_code] += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 def elastic(name: str, most: int, *, alone: bool = False, placement: Constraints) -> Role:
