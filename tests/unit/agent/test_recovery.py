@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from nodeagent.agent.recovery import FAR, FAR_SERVED, PAGE, offer
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.model.window import Windows
 from nodeagent.store.messages import PAGE_BYTES, Restored, StoreCopy
+from nodeagent.store.scripts import load
 from tests.contract.bench import FAST, HereBench, refused
 from tests.contract.usual import META
 from tests.inprocess.server import HereStore, Server
@@ -201,3 +204,8 @@ async def test_the_windows_go_with_a_view_and_only_where_they_are_missing() -> N
     assert [o.windows for o in scene.store.offers if o.windows] == [record]
     await scene.offer(second)
     assert [o.windows for o in scene.store.offers] == [None]
+
+
+def test_the_store_refuses_from_where_an_agent_comes_down() -> None:
+    (found,) = re.findall(r"local FAR, FAR_SERVED = (\S+), (\S+)", load("restore", bare=True).source)
+    assert tuple(map(float, found)) == (FAR, FAR_SERVED)
