@@ -14,13 +14,10 @@ from nodeagent.model.base import PORT_MAX
 from nodeagent.model.world import BRIEF, WorkerExit
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.environment import is_address
+from nodeagent.shim.record import MAX_CHARS, WHOLE_ERRORS
 
 TEXT_MAX = 8192
 """Characters of a sentence for people."""
-ERROR_MAX = 4000
-"""Characters of a worker's last words."""
-WHOLE_ERRORS = 16
-"""So many ends of workers keep all of these; later ones ``BRIEF`` characters."""
 COUNT_MAX = 4096
 """Entries of any list: four times the workers that a role may have on a node."""
 NAME_MAX = 1024
@@ -85,7 +82,7 @@ def _numbers(status: PodStatus) -> Iterator[float | None]:
 
 def _brief(exits: tuple[WorkerExit, ...]) -> tuple[WorkerExit, ...]:
     """The same; the very same where nothing is too long."""
-    most = [ERROR_MAX if number < WHOLE_ERRORS else BRIEF for number in range(len(exits))]
+    most = [MAX_CHARS if number < WHOLE_ERRORS else BRIEF for number in range(len(exits))]
     if all(len(ended.error) <= length for ended, length in zip(exits, most, strict=True)):
         return exits
     return tuple(

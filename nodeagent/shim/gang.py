@@ -37,7 +37,7 @@ from nodeagent.shim.processes import (
     start_program,
     watched,
 )
-from nodeagent.shim.record import Farewell, MemoryKills, exit_record
+from nodeagent.shim.record import WHOLE_ERRORS, Farewell, MemoryKills, exit_record
 from nodeagent.shim.restarts import PlaceRestarts, RoleRounds, is_reaped, role_of
 from nodeagent.shim.snapshots import WriteOut
 from nodeagent.shim.turns import HALF, Turns
@@ -99,9 +99,8 @@ GANG, WORKER, ROLE = "gang", "worker", "role"
 """What is started again when a worker fails (``model.jobspec.Alone``)."""
 RESTARTED_KEPT = 64
 """Ends of workers that were started again alone that are reported: the newest (``model.world.MOST_ALONE``)."""
-FIRST, LATER_CHARS = 16, 200
-"""So many of the workers that ended are reported with all of their last words, later ones with so many characters: a
-pod may have a thousand workers, and all that is reported is one line to the agent."""
+LATER_CHARS = 200
+"""Of the last words of a worker that was not among the first to end (``record.WHOLE_ERRORS``)."""
 LOST = "its exit status was lost: its fork server reaped it and did not tell"
 LOOK_AGAIN = 0.2
 """Seconds until the next look at a worker that could not be looked at."""
@@ -218,7 +217,8 @@ class LocalGang:
     def exits(self) -> list[dict[str, Any]]:
         """As model.world.WorkerExit, in the order they ended; of those that were pulled along, only the last words."""
         ended = sorted((w.record for w in self.workers if w.record is not None), key=lambda r: int(r["order"]))
-        return ended[:FIRST] + [record | {"error": record["error"][-LATER_CHARS:]} for record in ended[FIRST:]]
+        later = ended[WHOLE_ERRORS:]
+        return ended[:WHOLE_ERRORS] + [record | {"error": record["error"][-LATER_CHARS:]} for record in later]
 
     def start(self) -> None:
         """pre_start, then the workers."""

@@ -19,13 +19,14 @@ from typing import Any
 
 from nodeagent.osutil.linux import bind_private, boot_id, start_time, write_atomic
 from nodeagent.shim.loop import Loop
+from nodeagent.shim.record import WHOLE_ERRORS
 
 VERSION = 1
 LINE_MAX = 1 << 20
 """Bytes of a status. What 1024 workers that all failed say is smaller; of more workers, or of words in signs of many
 bytes, less is told. The agent kills a shim that sends more, or no status: nobody could say what its pod does."""
-_BRIEFER = (50, 0)
-"""Then: characters of each worker's last words."""
+_BRIEFER = ((WHOLE_ERRORS, 50), (WHOLE_ERRORS, 0), (0, 50), (0, 0))
+"""Then: how many of the first ends keep all of their last words, and the characters of each other's."""
 _MAX_OUT = 4 << 20
 _MAX_LINE = 16 << 20
 MAX_FDS = 8
@@ -37,11 +38,13 @@ Command = dict[str, Any]
 def status_line(status: dict[str, Any]) -> str:
     """What is pushed of it, in ``LINE_MAX``."""
     line = _encoded(status)
-    for most in _BRIEFER:
+    for whole, most in _BRIEFER:
         if len(line) < LINE_MAX:
             break
-        ends = {name: [_brief(end, most) for end in status[name]] for name in ("exits", "restarted")}
-        line = _encoded(status | ends)
+        exits, restarted = status["exits"], status["restarted"]
+        line = _encoded(
+            status | {"exits": exits[:whole] + _brief(exits[whole:], most), "restarted": _brief(restarted, most)}
+        )
     return line.decode()
 
 
@@ -50,9 +53,8 @@ def _encoded(status: dict[str, Any]) -> bytes:
     return json.dumps({"v": VERSION, "status": status}, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _brief(end: dict[str, Any], most: int) -> dict[str, Any]:
-    error = end["error"]
-    return end | {"error": error[len(error) - most :] if len(error) > most else error}
+def _brief(ends: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    return [end | {"error": end["error"][max(0, len(end["error"]) - most) :]} for end in ends]
 
 
 class Peer:

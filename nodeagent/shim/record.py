@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 MAX_CHARS = 4000
+"""Of a worker's last words."""
+WHOLE_ERRORS = 16
+"""So many of the workers that ended first are reported with all of their last words, later ones with less of them: the
+first are the cause, a pod may have a thousand workers, and all that is reported is one line to the agent."""
 _MAX_FILE = 1 << 20
 
 

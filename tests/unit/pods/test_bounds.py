@@ -10,7 +10,8 @@ import pytest
 
 from nodeagent.model.world import BRIEF
 from nodeagent.pods.base import PodStatus
-from nodeagent.pods.bounds import COUNT_MAX, ERROR_MAX, NAME_MAX, TEXT_MAX, WHOLE_ERRORS, bounded
+from nodeagent.pods.bounds import COUNT_MAX, NAME_MAX, TEXT_MAX, bounded
+from nodeagent.shim.record import MAX_CHARS, WHOLE_ERRORS
 
 TOKEN = {"number": 1, "id": "g1"}
 LARGE = 10**400
@@ -82,13 +83,13 @@ def test_what_people_are_to_read_is_cut() -> None:
     long = "x" * 100_000
     found = parsed(reason=long, refused=long, written=long, exits=[ended(error=long + "end")] * (WHOLE_ERRORS + 1))
     assert {len(found.reason), len(found.refused), len(found.written)} == {TEXT_MAX}
-    assert [len(one.error) for one in found.exits] == [ERROR_MAX] * WHOLE_ERRORS + [BRIEF]
+    assert [len(one.error) for one in found.exits] == [MAX_CHARS] * WHOLE_ERRORS + [BRIEF]
     assert all(one.error.endswith("end") for one in found.exits)
 
 
 def test_what_a_thousand_workers_that_all_failed_leave_goes_on_as_it_is() -> None:
     workers = [{"rank": n, "local_rank": n, "pid": n + 1, "state": "exited", "exit": 1} for n in range(1024)]
-    exits = [ended(rank=n, order=n, error="x" * (ERROR_MAX if n < WHOLE_ERRORS else 200)) for n in range(1024)]
+    exits = [ended(rank=n, order=n, error="x" * (MAX_CHARS if n < WHOLE_ERRORS else 200)) for n in range(1024)]
     site = {"site": "all_reduce (distributed_c10d.py:2501)" * 4, "stacks": "/var/log/nodeagent/" + "x" * 200}
     status = {"workers": workers, "exits": exits, "stall": stalled(*[site] * 1024), "reason": "x" * TEXT_MAX}
     plain = PodStatus.from_json(json.dumps({"uid": "u", "phase": "running", **status}))

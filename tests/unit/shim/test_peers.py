@@ -9,8 +9,10 @@ import pytest
 
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.pod import ShimReport
-from nodeagent.shim.gang import FIRST, LATER_CHARS, RESTARTED_KEPT
+from nodeagent.shim.gang import LATER_CHARS, RESTARTED_KEPT
 from nodeagent.shim.peers import LINE_MAX, status_line
+from nodeagent.shim.record import WHOLE_ERRORS
+from nodeagent.spec.jobvalues import MAX_WORKERS
 
 
 def status(workers: int, letter: str) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def status(workers: int, letter: str) -> dict[str, Any]:
     ends = [
         {
             "rank": n, "local_rank": n, "pid": 4_000_000 + n, "code": 1, "signal": None, "stopped": False, "order": n,
-            "at": 1764450000.123456, "error": letter * (4000 if n < FIRST else LATER_CHARS), "left_at": None,
+            "at": 1764450000.123456, "error": letter * (4000 if n < WHOLE_ERRORS else LATER_CHARS), "left_at": None,
             "saved_in": None, "overdue": None, "missed": False,
         }
         for n in range(workers)
@@ -38,19 +40,28 @@ def received(line: str) -> PodStatus:
 
 
 def test_what_a_thousand_workers_that_all_failed_say_is_sent_whole() -> None:
-    plain = status(1024, "x")
+    plain = status(MAX_WORKERS, "x")
     line = status_line(plain)
     assert len(line.encode()) < LINE_MAX
     assert json.loads(line)["status"] == plain
 
 
-@pytest.mark.parametrize(("workers", "letter"), [(1024, "\x1b"), (1024, "\U0001f600"), (2048, "x"), (2048, "\x1b")])
-def test_what_is_longer_is_sent_with_fewer_of_their_words(workers: int, letter: str) -> None:
-    line = status_line(status(workers, letter))
+@pytest.mark.parametrize("letter", ["\x1b", "\U0001f600", "中"])
+def test_of_workers_that_all_failed_the_first_keep_their_words(letter: str) -> None:
+    line = status_line(status(MAX_WORKERS, letter))
     assert len(line.encode()) < LINE_MAX
     ends = received(line).exits
-    assert len(ends) == workers
-    assert {end.error for end in ends} in ({letter * 50}, {""})
+    assert {end.error for end in ends[:WHOLE_ERRORS]} == {letter * 4000}, "they are the cause"
+    assert {end.error for end in ends[WHOLE_ERRORS:]} in ({letter * 50}, {""})
+
+
+@pytest.mark.parametrize("letter", ["x", "\x1b"])
+def test_what_more_workers_say_is_sent_with_fewer_of_their_words(letter: str) -> None:
+    line = status_line(status(2 * MAX_WORKERS, letter))
+    assert len(line.encode()) < LINE_MAX
+    ends = received(line).exits
+    assert len(ends) == 2 * MAX_WORKERS
+    assert all(end.error in (letter * 4000, letter * 50, "") for end in ends)
 
 
 def test_half_of_a_surrogate_pair_costs_one_letter() -> None:
