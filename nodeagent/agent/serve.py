@@ -285,7 +285,7 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callab
     async with server_type(agent, metrics) as server:
         ready()
         agent.advert.http(server.http_url)
-        await https_type(agent, metrics, address, agent.advert.https, usage=server.usage).run()
+        await https_type(agent, metrics, address, agent.advert.https, throttle=server.throttle).run()
         await asyncio.Event().wait()
 
 

@@ -18,8 +18,9 @@ from nodeagent.agent.gauges import busy_nodes, node_state
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import UserDatabase
-from nodeagent.api.limits import Usage, limits_json
+from nodeagent.api.limits import limits_json
 from nodeagent.api.published import cuts_of
+from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import Quota
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.spec.sections import serves
@@ -36,9 +37,9 @@ PATH = "/v1/doctor"
 class DoctorRoutes:
     """The handler, for one agent's view."""
 
-    def __init__(self, view: AgentView, usage: Usage) -> None:
+    def __init__(self, view: AgentView, throttle: Throttle) -> None:
         self.view = view
-        self._usage = usage
+        self._throttle = throttle
         self._looker: Looker | None = None
         self._store: StoreLooker | None = None
         self._looking: asyncio.Future[tuple[PeerAnswer, ...]] | None = None
@@ -120,7 +121,7 @@ class DoctorRoutes:
         from nodeagent.plan.findings.cluster import judge_users
 
         jobs, limits = self.view.cluster().jobs.values(), self.view.config.limits
-        refused = self._usage.refused()
+        refused = self._throttle.refused()
         await names.learn([*(job.owner for job in jobs), *(key for key in refused if isinstance(key, int))])
         asked = {names.shown(key) if isinstance(key, int) else key: why for key, why in refused.items()}
         owned = [(names.shown(job.owner), job) for job in jobs if job.owner not in (0, os.geteuid())]

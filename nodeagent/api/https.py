@@ -20,9 +20,9 @@ from nodeagent.agent.view import AgentView
 from nodeagent.api.auth import Caller, Key
 from nodeagent.api.connections import Guest
 from nodeagent.api.errors import ApiError
-from nodeagent.api.limits import Usage
 from nodeagent.api.remote import Doorkeeper, TokenBook
 from nodeagent.api.server import SHUTDOWN_TIMEOUT, create_app
+from nodeagent.api.throttle import Throttle
 from nodeagent.spec.sections import serves
 from nodeagent.trust.certificate import CertificateError, server_context
 from nodeagent.trust.ticket import Gate
@@ -65,10 +65,10 @@ class HttpsServer:
         address: str,
         notify: Notify,
         bounds: ServerBounds = ServerBounds(),
-        usage: Usage | None = None,
+        throttle: Throttle | None = None,
     ) -> None:
-        """``address``: this node's address for other nodes; ``usage``: see ``create_app``."""
-        self._usage = usage
+        """``address``: this node's address for other nodes; ``throttle``: see ``create_app``."""
+        self._throttle = throttle
         self._bounds = bounds
         self._view, self._metrics, self._notify = view, metrics, notify
         self._address = view.config.api.listen or address
@@ -94,7 +94,7 @@ class HttpsServer:
         keeper = Doorkeeper(Gate(view.key, view.node), certificate, tokens, lambda: view.config.jobs, self._bounds.body)
         listening = await _listen(self._address, config.ports.api)
         door = _Door(context, self._bounds)
-        app = create_app(view, self._metrics, door=(keeper, door.passed), usage=self._usage)
+        app = create_app(view, self._metrics, door=(keeper, door.passed), throttle=self._throttle)
         runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT,
             keepalive_timeout=self._bounds.keepalive,

@@ -27,11 +27,12 @@ from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.jobdetail import AuditTail, alone_json, generations, policies_due, start_json, waits, way_out
-from nodeagent.api.limits import Usage, owner_json
+from nodeagent.api.limits import JobSizes, owner_json
 from nodeagent.api.once import Once, as_asked, earlier, once
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import WRITE_TRIES, Done, find_any_job, saved, write_again
 from nodeagent.api.serializers import Json, budget_json, items, job_json, lent_json, planned_json, shown_to
+from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
@@ -56,9 +57,9 @@ _PLACE = re.compile(r"(?=\S{1,40} )-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)? [0-9A-Za-z
 class JobRoutes:
     """The handlers, over one agent's view."""
 
-    def __init__(self, view: AgentView, usage: Usage, names: UserDatabase = DATABASE) -> None:
+    def __init__(self, view: AgentView, throttle: Throttle, names: UserDatabase = DATABASE) -> None:
         self.view = view
-        self._usage, self._names = usage, names
+        self._throttle, self._sizes, self._names = throttle, JobSizes(), names
         self._counting = asyncio.Lock()
         """Held by who submits to a queue with a quota for each user."""
         self._audit = AuditTail(view)
@@ -177,7 +178,7 @@ class JobRoutes:
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,
             "placement": {"asks": placement_asked(job.spec), "placed": placed_text(cluster, job)},
-            "limits": await owner_json(self.view, self._usage, self._names, job),
+            "limits": await owner_json(self.view, self._throttle, self._sizes, self._names, job),
             "spec": job.spec.model_dump(),
         }
         detail |= start_json(job, cluster, time.time())

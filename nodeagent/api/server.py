@@ -27,7 +27,6 @@ from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
 from nodeagent.api.jobs import JobRoutes
-from nodeagent.api.limits import Usage, usage_middleware
 from nodeagent.api.logs import LogRoutes
 from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
 from nodeagent.api.nodehealth import DiagRoutes, NodeHealthRoutes
@@ -37,6 +36,7 @@ from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.requests import MAX_BODY, query_middleware
 from nodeagent.api.serializers import API_VERSION
 from nodeagent.api.status import StatusRoutes, TopRoutes
+from nodeagent.api.throttle import Throttle, throttle_middleware
 from nodeagent.api.windows import WindowRoutes
 
 
@@ -58,19 +58,19 @@ def create_app(
     *,
     local_socket: bool = False,
     door: Door | None = None,
-    usage: Usage | None = None,
+    throttle: Throttle | None = None,
     users: UserDatabase = DATABASE,
 ) -> web.Application:
     """``local_socket``: the full API, for a unix socket (SO_PEERCRED identifies callers); ``door``: the full API for
-    the callers that it identifies; neither: health, metrics and the status page only. ``usage``: the counts of users'
-    requests, if several applications share them."""
-    usage = Usage() if usage is None else usage
+    the callers that it identifies; neither: health, metrics and the status page only. ``throttle``: of users'
+    requests, if several applications share it."""
+    throttle = Throttle(view.config.limits) if throttle is None else throttle
     full = local_socket or door is not None
     middlewares = [error_middleware(view)]
     if door is not None:
         middlewares.append(door_middleware(*door))
     if full:
-        middlewares += [usage_middleware(view, usage), query_middleware, joined_middleware(view)]
+        middlewares += [throttle_middleware(view, throttle), query_middleware, joined_middleware(view)]
         middlewares.append(answering_middleware(view))
     else:
         middlewares.append(guest_middleware(PATHS, os.geteuid()))
@@ -95,9 +95,9 @@ def create_app(
     app.router.add_get("/v1/version", version)
     for noun in (NodeRoutes, NodeHealthRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, WindowRoutes):
         app.router.add_routes(noun(view).table())
-    app.router.add_routes(JobRoutes(view, usage, users).table())
+    app.router.add_routes(JobRoutes(view, throttle, users).table())
     app.router.add_routes(QueueRoutes(view, users).table())
-    app.router.add_routes(DoctorRoutes(view, usage).table())
+    app.router.add_routes(DoctorRoutes(view, throttle).table())
     app.router.add_routes(AccountingRoutes(view, users).table())
     return app
 
@@ -120,12 +120,12 @@ class ApiServer:
     """``async with ApiServer(view, metrics) as server``: it listens inside, and leaves nothing behind after."""
 
     def __init__(
-        self, view: AgentView, metrics: Metrics, usage: Usage | None = None, users: UserDatabase = DATABASE
+        self, view: AgentView, metrics: Metrics, throttle: Throttle | None = None, users: UserDatabase = DATABASE
     ) -> None:
         self._view = view
         self._metrics = metrics
-        self.usage = Usage() if usage is None else usage
-        """Counts of the users' requests to this agent."""
+        self.throttle = Throttle(view.config.limits) if throttle is None else throttle
+        """Of the users' requests to this agent."""
         self._users = users
         self._runners: list[web.AppRunner] = []
         self._listening: dict[web.AppRunner, asyncio.Server] = {}
@@ -189,7 +189,9 @@ class ApiServer:
         self._listening[runner] = await loop.create_server(guests, sock=sock, backlog=BACKLOG)
 
     async def _runner(self, local_socket: bool) -> tuple[web.AppRunner, Server]:
-        app = create_app(self._view, self._metrics, local_socket=local_socket, usage=self.usage, users=self._users)
+        app = create_app(
+            self._view, self._metrics, local_socket=local_socket, throttle=self.throttle, users=self._users
+        )
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT)
         await runner.setup()
         self._runners.append(runner)
@@ -198,9 +200,8 @@ class ApiServer:
 
     async def close(self) -> None:
         """Stop listening; remove the socket if it is still ours."""
-        while (
-            self._runners
-        ):  # one after the other: a connection that was just accepted needs a turn of the loop to be counted
+        # One after the other: a connection that was just accepted needs a turn of the loop to be counted.
+        while self._runners:
             runner = self._runners.pop()
             if (listening := self._listening.pop(runner, None)) is not None:
                 listening.close()

@@ -50,6 +50,11 @@ class Allowance:
         self._left -= 1
         return True
 
+    def whole(self, now: float) -> bool:
+        """Whether as much may be spent at once as ever."""
+        self.spend(0, now)
+        return self._left >= self._burst
+
 
 async def wait_for(event: asyncio.Event, timeout: float | None) -> bool:
     """Until the event or the time; clears the event. Whether it came."""

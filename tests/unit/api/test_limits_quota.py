@@ -18,8 +18,9 @@ from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.batches import Batches
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import JobRoutes
-from nodeagent.api.limits import Usage, limits_json, owner_json
+from nodeagent.api.limits import JobSizes, limits_json, owner_json, spec_bytes
 from nodeagent.api.requests import WRITE_TRIES
+from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec, Submission, Submitter
 from nodeagent.model.queue import Queue, Queues, UserQuota
@@ -40,7 +41,8 @@ def test_every_limit_is_shown_with_its_value() -> None:
 
 
 async def test_what_the_owner_of_a_job_uses(tmp_path: Path) -> None:
-    view, usage, names = FakeView(tmp_path), Usage(), UserDatabase(lambda _uid: "alice")
+    view, names = FakeView(tmp_path), UserDatabase(lambda _uid: "alice")
+    throttle = Throttle(view.config.limits)
     await view.join()
     await view.store.submit("u1", spec("one"), ALICE, 1.0, "alice", "r1")
     await view.store.submit("u2", spec("two"), ALICE, 1.0, "alice", "r2")
@@ -48,14 +50,14 @@ async def test_what_the_owner_of_a_job_uses(tmp_path: Path) -> None:
     await view.refresh()
     await view.end(view.job("two"), "stopped", "by hand")
     await view.refresh()
-    assert usage.begin(ALICE, view.config.limits, follows=True) == ""
+    assert throttle.begin(ALICE, follows=True) == ""
     await names.learn([ALICE])
-    shown = await owner_json(view, usage, names, view.job("one"))
+    shown = await owner_json(view, throttle, JobSizes(), names, view.job("one"))
     assert shown is not None
     size = sum(len(view.job(name).spec.to_json()) for name in ("one", "two"))
     assert shown["used"] == {"jobs": 1, "job_bytes": size, "concurrent": 1, "followers": 1}
     assert (shown["owner"], shown["node"], shown["values"]["jobs"]) == ("alice", "n1", 100)
-    other = await owner_json(view, usage, names, view.job("other"))
+    other = await owner_json(view, throttle, JobSizes(), names, view.job("other"))
     assert other is not None
     assert other["used"]["followers"] == 0
 
@@ -63,13 +65,14 @@ async def test_what_the_owner_of_a_job_uses(tmp_path: Path) -> None:
 async def test_an_owner_without_limits(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     view, names = FakeView(tmp_path, operators=group), UserDatabase(lambda _uid: "root")
+    throttle = Throttle(view.config.limits)
     await view.join()
     operator = Submitter(user="root", uid=ALICE, gid=os.getgid(), host="n1", cwd="/tmp")
     await view.store.submit("u1", spec("one"), 0, 1.0, "root", "r1")
     await view.store.submit("u2", spec("two", submitter=operator), ALICE, 1.0, "root", "r2")
     await view.refresh()
-    assert await owner_json(view, Usage(), names, view.job("one")) is None
-    assert await owner_json(view, Usage(), names, view.job("two")) is None
+    assert await owner_json(view, throttle, JobSizes(), names, view.job("one")) is None
+    assert await owner_json(view, throttle, JobSizes(), names, view.job("two")) is None
 
 
 class Racing:
@@ -77,7 +80,7 @@ class Racing:
 
     def __init__(self, view: FakeView, others: int) -> None:
         self.view, self._left, self._names = view, others, UserDatabase(lambda _uid: "alice")
-        self.routes, self.claimed = JobRoutes(view, Usage(), self._names), 0
+        self.routes, self.claimed = JobRoutes(view, Throttle(view.config.limits), self._names), 0
 
     async def admit(self) -> list[JobSpec]:
         return [await admitted(self.view.cluster(), RACER, in_team("mine"), self._names)]
@@ -159,7 +162,8 @@ async def test_two_scale_outs_at_once_are_not_both_within_a_quota(
         signed = view.seal.control(name, first_control(gang, "alice", None))
         await view.store.submit(name, gang, ALICE, 1.0, "alice", name, control=signed)
     await view.refresh()
-    routes, write, racing = JobRoutes(view, Usage(), UserDatabase(lambda _uid: "alice")), view.store.control, True
+    routes = JobRoutes(view, Throttle(view.config.limits), UserDatabase(lambda _uid: "alice"))
+    write, racing = view.store.control, True
 
     async def known(*_: object) -> Caller:
         return RACER
@@ -202,7 +206,7 @@ async def test_jobs_that_are_over_the_quota_by_themselves_never_reach_the_store(
         limits.within_quota(owner, quota, [(large, 70)])
     view, signed = FakeView(tmp_path), 0
     await view.join()
-    batches = Batches(view, JobRoutes(view, limits.Usage()))
+    batches = Batches(view, JobRoutes(view, Throttle(view.config.limits)))
 
     async def sign(*_what: object) -> list[object]:
         nonlocal signed
@@ -221,7 +225,7 @@ async def test_what_the_submitter_of_a_batch_brought_is_answered_once(tmp_path: 
     owner = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False)
     view = FakeView(tmp_path)
     await view.join()
-    batches = Batches(view, JobRoutes(view, limits.Usage()))
+    batches = Batches(view, JobRoutes(view, Throttle(view.config.limits)))
 
     def jobs(count: int, size: int) -> list[Submission]:
         one = spec().model_copy(update={"user": "ann"})
@@ -237,24 +241,22 @@ async def test_what_the_submitter_of_a_batch_brought_is_answered_once(tmp_path: 
         await batches.submit(owner, {"request_id": "r", "dry_run": True}, jobs(100, 200_000))
 
 
-async def test_a_spec_is_written_once_to_know_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_spec_is_written_once_to_know_its_size(tmp_path: Path) -> None:
     """32 descriptions a second of a user's job took half of a core: each wrote all specs of that user."""
-    view, usage, written = FakeView(tmp_path), Usage(), list[str]()
+    view, written = FakeView(tmp_path), list[str]()
     await view.join()
     for name in ("one", "two"):
         await view.store.submit(name, spec(name), ALICE, 1.0, "alice", name)
     await view.refresh()
-    jobs, to_json = list(view.cluster().jobs.values()), JobSpec.to_json
-    size = sum(len(job.spec.to_json().encode()) for job in jobs)
+    jobs = list(view.cluster().jobs.values())
+    size = sum(spec_bytes(job.spec) for job in jobs)
 
-    def counted(spec: JobSpec) -> str:
+    def counted(spec: JobSpec) -> int:
         written.append(spec.name)
-        return to_json(spec)
+        return spec_bytes(spec)
 
-    monkeypatch.setattr(JobSpec, "to_json", counted)
-    monkeypatch.setattr(limits, "SIZES", 1)
-    assert [await usage.bytes_of(jobs[:1]) + await usage.bytes_of(jobs[1:]) for _ in range(2)] == [size, size]
-    assert len(written) == 4, "no more are kept than SIZES"
-    monkeypatch.setattr(limits, "SIZES", 10)
-    assert [await usage.bytes_of(jobs) for _ in range(3)] == [size] * 3
-    assert len(written) == 5
+    few, many = JobSizes(1, counted), JobSizes(10, counted)
+    assert [await few.of(jobs[:1]) + await few.of(jobs[1:]) for _ in range(2)] == [size, size]
+    assert len(written) == 4, "no more are kept than it may"
+    assert [await many.of(jobs) for _ in range(3)] == [size] * 3
+    assert len(written) == 6

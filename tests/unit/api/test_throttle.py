@@ -13,19 +13,19 @@ from aiohttp.test_utils import make_mocked_request
 
 from nodeagent.api.auth import CALLER, Caller
 from nodeagent.api.errors import ApiError
-from nodeagent.api.limits import (
+from nodeagent.api.throttle import (
     BURST,
     HEAVY_AT_ONCE,
     REMEMBERED,
     USERS,
     WORK_BURST,
     WORK_SHARE,
+    Throttle,
     Timed,
-    Usage,
     reads_much,
     refusal,
     refusal_of_much,
-    usage_middleware,
+    throttle_middleware,
 )
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import FakeView
@@ -33,15 +33,15 @@ from tests.unit.api.fakes import FakeView
 LIMITS = LimitsConfig(requests=10, concurrent=3, followers=2)
 
 
-class Clocked(Usage):
+class Clocked(Throttle):
     """With a clock that stands still until it is moved."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        super().__init__(lambda: self.now)
+        super().__init__(LIMITS, lambda: self.now)
 
     def ask(self, key: int | str = 1, *, follows: bool = False) -> str:
-        return self.begin(key, LIMITS, follows=follows)
+        return self.begin(key, follows=follows)
 
     def quick(self, count: int, key: int = 1) -> list[str]:
         """So many requests, each answered before the next."""
@@ -54,38 +54,38 @@ class Clocked(Usage):
 
 
 def test_a_flood_is_refused_and_an_ordinary_user_goes_on() -> None:
-    usage = Clocked()
-    assert usage.quick(BURST * 10 + 5) == [""] * (BURST * 10) + ["requests"] * 5
-    assert usage.quick(5, key=2) == [""] * 5
-    usage.now += 0.5
-    assert usage.quick(7) == [""] * 5 + ["requests"] * 2
+    throttle = Clocked()
+    assert throttle.quick(BURST * 10 + 5) == [""] * (BURST * 10) + ["requests"] * 5
+    assert throttle.quick(5, key=2) == [""] * 5
+    throttle.now += 0.5
+    assert throttle.quick(7) == [""] * 5 + ["requests"] * 2
 
 
 def test_requests_under_way_are_bounded() -> None:
-    usage = Clocked()
-    assert [usage.ask() for _ in range(4)] == ["", "", "", "concurrent"]
-    usage.end(1, follows=False)
-    assert usage.ask() == ""
-    assert usage.ask(2) == ""
+    throttle = Clocked()
+    assert [throttle.ask() for _ in range(4)] == ["", "", "", "concurrent"]
+    throttle.end(1, follows=False)
+    assert throttle.ask() == ""
+    assert throttle.ask(2) == ""
 
 
 def test_followers_are_bounded() -> None:
-    usage = Clocked()
-    assert [usage.ask(follows=True) for _ in range(3)] == ["", "", "followers"]
-    assert usage.ask() == ""
-    usage.end(1, follows=True)
-    assert usage.ask(follows=True) == ""
+    throttle = Clocked()
+    assert [throttle.ask(follows=True) for _ in range(3)] == ["", "", "followers"]
+    assert throttle.ask() == ""
+    throttle.end(1, follows=True)
+    assert throttle.ask(follows=True) == ""
 
 
 def test_what_keeps_the_loop_is_bounded_however_few_the_requests_are() -> None:
-    usage = Clocked()
-    assert usage.ask() == ""
-    usage.worked(1, WORK_BURST + 0.5)
-    assert [usage.ask(), usage.ask(2)] == ["work", ""]
-    usage.now += 0.5 / WORK_SHARE - 0.01
-    assert usage.ask() == "work"
-    usage.now += 0.02
-    assert usage.ask() == ""
+    throttle = Clocked()
+    assert throttle.ask() == ""
+    throttle.worked(1, WORK_BURST + 0.5)
+    assert [throttle.ask(), throttle.ask(2)] == ["work", ""]
+    throttle.now += 0.5 / WORK_SHARE - 0.01
+    assert throttle.ask() == "work"
+    throttle.now += 0.02
+    assert throttle.ask() == ""
 
 
 async def test_each_step_of_an_answer_is_timed() -> None:
@@ -111,7 +111,8 @@ async def test_each_step_of_an_answer_is_timed() -> None:
 
 
 async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path) -> None:
-    usage, request = Usage(), make_mocked_request("GET", "/v1/jobs")
+    view = FakeView(tmp_path)
+    throttle, request = Throttle(view.config.limits), make_mocked_request("GET", "/v1/jobs")
     request[CALLER] = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False, remote=True)
 
     async def handler(_: web.Request) -> web.StreamResponse:
@@ -120,7 +121,7 @@ async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path
             pass
         return web.Response()
 
-    middleware = usage_middleware(FakeView(tmp_path), usage)
+    middleware = throttle_middleware(view, throttle)
     assert (await middleware(request, handler)).status == 200
     with pytest.raises(ApiError, match="half of its time"):
         await middleware(request, handler)
@@ -128,7 +129,8 @@ async def test_what_a_users_request_takes_is_counted_for_the_user(tmp_path: Path
 
 async def test_nothing_was_begun_for_a_caller_who_left_before_the_turn_came(tmp_path: Path) -> None:
     """Python warns of work that was made and never awaited, and warnings are errors here."""
-    usage, request, begun = Usage(), make_mocked_request("GET", "/v1/history"), list[str]()
+    view = FakeView(tmp_path)
+    throttle, request, begun = Throttle(view.config.limits), make_mocked_request("GET", "/v1/history"), list[str]()
     request[CALLER] = Caller(uid=1000, gid=1000, name="ann", operator=False, trusted=False, remote=True)
 
     async def handler(_: web.Request) -> web.StreamResponse:
@@ -136,7 +138,7 @@ async def test_nothing_was_begun_for_a_caller_who_left_before_the_turn_came(tmp_
         await asyncio.sleep(60)
         return web.Response()
 
-    middleware = usage_middleware(FakeView(tmp_path), usage)
+    middleware = throttle_middleware(view, throttle)
     asked = [asyncio.ensure_future(middleware(request, handler)) for _ in range(HEAVY_AT_ONCE + 1)]
     await asyncio.sleep(0.01)
     for one in asked:
@@ -144,7 +146,7 @@ async def test_nothing_was_begun_for_a_caller_who_left_before_the_turn_came(tmp_
     await asyncio.gather(*asked, return_exceptions=True)
     del asked
     gc.collect()
-    assert (len(begun), usage.held(1000)) == (HEAVY_AT_ONCE, (0, 0))
+    assert (len(begun), throttle.under_way(1000)) == (HEAVY_AT_ONCE, (0, 0))
 
 
 async def test_an_answer_that_is_timed_is_cancelled_and_may_refuse_that() -> None:
@@ -172,13 +174,13 @@ async def test_an_answer_that_is_timed_is_cancelled_and_may_refuse_that() -> Non
 
 
 async def test_requests_that_read_much_take_turns() -> None:
-    usage, open_, under_way, most = Clocked(), asyncio.Event(), 0, 0
-    assert [usage.ask() for _ in range(3)] == ["", "", ""]
-    assert usage.ask(2) == ""
+    throttle, open_, under_way, most = Clocked(), asyncio.Event(), 0, 0
+    assert [throttle.ask() for _ in range(3)] == ["", "", ""]
+    assert throttle.ask(2) == ""
 
     async def read(key: int) -> None:
         nonlocal under_way, most
-        async with usage.turn(key):
+        async with throttle.turn(key):
             under_way += 1
             most = max(most, under_way)
             await open_.wait()
@@ -214,25 +216,25 @@ def test_which_requests_read_much(target: str, much: bool) -> None:
 
 
 def test_who_was_refused_lately_is_known_for_a_while() -> None:
-    usage = Clocked()
-    usage.ask(2)
-    assert usage.quick(BURST * 10 + 1)[-1] == "requests"
-    assert usage.refused() == {}, "an operator is served all the same"
-    usage.refuse(1, "requests")
-    assert usage.refused() == {1: ("requests",)}
-    usage.now += REMEMBERED + 1
-    assert usage.refused() == {}
+    throttle = Clocked()
+    throttle.ask(2)
+    assert throttle.quick(BURST * 10 + 1)[-1] == "requests"
+    assert throttle.refused() == {}, "an operator is served all the same"
+    throttle.refuse(1, "requests")
+    assert throttle.refused() == {1: ("requests",)}
+    throttle.now += REMEMBERED + 1
+    assert throttle.refused() == {}
 
 
 def test_the_count_itself_is_bounded() -> None:
-    usage = Clocked()
+    throttle = Clocked()
     for key in range(USERS):
-        assert usage.ask(key) == ""
-    assert usage.ask("one more") == "users"
-    usage.end(7, follows=False)
-    usage.now += 1
-    assert usage.ask("one more") == ""
-    assert len(usage) == USERS
+        assert throttle.ask(key) == ""
+    assert throttle.ask("one more") == "users"
+    throttle.end(7, follows=False)
+    throttle.now += 1
+    assert throttle.ask("one more") == ""
+    assert len(throttle) == USERS
 
 
 def test_every_refusal_names_its_key() -> None:
