@@ -281,7 +281,8 @@ def home() -> Iterator[tuple[Path, dict[str, str]]]:
     finally:
         left = leftovers(folder)
         for pid in left:
-            os.kill(pid, 9)
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
         shutil.rmtree(folder, ignore_errors=True)
     assert not left, f"processes are left: {left}"
 

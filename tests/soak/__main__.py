@@ -102,6 +102,8 @@ def soak(seconds: float, seed: int, each: float = ROUND) -> list[Row]:
         while not rows or (time.monotonic() < end and not rows[-1].wrong):
             rows.append(rounds.round(len(rows) + 1))
             print(in_words(rows[-1]), flush=True)
+            for text in rows[-1].wrong:  # now: the cluster's end may fail, too
+                print(text, file=sys.stderr, flush=True)
             keep(rows, seed)
     return rows
 
@@ -146,9 +148,7 @@ def main() -> int:
     begin = time.monotonic()
     rows = soak(asked, arguments.seed, min(arguments.round, asked / 2))
     took = time.monotonic() - begin
-    wrong = [text for row in rows for text in row.wrong]
-    for text in wrong:
-        print(text, file=sys.stderr)
+    wrong = any(row.wrong for row in rows)
     if arguments.record and not wrong:
         record(rows, took, arguments.seed)
     print(f"{len(rows)} rounds in {took / 60:.0f} minutes, seed {arguments.seed}: {'wrong' if wrong else 'all fine'}")
