@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nodeagent.hardware.readings import Heals
     from nodeagent.model.health import Action, Severity
 
-LONGEST = 60
-"""Characters of the command that are shown."""
 DIES = 1.0
 """Seconds in which a killed command is gone, unless the kernel holds it."""
 MOST_OUTPUT = 4 << 20
@@ -227,24 +225,29 @@ def _read_all(fd: int, until: float) -> tuple[bytes, bool]:
 
 
 def who(pid: int) -> str:
-    """``pid 4711 (train1: python train.py)``, with the job where the process has the name of one in its environment;
-    empty for one that has gone, or that is not to be seen from this container."""
+    """``pid 4711 (train1: python3)``, with what its cgroup says of its job; empty for one that has gone, or that is not
+    to be seen from this container. Nothing here may need the memory of the process, as its command line and environment
+    do: its user can hold that, and who reads devices would seem to hang."""
     try:
         user = user_of(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 (a third of what pathlib takes)
     except OSError:
         return ""
-    command = " ".join(read_proc(f"/proc/{pid}/cmdline").decode(errors="replace").replace("\0", " ").split())
-    command = command or read_proc(f"/proc/{pid}/comm").decode(errors="replace").strip()
-    job = job_of(pid)
-    return f"pid {pid} ({user}: {command[:LONGEST]}{f', of job {job}' if job else ''})"
+    name = " ".join(read_proc(f"/proc/{pid}/comm").decode(errors="replace").split())
+    job = job_of(read_proc(f"/proc/{pid}/cgroup").decode(errors="replace"))
+    return f"pid {pid} ({user}: {name}{f', {job}' if job else ''})"
 
 
-def job_of(pid: int) -> str:
-    """The job whose worker it is or was; of Slurm, too. Empty where it has none, or another user hides it."""
-    found = dict(pair.split(b"=", 1) for pair in read_proc(f"/proc/{pid}/environ").split(b"\0") if b"=" in pair)
-    ours = found.get(b"NODEAGENT_JOB", b"").decode(errors="replace")
-    theirs = found.get(b"SLURM_JOB_ID", b"").decode(errors="replace")
-    return ours or (f"{theirs} of Slurm" if theirs else "")
+def job_of(cgroups: str) -> str:
+    """Whose job a process is part of, from its ``/proc/PID/cgroup``: Slurm's, or the pod of an agent on this machine
+    (its unit, whose description names the job). Empty: they do not say."""
+    for line in cgroups.splitlines():
+        parts = line.split("/")
+        for at, part in enumerate(parts):
+            if part.startswith("nodeagent-pod-"):
+                return f"of {part}"
+            if part.startswith("job_") and any("slurm" in above for above in parts[:at]):
+                return f"of job {part[4:]} of Slurm"
+    return ""
 
 
 def read_proc(path: str) -> bytes:

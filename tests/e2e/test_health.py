@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -235,15 +236,14 @@ def test_an_application_error_on_every_node_bars_nothing(calm: Ward) -> None:
 
 def test_a_gpu_that_somebody_else_uses_is_not_free_and_its_user_is_named(calm: Ward) -> None:
     cluster = calm.cluster
-    with subprocess.Popen(["sleep", "600"], env={"SLURM_JOB_ID": "4711"}) as intruder:
+    with subprocess.Popen(["sleep", "600"]) as intruder:
         try:
             calm.driver.set(f"2.processes {intruder.pid}:1073741824", "1.memory_used 1073741824")
             cluster.until(lambda: calm.healthy("n2") == calm.healthy("n1") == 1, BOUND, "neither is counted as free")
             assert calm.rules("n2") == {"gpu.foreign": "active"}
             assert calm.rules("n1") == {"gpu.leftover": "active"}
             output = cluster.ctl("describe", "node/n2").stdout
-            assert f"used by somebody else: pid {intruder.pid} (" in output
-            assert "sleep 600, of job 4711 of Slurm)" in output
+            assert re.search(rf"used by somebody else: pid {intruder.pid} \([^ ]+: sleep\b", output)
             assert "used by somebody else: pid" in cluster.ctl("nodes", "n2", "-o", "wide").stdout
         finally:
             intruder.kill()

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from nodeagent.hardware.accelerator import AbsentError, Command, DeviceRule, Persistence, ProblemError, user_of, who
+from nodeagent.hardware.accelerator import (
+    AbsentError,
+    Command,
+    DeviceRule,
+    Persistence,
+    ProblemError,
+    job_of,
+    user_of,
+    who,
+)
 from nodeagent.hardware.judging.rules import Rule
 from nodeagent.osutil.linux import is_running
 
 
-@pytest.mark.parametrize(("environ", "reported"), [
-    ({}, ""),
-    ({"NODEAGENT_JOB": "resnet50"}, ", of job resnet50"),
-    ({"SLURM_JOB_ID": "4711"}, ", of job 4711 of Slurm"),
-])  # fmt: skip
-def test_user_command_and_job(environ: dict[str, str], reported: str) -> None:
-    code = "import sys; print(flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", code], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+def test_user_and_program() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
         process.stdout.readline()  # it has been exec'd
         answer = who(process.pid)
         process.stdin.close()
     me = pwd.getpwuid(os.getuid()).pw_name
-    assert answer.startswith(f"pid {process.pid} ({me}: {sys.executable} -S -c")
-    assert answer.endswith(f"{reported})")
+    assert re.fullmatch(rf"pid {process.pid} \({me}: cat(, of .*)?\)", answer)
     assert who(process.pid) == "", "it has gone"
+
+
+@pytest.mark.parametrize(("cgroups", "reported"), [
+    ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
+    ("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n", "of job 4711 of Slurm"),
+    ("4:memory:/slurm/uid_1000/job_4711/step_batch\n1:name=systemd:/system.slice\n", "of job 4711 of Slurm"),
+    ("0::/system.slice/job_4711\n", ""),
+    ("0::/nodeagent.slice/nodeagent-pod-0123456789-ab.service\n", "of nodeagent-pod-0123456789-ab.service"),
+    ("0::/nodeagent-pods/nodeagent-pod-0123456789abcdef/deeper\n", "of nodeagent-pod-0123456789abcdef"),
+    ("", ""),
+])  # fmt: skip
+def test_the_job_of_a_process_is_what_its_cgroup_says(cgroups: str, reported: str) -> None:
+    assert job_of(cgroups) == reported
 
 
 def test_a_user_without_a_name() -> None:
