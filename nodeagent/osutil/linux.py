@@ -299,8 +299,7 @@ def _marks(pid: int, wanted: Set[Marked]) -> list[Marked]:
     try:
         if os.stat(f"/proc/{pid}").st_uid not in owners | {0}:  # noqa: PTH116 (0: also of who may not be looked into)
             return []
-        status = _read_proc(f"/proc/{pid}/status").splitlines()
-        uid = next((int(line.split()[1]) for line in status if line.startswith(b"Uid:")), None)
+        uid = user(pid)
         if uid not in owners:
             return []
         environ = frozenset(read_environ(pid).split(b"\0"))
@@ -309,6 +308,13 @@ def _marks(pid: int, wanted: Set[Marked]) -> list[Marked]:
             raise
         return []
     return [(mark, owner) for mark, owner in wanted if owner == uid and f"{MARK}={mark}".encode() in environ]
+
+
+def user(pid: int) -> int:
+    """The uid that the process runs as, also if its files are root's because nobody may look into it. Raises
+    OSError."""
+    status = _read_proc(f"/proc/{pid}/status").splitlines()
+    return next((int(line.split()[1]) for line in status if line.startswith(b"Uid:")), -1)
 
 
 def read_environ(pid: int) -> bytes:

@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 
 from nodeagent.local import power
 from nodeagent.local.layout import LocalError
+from nodeagent.osutil.linux import read_environ, stat_fields
 from tests.unit.local.helpers import running
 
 TREE = """
@@ -128,6 +131,94 @@ def test_what_does_not_end_is_named(cluster: str, monkeypatch: pytest.MonkeyPatc
                 power.cut(cluster, "n1", bound=0.2)
         finally:
             stuck.kill()
+
+
+@dataclass
+class Environments:
+    """Of processes, as they are read."""
+
+    held: set[int] = field(default_factory=set)
+    """Those whose environment is not to be had until the test is over."""
+    asked: list[int] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def read(self, pid: int) -> bytes:
+        self.asked.append(pid)
+        if pid in self.held:
+            self.over.wait()
+        return read_environ(pid)
+
+
+@pytest.fixture
+def environments(monkeypatch: pytest.MonkeyPatch) -> Iterator[Environments]:
+    environments = Environments()
+    monkeypatch.setattr(power, "read_environ", environments.read)
+    monkeypatch.setattr(power, "HELD", 0.2)
+    yield environments
+    environments.over.set()
+
+
+def parent(pid: int) -> int:
+    fields = stat_fields(pid)
+    assert fields is not None
+    return int(fields[1])
+
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def test_an_environment_that_is_held_keeps_no_other_from_being_found(cluster: str, environments: Environments) -> None:
+    marked = {power.MARK: power.mark(cluster, "n1")}
+    with start({}, SLEEP) as one, start({}, SLEEP) as two, start(marked, SLEEP) as victim:
+        try:
+            wait_count(cluster, "n1", 1)
+            environments.held = {one.pid, two.pid}
+            assert power.cut(cluster, "n1") == 1
+            assert victim.wait(5) == -signal.SIGKILL
+        finally:
+            for process in (one, two, victim):
+                process.kill()
+
+
+def test_what_hangs_is_waited_for_once(cluster: str, environments: Environments) -> None:
+    with start({}, SLEEP) as holder:
+        environments.held = {holder.pid}
+        try:
+            search = power.Search(cluster, None)
+            for _ in range(3):
+                assert search.processes() == set()
+            assert environments.asked.count(holder.pid) == 1
+        finally:
+            holder.kill()
+
+
+def test_no_environment_is_read_of_what_is_below_a_marked_process(cluster: str, environments: Environments) -> None:
+    with start({power.MARK: power.mark(cluster, "n1")}) as tree:
+        try:
+            assert tree.stdout is not None
+            assert tree.stdout.readline() == "whole\n"
+            found = wait_count(cluster, "n1", 6)
+            environments.asked.clear()
+            assert power.processes(cluster, "n1") == found
+            assert found & set(environments.asked) <= {tree.pid} | {pid for pid in found if parent(pid) not in found}
+        finally:
+            power.cut(cluster)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+def test_without_root_no_other_users_environment_is_read(
+    cluster: str, environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "600"], user=65534, group=65534, extra_groups=[]) as other:
+        try:
+            power.processes(cluster)
+            assert other.pid in environments.asked, "root looks, since its jobs may be another user's"
+            environments.asked.clear()
+            monkeypatch.setattr(os, "geteuid", lambda: 4711)
+            power.processes(cluster)
+            assert environments.asked == []
+        finally:
+            other.kill()
 
 
 def test_an_environment_is_stripped_of_the_mark() -> None:
