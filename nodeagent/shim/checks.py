@@ -139,17 +139,25 @@ def verdict(look: Callable[[Mapping[str, Any]], dict[str, Any]], pod: Mapping[st
         return json.dumps(look(pod))
     except UnfitError as error:
         return json.dumps({"reason": str(error), "code": error.code, "passing": error.passing})
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        text = f"the job's folders could not be looked at as user {_me()}: {error.strerror}{where}"
+        return json.dumps({"reason": text, "code": 0, "passing": passing(error)})
 
 
 def resolve(command: str, cwd: str, path: str) -> str:
     """The program a shell in ``cwd`` with this PATH would run. Raises UnfitError with code 127 or 126."""
     if "/" in command:
         found = Path(cwd, command)
-        if not found.exists():
-            raise UnfitError(f"command '{command}' does not exist", 127)
-        if not found.is_file() or not os.access(found, os.X_OK):
-            raise UnfitError(f"command '{command}' is not executable for user {_me()}", 126)
-        return str(found)
+        try:
+            if not found.exists():
+                raise UnfitError(f"command '{command}' does not exist", 127)
+            if found.is_file() and os.access(found, os.X_OK):
+                return str(found)
+        except OSError as error:  # a folder above it that the user may not enter, say
+            text = f"command '{command}' is not to be reached as user {_me()}: {error.strerror}"
+            raise UnfitError(text, 126, error) from None
+        raise UnfitError(f"command '{command}' is not executable for user {_me()}", 126)
     absolute = os.pathsep.join(str(Path(cwd, part)) for part in path.split(os.pathsep))
     which = shutil.which(command, path=absolute)
     if which is None:

@@ -129,11 +129,15 @@ class Preparation:
         except OSError:
             os.close(found_in)
             raise
-        text = f"the job's folders did not answer within {CHECK_BOUND:.0f} s"
-        nothing = {"reason": text, "code": 0, "passing": True}
+        unanswered, over = f"did not answer within {CHECK_BOUND:.0f} s", False
+
+        def nothing(why: str) -> dict[str, Any]:
+            return {"reason": f"the job's folders {why}", "code": 0, "passing": True}
 
         def overdue() -> None:
-            late(nothing)
+            nonlocal over
+            over = True
+            late(nothing(unanswered))
             os.kill(pid, signal.SIGKILL)
 
         bound = self._loop.after(CHECK_BOUND, overdue)
@@ -141,11 +145,15 @@ class Preparation:
         def ended() -> None:
             bound.cancel()
             self._children.forget(pid)
-            reap(pid)
+            code = os.waitstatus_to_exitcode(reap(pid))
             with os.fdopen(found_in, "rb") as file:
                 file.seek(0)
                 text = file.read(MOST_FOUND + 1)
-            answered(json.loads(text) if text.endswith(b"\n") else nothing)
+            if text.endswith(b"\n"):
+                answered(json.loads(text))
+            else:
+                how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                answered(nothing(unanswered if over else f"could not be looked at: {how}; more in shim.log"))
 
         self._children.expect(pid, ended)
 

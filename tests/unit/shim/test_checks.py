@@ -3,6 +3,7 @@ for."""
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import re
 import resource
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from nodeagent.shim.checks import (
     see_folder,
     verdict,
 )
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.prepare import Preparation
+from nodeagent.shim.processes import ShimChildren
 
 
 def a_pod(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -83,6 +87,7 @@ def test_a_fork_server_stands_in_for_the_roles_that_run_its_own_interpreter(tmp_
         ({"command": ["./nothing"]}, 127, "command './nothing' does not exist"),
         ({"command": ["/etc/passwd"]}, 126, "command '/etc/passwd' is not executable"),
         ({"command": ["/usr"]}, 126, "command '/usr' is not executable"),
+        ({"command": ["./" + "x" * 300]}, 126, "is not to be reached as user"),
         ({"checkpoint_dir": "/proc/ckpt"}, 0, "checkpoint_dir /proc/ckpt cannot be created"),
         ({"env_file": "/no/file"}, 0, "env_file /no/file: No such file"),
         ({"limits": {"nofiles": 1}}, 0, "limit 'nofiles' is not known"),
@@ -95,6 +100,34 @@ def test_unfit(tmp_path: Path, changes: dict[str, Any], code: int, text: str) ->
     assert caught.value.code == code
     shown = json.loads(verdict(check, a_pod(tmp_path, **changes)))
     assert (shown["reason"], shown["code"]) == (str(caught.value), code)
+
+
+def test_a_look_that_the_system_refuses_says_what_it_refused(tmp_path: Path) -> None:
+    def refused(_pod: Mapping[str, Any]) -> dict[str, Any]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/closed/python")
+
+    shown = json.loads(verdict(refused, a_pod(tmp_path)))
+    assert re.fullmatch(r"the job's folders .* as user .*: Permission denied \(/closed/python\)", shown["reason"])
+    assert (shown["code"], shown["passing"]) == (0, False)
+
+
+class Waited(ShimChildren):
+    """A child has ended when it is expected."""
+
+    def expect(self, pid: int, ended: Callable[[], None]) -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        ended()
+
+
+def test_a_look_that_ends_without_an_answer_is_none_that_took_too_long(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pod = a_pod(tmp_path, preforked=0)
+    del pod["command"]
+    preparation = Preparation(Loop(), Waited(), pod, tmp_path / "s", lambda: None, lambda _: None)
+    preparation.check()
+    assert preparation.reason == "the job's folders could not be looked at: exit code 126; more in shim.log"
+    assert "cannot run the checks: KeyError: 'command'" in capfd.readouterr().err
 
 
 def test_the_jobs_own_path_counts(tmp_path: Path) -> None:
