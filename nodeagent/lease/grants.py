@@ -1,8 +1,9 @@
 """The time that a pod may run: a record of a few bytes, which the lease process writes and the pod's shim reads.
 
 Nobody speaks for it and nobody listens: neither side can hold the other up. ``<run>/grants/<key>`` is the lease
-process's, readable by all; ``<run>/grants/<key>.obeyed`` is the job's user's, and says what its shim has done. Standard
-library only. Must never decide.
+process's, readable by all; ``<run>/pods/.answers/<key>`` is the job's user's, and says what its shim has done. It lies
+where the pods' run folders do: what users may write, and so fill, is one file system, and root's files are in another.
+Standard library only. Must never decide.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _FAR = 1e9
 """Seconds since the boot that no machine reaches: what says more is damaged."""
 _TRIES = 10
 """Looks at a record that is just being written; one write is over in less than a microsecond."""
-OBEYED = ".obeyed"
+ANSWERS = ".answers"
+"""A folder beside the pods' run folders."""
 
 
 class Grant(NamedTuple):
@@ -40,15 +42,21 @@ def grants_folder(run_dir: Path) -> Path:
     return run_dir / "grants"
 
 
+def answer_file(record: Path) -> Path:
+    """Where the shim of the pod with this record answers."""
+    return record.parent.with_name("pods") / ANSWERS / record.name
+
+
 def make_grant(folder: Path, key: str, owner: int, group: int) -> Path:
     """A new record for a pod, with no time granted, and the one in which its user's shim answers. Raises OSError."""
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        folder.chmod(0o755)  # whatever the umask
     file = folder / key
+    answer = answer_file(file)
+    for parent in (folder, answer.parent.parent, answer.parent):
+        if not parent.exists():
+            parent.mkdir(parents=True)
+            parent.chmod(0o755)  # whatever the umask
     write_atomic(file, twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)), durable=False)
     file.chmod(0o644)
-    answer = folder / (key + OBEYED)
     write_atomic(answer, twice(OBEYED_FORM.pack(0.0)), durable=False, mode=0o600)
     if os.geteuid() == 0:
         os.chown(answer, owner, group, follow_symlinks=False)
@@ -57,8 +65,8 @@ def make_grant(folder: Path, key: str, owner: int, group: int) -> Path:
 
 def remove_grant(folder: Path, key: str) -> None:
     """The pod has ended."""
-    for name in (key, key + OBEYED):
-        (folder / name).unlink(missing_ok=True)
+    for file in (folder / key, answer_file(folder / key)):
+        file.unlink(missing_ok=True)
 
 
 def grant_keys(folder: Path) -> list[str]:

@@ -19,9 +19,9 @@ from nodeagent import __version__
 from nodeagent.lease.core import Call, Core
 from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.grants import (
-    OBEYED,
     OBEYED_FORM,
     Grant,
+    answer_file,
     grant_keys,
     grants_folder,
     read_grant_of,
@@ -470,10 +470,12 @@ def _ready(files: dict[int, int], seconds: float) -> set[int]:
 
 
 def read_obeyed(folder: Path, key: str) -> float:
-    """No workers run in this pod that were started before this time; 0 if its shim has not reported. The record is the
-    job's user's, in a folder that is not: what lies in it may be any number, and concerns that user's pod only."""
+    """``folder``: that of the grants. No workers run in this pod that were started before this time; 0 if its shim has
+    not reported. The record is the job's user's, in a folder that is not: what lies in it may be any number, and
+    concerns that user's pod only."""
+    place = answer_file(folder / key)
     try:
-        with UntrustedFolder(folder) as answers, answers.open(key + OBEYED, anyones=True) as file:
+        with UntrustedFolder(place.parent) as answers, answers.open(place.name, anyones=True) as file:
             found = read_twice(file.fileno(), OBEYED_FORM)
     except UntrustedError:
         return 0.0

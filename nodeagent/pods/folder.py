@@ -3,7 +3,8 @@
 ``<run>/pods/<key>/``: pod.json, shim.json, the socket ``s`` (gone with the pod). ``<state>/pods/<uid>/``: the highest
 promise, the newest start. ``<logs>/<job>-<uid8>/``: output. Each pod's own folders belong to the job's user, who may
 put anything there; the folders above them to the agent. ``<run>/shims/<key>.json``, the agent's alone, says what pod it
-is. ``<run>/grants/<key>`` says how long it may run (``lease/grants.py``).
+is. ``<run>/grants/<key>`` says how long it may run (``lease/grants.py``), ``<run>/pods/.answers/<key>`` what its shim
+answers.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nodeagent.lease.grants import grant_keys, grants_folder, make_grant, read_grant_of, remove_grant
+from nodeagent.lease.grants import ANSWERS, grant_keys, grants_folder, make_grant, read_grant_of, remove_grant
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
@@ -136,7 +136,7 @@ class ShimHost:
     async def adopt(self) -> None:
         known, folders, grants = self._records.all(), pods_folder(self._run), grant_keys(grants_folder(self._run))
         for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
-            if folder.name not in known:
+            if folder.name not in known and folder.name != ANSWERS:
                 try:
                     record = await aside(partial(record_of_before, folder, self._logs), ADOPT_LIMIT)
                 except NotSeenError as error:  # the next agent looks again

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.lease.grants import OBEYED, GrantAnswer
+from nodeagent.lease.grants import GrantAnswer, answer_file
 from nodeagent.osutil.linux import become_subreaper, boottime, write_atomic
 from nodeagent.osutil.stderr import lossy_stderr
 from nodeagent.shim.fence import ProcessGuard
@@ -59,7 +59,7 @@ class Shim:
         (self.state / "errors").mkdir(exist_ok=True)
         record = Path(self.pod["grant"])
         self.loop, self.guard, self.children = Loop(), ProcessGuard(record), ShimChildren()
-        self._answer = GrantAnswer(record.with_name(record.name + OBEYED))
+        self._answer = GrantAnswer(answer_file(record))
         self.writer, self._trouble = LogWriter(), ""
         """What writes logs, and what was wrong with that when it was looked at last."""
         self.guard.watchdog.start(self.loop, self.children)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.lease.grants import grant_keys
+from nodeagent.lease.grants import answer_file, grant_keys
 from nodeagent.lease.main import read_obeyed
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.osutil.linux import is_running
@@ -261,24 +261,26 @@ async def test_a_grant_is_not_given_by_those_it_is_for(open_folder: Path, spec: 
     async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         await field(bench, spec)
         theirs, other = folder_name(THEIRS), folder_name(UID)
+        answers = answer_file(bench.grants / theirs).parent
         attack(
             bench.grants,
-            f"theirs, other = {theirs!r}, {other!r}\n"
+            f"theirs, other, answers = {theirs!r}, {other!r}, {str(answers)!r}\n"
             "assert len(open(theirs, 'rb').read()) == 32\n"
-            "open(theirs + '.obeyed', 'r+b').close()\n"
+            "open(f'{answers}/{theirs}', 'r+b').close()\n"
             "def refused(act, *given):\n"
             "    try:\n"
             "        act(*given)\n"
             "    except PermissionError:\n"
             "        return\n"
             "    raise AssertionError(given)\n"
-            "for name in (theirs, other, other + '.obeyed'):\n"
+            "for name in (theirs, other, f'{answers}/{other}'):\n"
             "    refused(open, name, 'r+b')\n"
             "    refused(os.truncate, name, 0)\n"
-            "for name in (theirs, theirs + '.obeyed', other, other + '.obeyed'):\n"
+            "for name in (theirs, other, f'{answers}/{theirs}', f'{answers}/{other}'):\n"
             "    refused(os.unlink, name)\n"
-            "    refused(os.rename, name, 'elsewhere')\n"
-            "refused(os.mkfifo, 'anew')",
+            "    refused(os.rename, name, name + '-elsewhere')\n"
+            "for folder in ('.', answers):\n"
+            "    refused(os.mkfifo, f'{folder}/anew')",
         )
 
 
@@ -296,7 +298,8 @@ async def test_an_answer_concerns_its_own_pod_only(open_folder: Path, spec: JobS
     async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         here = await field(bench, spec)
         key = folder_name(THEIRS)
-        attack(bench.grants, f"import math, struct\nname = {key + '.obeyed'!r}\n{ANSWERS[answer]}")
+        place = answer_file(bench.grants / key).parent
+        attack(place, f"import math, struct\nname = {key!r}\n{ANSWERS[answer]}")
         assert read_obeyed(bench.grants, key) == 0.0
         asked = bench.stop_in_order()
         await wait_for(lambda: bench.obeyed() == asked)
@@ -313,12 +316,12 @@ async def test_an_answer_that_is_kept_open_holds_up_nobody_who_reads_it(open_fol
         key = folder_name(THEIRS)
         keep = (
             "import fcntl, os, signal, sys, time\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\n"
-            f"fd = os.open({key + '.obeyed'!r}, os.O_RDWR)\nfcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
+            f"fd = os.open({key!r}, os.O_RDWR)\nfcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
             "print(flush=True)\ntime.sleep(600)"
         )
-        user = pwd.getpwnam(ATTACKER)
+        user, place = pwd.getpwnam(ATTACKER), answer_file(bench.grants / key).parent
         with subprocess.Popen(  # noqa: ASYNC220
-            [SYSTEM_PYTHON, "-c", keep], cwd=bench.grants, user=user.pw_uid, group=user.pw_gid, stdout=subprocess.PIPE
+            [SYSTEM_PYTHON, "-c", keep], cwd=place, user=user.pw_uid, group=user.pw_gid, stdout=subprocess.PIPE
         ) as keeper:  # fmt: skip
             try:
                 assert keeper.stdout is not None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.lease.grants import Grant, GrantAnswer, grants_folder, make_grant, read_grant_of
+from nodeagent.lease.grants import Grant, GrantAnswer, answer_file, grants_folder, make_grant, read_grant_of
 from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, order_file, write_order
 from nodeagent.lease.statefiles import (
     NOBODY,
@@ -116,7 +116,7 @@ class Node:
         return read_grant_of(self.grants, key)
 
     def obey(self, at: float, key: str = POD) -> None:
-        GrantAnswer(self.grants / f"{key}.obeyed").obeyed(at)
+        GrantAnswer(answer_file(self.grants / key)).obeyed(at)
 
     # --- what it shows
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.lease.grants import grant_keys, grants_folder
+from nodeagent.lease.grants import answer_file, grant_keys, grants_folder
 from nodeagent.osutil.linux import is_running
 from nodeagent.osutil.untrusted import UntrustedFolder
 from nodeagent.pods import pod
@@ -27,7 +27,17 @@ from nodeagent.pods.folder import PodRecords, folder_name
 from nodeagent.pods.host import ShimHost
 from nodeagent.pods.login import Login, NoAnswerError, UserError, find_login
 from tests import readable
-from tests.integration.shim_support import ME, UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
+from tests.integration.shim_support import (
+    ME,
+    UID,
+    make_spec,
+    open_bench,
+    pid_of,
+    run_folders,
+    shim_with,
+    token,
+    wait_for,
+)
 from tests.ports import free_ports
 
 PYTHON = sys.executable
@@ -115,7 +125,7 @@ async def test_a_pod_has_a_grant_record_from_before_its_shim_starts_to_its_end(t
         status = await bench.ready(make_spec(SLEEP, tmp_path))
         key = folder_name(UID)
         assert seen == [([key], False)], "told once, before there is a shim"
-        assert (folder / f"{key}.obeyed").stat().st_uid == os.geteuid()
+        assert answer_file(folder / key).stat().st_uid == os.geteuid()
         assert status.shim_pid is not None
         os.kill(status.shim_pid, signal.SIGKILL)
         await bench.until(lambda s: s.phase == "gone")
@@ -185,7 +195,7 @@ async def test_rubbish_in_the_run_folder_is_removed(tmp_path: Path) -> None:
             if content is not None:
                 (tmp_path / "run" / "pods" / name / "pod.json").write_text(content)
         await bench.host.adopt()
-        await wait_for(lambda: not list((tmp_path / "run" / "pods").iterdir()))
+        await wait_for(lambda: not run_folders(tmp_path))
         assert dict(bench.host.status()) == {}
 
 
@@ -389,7 +399,7 @@ async def test_strangers_are_refused(open_folder: Path) -> None:
     """Neither root nor the job's user: the socket's mode keeps them out, and the kernel's word on who they are."""
     async with open_bench(open_folder) as bench:
         await bench.ready(make_spec(SLEEP, open_folder))
-        folder = next((open_folder / "run" / "pods").iterdir())
+        folder = run_folders(open_folder)[0]
         assert (folder / "s").stat().st_mode & 0o777 == 0o600
         folder.chmod(0o755)
         (folder / "s").chmod(0o666)
@@ -409,7 +419,7 @@ def answer_to(uid: int, path: Path) -> bytes:
 async def test_others_may_look_but_not_command(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(SLEEP, tmp_path))
-        folder = next((tmp_path / "run" / "pods").iterdir())
+        folder = run_folders(tmp_path)[0]
         with UntrustedFolder(folder.parent, folder.name) as opened:
             link, _ = opened.connect("s")
         link.setblocking(True)

@@ -18,7 +18,7 @@ import pytest
 
 from nodeagent.osutil.linux import is_running
 from nodeagent.shim.checks import MARKER, folder_id
-from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
+from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, run_folders, shim_with, token, wait_for
 
 
 async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ async def test_an_idle_shim_without_an_agent_ends(tmp_path: Path) -> None:
         await bench.host.close()
         assert shim is not None
         await wait_for(lambda: not is_running(shim))
-        assert list((tmp_path / "run" / "pods").iterdir()) == []
+        assert run_folders(tmp_path) == []
         await wait_for(lambda: bench.left() == [])  # its watchdog ends once it has seen the shim's end
         bench.host = bench.new_host()
         await bench.host.adopt()

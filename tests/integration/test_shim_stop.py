@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.model.jobspec import Hooks
 from nodeagent.osutil.linux import boottime, is_running, pids
-from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
+from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, run_folders, shim_with, token, wait_for
 from tests.processes import command_line
 
 PYTHON = sys.executable
@@ -346,5 +346,5 @@ async def test_retire_kills_and_removes(tmp_path: Path, fork_server: bool) -> No
         bench.host.retire(UID)
         await wait_for(lambda: UID not in bench.host.status())
         assert bench.left() == []
-        assert list((tmp_path / "run" / "pods").iterdir()) == []
+        assert run_folders(tmp_path) == []
         assert (bench.logs / "g1" / "rank0.log").exists()

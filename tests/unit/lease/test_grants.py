@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lease.grants import (
+    ANSWERS,
     NOTHING,
     Grant,
     GrantAnswer,
     GrantReader,
+    answer_file,
     grant_keys,
+    grants_folder,
     make_grant,
     read_grant_of,
     remove_grant,
@@ -25,32 +28,38 @@ from nodeagent.lease.main import read_obeyed
 KEY = "0123456789"
 
 
+@pytest.fixture
+def grants(tmp_path: Path) -> Path:
+    (tmp_path / "pods" / ANSWERS).mkdir(parents=True)
+    return grants_folder(tmp_path)
+
+
 def make(folder: Path) -> Path:
     return make_grant(folder, KEY, os.geteuid(), os.getegid())
 
 
-def test_a_shim_reads_what_is_granted_and_says_what_it_has_done(tmp_path: Path) -> None:
-    file = make(tmp_path)
-    assert (read_grant_of(tmp_path, KEY), read_obeyed(tmp_path, KEY)) == (NOTHING, 0.0)
+def test_a_shim_reads_what_is_granted_and_says_what_it_has_done(grants: Path) -> None:
+    file = make(grants)
+    assert (read_grant_of(grants, KEY), read_obeyed(grants, KEY)) == (NOTHING, 0.0)
     with GrantReader(file) as reader:
-        write_grant(tmp_path, KEY, Grant(20.0, 10.0))
-        assert reader.read() == read_grant_of(tmp_path, KEY) == Grant(20.0, 10.0)
-    GrantAnswer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)
-    assert read_obeyed(tmp_path, KEY) == 10.0
-    assert grant_keys(tmp_path) == [KEY]
-    remove_grant(tmp_path, KEY)
-    assert (read_grant_of(tmp_path, KEY), read_obeyed(tmp_path, KEY), list(tmp_path.iterdir())) == (NOTHING, 0.0, [])
-    write_grant(tmp_path, KEY, Grant(30.0))
-    assert grant_keys(tmp_path) == [], "who writes late makes no record"
+        write_grant(grants, KEY, Grant(20.0, 10.0))
+        assert reader.read() == read_grant_of(grants, KEY) == Grant(20.0, 10.0)
+    GrantAnswer(answer_file(grants / KEY)).obeyed(10.0)
+    assert read_obeyed(grants, KEY) == 10.0
+    assert grant_keys(grants) == [KEY]
+    remove_grant(grants, KEY)
+    assert (read_grant_of(grants, KEY), read_obeyed(grants, KEY), list(grants.iterdir())) == (NOTHING, 0.0, [])
+    write_grant(grants, KEY, Grant(30.0))
+    assert grant_keys(grants) == [], "who writes late makes no record"
 
 
-def test_every_user_can_read_a_grant_and_only_its_own_user_the_answer(tmp_path: Path) -> None:
+def test_every_user_can_read_a_grant_and_only_its_own_user_the_answer(grants: Path) -> None:
     old = os.umask(0o077)
     try:
-        file = make(tmp_path / "grants")
+        file = make(grants)
     finally:
         os.umask(old)
-    modes = [path.stat().st_mode & 0o777 for path in (file.parent, file, file.with_name(f"{KEY}.obeyed"))]
+    modes = [path.stat().st_mode & 0o777 for path in (file.parent, file, answer_file(file))]
     assert modes == [0o755, 0o644, 0o600]
 
 
@@ -66,15 +75,15 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_grant_grants_no_more_than_what_was_read_before(
-    tmp_path: Path, damage: Callable[[Path], object]
+    grants: Path, damage: Callable[[Path], object]
 ) -> None:
-    file = make(tmp_path)
-    write_grant(tmp_path, KEY, Grant(20.0, 10.0))
+    file = make(grants)
+    write_grant(grants, KEY, Grant(20.0, 10.0))
     with GrantReader(file) as before:
         before.read()
         damage(file)
         assert before.read() == Grant(20.0, 10.0)
-    assert read_grant_of(tmp_path, KEY) == NOTHING
+    assert read_grant_of(grants, KEY) == NOTHING
 
 
 def put_pipe(file: Path) -> None:
@@ -98,13 +107,13 @@ def put_much(file: Path) -> None:
 
 @pytest.mark.parametrize("put", [put_pipe, put_folder, put_link, put_much])
 def test_an_answer_that_is_no_record_says_nothing_and_holds_nobody_up(
-    tmp_path: Path, put: Callable[[Path], None]
+    grants: Path, put: Callable[[Path], None]
 ) -> None:
-    put(tmp_path / f"{KEY}.obeyed")
-    assert read_obeyed(tmp_path, KEY) == 0.0
+    put(answer_file(grants / KEY))
+    assert read_obeyed(grants, KEY) == 0.0
 
 
-def test_a_pipe_in_the_place_of_the_answer_does_not_hold_up_the_shim(tmp_path: Path) -> None:
-    put_pipe(tmp_path / f"{KEY}.obeyed")
+def test_a_pipe_in_the_place_of_the_answer_does_not_hold_up_the_shim(grants: Path) -> None:
+    put_pipe(answer_file(grants / KEY))
     with pytest.raises(OSError, match="No such device"):
-        GrantAnswer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)
+        GrantAnswer(answer_file(grants / KEY)).obeyed(10.0)
