@@ -50,6 +50,7 @@ sh /{PLACE}/setup.sh remove
 set -e
 [ ! -d /run/systemd/system ] || systemctl daemon-reload
 [ "$1" = purge ] || exit 0
+umount /run/nodeagent/pods 2>/dev/null || true
 rm -rf /etc/nodeagent /var/lib/nodeagent /var/log/nodeagent /run/nodeagent
 """,
 }

@@ -349,6 +349,7 @@ do_remove() {
 
 do_purge() {
     do_remove
+    umount /run/nodeagent/pods 2>/dev/null || true # nothing is mounted there where no agent has run
     rm -rf "$etc" /var/lib/nodeagent /var/log/nodeagent /run/nodeagent
     say "removed, too: $etc, /var/lib/nodeagent, /var/log/nodeagent, /run/nodeagent (other folders that its config" \
         "named stay)"

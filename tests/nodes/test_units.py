@@ -139,6 +139,24 @@ def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, referenc
     record_time("`systemctl stop` of a node that trains", "no step lost or made twice", took)
 
 
+def test_a_user_who_fills_his_pods_folder_keeps_no_agent_from_starting(calm: Site) -> None:
+    """/run is root's, and full it stops more than this agent."""
+    calm.train("filled", nodes="1", steps=600, delay=0.2)
+    before = calm.until_running("filled", 1)
+    calm.until_steps("filled", 5)
+    node, pods = calm.lab.nodes[before["chief"]], "/run/nodeagent/pods"
+    assert node.run("findmnt", "-n", "-o", "FSTYPE", pods).stdout.split() == ["tmpfs"]
+    node.run("mount", "-o", "remount,size=8m", pods)
+    fill = f"cat /dev/zero > $(echo {pods}/[!.]*)/much; echo > $(echo {pods}/.answers/*) || true"
+    assert "No space left" in node.run("sh", "-c", fill, user="train").stderr
+    started = starts(calm)[node.name]
+    node.run("systemctl", "restart", "nodeagent")
+    calm.until(lambda: starts(calm)[node.name] == started + 1, 60, "the agent is back")
+    calm.until_steps("filled", 5)
+    assert calm.job("filled")["generation"] == before["generation"]
+    calm.ctl("n1", "stop", "filled", user="train")
+
+
 def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
     calm.train("off", nodes="'2:3'", steps=40, delay=0.2)
     before = calm.until_running("off", 3)
