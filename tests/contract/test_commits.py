@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Token
-from tests.contract.bench import Bench, generation, refused
+from tests.contract.bench import LASTING, Bench, generation, refused
 from tests.contract.test_restore import read, read_after, rejoin
 
 
@@ -83,6 +83,7 @@ async def test_workers_that_are_being_stopped_may_commit_their_last(bench: Bench
 
 
 async def test_an_emptied_store_gets_the_pointer_back_and_refuses_the_old_generation_still(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1")
     old = await bench.active(await bench.submit(), "n1")
     job = await bench.active(old, "n1")
@@ -92,6 +93,7 @@ async def test_an_emptied_store_gets_the_pointer_back_and_refuses_the_old_genera
     await bench.store.restore(view.offer())
     await rejoin(bench, "n1")
     await refused("recovering", commit(bench, job, "n1", "b", order=2))
+    await bench.usual_time_passes()
     again = await read_after(bench)
     assert again.jobs["u1"].checkpoint == job.checkpoint
     await refused("stale", commit(bench, old, "n1", "c", order=9))

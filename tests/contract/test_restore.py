@@ -181,6 +181,7 @@ async def test_a_restart_that_lost_nothing_is_the_same_history(bench: Bench) -> 
 
 
 async def test_what_was_lost_comes_back_and_nothing_is_undone(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2", "n3")
     job = await bench.active(await bench.submit(), "n1", "n2")
     await bench.submit("u2", "gone")
@@ -199,6 +200,7 @@ async def test_what_was_lost_comes_back_and_nothing_is_undone(bench: Bench) -> N
     done = await bench.store.restore(new.offer())
     await refused("behind", bench.beat("n3", era=old.reply.era, rev=old.reply.rev))  # it must read all again
     assert await bench.store.restore(old.offer()) == done
+    await bench.usual_time_passes()
     after = await read_after(bench)
     assert after.jobs == new.jobs
     assert generation(await bench.propose(after.jobs["u1"], "n1", "n2")).number == 3
@@ -256,6 +258,7 @@ async def test_a_step_that_only_its_taker_has_seen_is_kept(bench: Bench) -> None
 
 async def test_a_step_that_only_its_taker_has_seen_is_missed(bench: Bench) -> None:
     """The store went back by that one step."""
+    bench.timing = LASTING
     await bench.up("n1", "n2")
     job = await bench.submit()
     kept, view = await bench.keep(), await read(bench)
@@ -268,6 +271,7 @@ async def test_a_step_that_only_its_taker_has_seen_is_missed(bench: Bench) -> No
     await bench.store.restore(one.model_copy(update={"jobs": (newer,)}))
     await refused("behind", bench.beat("n2", era=view.reply.era, rev=view.reply.rev))
     await rejoin(bench, "n1", "n2")
+    await bench.usual_time_passes()
     assert (await read_after(bench)).jobs == {"u1": newer}
 
 
@@ -293,6 +297,7 @@ async def test_a_view_that_is_not_complete_makes_no_later_revision_lower(bench: 
 
 
 async def test_a_view_may_come_in_pages(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1")
     for n in range(3):
         await bench.submit(f"u{n}", f"job{n}")
@@ -306,6 +311,7 @@ async def test_a_view_may_come_in_pages(bench: Bench) -> None:
     done = await bench.store.restore(one.model_copy(update={"nodes": view.reply.nodes, "uids": tuple(view.jobs)}))
     assert done.known == view.reply.rev
     await rejoin(bench, "n1")
+    await bench.usual_time_passes()
     assert (await read_after(bench)).jobs == view.jobs
 
 
@@ -401,7 +407,9 @@ async def test_another_cluster_with_jobs_is_left_alone(bench: Bench) -> None:
 
 
 async def test_a_life_that_was_lost_stays_lost(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2")
+    await bench.usual_time_passes()  # else nobody lapses yet
     job = await bench.active(await bench.submit(), "n1", "n2")
     kept = await bench.keep()
     await bench.lapse("n2", "n1")
@@ -415,6 +423,7 @@ async def test_a_life_that_was_lost_stays_lost(bench: Bench) -> None:
 
 
 async def test_a_node_that_does_not_come_lapses_with_the_amnesty(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2")
     view = await read(bench)
     await bench.put_back(None)
@@ -422,6 +431,7 @@ async def test_a_node_that_does_not_come_lapses_with_the_amnesty(bench: Bench) -
     await rejoin(bench, "n1")
     reply = await bench.beat("n1")
     assert (reply.recovering, reply.lapsed) == (True, ())
+    await bench.usual_time_passes()
     assert (await read_after(bench)).reply.lapsed == ("n2",)
 
 

@@ -137,13 +137,15 @@ async def test_who_comes_after_the_usual_time_ends_the_wait_at_once_and_nobody_l
 
 
 async def test_a_silent_node_is_waited_for_within_the_bound(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2")
     view = await read(bench)
     await lost(bench)
-    await bench.store.restore(view.offer(regroup=700, awaited=("n1", "n2")))
+    await bench.store.restore(view.offer(regroup=LONG_WAIT, awaited=("n1", "n2")))
     await rejoin(bench, "n1")
-    await bench.pass_served(round(1000 * USUAL) + 100, "watch")
-    assert (await bench.beat("n1")).awaited == ("n2",)
+    await bench.usual_time_passes()
+    assert (await bench.beat("watch")).awaited == ("n2",)
+    await bench.age(LONG_WAIT)
     after = await read_after(bench)
     assert (after.reply.awaited, after.reply.lapsed) == ((), ("n2",))
 
@@ -202,6 +204,7 @@ async def test_a_restart_meanwhile_asks_all_of_them_again(bench: Bench) -> None:
 
 
 async def test_a_store_that_went_back_waits_for_those_who_may_know_more(bench: Bench) -> None:
+    bench.timing = LASTING
     await bench.up("n1", "n2")
     kept = await bench.keep()
     old = await read(bench, "n2")
@@ -212,9 +215,9 @@ async def test_a_store_that_went_back_waits_for_those_who_may_know_more(bench: B
     assert (await bench.beat("n2", era=old.reply.era, rev=old.reply.rev)).awaited == (), "nobody knows of a loss yet"
     await returns(bench, new, "n1", awaited=("n1", "n2"))
     reply = await bench.beat("n1")
-    assert (reply.awaited, reply.recovers > 1000 * USUAL) == (("n2",), True)
+    assert (reply.awaited, reply.recovers > 1000 * LASTS) == (("n2",), True)
     await returns(bench, old, "n2", awaited=("n1", "n2"))
-    assert (await bench.beat("n1")).recovers <= 1000 * USUAL
+    assert (await bench.beat("n1")).recovers <= 1000 * LASTS
 
 
 async def test_one_node_alone_waits_for_nobody(bench: Bench) -> None:
