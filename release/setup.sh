@@ -36,6 +36,8 @@ zsh_completion=/usr/local/share/zsh/site-functions/_nodeagentctl
 patience=120 # seconds for jobs to leave, on top of their own grace
 starting=60  # seconds for the agent before to end and the next one to start
 settling=5   # seconds after which an agent that has started must still run
+lock=/run/nodeagent-setup.lock
+turn=300 # seconds for another setup to end
 
 say() { printf '%s\n' "nodeagent: $*"; }
 die() {
@@ -47,6 +49,17 @@ die() {
 usage() {
     sed -n '5,14s/^#   \{0,1\}//p' "$0" >&2
     exit 2
+}
+# One at a time: a second install would remove the folder that the first one fills. Root alone may open the lock, for
+# whoever can open it can hold it.
+alone() {
+    umask 077
+    exec 9>>"$lock"
+    umask 022
+    flock -n 9 && return
+    say "another setup is at work on this node, and is waited for"
+    flock -w "$turn" 9 || die 6 "another setup has been at work for $turn s; nothing has been changed. Do this again" \
+        "when it has ended"
 }
 booted() { [ -d /run/systemd/system ]; }
 current() { readlink "$prefix/bin" 2>/dev/null | sed 's|^versions/||; s|/bin$||'; }
@@ -368,4 +381,5 @@ for option in "$@"; do
 done
 case $verb in install | status | rollback | remove | purge) ;; *) usage ;; esac
 [ "$(id -u)" -eq 0 ] || die 1 "only root can do this"
+[ "$verb" = status ] || alone
 "do_$verb"

@@ -3,6 +3,7 @@ node without an agent, and has each agent run by its own version's unit. And und
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 SETUP = Path(__file__).parents[3] / "release" / "setup.sh"
+FUNCTIONS, ARGUMENTS, COMMAND = SETUP.read_text().partition("[ $# -ge 1 ] || usage")
 STUBS = """
 systemctl() {
     case "$1" in
@@ -106,8 +108,7 @@ def play(folder: Path, lines: str, *has: str, **values: str) -> Played:
         (folder / "bin").symlink_to(f"versions/{OLD}/bin")
     if KEY in has:
         (folder / "cluster.key").touch()
-    functions = SETUP.read_text().partition("[ $# -ge 1 ] || usage")[0]
-    functions = functions.replace("systemd-sysusers", "sysusers").replace("/proc/", f"{folder}/proc/")
+    functions = FUNCTIONS.replace("systemd-sysusers", "sysusers").replace("/proc/", f"{folder}/proc/")
     settings = {
         "etc": str(folder), "prefix": str(folder), "here": f"{folder}/bundle", "verb": "install", "drain": "no",
         "restart": "yes", "files": "no" if PACKAGE in has else "yes", "newest": newest, "broken": "", "loops": "",
@@ -327,3 +328,25 @@ def test_the_units_agent_is_stopped_and_all_of_it_removed(tmp_path: Path) -> Non
     assert (played.code, played.asked) == (0, ["disable --quiet nodeagent", "stop nodeagent", "daemon-reload"]), played
     assert [file for file in outside(tmp_path).rglob("*") if not file.is_dir()] == []
     assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("verb", ["install", "rollback", "remove", "purge"])
+def test_only_one_is_at_work_on_a_node(tmp_path: Path, verb: str) -> None:
+    """A second install removed the folder that the first one filled."""
+    lock = tmp_path.with_name(f"{tmp_path.name}.lock")
+    with lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        played = play(tmp_path, f"set -- {verb}\n{ARGUMENTS}{COMMAND}", ACTIVE, KEY, lock=str(lock), turn="0")
+        assert (played.code, played.asked, in_use(tmp_path)[0]) == (6, [], OLD), played
+        assert "another setup has been at work" in played.complained
+        status = play(tmp_path, f"set -- status\n{ARGUMENTS}{COMMAND}", ACTIVE, lock=str(lock), newest=OLD)
+        assert status.code == 0, status
+    played = play(tmp_path, f"set -- install\n{ARGUMENTS}{COMMAND}", ACTIVE, KEY, lock=str(lock), turn="0")
+    assert (played.code, in_use(tmp_path)[0]) == (0, NEW), played
+
+
+def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path.with_name(f"{tmp_path.name}.lock")
+    played = play(tmp_path, "alone\nmkdir $etc/installed\n", lock=str(lock))
+    assert (played.code, lock.stat().st_mode & 0o777) == (0, 0o600), played
+    assert (tmp_path / "installed").stat().st_mode & 0o777 == 0o755
