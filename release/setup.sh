@@ -261,6 +261,11 @@ name_version() {
     version=$(basename "$wheel" | cut -d- -f2)-$(cat "$here"/wheels/*.whl | sha256sum | cut -c1-8)
 }
 
+to_disk() {
+    sync -f "$1" ||
+        die 1 "$version could not be written to the disk (above); nothing has been switched. Mend that, then: $(again)"
+}
+
 do_status() {
     name_version
     if [ "$(current)" = "$version" ]; then
@@ -296,7 +301,11 @@ do_install() {
             die 1 "pip could not install the wheels (above); nothing has been switched. Mend that, then: $(again)"
         "$folder/bin/nodeagent" --version >/dev/null ||
             die 1 "$version does not run here (above); nothing has been switched. Mend that, then: $(again)"
+        # After a power cut a mark without its files would never be installed again; and files without their mark
+        # would be removed under the agent that runs from them.
+        to_disk "$folder"
         : >"$folder/.complete"
+        to_disk "$folder"
     fi
     rm -rf "$folder/files"
     mkdir "$folder/files"

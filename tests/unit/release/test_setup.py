@@ -350,3 +350,25 @@ def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
     played = play(tmp_path, "alone\nmkdir $etc/installed\n", lock=str(lock))
     assert (played.code, lock.stat().st_mode & 0o777) == (0, 0o600), played
     assert (tmp_path / "installed").stat().st_mode & 0o777 == 0o755
+
+
+VENV = """
+find_python() { echo python; }
+python() { mkdir -p "$4/bin"; ln -s /bin/true "$4/bin/python"; ln -s /bin/true "$4/bin/nodeagent"; }
+"""
+FRESH = "0.3-ddd"
+
+
+def test_what_counts_as_complete_is_on_the_disk(tmp_path: Path) -> None:
+    """After a power cut soon after an install its files were empty, and no install repeated it."""
+    disk = 'sync() { say "on the disk: $(ls -A "$2" | tr "\\n" " ")"; }\n'
+    played = play(tmp_path, f"{VENV}{disk}do_install\n", ENABLED, newest=FRESH)
+    assert (played.code, in_use(tmp_path)) == (0, (FRESH, OLD)), played
+    assert "say on the disk: bin \nsay on the disk: .complete bin \n" in played.reported
+
+
+def test_what_a_disk_does_not_take_is_not_switched_to(tmp_path: Path) -> None:
+    played = play(tmp_path, VENV + "sync() { return 1; }\ndo_install\n", ENABLED, newest=FRESH)
+    assert (played.code, played.asked, in_use(tmp_path)) == (1, [], (OLD, "")), played
+    assert not (tmp_path / "versions" / FRESH / ".complete").exists()
+    assert "nothing has been switched" in played.complained
