@@ -34,7 +34,7 @@ from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.usage import UsageDay
 from nodeagent.model.window import WindowsRecord
 from nodeagent.osutil.clock import Clock, wait_for
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import keep_damaged, write_atomic
 from nodeagent.plan.cluster import Cluster
 from nodeagent.store.base import Store, StoreError
 from nodeagent.store.messages import Saved
@@ -81,6 +81,11 @@ class Disk(Protocol):
         """What was written last; None if nothing was. Raises OSError."""
         ...
 
+    def keep_damaged(self) -> str:
+        """What was written last cannot be read, or not all of it: keep it beside what will replace it. Where, in
+        words."""
+        ...
+
     async def write(self, data: bytes) -> None:
         """Replace it, whole or not at all; when this returns it outlives a power cut. Raises OSError."""
         ...
@@ -110,6 +115,9 @@ class FileDisk:
         if len(data) > MOST_BYTES:
             raise OSError(f"it is larger than {MOST_BYTES} bytes")
         return data
+
+    def keep_damaged(self) -> str:
+        return keep_damaged(self._path)
 
     async def write(self, data: bytes) -> None:
         await self._beside(lambda: self._put(data))
@@ -349,17 +357,21 @@ class Saver:
         """Why the last write failed; empty if it did not."""
 
     def load(self) -> Known | None:
-        """What was kept before this start."""
+        """What was kept before this start. The next save replaces the file: one that cannot be read whole stays beside
+        it, for who has the right key, or a better disk."""
         try:
             data = self._disk.read()
         except OSError as error:
-            self._log.error("the jobs kept on this disk cannot be read: unknown from now on", why=str(error))
+            kept = self._disk.keep_damaged()
+            self._log.error("the jobs kept on this disk cannot be read: unknown from now on", why=str(error), kept=kept)
             return None
         if data is None:
             return None
         known, wrong = self._writing.unpack(data)
-        for text in wrong[:10]:
-            self._log.error("a part of the jobs kept on this disk cannot be read and is left out", why=text)
+        if wrong:
+            what = "the jobs kept on this disk" if known is None else "a part of the jobs kept on this disk"
+            kept = self._disk.keep_damaged()
+            self._log.error(f"{what} cannot be read: unknown from now on", why=wrong[:10], wrong=len(wrong), kept=kept)
         if known is not None:
             self._log.info("jobs kept on this disk", jobs=len(known.jobs), rev=known.rev, damaged=len(wrong))
         return known

@@ -62,7 +62,7 @@ from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.clock import Clock
 from nodeagent.osutil.commands import Checks, SiteCheck
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import keep_damaged, write_atomic
 
 NVML_PACE = 2.0
 HOST_PACE = 5.0
@@ -528,7 +528,10 @@ class Monitor:
         try:
             kept = load_memory(self._file)
         except (OSError, ValueError) as error:
-            self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
+            self._log.error(
+                "what was known of this node's health is lost: devices that were out of use get work again until their "
+                "fault shows itself again", file=str(self._file), why=str(error), kept=keep_damaged(self._file),
+            )  # fmt: skip
             return Kept()
         checks = {f"check.{check.name}" for check in self._machine.checks}
         still = tuple(

@@ -455,6 +455,18 @@ def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o
             os.close(folder)
 
 
+def keep_damaged(path: Path) -> str:
+    """Give a file that cannot be read a second name, ``.damaged`` behind its own, under which it outlives the one that
+    replaces it. The one that was kept so before goes. Returns that name, or why there is none."""
+    kept = path.with_name(path.name + ".damaged")
+    try:
+        kept.unlink(missing_ok=True)
+        kept.hardlink_to(path)
+    except OSError as error:
+        return f"nowhere ({error.strerror})"
+    return str(kept)
+
+
 class ReplacedFile(Generic[_T]):
     """A reader of a small file that ``write_atomic`` replaces: each version of it is read and parsed once. It holds on
     to the file that it has read, since another one cannot have that one's number while it is open."""

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.linux import keep_damaged, write_atomic
 from nodeagent.trust.seal import LIFETIME
 
 REMEMBERED = 7 * 86_400
@@ -64,8 +64,9 @@ class FileLedger:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
             structlog.get_logger("trust").error(
-                "which jobs have ended here cannot be read: unknown from now on", file=str(self._path), why=str(error)
-            )
+                "which jobs have ended here cannot be read: unknown from now on", file=str(self._path), why=str(error),
+                kept=keep_damaged(self._path),
+            )  # fmt: skip
             return {}
 
     async def save(self, entries: Mapping[str, LedgerEntry]) -> None:

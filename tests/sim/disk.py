@@ -21,6 +21,9 @@ class SimDisk:
     def read(self) -> bytes | None:
         return self.kept
 
+    def keep_damaged(self) -> str:
+        raise AssertionError("nothing damages it")
+
     async def write(self, data: bytes) -> None:
         await asyncio.sleep(self._rng.uniform(0.0005, SLOWEST))
         if self.broken:

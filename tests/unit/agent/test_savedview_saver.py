@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodeagent.agent import savedview
 from nodeagent.agent.metrics import Metrics
@@ -38,11 +39,20 @@ class Disk:
         self.writes: list[bytes] = []
         self.tried = asyncio.Event()
         self.error: OSError | None = None
+        self.unreadable = False
+        self.kept: list[bytes] = []
+        """As damaged."""
         self.open = asyncio.Event()
         self.open.set()
 
     def read(self) -> bytes | None:
+        if self.unreadable:
+            raise OSError("input/output error")
         return self.writes[-1] if self.writes else None
+
+    def keep_damaged(self) -> str:
+        self.kept.append(self.writes[-1])
+        return "jobs.kept.damaged"
 
     async def append(self, data: bytes) -> None:
         await self.write(self.writes[-1] + data)
@@ -200,10 +210,32 @@ async def test_what_changed_is_added_and_after_a_failure_all_is_written(monkeypa
     assert (known.rev, known.whole, {j.uid: j.rev for j in known.jobs}["a"]) == (5, True, 2001)
 
 
-async def test_what_cannot_be_read_does_not_end_the_agent() -> None:
+@pytest.mark.parametrize("damage", ["all", "a line", "the disk"])
+async def test_what_cannot_be_read_is_kept_and_does_not_end_the_agent(damage: str) -> None:
+    """The next save replaced it: with another cluster's key in the config, all that was kept was gone."""
     scene = Scene()
-    scene.disk.writes = [b"rubbish"]
-    assert scene.saver.load() is None
+    async with running(scene.saver):
+        scene.read(3, jobs=(job("a"), job("b")))
+        await scene.until(1)
+    if damage == "the disk":
+        scene.disk.unreadable = True
+    else:
+        whole = scene.disk.writes[-1]
+        scene.disk.writes.append(b"rubbish" if damage == "all" else whole.replace(b'"uid":"b"', b'"uid":"c"'))
+    with capture_logs() as logs:
+        known = scene.start().load()
+    assert [job.uid for job in known.jobs] == ["a"] if known is not None else damage != "a line"
+    assert scene.disk.kept == [scene.disk.writes[-1]]
+    assert [log["kept"] for log in logs if log["log_level"] == "error"] == ["jobs.kept.damaged"]
+
+
+async def test_what_can_be_read_is_not_kept_as_damaged() -> None:
+    scene = Scene()
+    async with running(scene.saver):
+        scene.read(3, jobs=(job("a"),))
+        await scene.until(1)
+    assert scene.start().load() is not None
+    assert scene.disk.kept == []
 
 
 # --- acknowledging

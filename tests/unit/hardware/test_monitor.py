@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.hardware.judging.judge import JudgePolicy
-from nodeagent.hardware.monitor import VERIFY, VERSION, Machine, Monitor, OwnWork, load_memory
+from nodeagent.hardware.monitor import VERIFY, VERSION, Kept, Machine, Monitor, OwnWork, load_memory, save_memory
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.probes.process import NotUnderstoodError
 from nodeagent.hardware.readings import DeviceEvent, ProbeReading
@@ -441,9 +441,14 @@ async def test_a_file_that_cannot_be_read_does_not_keep_the_agent_from_starting(
         file.write_text(text)
     with capture_logs() as logs:
         assert Watched(tmp_path).found == []
-    assert [(log["event"], log["file"]) for log in logs] == [
-        ("what was known of this node's health is lost", str(file))
-    ]
+    [log] = logs
+    assert log["event"].startswith("what was known of this node's health is lost: devices")
+    if text is None:
+        assert (log["file"], log["kept"]) == (str(file), "nowhere (Operation not permitted)")
+    else:
+        assert (log["file"], log["kept"]) == (str(file), f"{file}.damaged")
+        save_memory(file, Kept())
+        assert file.with_name("health.json.damaged").read_text() == text
 
 
 async def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:

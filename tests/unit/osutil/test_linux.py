@@ -16,6 +16,7 @@ from nodeagent.osutil.linux import (
     ReplacedFile,
     has_mark,
     is_running,
+    keep_damaged,
     kill_marked,
     marked,
     proc_stat,
@@ -55,6 +56,17 @@ def test_what_takes_only_a_part_is_an_error_and_leaves_the_file_as_it_was(tmp_pa
     assert (done.stdout.strip(), done.stderr) == ("OSError", "")
     assert file.read_text() == "before"
     assert list(tmp_path.iterdir()) == [file], "no draft takes what room is left"
+
+
+def test_the_newest_damaged_file_outlives_its_replacement(tmp_path: Path) -> None:
+    file, kept = tmp_path / "jobs", tmp_path / "jobs.damaged"
+    for content in ("first", "second"):
+        write_atomic(file, content, durable=False)
+        assert keep_damaged(file) == str(kept)
+        assert file.read_text() == content, "what can be read of it stays until then"
+        write_atomic(file, "good", durable=False)
+        assert (kept.read_text(), kept.stat().st_mode & 0o777) == (content, 0o600)
+    assert keep_damaged(tmp_path / "absent").startswith("nowhere (")
 
 
 def test_each_version_of_a_file_that_is_replaced_is_parsed_once(tmp_path: Path) -> None:
