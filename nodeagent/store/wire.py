@@ -175,8 +175,11 @@ class Connection:
 
     async def close(self) -> None:
         """Close at once, without a command to the server."""
+        writer = self._connection._writer
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connection
             await self._connection.disconnect(nowait=True)
+            if writer is not None:  # else TLS waits for the server's last word, half a minute where it hangs
+                writer.transport.abort()
 
     def _require_open(self) -> None:
         """Without this check redis-py would reconnect, and send the command without the greeting."""

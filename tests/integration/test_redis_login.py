@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import ssl
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import connect
 from nodeagent.store.endpoint import AccessError
 from nodeagent.store.inspect import inspect
+from nodeagent.store.wire import Connection
 from tests.contract.bench import FAST, Bench, spec
 from tests.integration.redis_support import BOUND, Authority, Server, Yard, ask, yard
 from tests.ports import free_port
@@ -137,6 +140,26 @@ async def test_tls_through_a_sentinel_too(servers: Yard, authority: Authority) -
     url = f"rediss+sentinel://localhost:{port}/gpus/0"
     await works(RedisConfig(url=url, tls=TlsConfig(ca_file=authority.ca), replicas=0))
     assert "none of its 1 sentinels names a primary" in await fails(RedisConfig(url=url))
+
+
+async def test_a_link_to_a_server_that_hangs_is_closed_at_once(servers: Yard, authority: Authority) -> None:
+    """With TLS it took half a minute: each try to reach a frozen store held one more descriptor for so long."""
+    server = await tls_server(servers, authority, "DNS:localhost", "no")
+    before = sockets()
+    link = Connection(("localhost", server.port), ssl.create_default_context(cafile=authority.ca))
+    await link.open()
+    assert len(sockets()) == len(before) + 1
+    server.signal(signal.SIGSTOP)
+    await link.close()
+    for _ in range(3):  # turns of the loop
+        await asyncio.sleep(0)
+    assert sockets() == before
+
+
+def sockets() -> set[str]:
+    """That this process has open."""
+    links = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return {link for link in links if link.startswith("socket:")}
 
 
 @pytest.mark.parametrize("broken", ["ca_file", "cert_file"])
