@@ -13,7 +13,7 @@ from nodeagent.model.node import Cordon
 from nodeagent.model.queue import Queue, Queues
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
-from tests.contract.bench import Bench, RedisBench, generation, refused
+from tests.contract.bench import LASTING, Bench, RedisBench, generation, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
 KEYS = ("job:u1", "node:n1", "node:n2", "names", "alloc:n1", "lease", "highest", "changes")
@@ -301,8 +301,8 @@ async def test_a_revision_in_meta_above_the_stores_own_is_damage(bench: Bench, f
 @pytest.mark.parametrize("field", ["recover", "amnesty", "least"])
 async def test_a_recovery_or_an_amnesty_lasts_no_longer_than_one_can(bench: Bench, field: str) -> None:
     """``recover``: nothing was decided any more, for ever, and nobody noticed; ``amnesty``: no node lapsed any more."""
-    await bench.up("n1", "n2")
     await bench.join("n1", regroup=200)
+    await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
     view = await read(bench)
     if field == "least":  # it counts only in a recovery
@@ -517,6 +517,7 @@ async def test_a_key_of_another_type_does_not_outlive_a_restart_of_the_store(ben
 async def test_leases_of_nodes_that_never_were_are_named_to_nobody_and_removed(bench: Bench, floor: int) -> None:
     """Whoever can write to the store can invent as many as they like, again and again: a beat brought each agent all
     their names, or a recovery began. ``floor``: before that moment no lease ended when a beat last counted them."""
+    bench.timing = LASTING
     await bench.up("n1", "n2", "n3")
     await bench.active(await bench.submit(), "n1", "n2")
     view = await bench.beat("n1")
@@ -531,6 +532,7 @@ async def test_leases_of_nodes_that_never_were_are_named_to_nobody_and_removed(b
             assert (reply.lapsed, reply.sheltered, reply.era) == ((), (), view.era)
     async with bench.calls.link() as link:
         assert sorted(await link.ask("ZRANGE", lease, 0, -1)) == ["n1", "n2", "n3", "n4"]
+    await bench.usual_time_passes()  # else nobody lapses yet
     await bench.lapse("n3", "n1")
     lapsed = (await bench.beat("n1", rev=view.rev, era=view.era)).lapsed
     assert {*lapsed} - {"n4"} == {"n3"}, "who is silent in earnest is found"
