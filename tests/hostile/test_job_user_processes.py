@@ -21,8 +21,6 @@ from tests.processes import command_line
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 ATTACKER = "nobody"
-HANG = 60
-"""Seconds until a test is taken to hang."""
 GRANTED = 5.0
 """Seconds from a shim's stop to the end of its pod, and how long the machine may stand still before that."""
 
@@ -85,13 +83,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be attacked by another user"),
     pytest.mark.skipif(not _can_run(), reason="needs a Python 3.11 that every user can run"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def alarm() -> Iterator[None]:
-    signal.alarm(HANG)
-    yield
-    signal.alarm(0)
 
 
 @pytest.fixture

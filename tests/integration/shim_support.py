@@ -6,9 +6,8 @@ import asyncio
 import os
 import pwd
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,10 +21,13 @@ from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.folder import PodRecords, folder_name, log_folder
 from nodeagent.pods.host import ShimHost, ShimStart
 from nodeagent.spec.agentconfig import DirsConfig, JobsConfig, LogsConfig
+from tests.bounds import Bound
 from tests.processes import command_line
 
 UID = "0123456789abcdef0123456789abcdef"
 ME = pwd.getpwuid(os.geteuid()).pw_name
+LOOK = 1.0
+"""Seconds between two looks at a bound while no status changes."""
 LAST_WORD = Hooks(post_stop=("echo", "over"))
 """A shim has one thread that writes all logs, so this comes after what the workers printed."""
 
@@ -169,20 +171,17 @@ class Bench:
             task.cancel()
 
     async def until(self, wanted: Callable[[PodStatus], object], bound: float = 30.0) -> PodStatus:
-        """Wait for a status; the bound is generous, for busy machines."""
-        end = time.monotonic() + bound
+        """Wait for a status."""
+        limit = Bound(bound)
         while True:
             self.host.changed.clear()
             status = self.host.status().get(UID)
             self.note_marks()
             if status is not None and wanted(status):
                 return status
-            left = end - time.monotonic()
-            assert left > 0, f"not reached: {status}"
-            try:
-                await asyncio.wait_for(self.host.changed.wait(), left)
-            except TimeoutError:
-                raise AssertionError(f"not reached: {status}") from None
+            assert not limit.over, f"not reached: {status}"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.host.changed.wait(), LOOK)
 
     async def ready(self, spec: JobSpec, bound: float = 30.0) -> PodStatus:
         if self.granted_until < boottime():
@@ -273,9 +272,9 @@ def children(parent: int) -> list[int]:
 
 
 async def wait_for(condition: Callable[[], object], bound: float = 30.0) -> None:
-    end = time.monotonic() + bound
+    limit = Bound(bound)
     while not condition():
-        assert time.monotonic() < end, "the condition was not reached"
+        assert not limit.over, "the condition was not reached"
         await asyncio.sleep(0.005)
 
 
