@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,13 +25,34 @@ from nodeagent.plan.steps import Decision
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import COMMAND_LINKS, WAIT_LINKS, RedisStore
 from nodeagent.store.keys import prefix
-from nodeagent.store.link import Links
+from nodeagent.store.link import Links, StoreLink
 from nodeagent.store.scripts import ActedOn, never
 
 LEASE_MS = 3_600_000
 """What a renewal is for: nobody renews while something else is measured."""
 PATIENCE = 60.0
 """Seconds that a call may take here: what is measured is what it costs."""
+
+
+Command = Sequence[str | int]
+
+
+class _NotedLink:
+    """A link that keeps the plain commands."""
+
+    def __init__(self, link: StoreLink, noted: list[tuple[Command, ...]]) -> None:
+        self._link, self._noted = link, noted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    async def ask(self, *command: str | int) -> Any:
+        self._noted.append((command,))
+        return await self._link.ask(*command)
+
+    async def ask_beside(self, *commands: Command) -> tuple[Any, list[Any]]:
+        self._noted.append(commands)
+        return await self._link.ask_beside(*commands)
 
 
 class NotedCalls(Calls):
@@ -39,6 +62,13 @@ class NotedCalls(Calls):
         commands, waits = Links(url, COMMAND_LINKS, PATIENCE), Links(url, WAIT_LINKS, PATIENCE)
         super().__init__(commands, waits, prefix(cluster), PATIENCE)
         self.last: dict[str, dict[str, object]] = {}
+        self.plain: list[tuple[Command, ...]] | None = None
+        """Commands that are no steps, as they were sent, since somebody asked for them with a list."""
+
+    @asynccontextmanager
+    async def link(self) -> AsyncIterator[Any]:
+        async with super().link() as link:
+            yield link if self.plain is None else _NotedLink(link, self.plain)
 
     async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
         self.last[name] = arguments

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 from benchmarks.scale import records
@@ -18,7 +16,6 @@ from nodeagent.store.client import NEVER, connect
 from nodeagent.store.codec import report_arguments
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
-from nodeagent.store.nodetable import NodeTable
 from nodeagent.store.scripts import who
 from nodeagent.store.server import PrivateRedis
 from nodeagent.store.whois import parse_info
@@ -96,15 +93,16 @@ class Crew:
 
     async def newcomers(self, agents: Sequence[Agent]) -> Cost:
         """As ``news``, of agents that have read nothing."""
+        noted = agents[0].calls.plain = []
         cost = await self.each(agents)
-        asked, era = agents[0].calls.last["beat"] | {"rev": 0, "era": "", "nodes": NEVER}, agents[0].snapshot.era
-
-        def undecoded(_fields: Sequence[str], _cordon: str) -> Any:
-            return SimpleNamespace(rev=math.inf)  # as new as any
+        agents[0].calls.plain = None
+        asked = agents[0].calls.last["beat"] | {"rev": 0, "era": "", "nodes": NEVER}
 
         async def read(name: str) -> None:
             await self._step("beat", name, asked | {"seq": self._next(), "pods": [], "facts": None})
-            await NodeTable(self.store._calls, undecoded).read(era)
+            async with self.store._calls.link() as link:
+                for commands in noted:
+                    await link.ask_beside(*commands)
 
         names = [name for name in self.names if name not in {agent.node for agent in self.agents}][:REPEATED]
         repeated = await self.of(map(read, names))

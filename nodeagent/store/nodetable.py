@@ -33,8 +33,14 @@ MOST_NODES = 16_384
 its memory."""
 MOST_OF_NODES = 64 << 20
 """Characters of their records together. One of eight GPUs has some 2,000."""
-AT_A_TIME = 128
-"""Nodes read and decoded before the loop has its turn: some 10 ms."""
+AT_A_TIME = 512
+"""Nodes that one command reads. Each command is a round trip, and costs Redis as much as the texts of ten nodes."""
+DECODED_AT_A_TIME = 1 << 17
+"""Characters decoded before the loop has its turn: some 10 ms."""
+LEAST_DECODED = 1 << 10
+"""Characters that a node counts as at least."""
+FEW_CORDONS = 128
+"""Cordons that are read at once: the names of all nodes would cost Redis more than the cordons themselves."""
 LISTED_AT_A_TIME = 4096
 """Changes that one command lists."""
 SECONDS = 1.0
@@ -87,7 +93,9 @@ class _Reading:
     """Nodes that this pass reads, with their newest revision."""
     todo: list[str] = field(default_factory=list)
     """Those of them that are still to be read, the next one last."""
-    at_a_time: int = AT_A_TIME
+    at_a_time: int = field(default_factory=lambda: AT_A_TIME)
+    cordons: dict[str, str] | None = None
+    """All that there are, read after the present pass began; None: they are many, and are read with their nodes."""
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     unread: dict[str, ValueError] = field(default_factory=dict)
     room: RecordRoom = field(default_factory=lambda: RecordRoom(MOST_NODES, MOST_OF_NODES))
@@ -151,8 +159,11 @@ class NodeTable:
         return False
 
     async def _begin(self, reading: _Reading) -> None:
+        meta, cordons = f"{self._calls.prefix}meta", f"{self._calls.prefix}cordons"
         async with self._calls.link() as link:
-            era, rev, horizon = await link.ask("HMGET", f"{self._calls.prefix}meta", "era", "rev", "horizon")
+            (era, rev, horizon), (count,) = await link.ask_beside(
+                ("HMGET", meta, "era", "rev", "horizon"), ("HLEN", cordons)
+            )
         if era != reading.era or not _is_revision(rev):
             raise _Begun
         if not reading.first:
@@ -161,6 +172,20 @@ class NodeTable:
             raise _Begun
         reading.cursor = f"({reading.rev}" if reading.rev else "-inf"
         reading.rev, reading.asked, reading.stage = int(rev), True, "list"
+        reading.cordons = await self._all_cordons(count)
+
+    async def _all_cordons(self, count: int | None) -> dict[str, str] | None:
+        """None if these are many, or much."""
+        if not count:
+            return {} if count == 0 else None
+        if count > FEW_CORDONS:
+            return None
+        try:
+            async with self._calls.link() as link:
+                flat = await link.ask("HGETALL", f"{self._calls.prefix}cordons")
+        except TooMuchError:
+            return None
+        return dict(zip(flat[::2], flat[1::2], strict=True))
 
     async def _list(self, reading: _Reading) -> None:
         """The next changes. The last one of a page is listed again by the next, with others of the same revision."""
@@ -204,13 +229,18 @@ class NodeTable:
             reading.listed, reading.stage = {}, "check"
             return
         try:
-            texts, cordons = await self._texts(names)
+            texts, cordons = await self._texts(reading, names)
         except TooMuchError:
             if len(names) > 1:
                 reading.at_a_time = len(names) // 4 or 1
                 return
-            texts, cordons = await self._texts(names, copies=False)
+            texts, cordons = await self._texts(reading, names, copies=False)
+        decoded = 0
         for name, text, cordon in reversed(list(zip(names, texts, cordons, strict=True))):
+            if decoded >= DECODED_AT_A_TIME:
+                await asyncio.sleep(0)
+                decoded = 0
+            decoded += max(LEAST_DECODED, len(text or "") + len(cordon or ""))
             try:
                 await self._one(reading, name, text or "", cordon or "")
                 reading.unread.pop(PLACE + name, None)
@@ -219,12 +249,16 @@ class NodeTable:
         del reading.todo[-len(names) :]
         reading.at_a_time = min(AT_A_TIME, 2 * reading.at_a_time)
 
-    async def _texts(self, names: Sequence[str], *, copies: bool = True) -> tuple[list[str | None], list[str | None]]:
+    async def _texts(
+        self, reading: _Reading, names: Sequence[str], *, copies: bool = True
+    ) -> tuple[list[str | None], list[str | None]]:
         """The texts of these nodes (not ``copies``: none, so that the records are read), and their cordons."""
         texts: list[str | None] = [None] * len(names)
         async with self._calls.link() as link:
             with suppress(ReplyError):  # a key of another type counts as empty
                 texts = await link.ask("HMGET", f"{self._calls.prefix}nodes", *names) if copies else texts
+            if reading.cordons is not None:
+                return texts, [reading.cordons.get(name) for name in names]
             return texts, await link.ask("HMGET", f"{self._calls.prefix}cordons", *names)
 
     async def _one(self, reading: _Reading, name: str, text: str, cordon: str) -> None:
