@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from heapq import nsmallest
 
 import structlog
 
@@ -275,12 +276,13 @@ class Membership:
         now = self._clock.now()
         self._renewed(beat, sent, pods, reply.era)
         self._metrics.store_roundtrip.observe(now - sent)
-        if reply.beyond and reply.beyond != self._snapshot.beyond:
+        before = self._snapshot.beyond
+        self._snapshot.absorb(reply, now, [job.uid for job in runs])
+        if self._snapshot.beyond and self._snapshot.beyond != before:
             self._log.error(
                 "the store has more records than any cluster, and the surplus is not read: somebody has written them",
-                of=reply.beyond,
+                of=self._snapshot.beyond,
             )
-        self._snapshot.absorb(reply, now, [job.uid for job in runs])
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
@@ -326,7 +328,7 @@ class Membership:
         unread = self._snapshot.unread
         if not unread or self._snapshot.rereads or not self._snapshot.one_version(self.facts.agent_version):
             return ()
-        return tuple(sorted(unread)[:MOST_DAMAGED])
+        return tuple(nsmallest(MOST_DAMAGED, unread))
 
     def has_news(self, now: float) -> bool:
         """There is something that the next beat is to tell."""

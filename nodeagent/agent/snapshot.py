@@ -23,6 +23,10 @@ from nodeagent.store.messages import BeatReply, Unread
 MOST_CONCERN = 256
 """Most jobs whose events an agent waits for; of others its heartbeats tell."""
 
+MOST_UNREAD = 4096
+"""Most records that cannot be read, of those that the view does not have: whoever can write to the store can invent
+some, and each beat goes through their names. Where jobs are among the surplus, nothing is decided."""
+
 _NONE: frozenset[str] = frozenset()
 _NONE_REFUSED: Mapping[str, Refusal] = {}
 
@@ -72,7 +76,11 @@ class Snapshot:
         """The newest revision that somebody waits for until it is on disks."""
         self.unread: dict[str, str] = {}
         """Records (``job:<uid>``, ``node:<id>``) that cannot be read, each with the reason; the view has them as they
-        were before, if at all."""
+        were before, if at all. The very same object until it changes."""
+        self._unread_jobs: tuple[Mapping[str, str], frozenset[str]] = (self.unread, _NONE)
+        """Jobs (uids) among them, and of which they are."""
+        self._unnamed = False
+        """There are jobs that cannot be read beyond these."""
         self.beyond: tuple[str, ...] = ()
         """Kinds of records of which the store has more than is read."""
         self.rev = 0
@@ -131,7 +139,7 @@ class Snapshot:
             self._silent = lapsed | self._silent.intersection(reply.sheltered)
         self.silent = reply.silent
         # What this view lacks it lacks until all has been read anew.
-        self.beyond = reply.beyond if self._anew is None else tuple(sorted({*self.beyond, *reply.beyond}))
+        self._goes_beyond(reply.beyond if self._anew is None else {*self.beyond, *reply.beyond})
         self._next_lapse = reply.next_lapse
         self._served, self._at = reply.served, now
         before, after = (self.recovering, self.wanted), (reply.recovering, reply.asked)
@@ -153,6 +161,7 @@ class Snapshot:
             reply = self._refuse_removal(reply, runs)
         if reply.unread or self.unread:
             self._read_or_not(reply)
+            self._goes_beyond(self.beyond)
         self.cluster_uid = reply.cluster_uid
         if reply.nodes or reply.gone:
             self._nodes_shown = None
@@ -194,8 +203,22 @@ class Snapshot:
         read |= {"queues"} if reply.queues is not None else set()
         read |= {"windows"} if reply.windows is not None else set()
         read |= {f"usage:{day.day}" for day in reply.usage}
-        self.unread = {key: why for key, why in self.unread.items() if key not in read}
-        self.unread |= {record.key: record.why for record in reply.unread}
+        if not reply.unread and read.isdisjoint(self.unread):
+            return
+        unread = {key: why for key, why in self.unread.items() if key not in read}
+        for record in reply.unread:
+            if len(unread) < MOST_UNREAD or record.key in unread or self._has(record.key):
+                unread[record.key] = record.why
+            else:
+                self._unnamed |= record.key.startswith("job:")
+        self.unread = unread
+
+    def _has(self, key: str) -> bool:
+        kind, _, name = key.partition(":")
+        return name in self._jobs if kind == "job" else kind == "node" and name in self._nodes
+
+    def _goes_beyond(self, kinds: Collection[str]) -> None:
+        self.beyond = tuple(sorted({*kinds, "jobs"} if self._unnamed else {*kinds}))
 
     def _came_back(self, reply: BeatReply) -> bool:
         """A node renewed a lease that had run out, in the life that it had."""
@@ -223,7 +246,7 @@ class Snapshot:
         self._usage = other._usage
         self._nodes_shown = self._jobs_shown = self._usage_shown = None
         self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
-        self._ahead, self.beyond = other._ahead, other.beyond
+        self._ahead, self.beyond, self._unnamed = other._ahead, other.beyond, other._unnamed
         self.complete, self._anew = True, None
         self.touched.set()
 
@@ -300,7 +323,7 @@ class Snapshot:
         self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
 
     def _clear(self) -> None:
-        self._nodes, self._jobs, self.complete, self.unread = {}, {}, False, {}
+        self._nodes, self._jobs, self.complete, self.unread, self._unnamed = {}, {}, False, {}, False
         self._usage, self._usage_shown = {}, None
         self._nodes_shown, self._jobs_shown, self._top, self._ahead = None, None, 0, {}
         self.queues = self.windows = None
@@ -328,9 +351,10 @@ class Snapshot:
         if self._usage_shown is None:
             self._usage_shown = dict(self._usage)
         served, jobs, refused = self._served + millis(ahead), self.jobs, refused or _NONE_REFUSED
-        unread = _NONE
-        if self.unread:
-            unread = frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
+        if self._unread_jobs[0] is not self.unread:
+            uids = frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
+            self._unread_jobs = self.unread, uids
+        unread = self._unread_jobs[1]
         returning = self._returned is not None and now < self._returned + settling
         queues_rev = 0 if self.queues is None else self.queues.tree.rev
         windows_rev = 0 if self.windows is None else self.windows.windows.rev

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.snapshot import MOST_UNREAD, Snapshot
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay, UsageRow
@@ -262,6 +262,46 @@ def test_a_start_knows_of_what_it_cannot_read() -> None:
     assert (snapshot.complete, snapshot.cluster(0.0).jobs, snapshot.cluster(0.0).unread) == (True, {}, frozenset({UID}))
     snapshot.forget()
     assert snapshot.cluster(0.0).unread == frozenset()
+
+
+def unread(*numbers: int, kind: str = "job") -> tuple[Unread, ...]:
+    return tuple(Unread(key=f"{kind}:x{number}", why="mood") for number in numbers)
+
+
+def test_of_what_somebody_invents_and_cannot_be_read_so_much_is_named() -> None:
+    """What the view has is always named: it stays as it was. Of the rest no more than the bound."""
+    snapshot, job = Snapshot(Timing()), make_job()
+    snapshot.absorb(reply(jobs=(job,)), 0.0)
+    for start in range(0, MOST_UNREAD + 512, 256):
+        snapshot.absorb(reply(unread=unread(*range(start, start + 256), kind="node"), rev=2), 0.0)
+    assert (len(snapshot.unread), snapshot.beyond, snapshot.certain) == (MOST_UNREAD, (), True)
+    snapshot.absorb(reply(unread=(Unread(key=f"job:{UID}", why="mood"),), rev=3), 0.0)
+    assert (snapshot.cluster(0.0).unread, snapshot.certain) == (frozenset({UID}), True)
+
+
+def test_where_jobs_that_cannot_be_read_are_too_many_nothing_is_decided_until_all_is_read_anew() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(unread=unread(*range(MOST_UNREAD)), beyond=("nodes",)), 0.0)
+    assert (snapshot.beyond, snapshot.certain) == (("nodes",), True)
+    snapshot.absorb(reply(unread=unread(MOST_UNREAD), rev=2), 0.0)
+    assert (len(snapshot.unread), snapshot.beyond, snapshot.certain) == (MOST_UNREAD, ("jobs",), False)
+    snapshot.absorb(reply(gone=tuple(f"job:x{number}" for number in range(MOST_UNREAD)), rev=3), 0.0)
+    assert (snapshot.unread, snapshot.beyond, snapshot.certain) == ({}, ("jobs",), False)
+    snapshot.read_again("")
+    snapshot.absorb(reply(rev=4), 0.0)
+    assert (snapshot.beyond, snapshot.certain) == ((), True)
+
+
+def test_what_cannot_be_read_is_the_same_object_until_it_changes() -> None:
+    """What is made of each is not made again at each beat."""
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(unread=unread(1, 2)), 0.0)
+    known, view = snapshot.unread, snapshot.cluster(0.0).unread
+    snapshot.absorb(reply(jobs=(make_job(),), rev=2), 0.0)
+    assert snapshot.unread is known
+    assert snapshot.cluster(0.0).unread is view
+    snapshot.absorb(reply(gone=("job:x1",), rev=3), 0.0)
+    assert (snapshot.unread, snapshot.cluster(0.0).unread) == ({"job:x2": "mood"}, frozenset({"x2"}))
 
 
 def test_a_view_is_the_same_only_while_nothing_of_it_changed() -> None:
