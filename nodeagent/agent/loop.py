@@ -104,7 +104,7 @@ class Agent:
             self._node, disk.view, trust.writing, snapshot=self._snapshot, clock=self._clock, metrics=self._metrics,
             notify=self._beat_now.set,
         )  # fmt: skip
-        self._lease = Membership(context, identity, facts, lambda: self.saver.saved)
+        self._lease = Membership(context, identity, facts, lambda: self.saver.saved, self._verifier.read)
         self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
         self._acknowledge = Acknowledger(
             self._node, self.saver, store=self._store, clock=self._clock, cluster=self.cluster,

@@ -7,8 +7,9 @@ and in which era of the store. Every deadline counts from *before* the beat was 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from heapq import nsmallest
+from typing import Protocol
 
 import structlog
 
@@ -16,7 +17,7 @@ from nodeagent.agent.context import AgentContext
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.recovery import Known, offer
 from nodeagent.model.facts import PodUsage
-from nodeagent.model.job import TERMINAL
+from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import millis
@@ -52,6 +53,16 @@ OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
 
 
+class Verify(Protocol):
+    """See ``AdmissionVerifier.read``."""
+
+    async def __call__(self, jobs: Collection[JobRecord], *, more: bool) -> None: ...
+
+
+async def unverified(jobs: Collection[JobRecord], *, more: bool) -> None:
+    """The view is nobody's who runs jobs."""
+
+
 class IdTakenError(Exception):
     """Another agent holds this node's id; the text names both addresses."""
 
@@ -65,8 +76,10 @@ class Membership:
         identity: Identity,
         facts: NodeFacts,
         saved: Callable[[], Saved | None] = lambda: None,
+        verify: Verify = unverified,
     ) -> None:
-        """``identity``: taken. ``saved``: what is on the disk by now."""
+        """``identity``: taken. ``saved``: what is on the disk by now. ``verify``: is given each job's record before it
+        comes into the view."""
         self.node, self.facts, self._timing = context.node, facts, context.timing
         self._store, self._host, self._clock = context.store, context.host, context.clock
         self._identity, self._snapshot, self._metrics = identity, context.snapshot, context.metrics
@@ -91,7 +104,7 @@ class Membership:
         """What was on the disk at the start, until the store has been read: it is given back if the store lost it."""
         self.regroup = 0.0
         """Seconds for which a store that lost writes waits for others who may know better."""
-        self._saved = saved
+        self._saved, self._verify = saved, verify
         self._saved_sent: Saved | None = None
         self.notes: list[Note] = []
         """For the event log: they go with the next beat."""
@@ -276,6 +289,7 @@ class Membership:
         now = self._clock.now()
         self._renewed(beat, sent, pods, reply.era)
         self._metrics.store_roundtrip.observe(now - sent)
+        await self._verify(reply.jobs, more=reply.more)
         before = self._snapshot.beyond
         self._snapshot.absorb(reply, now, [job.uid for job in runs])
         if self._snapshot.beyond and self._snapshot.beyond != before:

@@ -3,14 +3,14 @@ live.
 
 Owns the verdict of each record and what has to be remembered for it: jobs seen while their admission was good count as
 known for as long as they live, however old it gets; jobs that have ended never count again, even if written back.
-Tells a refusal once, in log and metric. Must never touch the store, and a verdict never stops what runs: it keeps from
-starting (``plan/``, ``apply.py``).
+Tells a refusal once, in log and metric; of many at once the log only has how many. Must never touch the store, and a
+verdict never stops what runs: it keeps from starting (``plan/``, ``apply.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -22,7 +22,7 @@ from nodeagent.model.base import PORT_MAX
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.window import NO_WINDOWS, Windows, WindowsRecord
-from nodeagent.osutil.clock import Clock
+from nodeagent.osutil.clock import Allowance, Clock
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.environment import is_address
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
@@ -36,6 +36,10 @@ ADDRESS_MAX = 100
 """Characters of a bad address that are shown."""
 SEEN_AGAIN = 3600
 """Seconds after which it is written down anew that a job still lives."""
+SIGNATURES_AT_A_TIME = 512
+"""Signatures that are looked at before the agent's loop has its turn: some 10 ms."""
+NAMED_AT_ONCE, NAMED_PER_SECOND = 64.0, 1.0
+"""Refusals that the log names, at once and in the long run: whoever can write to the store can cause any number."""
 LOOK_AGAIN = 60.0
 """Seconds for which what was found in a view holds while nothing in it changes: only signatures from the future and the
 hours above depend on the time."""
@@ -62,6 +66,12 @@ class AdmissionVerifier:
         self._seal, self._ledger, self._metrics = seal, ledger, metrics
         self._entries = ledger.load()
         self._judged: dict[str, _Judged] = {}
+        self._coming: set[str] = set()
+        """Jobs whose records are being read: until all are there, they need not be in a view."""
+        self._read_all = True
+        self._lines = Allowance(NAMED_AT_ONCE, NAMED_PER_SECOND)
+        self._unnamed = 0
+        """Refusals since the log has last said of how many it has no line."""
         self._reported: dict[str, RefusalKind] = {}
         self._looked: tuple[tuple[object, ...], float, dict[str, Refusal]] | None = None
         """The last look: at what, when, and what was found."""
@@ -87,6 +97,21 @@ class AdmissionVerifier:
         self._entries = pruned(self._entries, self._judged, now)
         self._revs = {uid: rev for uid, rev in self._revs.items() if uid in self._entries}
         await self._ledger.save(dict(self._entries))
+
+    async def read(self, jobs: Collection[JobRecord], *, more: bool) -> None:
+        """Look at the signatures of these records, before they come into the view, which is looked at in one go.
+        ``more``: others follow that come into it together with these."""
+        if self._read_all:
+            self._coming.clear()
+        self._read_all = not more
+        self._coming.update(job.uid for job in jobs)
+        signatures = 0
+        for job in jobs:
+            if signatures >= SIGNATURES_AT_A_TIME:
+                await asyncio.sleep(0)
+                signatures = 0
+            self._judge(job)
+            signatures += 3 + (len(job.generation.members) if job.generation is not None else 0)
 
     def look(
         self, jobs: Mapping[str, JobRecord], era: str, now: float, *, whole: bool, seasoned: bool,
@@ -118,11 +143,16 @@ class AdmissionVerifier:
         if era != self._era:  # another history: it may lack what this agent has seen, and get it back
             self._era, self._present = era, frozenset()
         unknown = {key.removeprefix("job:") for key in unread if key.startswith("job:")}
-        refused = {uid: self._unreadable(uid, jobs.get(uid), unread[f"job:{uid}"]) for uid in unknown}
+        refused = {uid: self._unreadable(uid, jobs.get(uid), unread[f"job:{uid}"], now) for uid in unknown}
         for uid, job in jobs.items():
             if uid not in unknown and (found := self.refusal(job, now)) is not None:
                 refused[uid] = found
-        for uid in self._judged.keys() - jobs.keys():
+        if self._unnamed and self._lines.may(now):
+            self._log.error(
+                "refused: more jobs are not run here, each for a reason of these kinds", count=self._unnamed
+            )
+            self._unnamed = 0
+        for uid in self._judged.keys() - jobs.keys() - self._coming:
             del self._judged[uid]
             self._reported.pop(uid, None)
         if whole:
@@ -190,23 +220,28 @@ class AdmissionVerifier:
             return None
         newest = self._revs.get(job.uid, 0)
         refusal = Refusal(kind, text, known.controls and job.control.rev >= newest, newest)
-        if self._reported.get(job.uid) != kind:
-            self._reported[job.uid] = kind
-            self._metrics.refused.labels(reason=kind).inc()
-            self._log.error("refused: this job is not run here", job=job.name, uid=job.uid, reason=kind, why=text)
+        self._report(refusal, job.uid, job.name, now)
         return refusal
 
-    def _unreadable(self, uid: str, job: JobRecord | None, why: str) -> Refusal:
+    def _report(self, refusal: Refusal, uid: str, name: str | None, now: float) -> None:
+        if self._reported.get(uid) == refusal.kind:
+            return
+        self._reported[uid] = refusal.kind
+        self._metrics.refused.labels(reason=refusal.kind).inc()
+        if self._lines.may(now):
+            self._log.error(
+                "refused: this job is not run here", job=name, uid=uid, reason=refusal.kind, why=refusal.text
+            )
+        else:
+            self._unnamed += 1
+
+    def _unreadable(self, uid: str, job: JobRecord | None, why: str, now: float) -> Refusal:
         text = (
             f"its record in the store cannot be read, so all stays as it is: {why}. An agent of another version wrote "
             f"it, or somebody else did: correct or remove the key job:{uid}"
         )
         refusal = Refusal("unreadable", text, False)
-        if self._reported.get(uid) != refusal.kind:
-            self._reported[uid] = refusal.kind
-            self._metrics.refused.labels(reason=refusal.kind).inc()
-            name = job.name if job is not None else None
-            self._log.error("refused: this job is not run here", job=name, uid=uid, reason=refusal.kind, why=text)
+        self._report(refusal, uid, job.name if job is not None else None, now)
         return refusal
 
     def due(self, jobs: Mapping[str, JobRecord], now: float) -> list[JobRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.verifier import LOOK_AGAIN, SKEW, AdmissionVerifier
+from nodeagent.agent.verifier import LOOK_AGAIN, NAMED_AT_ONCE, SIGNATURES_AT_A_TIME, SKEW, AdmissionVerifier
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
 from nodeagent.model.queue import NO_QUEUES, Queue, Queues, QueuesRecord
@@ -94,6 +95,65 @@ def test_a_refusal_is_reported_and_counted_once_and_again_when_it_comes_back() -
     assert bench.why(signed()) == ""
     assert bench.why(job) == "unsigned"
     assert bench.counted("unsigned") == 2
+
+
+def invented(count: int) -> list[JobRecord]:
+    """Copies of a signed job, as somebody with the store alone can make them."""
+    real = signed()
+    return [changed(real, uid=f"x{number}", spec=make_spec(name="a")) for number in range(count)]
+
+
+class CountedSeal(Seal):
+    """Counts the admissions that are looked at."""
+
+    looked = 0
+
+    def admits(self, job: JobRecord) -> bool:
+        self.looked += 1
+        return super().admits(job)
+
+
+async def test_signatures_of_a_page_are_looked_at_in_parts_before_it_comes_into_the_view() -> None:
+    """12,000 invented jobs kept the loop for a second once they were all read."""
+    bench, jobs, at_once, last = Bench(), invented(2 * SIGNATURES_AT_A_TIME), 0, 0
+    seal = bench.verifier._seal = CountedSeal(ClusterKey(bytes(32)), "lab")
+
+    async def turns() -> None:
+        nonlocal at_once, last
+        while True:
+            at_once, last = max(at_once, seal.looked - last), seal.looked
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turns())
+    half = len(jobs) // 2
+    await bench.verifier.read(jobs[:half], more=True)
+    assert bench.look(signed()) == {}, "while the others are being read"
+    await asyncio.sleep(0)  # the next beat's answer
+    await bench.verifier.read(jobs[half:], more=False)
+    turning.cancel()
+    assert seal.looked == len(jobs) + 1
+    assert at_once <= SIGNATURES_AT_A_TIME // 3 + 1
+    assert {refusal.kind for refusal in bench.look(*jobs).values()} == {"changed"}
+    assert seal.looked == len(jobs) + 1, "each once"
+
+
+async def test_what_was_read_and_came_into_no_view_is_not_kept() -> None:
+    bench, (job, *_) = Bench(), invented(1)
+    await bench.verifier.read([job], more=False)
+    bench.look(signed())
+    await bench.verifier.read([], more=False)
+    bench.look(signed())
+    assert set(bench.verifier._judged) == {UID}
+
+
+def test_of_thousands_of_refusals_the_log_has_a_line_each_only_of_the_first() -> None:
+    bench, jobs = Bench(), invented(1000)
+    with capture_logs() as logs:
+        refused = bench.look(*jobs)
+        bench.look(*jobs, now=NOW + 10)
+    assert len(refused) == bench.counted("changed") == 1000
+    assert sum("uid" in line for line in logs) == NAMED_AT_ONCE
+    assert [line["count"] for line in logs if "count" in line] == [1000 - NAMED_AT_ONCE]
 
 
 def test_a_changed_spec_is_refused_and_the_right_one_runs_again() -> None:
