@@ -2,10 +2,11 @@
 
 -- Looks for damage that no step would cause: the first damaged key, and another if either may be at fault; or nil. It
 -- checks one thing, the node's own jobs and other records in turn, so its cost does not grow with the number of jobs.
--- One look for each beat: a second call has the result of the first. same_era: the agent has read this era.
+-- One look for each beat: a second call has the result of the first. same_era: the agent has read this era. rev: of the
+-- node's record, if the caller has read it.
 local look_for_damage
 do
-  local LOOKED_AT, AT_ONCE = 2, 2000
+  local LOOKED_AT, AT_ONCE, SHARED = 2, 2000, { 'queues', 'windows' }
   local looked, damaged, or_damaged
 
   -- In a job that runs on the node.
@@ -50,8 +51,8 @@ do
   end
 
   -- The record is there, and `changes` does not list it: who reads everything anew would take it for removed.
-  local function unlisted(prefix, record)
-    local rev = redis.call('HGET', prefix .. record, 'rev')
+  local function unlisted(prefix, record, rev)
+    rev = rev or redis.call('HGET', prefix .. record, 'rev')
     return rev and tonumber(redis.call('ZSCORE', prefix .. 'changes', record) or '-1') ~= tonumber(rev)
   end
 
@@ -78,14 +79,16 @@ do
   -- In the next few of all records: a missing one may belong to no node that could report it.
   local function of_any(prefix)
     local changes = prefix .. 'changes'
-    for _, shared in ipairs({ 'queues', 'windows' }) do
+    local card = redis.call('ZCARD', changes)
+    local from = redis.call('HINCRBY', prefix .. 'meta', 'looked', LOOKED_AT) % (card + #SHARED)
+    for at = math.max(from, card) + 1, math.min(from + LOOKED_AT, card + #SHARED) do
+      local shared = SHARED[at - card]
       if unlisted(prefix, shared) then
         local score = tonumber(redis.call('ZSCORE', changes, shared) or '-1')
         return score > (tonumber(redis.call('HGET', prefix .. shared, 'rev')) or -1) and shared or 'changes'
       end
     end
-    local from = redis.call('HINCRBY', prefix .. 'meta', 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', changes))
-    local listed = redis.call('ZRANGE', changes, from, from + LOOKED_AT - 1, 'WITHSCORES')
+    local listed = from < card and redis.call('ZRANGE', changes, from, from + LOOKED_AT - 1, 'WITHSCORES') or {}
     for i = 1, #listed, 2 do
       local record = listed[i]
       local kind, name = string.match(record, '^(%a+):(.*)$')
@@ -104,8 +107,8 @@ do
     end
   end
 
-  local function look(asked, prefix, same_era)
-    if unlisted(prefix, 'node:' .. asked.node) or ((asked.rev == 0 or asked.anew) and cut_short(prefix)) then
+  local function look(asked, prefix, same_era, rev)
+    if unlisted(prefix, 'node:' .. asked.node, rev) or ((asked.rev == 0 or asked.anew) and cut_short(prefix)) then
       return 'changes'
     end
     local own = asked.runs[asked.seq % (#asked.runs + 1)]
@@ -115,9 +118,9 @@ do
     return of_any(prefix)
   end
 
-  function look_for_damage(asked, prefix, same_era)
+  function look_for_damage(asked, prefix, same_era, rev)
     if not looked then
-      looked, damaged, or_damaged = true, look(asked, prefix, same_era)
+      looked, damaged, or_damaged = true, look(asked, prefix, same_era, rev)
     end
     return damaged, or_damaged
   end

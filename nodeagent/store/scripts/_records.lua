@@ -721,6 +721,7 @@ local function event(what)
   local job = what.job or {}
   local id = append(EVENTS, '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '', 'uid', job.uid or '',
     'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '', 'text', what.text)
+  redis.call('HSET', META, 'event', id) -- for a beat, which would pay more for asking the stream than for all of `meta`
   local news = what.alone and wake_news(job)
   if not OF_GANG[what.kind] and not FOR_PEOPLE[what.kind] or what.everybody then
     wake('all', id)

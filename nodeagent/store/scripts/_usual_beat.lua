@@ -10,9 +10,10 @@ do
   local served, keep_clock, meta
   if quiet then
     served, keep_clock, meta = usual_clock(asked.era, 'rev', 'amnesty', 'lease', 'floor', 'floored', 'asked', 'horizon',
-      'looked', 'cluster_uid')
+      'looked', 'cluster_uid', 'event')
   end
   local whole = served and meta[9] and meta[11] and meta[17] and not string.find(meta[17], '[^%w%p]')
+    and string.find(meta[18] or '', '^%d+%-%d+$')
   for i = 9, 16 do
     local text = whole and meta[i] or '0'
     whole = whole and #text <= 15 and string.find(text, '^%d+$')
@@ -20,7 +21,7 @@ do
   if whole then
     local revision, amnesty, lease_ms = tonumber(meta[9]), tonumber(meta[10] or '0'), tonumber(meta[11])
     local floor, floored = tonumber(meta[12] or '0'), tonumber(meta[13] or '0')
-    local node = redis.call('HMGET', node_key, 'id', 'life', 'lost', 'left', 'start', 'seq')
+    local node = redis.call('HMGET', node_key, 'id', 'life', 'lost', 'left', 'start', 'seq', 'rev')
     local is_current = node[1] == id and node[2] == asked.life and node[3] ~= '1' and node[4] ~= '1'
       and node[5] == string.format('%.0f', asked.start) and (tonumber(node[6] or '') or asked.seq) < asked.seq
     if is_current and asked.rev == revision and asked.top <= revision
@@ -32,7 +33,7 @@ do
       local count = redis.call('ZCOUNT', leases, '-inf', now)
       local last = count > 0 and redis.call('ZREVRANGEBYSCORE', leases, now, '-inf', 'WITHSCORES', 'LIMIT', 0, 1) or {}
       local silent = string.format('%.0f', count) .. ' ' .. (last[2] or '') .. ' ' .. asked.era
-      if (count == 0 or silent == asked.silent) and not look_for_damage(asked, prefix, true) then
+      if (count == 0 or silent == asked.silent) and not look_for_damage(asked, prefix, true, node[7]) then
         keep_clock()
         redis.call('HSET', node_key, 'seq', string.format('%.0f', asked.seq))
         for _, pod in ipairs(asked.pods) do
@@ -40,9 +41,8 @@ do
             string.format('%.0f', math.max(10 * lease_ms, 30000)))
         end
         local next_end = next_lease_end(id, prefix, served, false, amnesty, lease_ms, tonumber(meta[6]), floor, count)
-        local newest = redis.call('XREVRANGE', prefix .. 'events', '+', '-', 'COUNT', 1)[1]
         return { 1, meta[17], now, {}, next_end and string.format('%.0f', next_end - served) or '', meta[9], 0,
-          newest and newest[1] or '0-0', {}, asked.era, 0, string.format('%.0f', tonumber(meta[14] or '0')), '0', {}, {}, 0,
+          meta[18], {}, asked.era, 0, string.format('%.0f', tonumber(meta[14] or '0')), '0', {}, {}, 0,
           silent, silent == asked.silent and 1 or 0, meta[9] }
       end
     end

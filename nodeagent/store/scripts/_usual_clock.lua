@@ -12,7 +12,7 @@ local function usual_clock(era, ...)
     and last and served and credit and gap and recover and served >= recover) then
     return
   end
-  if served > 1e13 or string.find(meta[4] .. meta[5] .. meta[6] .. meta[7] .. (meta[8] or ''), '%D') then -- nan, inf
+  if served > 1e13 or math.max(last, credit, gap, recover) >= 1e15 or string.find(meta[4] .. meta[5] .. meta[6] .. meta[7] .. (meta[8] or ''), '%D') then -- nan, inf
     return
   end
   local time = redis.call('TIME')
