@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -41,7 +41,7 @@ SIGNATURES_AT_A_TIME = 512
 NAMED_AT_ONCE, NAMED_PER_SECOND = 64.0, 1.0
 """Refusals that the log names, at once and in the long run: whoever can write to the store can cause any number."""
 LOOK_AGAIN = 60.0
-"""Seconds for which what was found in a view holds while nothing in it changes: only signatures from the future and the
+"""Seconds for which what was found of a record holds while it does not change: only signatures from the future and the
 hours above depend on the time."""
 
 
@@ -56,6 +56,28 @@ class _Judged:
     places: bool
     addresses: bool
     points: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One at a view."""
+
+    jobs: Mapping[str, JobRecord]
+    unread: Mapping[str, str]
+    era: str
+    whole: bool
+    seasoned: bool
+    at: float = 0.0
+    """When all records were looked at last."""
+    found: dict[str, Refusal] = field(default_factory=dict)
+
+    def same(self, other: _Look) -> bool:
+        """The other is at the very same view."""
+        return (
+            self.jobs is other.jobs
+            and self.unread is other.unread
+            and (self.era, self.whole, self.seasoned) == (other.era, other.whole, other.seasoned)
+        )
 
 
 class AdmissionVerifier:
@@ -73,8 +95,9 @@ class AdmissionVerifier:
         self._unnamed = 0
         """Refusals since the log has last said of how many it has no line."""
         self._reported: dict[str, RefusalKind] = {}
-        self._looked: tuple[tuple[object, ...], float, dict[str, Refusal]] | None = None
-        """The last look: at what, when, and what was found."""
+        self._looked: _Look | None = None
+        self._again = set[str]()
+        """Jobs of which another record was judged since."""
         self._caught_up = False
         """It is settled which jobs went while this agent was away."""
         self._era = ""
@@ -121,31 +144,32 @@ class AdmissionVerifier:
         whatever others could have given back to it is there; ``unread``: records in the store that cannot be read, and
         why, by key. ``now`` is Unix time. Mappings must not change once they were given: the very same ones are not
         looked at again."""
-        of = (jobs, unread, era, whole, seasoned)
-        if self._looked is not None:
-            last, at, found = self._looked
-            same = last[0] is jobs and last[1] is unread and last[2:] == of[2:]
-            if same and at <= now < at + LOOK_AGAIN:
-                return found
-        refused = self._look(jobs, era, now, whole, seasoned, unread)
-        self._looked = of, now, refused
-        return refused
+        look, last = _Look(jobs, unread, era, whole, seasoned, now), self._looked
+        if last is not None and last.era == era and last.at <= now < last.at + LOOK_AGAIN:
+            if last.same(look) and not self._again:
+                return last.found
+            look = replace(look, at=last.at)
+        else:
+            last = None
+        self._looked = replace(look, found=self._look(look, last, now))
+        self._again.clear()
+        return self._looked.found
 
-    def _look(
-        self,
-        jobs: Mapping[str, JobRecord],
-        era: str,
-        now: float,
-        whole: bool,
-        seasoned: bool,
-        unread: Mapping[str, str],
-    ) -> dict[str, Refusal]:
+    def _look(self, look: _Look, last: _Look | None, now: float) -> dict[str, Refusal]:
+        """``last``: one whose findings hold, but of records that have changed since."""
+        jobs, unread, era, whole, seasoned = look.jobs, look.unread, look.era, look.whole, look.seasoned
         if era != self._era:  # another history: it may lack what this agent has seen, and get it back
             self._era, self._present = era, frozenset()
         unknown = {key.removeprefix("job:") for key in unread if key.startswith("job:")}
         refused = {uid: self._unreadable(uid, jobs.get(uid), unread[f"job:{uid}"], now) for uid in unknown}
+        seen: Mapping[str, JobRecord] = {} if last is None else last.jobs
+        known: Mapping[str, Refusal] = {} if last is None else last.found
+        again = self._again.union(key.removeprefix("job:") for key in (() if last is None else last.unread))
         for uid, job in jobs.items():
-            if uid not in unknown and (found := self.refusal(job, now)) is not None:
+            if uid in unknown:
+                continue
+            found = known.get(uid) if seen.get(uid) is job and uid not in again else self.refusal(job, now)
+            if found is not None:
                 refused[uid] = found
         if self._unnamed and self._lines.may(now):
             self._log.error(
@@ -271,7 +295,8 @@ class AdmissionVerifier:
                 last.addresses if last is not None and same_gang else _has_addresses(job),
                 last.points if last is not None and last.job.checkpoint is job.checkpoint else seal.points(job),
             )
-            self._judged[job.uid], self._looked = last, None
+            self._judged[job.uid] = last
+            self._again.add(job.uid)
         return last
 
     def _verdict(self, known: _Judged, entry: LedgerEntry | None, now: float) -> tuple[RefusalKind | None, str]:

@@ -20,6 +20,7 @@ from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import LedgerEntry
 from nodeagent.trust.seal import LIFETIME, Seal
+from tests.profiled import counted
 from tests.unit.plan.build import UID, make_generation, make_job, make_spec
 
 SEAL = Seal(ClusterKey(bytes(32)), "lab")
@@ -135,6 +136,32 @@ async def test_signatures_of_a_page_are_looked_at_in_parts_before_it_comes_into_
     assert at_once <= SIGNATURES_AT_A_TIME // 3 + 1
     assert {refusal.kind for refusal in bench.look(*jobs).values()} == {"changed"}
     assert seal.looked == len(jobs) + 1, "each once"
+
+
+def test_only_what_has_changed_is_looked_at_again_until_time_could_have_changed_the_rest() -> None:
+    """Each change of one record cost a look at 12,000 others."""
+    bench, jobs = Bench(), {job.uid: job for job in invented(100)}
+
+    def looks(now: float, unread: Mapping[str, str] = {}) -> int:
+        def look() -> None:
+            found = bench.verifier.look(jobs, "e1", now, whole=True, seasoned=False, unread=unread)
+            assert {uid for uid, refusal in found.items() if refusal.kind == "changed"} == jobs.keys() - {
+                key.removeprefix("job:") for key in unread
+            }
+
+        return counted(look)[AdmissionVerifier.refusal.__code__]
+
+    assert looks(NOW) == 100
+    jobs = jobs | {"x1": changed(jobs["x1"], rev=9)}
+    assert (looks(NOW), looks(NOW)) == (1, 0)
+    jobs = {uid: job for uid, job in jobs.items() if uid != "x2"}
+    assert looks(NOW) == 0
+    assert looks(NOW, {"job:x3": "mood"}) == 0
+    assert looks(NOW) == 1, "it can be read again"
+    bench.verifier.refusal(changed(jobs["x4"], rev=9), NOW)
+    assert looks(NOW) == 1, "another record of it was judged meanwhile"
+    jobs = dict(jobs)
+    assert looks(NOW + LOOK_AGAIN) == len(jobs)
 
 
 async def test_what_was_read_and_came_into_no_view_is_not_kept() -> None:
