@@ -234,7 +234,11 @@ class NodeTable:
             if len(names) > 1:
                 reading.at_a_time = len(names) // 4 or 1
                 return
-            texts, cordons = await self._texts(reading, names, copies=False)
+            try:
+                texts, cordons = await self._texts(reading, names, copies=False)
+            except TooMuchError as error:  # its cordon alone
+                reading.unread[PLACE + reading.todo.pop()] = ValueError(str(error))
+                return
         decoded = 0
         for name, text, cordon in reversed(list(zip(names, texts, cordons, strict=True))):
             if decoded >= DECODED_AT_A_TIME:

@@ -481,9 +481,9 @@ async def test_invented_nodes_do_not_keep_the_loop_and_are_read_up_to_a_most(ser
     await store.close()
 
 
-@pytest.mark.parametrize("key", ["nodes", "node:n2"])
+@pytest.mark.parametrize("key", ["nodes", "node:n2", "cordons"])
 async def test_a_nodes_text_of_megabytes_hides_no_other(server: PrivateRedis, store: RedisStore, key: str) -> None:
-    """A copy of that length is none, and the record is read."""
+    """A copy of that length is none, and the record is read; with such a cordon the record cannot be."""
     bench = Bench(store)
     await bench.up("n1", "n2", "n3")
     long = "return redis.call('HSET', KEYS[1] .. ARGV[1], ARGV[2], string.rep('a', 26 * 1048576))"
