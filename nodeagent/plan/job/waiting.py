@@ -50,7 +50,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if queue.made_room(job) and holding_nodes(cluster, job):
         return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
     if blocked := dependencies.blocked(cluster, job):
-        return _held_too_long(cluster, job, gone, blocked) or _wait(job, blocked, _hold_end(job))
+        return _wait(job, blocked, 0)  # not for nodes: it does not hold
     if (held := reservations.held(cluster, job)) is not None:
         return _held_back(cluster, job, held, gone, wall)
     room = reservations.open_room(cluster, job)
@@ -204,7 +204,7 @@ def _unfit_before(cluster: Cluster, job: JobRecord, node: str) -> bool:
 def _hold_end(job: JobRecord) -> int:
     """Served time (ms) at which the job has held for too long; 0 for never. One that never ran waits like any other in
     the queue."""
-    limit = job.spec.hold_timeout if job.phase == "holding" and job.active is not None else None
+    limit = job.spec.hold_timeout if dependencies.held_after_run(job) else None
     return 0 if limit is None else job.since + millis(limit)
 
 

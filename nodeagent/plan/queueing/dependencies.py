@@ -38,7 +38,8 @@ class _Members:
     running: int = 0
     at_once: int = 0
     turn: frozenset[str] = frozenset()
-    """Of those (uids) that are to run and have no nodes: the first in the queue, as many as may run at once."""
+    """Of those (uids) that are to run and have no nodes: those that ran last and hold, then the first in the queue, as
+    many as may run at once."""
 
 
 def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
@@ -60,7 +61,7 @@ def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
                 waiting.setdefault(job.spec.array.id, []).append(job)
         for array, jobs in waiting.items():
             one = found[array]
-            jobs.sort(key=lambda job: (-job.spec.priority, job.order))
+            jobs.sort(key=lambda job: (not held_after_run(job), -job.spec.priority, job.order))
             one.turn = frozenset(job.uid for job in jobs[: max(0, one.at_once - one.running)])
         return found
 
@@ -70,6 +71,11 @@ def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
 def _members(cluster: Cluster, array: str) -> _Members:
     """Of this id; none where the view has none."""
     return _arrays(cluster).get(array, _Members())
+
+
+def held_after_run(job: JobRecord) -> bool:
+    """It ran, has lost its nodes, and waits for others."""
+    return job.phase == "holding" and job.active is not None
 
 
 def awaited(cluster: Cluster) -> frozenset[str]:

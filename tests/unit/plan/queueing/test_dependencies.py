@@ -279,17 +279,28 @@ def test_records_of_an_array_stay_together_while_one_lives() -> None:
     assert outlived(a_cluster(*jobs, member(30)), 10 * WALL, 1.0, 0) == []
 
 
-def test_a_member_that_holds_without_a_turn_holds_no_longer_than_it_may() -> None:
-    holding = member(0, "holding", at_once=1)
-    spec = holding.spec.model_copy(update={"hold_timeout": 5.0})
-    ran = Token(number=1, id="g1")
-    holding = holding.model_copy(update={"spec": spec, "since": NOW - 4000, "active": ran})
-    cluster = a_cluster(holding, member(1, "running", at_once=1))
-    waits = decide(cluster, holding, WALL)
-    assert (waits.step, waits.at) == (None, NOW + 1000)
-    step = decide(replace(cluster, served=NOW + 1000, notes=Notes()), holding, WALL).step
+def held(i: int, since: int = NOW - 4000) -> JobRecord:
+    """A member that ran, lost its nodes and may hold for 5 s."""
+    job = member(i, "holding", at_once=1)
+    spec = job.spec.model_copy(update={"hold_timeout": 5.0})
+    return job.model_copy(update={"spec": spec, "since": since, "active": Token(number=1, id="g1")})
+
+
+def test_who_waits_for_a_turn_does_not_hold() -> None:
+    holding = held(0, since=NOW - 9000)
+    waits = decide(a_cluster(holding, member(1, "running", at_once=1)), holding, WALL)
+    assert (waits.step, waits.at, waits.why) == (
+        None, 0, ("waits for its turn: of array sweep 1 run at once, and 1 do",),
+    )  # fmt: skip
+    step = decide(a_cluster(holding, slots=0), holding, WALL).step
     assert isinstance(step, End)
-    assert step.reason.startswith("held for longer than its hold_timeout of 5 s: waits for its turn")
+    assert step.reason.startswith("held for longer than its hold_timeout of 5 s: needs 1 node")
+
+
+def test_who_ran_and_lost_its_nodes_has_its_turn_before_those_who_wait() -> None:
+    """Else a member that somebody resumes would take the turn, while the other's time to hold runs."""
+    cluster = a_cluster(member(0, "paused", at_once=1), held(1), member(2, at_once=1), slots=8)
+    assert starts(cluster) == ["sweep-1"]
 
 
 PHASES: tuple[Phase, ...] = (
