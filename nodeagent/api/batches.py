@@ -77,8 +77,8 @@ def uids(base: str, count: int) -> list[str]:
 
 
 def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> list[Submission]:
-    """The jobs in a body: {jobs: [{spec, after?: {NAME: ok|any}, array?: TEXT}], submitter}, in which the specs have no
-    submitter. Raises ``ApiError``."""
+    """The jobs in a body: {jobs: [{spec, after?: {NAME: ok|any}, array?: TEXT, begin_in?: SECONDS}], submitter}, in
+    which the specs have no submitter. Raises ``ApiError``."""
     jobs, submitter = asked.get("jobs"), asked.get("submitter")
     if not isinstance(jobs, list) or not 1 <= len(jobs) <= MOST_JOBS:
         raise ApiError("usage", f"jobs must be a list of 1 to {MOST_JOBS} jobs", "send {jobs: [{spec: {...}}]}")
@@ -87,11 +87,13 @@ def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> li
     for job in jobs:
         if not isinstance(job, dict) or not isinstance(job.get("spec"), dict):
             raise ApiError("usage", "a job has no spec", "send {jobs: [{spec: {...}}]}")
-        requests.has_only(job, ("spec", "after", "array"), "a job")
+        requests.has_only(job, ("spec", "after", "array", "begin_in"), "a job")
+        begin_in = requests.seconds(job, "begin_in")
+        begins = {} if begin_in is None else {"begin": time.time() + begin_in}
         if shared is None or "submitter" in job["spec"]:
-            spec = read_spec({"submitter": submitter, **job["spec"]})
+            spec = read_spec({"submitter": submitter, **job["spec"], **begins})
         else:  # the rest of a body may be the submitter: it is read once, not with each job
-            spec = read_spec({"submitter": _NOBODY, **job["spec"]}).model_copy(update={"submitter": shared})
+            spec = read_spec({"submitter": _NOBODY, **job["spec"], **begins}).model_copy(update={"submitter": shared})
         if "submitter" not in job["spec"]:
             shared = spec.submitter
         try:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -106,6 +108,18 @@ def text(body: dict[str, Any], key: str, limit: int = 1000) -> str:
     if not isinstance(value, str) or len(value) > limit:
         raise ApiError("usage", f"{key} must be a text of at most {limit} characters", "shorten it")
     return value
+
+
+def seconds(body: Mapping[str, Any], key: str) -> float | None:
+    """An optional number of seconds, or Unix time."""
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # a whole number of hundreds of digits
+            if math.isfinite(found := float(value)):
+                return found
+    raise ApiError("usage", f"{key} must be a number of seconds", f"send {{{key}: 14400}}")
 
 
 OWN_ONLY = "local_only"

@@ -5,7 +5,6 @@ revision that was read: of two simultaneous changes, the second is made on top o
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -59,11 +58,11 @@ class WindowRoutes:
         return web.json_response(items([window_json(cluster, w) for w in kept], store_away_since=away))
 
     async def create(self, request: web.Request) -> web.Response:
-        """POST /v1/windows {nodes, starts (Unix time), seconds, why?, request_id}."""
-        asked = await requests.read(request, "nodes", "starts", "seconds", "why")
+        """POST /v1/windows {nodes, starts (Unix time) or starts_in (seconds), seconds, why?, request_id}."""
+        asked = await requests.read(request, "nodes", "starts", "starts_in", "seconds", "why")
         nodes, why = _nodes(asked), requests.text(asked, "why", MOST_WHY).strip()
-        starts, seconds = _number(asked, "starts"), _number(asked, "seconds")
-        now = time.time()
+        now, seconds = time.time(), _number(asked, "seconds")
+        starts = now + _number(asked, "starts_in") if "starts_in" in asked else _number(asked, "starts")
         if not 0 < seconds <= LONGEST:
             raise ApiError("usage", f"a window lasts {spoken(LONGEST)} at most, and not {spoken(seconds)}", _UNCHANGED)
         if not now < starts + seconds <= now + FARTHEST:
@@ -167,9 +166,6 @@ def _known(cluster: Cluster, nodes: tuple[str, ...]) -> None:
 
 
 def _number(asked: dict[str, Any], key: str) -> float:
-    value = asked.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # a whole number of hundreds of digits
-            if math.isfinite(seconds := float(value)):
-                return seconds
-    raise ApiError("usage", f"{key} must be a number of seconds", "send {starts: 1900000000, seconds: 14400}")
+    if (found := requests.seconds(asked, key)) is None:
+        raise ApiError("usage", f"{key} is missing", "send {nodes: [n1], starts_in: 7200, seconds: 14400}")
+    return found

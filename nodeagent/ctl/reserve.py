@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
@@ -12,6 +12,9 @@ from nodeagent.ctl.options import agent_option, connect, output_option, request_
 from nodeagent.ctl.output import Column, show, span
 from nodeagent.ctl.terminal import CtlError, Exit, echo
 from nodeagent.ctl.waiting import demand_saved
+
+if TYPE_CHECKING:
+    from nodeagent.spec.jobvalues import When
 
 Json = dict[str, Any]
 _GRAMMAR = "NODE... from TIME for DURATION"
@@ -52,14 +55,15 @@ def reserve() -> None:
 @click.pass_context
 def nodes(ctx: click.Context, words: tuple[str, ...], why: str, request_id: str | None) -> None:
     """Keep nodes free of work for a time: 'n[1-8]' from 2030-01-31T22:00 for 4h. A TIME without an
-    offset is this machine's (with one: 2030-01-31T22:00+01:00); +2h counts from now.
+    offset is this machine's (with one: 2030-01-31T22:00+01:00); +2h counts from now, by the agent's clock.
 
     Jobs that would not have ended by then start elsewhere. Work on the nodes leaves in time, as for a drain; a job
     that can save loses no step. Afterwards the nodes take work again.
     """
-    patterns, starts, seconds = parse(words)
+    patterns, begins, seconds = parse(words)
+    when = {"starts_in" if begins.from_now else "starts": begins.seconds}
     after = connect(ctx).change(
-        "POST", "/v1/windows", request_id, nodes=list(patterns), starts=starts, seconds=seconds, why=why
+        "POST", "/v1/windows", request_id, nodes=list(patterns), seconds=seconds, why=why, **when
     )
     _tell(after, "made")
 
@@ -84,8 +88,8 @@ def delete(ctx: click.Context, window: str, request_id: str | None) -> None:
     _tell(connect(ctx).change("DELETE", path, request_id), "deleted")
 
 
-def parse(words: tuple[str, ...]) -> tuple[tuple[str, ...], float, float]:
-    """The nodes' names, when the window begins (Unix time), and for how many seconds it lasts. Raises ``CtlError``."""
+def parse(words: tuple[str, ...]) -> tuple[tuple[str, ...], When, float]:
+    """The nodes' names, when the window begins, and for how many seconds it lasts. Raises ``CtlError``."""
     from nodeagent.spec.errors import CheckError
     from nodeagent.spec.jobvalues import moment
     from nodeagent.spec.units import duration
@@ -95,7 +99,7 @@ def parse(words: tuple[str, ...]) -> tuple[tuple[str, ...], float, float]:
             f"write {_GRAMMAR}", Exit.USAGE, "such as: nodeagentctl reserve nodes 'n[1-8]' from 2030-01-31T22:00 for 4h"
         )
     try:
-        return tuple(w.removeprefix("node/") for w in words[:-4]), moment(words[-3], time.time), duration(words[-1])
+        return tuple(w.removeprefix("node/") for w in words[:-4]), moment(words[-3]), duration(words[-1])
     except CheckError as wrong:
         raise CtlError(wrong.what, Exit.USAGE, wrong.right) from None
 

@@ -61,7 +61,7 @@ def read_jobs(file: str) -> list[Submission]:
     from nodeagent.spec.jobfile import parse_jobs
 
     def parse(text: str, name: str) -> list[Submission]:
-        return parse_jobs(text, name, this_submitter(), time.time())
+        return parse_jobs(text, name, this_submitter())
 
     return read_file(file, "job file", "nothing was submitted", parse)
 
@@ -78,6 +78,7 @@ def send_all(client: Client, jobs: list[Submission], request_id: str | None = No
             "spec": job.spec.model_dump(mode="json", exclude={"submitter"}),
             "after": job.after,
             "array": job.array or None,
+            "begin_in": job.begin_in,
         }
         for job in jobs
     ]
@@ -143,7 +144,7 @@ def submit(
     Prints each name; follow a job with `logs -f`.
     """
     jobs = [_guessed(job) for job in _with_options(read_jobs(file), after, array)]
-    if len(jobs) > 1 or jobs[0].after or jobs[0].array:
+    if len(jobs) > 1 or jobs[0].after or jobs[0].array or jobs[0].begin_in is not None:
         _submit_all(connect(ctx), jobs, request_id, dry_run)
         return
     spec = jobs[0].spec

@@ -62,14 +62,16 @@ class Array(Record):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as it is submitted: its spec, the jobs that it comes after (by name), and its array as the user wrote
-    it."""
+    """A job as it is submitted: its spec, the jobs that it comes after (by name), its array as the user wrote it, and
+    what is counted from when the agent takes it."""
 
     spec: JobSpec
     after: Mapping[str, Need] = field(default_factory=dict)
     array: str = ""
     guess: bool = False
     """The user says nothing of what to preload, and leaves it to be found."""
+    begin_in: float | None = None
+    """Seconds before which it is not started; None: what the spec says of it."""
 
 
 EventName = Literal[

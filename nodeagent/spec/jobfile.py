@@ -380,7 +380,7 @@ class JobFile(_RoleKeys):
     """How long the job may have its nodes, counted from its first start, before it is stopped: 3650d at most; default:
     never."""
     begin: Annotated[
-        float | None,
+        jobvalues.When | None,
         BeforeValidator(jobvalues.begin),
         WithJsonSchema({"type": "string", "examples": ["+2h", "2030-01-31T22:00"]}),
     ] = None
@@ -437,15 +437,15 @@ ROLE_KEYS = tuple(
 """Keys that stand inside of a role when there are ``roles``."""
 
 
-def read_job(document: Document, submitter: Submitter, now: float) -> Submission:
-    """The job that a document describes, complete, submitted at this Unix time. Raises ``SpecError`` with every problem
-    at once."""
-    written = validate(document, JobFile, {"submitter": submitter, "now": now}, _layout(document))
+def read_job(document: Document, submitter: Submitter) -> Submission:
+    """The job that a document describes, complete. Raises ``SpecError`` with every problem at once."""
+    written = validate(document, JobFile, {"submitter": submitter}, _layout(document))
     spec = _complete(written, submitter)
     if wrong := check_spec(spec):  # of what the submitter brings along: the file itself has been checked
         raise SpecError(document.problem((), sentence) for sentence in wrong)
     guess = "preload" not in written.model_fields_set and written.fork_server
-    return Submission(spec, written.after, written.array or "", guess)
+    later = written.begin.seconds if written.begin is not None and written.begin.from_now else None
+    return Submission(spec, written.after, written.array or "", guess, later)
 
 
 def _layout(document: Document) -> list[Problem]:
@@ -520,7 +520,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         hang=_hang(written),
         hold_timeout=written.hold_timeout,
         time_limit=written.time_limit,
-        begin=written.begin,
+        begin=None if written.begin is None or written.begin.from_now else written.begin.seconds,
         ttl=written.ttl,
         submitter=submitter,
     )
@@ -563,8 +563,8 @@ def _ready(written: ReadyFile | None) -> Ready | None:
     return None if written is None else Ready(port=bool(written.port), command=written.command or ())
 
 
-def parse_jobs(text: str, filename: str, submitter: Submitter, now: float) -> list[Submission]:
-    """The jobs that ``text`` describes, in its order, submitted at this Unix time. Raises ``SpecError``."""
+def parse_jobs(text: str, filename: str, submitter: Submitter) -> list[Submission]:
+    """The jobs that ``text`` describes, in its order. Raises ``SpecError``."""
     documents = load_all(text, filename)
     if len(documents) > MOST_JOBS:
         raise SpecError([documents[MOST_JOBS].problem((), f"more than {MOST_JOBS} jobs", "write several files")])
@@ -572,7 +572,7 @@ def parse_jobs(text: str, filename: str, submitter: Submitter, now: float) -> li
     found: list[tuple[Document, Submission]] = []
     for document in documents:
         try:
-            found.append((document, read_job(document, submitter, now)))
+            found.append((document, read_job(document, submitter)))
         except SpecError as error:
             problems += error.problems
     problems += _together(found)

@@ -12,9 +12,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, cast, get_args
-
-from pydantic import ValidationInfo
+from typing import Literal, NamedTuple, cast, get_args
 
 from nodeagent.model.base import NAME
 from nodeagent.model.jobspec import (
@@ -415,28 +413,34 @@ _BEGIN = "write +2h (from now), or a time such as 2030-01-31T22:00 or 2030-01-31
 _ARRAY = "write 0-99, 0-99:10 or 1,3,5-7, and %8 behind it for at most 8 at once"
 
 
-def begin(value: object, info: ValidationInfo) -> float | None:
-    """``+DURATION`` after the context's ``now``, or a time in ISO 8601, of this machine's zone unless it says
-    otherwise; to Unix time."""
+class When(NamedTuple):
+    """A point in time, as somebody writes it."""
+
+    seconds: float
+    """Unix time, or, ``from_now``, the seconds until then: the agent counts them, since clocks differ."""
+    from_now: bool
+
+
+def begin(value: object) -> When | None:
+    """``+DURATION``, or a time in ISO 8601, of this machine's zone unless it says otherwise."""
     if value is None:
         return None
     if not isinstance(value, str):
         raise CheckError(f"{units.show(value)} is not a time", _BEGIN)
-    return moment(value, lambda: float((info.context or {})["now"]))
+    return moment(value)
 
 
-def moment(value: str, now: Callable[[], float]) -> float:
+def moment(value: str) -> When:
     """The same of a text."""
     if value.startswith("+"):
-        at = now() + units.duration(value[1:])
-    else:
-        try:
-            at = max(0.0, datetime.fromisoformat(value).timestamp())
-        except (ValueError, OverflowError):
-            raise CheckError(f"{units.show(value)} is not a time", _BEGIN) from None
+        return When(units.duration(value[1:]), from_now=True)
+    try:
+        at = max(0.0, datetime.fromisoformat(value).timestamp())
+    except (ValueError, OverflowError):
+        raise CheckError(f"{units.show(value)} is not a time", _BEGIN) from None
     if at > LATEST:
         raise CheckError(f"{units.show(value)} is after the year 9999", _BEGIN)
-    return at
+    return When(at, from_now=False)
 
 
 def ttl(value: object) -> float | None:

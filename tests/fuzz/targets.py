@@ -85,7 +85,7 @@ def text(data: bytes) -> str:
 
 def job_file(data: bytes) -> None:
     try:
-        jobs = parse_jobs(text(data), "job.yaml", WHO, 1_900_000_000.0)
+        jobs = parse_jobs(text(data), "job.yaml", WHO)
     except SpecError as wrong:
         assert all(p.line >= 1 and p.what for p in wrong.problems)
         str(wrong).encode()

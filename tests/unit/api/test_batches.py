@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.view import AgentView
 from nodeagent.api.batches import read
+from nodeagent.api.errors import ApiError
 from nodeagent.api.requests import find_any_job
 from nodeagent.api.server import ApiServer
 from nodeagent.model.job import JobRecord
@@ -141,6 +143,21 @@ def test_a_large_submitter_is_read_once_however_many_jobs_there_are() -> None:
     assert {one.spec.submitter.environ["PATH"] for one in found} == {"x" * 100_000}
     assert [one.spec.submitter.user for one in found] == ["alice"] * 20 + ["bob"]
     assert sum(sizes) < 300_000
+
+
+def test_a_time_from_now_is_counted_by_the_agent() -> None:
+    """The tool may be on a machine whose clock is wrong."""
+    row = spec("a").model_dump(mode="json", exclude={"submitter"})
+    rows = [{"spec": row, "begin_in": 7200}, {"spec": row, "begin_in": None}, {"spec": row | {"begin": 5.0}}]
+    before = time.time()
+    submitter = spec("x").submitter.model_dump(mode="json")
+    later, at_once, then = read({"jobs": rows, "submitter": submitter}, JobSpec.model_validate)
+    assert later.spec.begin is not None
+    assert before + 7200 <= later.spec.begin <= time.time() + 7200
+    assert (at_once.spec.begin, then.spec.begin) == (None, 5.0)
+    with pytest.raises(ApiError) as wrong:
+        read({"jobs": [{"spec": row, "begin_in": "+2h"}], "submitter": submitter}, JobSpec.model_validate)
+    assert wrong.value.message == "begin_in must be a number of seconds"
 
 
 async def test_a_name_that_many_jobs_come_after_is_looked_for_once(

@@ -126,6 +126,14 @@ async def test_what_cannot_be_is_refused(
     assert bench.view.cluster().windows.rev == 0
 
 
+async def test_a_time_from_now_is_counted_by_the_agent(bench: Bench) -> None:
+    """The tool may be on a machine whose clock is wrong."""
+    before = time.time()
+    made = await bench.ask("POST", nodes=["n1"], starts_in=HOUR, seconds=60)
+    assert before + HOUR <= made["window"]["starts"] <= time.time() + HOUR
+    assert (await bench.ask("POST", nodes=["n1"], seconds=60))["message"] == "starts is missing"
+
+
 async def test_times_are_numbers(bench: Bench) -> None:
     error = await bench.ask("POST", nodes=["n1"], starts="tomorrow", seconds=60)
     assert (error["code"], error["message"]) == ("usage", "starts must be a number of seconds")

@@ -81,7 +81,7 @@ def test_a_module_is_read_where_its_file_is(tmp_path: Path, monkeypatch: pytest.
 
 def guessed(folder: Path, text: str) -> list[tuple[str, ...]]:
     """What ``submit`` adds to each job of a file in this folder."""
-    jobs = parse_jobs(text, "job.yaml", capture_submitter({"PATH": "/bin"}, str(folder)), 0.0)
+    jobs = parse_jobs(text, "job.yaml", capture_submitter({"PATH": "/bin"}, str(folder)))
     return [_guessed(job).spec.guessed for job in jobs]
 
 

@@ -11,9 +11,13 @@ from nodeagent.ctl.terminal import CtlError, Exit
 
 
 def test_the_words_of_a_command() -> None:
-    nodes, starts, seconds = parse(("n[1-8]", "node/n9", "from", "2030-01-31T22:00+00:00", "for", "1h30m"))
+    nodes, begins, seconds = parse(("n[1-8]", "node/n9", "from", "2030-01-31T22:00+00:00", "for", "1h30m"))
     assert (nodes, seconds) == (("n[1-8]", "n9"), 5400.0)
-    assert datetime.fromtimestamp(starts, UTC) == datetime(2030, 1, 31, 22, tzinfo=UTC)
+    assert begins == (datetime(2030, 1, 31, 22, tzinfo=UTC).timestamp(), False)
+
+
+def test_a_time_from_now_is_left_to_the_agents_clock() -> None:
+    assert parse(("n1", "from", "+2h", "for", "4h"))[1] == (7200.0, True)
 
 
 @pytest.mark.parametrize(

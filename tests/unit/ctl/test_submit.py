@@ -64,7 +64,7 @@ def answering(folder: Path, *answers: Answer) -> Iterator[Client]:
 @pytest.fixture
 def spec() -> JobSpec:
     text = "name: train\nnodes: 1\ncommand: [python, t.py]\n"
-    return parse_jobs(text, "job.yaml", capture_submitter({}, "/work"), 0.0)[0].spec
+    return parse_jobs(text, "job.yaml", capture_submitter({}, "/work"))[0].spec
 
 
 def test_it_waits_while_workers_of_the_last_job_still_stop(
@@ -82,6 +82,18 @@ def test_a_live_job_of_the_name_is_refused_at_once(tmp_path: Path, spec: JobSpec
         send(client, spec)
     assert error.value.code == Exit.REFUSED
     assert len(Agent.asked) == 1
+
+
+def test_a_time_from_now_is_sent_as_it_is(tmp_path: Path) -> None:
+    """The agent counts it, by its own clock."""
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nnodes: 1\ncommand: [python, t.py]\nbegin: +2h\npreload: []\n")
+    done = {"jobs": [{"name": "a", "uid": "u1", "unmet": ""}]}
+    with answering(tmp_path, (201, done)):
+        result = CliRunner().invoke(cli, ["submit", str(file), "--agent", str(tmp_path / "api.sock")])
+    assert result.exit_code == 0, result.output
+    (row,) = Agent.asked[0]["jobs"]
+    assert (row["begin_in"], row["spec"]["begin"]) == (7200.0, None)
 
 
 def test_a_dry_run_of_several_jobs_prints_a_file_of_several_jobs(

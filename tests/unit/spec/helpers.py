@@ -11,7 +11,6 @@ from nodeagent.spec.errors import Problem, SpecError
 from nodeagent.spec.jobfile import parse_jobs
 
 TRAIN = Submitter(user="train1", uid=1000, gid=1000, host="login1", cwd="/shared/me")
-NOW = 1_900_000_000.0
 ROOT = Submitter(user="root", uid=0, gid=0, host="login1", cwd="/root")
 
 
@@ -21,7 +20,7 @@ def job(text: str, submitter: Submitter = TRAIN) -> JobSpec:
 
 
 def jobs(text: str, submitter: Submitter = TRAIN) -> list[Submission]:
-    return parse_jobs(text, "job.yaml", submitter, NOW)
+    return parse_jobs(text, "job.yaml", submitter)
 
 
 def problems(read: Callable[[], object]) -> tuple[Problem, ...]:
