@@ -254,7 +254,8 @@ class Applier:
             case steps.Remove():
                 log.info("remove", why=why)
                 try:
-                    await self._store.remove(job.uid)
+                    by = job.control.by if job.control.delete else self._lease.node
+                    await self._store.remove(job.uid, by)
                 except (StoreRefusedError, StepFailedError) as refusal:
                     return await self._refused(job.uid, "remove", refusal)
                 self._refusals.pop(job.uid, None)

@@ -18,6 +18,7 @@ from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.model.queue import amount_text, queue_of
 from nodeagent.plan.cluster import Cluster, in_order
 from nodeagent.plan.failure.faults import alone_restarts
+from nodeagent.plan.failure.policies import GO_ON
 from nodeagent.plan.failure.timeouts import dues
 from nodeagent.plan.fairshare.resources import Resources
 from nodeagent.plan.nodes.availability import BY as WINDOW
@@ -32,6 +33,8 @@ from nodeagent.plan.queueing.room import never, room_for
 from nodeagent.store.base import StoreUnavailableError
 
 _FAULTS = frozenset({"WorkerFailed", "PodFailed", "NodeLost"})
+_ENDS = frozenset({"JobPausing", "JobPaused", "JobStopped", "JobSucceeded", "JobFailed"})
+"""What ends a generation, though nothing is formed after it: their texts say why."""
 
 
 def _awaited(job: JobRecord, number: int) -> tuple[str, ...]:
@@ -46,11 +49,13 @@ def event_ms(event_id: str) -> int:
 def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
     """The generations, oldest first. ``active`` is when one started (Unix time). ``downtime``: seconds from the first
     report of the fault that ended the previous generation (for a hang: from the last progress) to this one's start;
-    ``recovery`` divides that time into parts. None if the audit log does not reach back."""
+    ``recovery`` divides that time into parts. None if the audit log does not reach back. ``ended_because``: why one
+    ended that no fault and no change of the gang ended: a pause, a stop, the job's end; empty of any other."""
     formed: dict[int, JobEvent] = {}
     active: dict[int, int] = {}
     fault: dict[int, int] = {}
     started: dict[int, str] = {}
+    ended: dict[int, str] = {}
     for event in events:
         if event.uid != job.uid or not event.generation:
             continue
@@ -63,7 +68,11 @@ def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
             started.setdefault(event.generation, event.text)
         elif event.kind in _FAULTS:
             fault.setdefault(event.generation, at)
+        elif event.kind in _ENDS:
+            ended.setdefault(event.generation, event.text)
     generation = job.generation
+    if generation is not None and generation.state == "ended" and job.phase in (*TERMINAL, "pausing", "paused"):
+        ended.setdefault(generation.number, job.reason)
     numbers = {int(n) for n in job.budget} | set(formed) | set(active) | ({generation.number} if generation else set())
     out: list[Json] = []
     before: int | None = None
@@ -88,6 +97,7 @@ def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
                 "downtime": still,
                 "recovery": started.get(number),
                 "ended_by": None if spend is None else budget_entry_json(number, spend, _awaited(job, number)),
+                "ended_because": "" if spend is not None else ended.get(number, "").partition(GO_ON)[0],
             }
         )
         if ran:

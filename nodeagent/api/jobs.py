@@ -379,7 +379,7 @@ class JobRoutes:
             kept = await saved(self.view, after.rev, era)
             return web.json_response(await self._json(after) | kept | {"changed": False, "repeated": True})
         if uid not in self.view.cluster().jobs:
-            return await self._change_past(found, intent)
+            return await self._change_past(who, found, intent)
         after, changed = await self.change(who, uid, ref, one, intent)
         if changed:
             await self.seen()
@@ -408,11 +408,11 @@ class JobRoutes:
 
         return await write_again(self.view, attempt)
 
-    async def _change_past(self, job: JobRecord, intent: intents.Intent) -> web.Response:
+    async def _change_past(self, who: auth.Caller, job: JobRecord, intent: intents.Intent) -> web.Response:
         """Of a job of the history: it can be deleted, and nothing else."""
         if intent is not intents.delete:
             intent(job)  # says that it has ended
-        await self.view.store.remove(job.uid)
+        await self.view.store.remove(job.uid, who.name)
         return web.json_response(await self._json(job) | {"changed": True})
 
     async def may_change(self, who: auth.Caller, job: JobRecord) -> None:

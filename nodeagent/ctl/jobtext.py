@@ -420,7 +420,7 @@ def _still(generation: Json) -> str:
 def _ended(generation: Json) -> str:
     end = generation["ended_by"]
     if end is None:
-        return ""
+        return str(generation["ended_because"])
     who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"]
     how = exit_words(end["exit"]) if end["exit"] is not None else end["kind"].replace("_", " ")
     return ": ".join(part for part in (who, how) if part) + _cost(end)

@@ -322,9 +322,10 @@ class Store(Protocol):
         lease has not lapsed."""
         ...
 
-    async def remove(self, uid: str) -> None:
+    async def remove(self, uid: str, by: str = "") -> None:
         """Remove an ended job without holders that have not lapsed, and not kept (``stale`` otherwise), or a job of the
-        history. An unknown uid is no error. The name's highest number stays for ever. Event JobDeleted."""
+        history. An unknown uid is no error. The name's highest number stays for ever. Event JobDeleted, which says by
+        whom: the user who asked for it, or the node that keeps ended jobs no longer."""
         ...
 
     async def shelve(self, uids: Collection[str], before: float, most: int) -> bool:

@@ -458,8 +458,8 @@ class RedisStore:
         arguments = expectation(judgement) | {"number": judgement.number, "spend": spend.to_json(), "text": spend.text}
         return await self._job("judge", arguments)
 
-    async def remove(self, uid: str) -> None:
-        await self._calls.step("remove", {"uid": uid})
+    async def remove(self, uid: str, by: str = "") -> None:
+        await self._calls.step("remove", {"uid": uid, "by": by})
 
     async def shelve(self, uids: Collection[str], before: float, most: int) -> bool:
         arguments: dict[str, object] = {"uids": list(uids), "before": before, "most": most}

@@ -176,10 +176,10 @@ async def test_one_is_removed_by_hand(bench: Bench) -> None:
     await ended(bench, "u1")
     await ended(bench, "u2")
     await shelved(bench, "u1", "u2")
-    await bench.store.remove("u1")
-    await bench.store.remove("u1")
+    await bench.store.remove("u1", "ann")
+    await bench.store.remove("u1", "ann")
     assert await names(bench) == ["job-u2"]
-    assert (await bench.kinds()).count("JobDeleted") == 1
+    assert [e.by for e in await bench.store.events("0-0", 1000) if e.kind == "JobDeleted"] == ["ann"]
 
 
 async def test_a_request_that_comes_again_is_answered_from_the_history(bench: Bench) -> None:

@@ -76,12 +76,13 @@ async def test_only_ended_jobs_without_holders_are_removed(bench: Bench) -> None
     await bench.ack(job, "n1")
     await bench.lapse("n2", "n1")
     rev = (await bench.beat("n1")).rev
-    await bench.store.remove("u1")
-    await bench.store.remove("u1")
+    await bench.store.remove("u1", "ann")
+    await bench.store.remove("u1", "ann")
     reply = await bench.beat("n1", rev=rev)
     assert reply.gone == ("job:u1",)
     assert (await bench.beat("n1")).jobs == ()
-    assert (await bench.kinds())[-1] == "JobDeleted"
+    last = (await bench.store.events("0-0", 1000))[-1]
+    assert (last.kind, last.by, last.text) == ("JobDeleted", "ann", "job train deleted (by ann)")
     await bench.beat("n2")
     await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")
     gone = await refused("not_found", bench.submit("u3", request="submit-u1"))  # the request was answered with u1

@@ -123,6 +123,7 @@ def test_it_can_be_deleted(agent: LiveAgent, client: Client) -> None:
     assert raised.value.code == Exit.NOT_FOUND
     done = ctl(agent, "delete", "older")
     assert (done.exit_code, done.output.strip()) == (0, "job/older deleted")
+    assert json.loads(ctl(agent, "events", "-o", "json").stdout)["items"][-1]["by"] != ""
     assert client.get("/v1/history")["items"] == []
 
 

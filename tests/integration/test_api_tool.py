@@ -433,6 +433,8 @@ def test_what_is_asked_for_and_what_is_done_are_two_kinds_of_events(agent: LiveA
     kinds = [e["kind"] for e in items if e["kind"].startswith(("JobPaus", "JobStop", "JobDelet"))]
     once = ["JobStopRequested", "JobStopped", "JobDeleteRequested", "JobDeleted"]
     assert (kinds[0], kinds.count("JobPaused"), kinds[-4:]) == ("JobPauseRequested", 1, once)
+    requested, deleted = items[-2:]
+    assert requested["by"] == deleted["by"] != "", "who asked for it"
 
 
 def test_run_detached(agent: LiveAgent) -> None:

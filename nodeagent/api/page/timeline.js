@@ -92,7 +92,7 @@ function body(job, rows) {
       ["Started", g.active === null ? "" : [at(g.active), g.state === "active" ? el("small", {}, since(g.active), " ago") : null], "few"],
       ["Formed because", [why === "start" ? null : badge(why.replaceAll("_", " "), tone(job, g)), why === "start" ? null : " ", g.cause || before(job, g)?.text, small(g.recovery)], "wide"],
       ["Downtime", g.downtime === null ? "" : span(g.downtime), "few"],
-      ["Ended by", ended ? [ended.text || ended.kind.replaceAll("_", " "), small(ended.judged_when || (ended.counts ? "spent one restart of the budget" : ""))] : "", "wide"],
+      ["Ended by", ended ? [ended.text || ended.kind.replaceAll("_", " "), small(ended.judged_when || (ended.counts ? "spent one restart of the budget" : ""))] : g.ended_because, "wide"],
     ]);
   }));
 }

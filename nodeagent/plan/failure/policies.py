@@ -20,6 +20,8 @@ ENDS: Mapping[ActionName, Ends] = {
 """What the actions that do not go on with the job make of it."""
 STOPPED_CODE = 143
 """Exit code of a job that was stopped, as of a process that SIGTERM ends."""
+GO_ON = "; go on with: nodeagentctl resume "
+"""In the reason of a paused job, before its name."""
 BY = "a policy of the job"
 """Who wrote a control that pauses the job by a policy."""
 EVENTS: Mapping[str, EventName] = {
@@ -77,7 +79,7 @@ def ending(
     text, code = outcome.text, outcome.code
     if ends == "paused":
         runs = (job.generation is not None and job.generation.state == "active") or bool(holding_nodes(cluster, job))
-        text = f"{text}; go on with: nodeagentctl resume {job.name}"
+        text = f"{text}{GO_ON}{job.name}"
         free = spend.model_copy(update={"counts": False, "fails": ""}) if spend is not None else None
         control = job.control.model_copy(update={"desired": "pause", "by": BY})
         step = End("pausing" if runs else "paused", text, gone, spend=free, planned=in_order, control=control)

@@ -13,7 +13,7 @@ from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Generation
 from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.failure import faults, timeouts
-from nodeagent.plan.failure.policies import BY, STOPPED_CODE
+from nodeagent.plan.failure.policies import BY, GO_ON, STOPPED_CODE
 from nodeagent.plan.job.proposal import propose_or_hold
 from nodeagent.plan.job.running import (
     after_fault,
@@ -113,7 +113,7 @@ def _stop(cluster: Cluster, job: JobRecord) -> Decision:
 
 def _pause(cluster: Cluster, job: JobRecord) -> Decision:
     who = job.control.by or "an operator"
-    text = f"paused by {who}; go on with: nodeagentctl resume {job.name}"
+    text = f"paused by {who}{GO_ON}{job.name}"
     if job.phase == "pausing" and who == BY:
         text = job.reason  # says which policy, and of what
     if job.phase == "paused":

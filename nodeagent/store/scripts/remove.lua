@@ -1,10 +1,15 @@
--- remove: uid
+-- remove: uid, by
+local function tell(job)
+  local who = A.by ~= '' and ' (by ' .. A.by .. ')' or ''
+  event({ kind = 'JobDeleted', job = job, by = A.by, text = 'job ' .. job.name .. ' deleted' .. who })
+end
+
 local job = job_read(A.uid)
 if not job then
   job = past.read(A.uid)
   if job then
     past.drop(past.line(job))
-    event({ kind = 'JobDeleted', job = job, text = 'job ' .. job.name .. ' deleted' })
+    tell(job)
   end
   return { 1 }
 end
@@ -16,5 +21,5 @@ if held then
   return refuse('stale', 'job ' .. job.name .. ' still stops its workers on node ' .. held)
 end
 delete_job(job)
-event({ kind = 'JobDeleted', job = job, text = 'job ' .. job.name .. ' deleted' })
+tell(job)
 return { 1 }

@@ -33,15 +33,17 @@ class Refusing:
     def __init__(self) -> None:
         self.activate_error: Exception | None = None
         self.remove_error: Exception | None = None
+        self.removed_by: list[str] = []
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
         if self.activate_error is not None:
             raise self.activate_error
         return make_job(uid=uid)
 
-    async def remove(self, uid: str) -> None:
+    async def remove(self, uid: str, by: str = "") -> None:
         if self.remove_error is not None:
             raise self.remove_error
+        self.removed_by.append(by)
 
 
 class Me:
@@ -125,6 +127,13 @@ async def test_a_step_that_goes_through_makes_what_was_before_forgotten(remove: 
     assert await scene.tries(REFUSED_LONG - 0.5, STALE) == []
     assert await scene.tries(0.0, None, remove=remove) == []
     assert await scene.tries(REFUSED_LONG - 0.5, STALE) == []
+
+
+async def test_a_job_is_removed_by_who_asked_for_it_and_else_by_this_node() -> None:
+    scene = Scene()
+    for job in (make_job("stopped", delete=True), make_job("stopped")):
+        await scene.applier.job(job, Decision(Remove(), ("why",)), 1)
+    assert scene.store.removed_by == ["ann", "n1"]
 
 
 async def test_lost_races_are_nothing_to_report_as_long_as_others_move_the_job_on() -> None:

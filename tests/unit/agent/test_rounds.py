@@ -111,7 +111,7 @@ class Proposals:
         self.made.append(proposal)
         return make_job(uid=proposal.uid)
 
-    async def remove(self, uid: str) -> None:
+    async def remove(self, uid: str, by: str) -> None:
         raise StoreRefusedError("stale", f"job {uid} still stops its workers on node n2")
 
 

@@ -342,7 +342,7 @@ class FakeView:
         request, generation = job.control, job.generation
         if job.phase in TERMINAL:
             if request.delete:
-                await self.store.remove(job.uid)
+                await self.store.remove(job.uid, job.control.by)
         elif request.desired == "stop":
             await self.end(job, "stopped", f"stopped by {request.by}", outcome=Outcome(code=143, text="stopped"))
         elif request.desired == "pause":

@@ -39,6 +39,31 @@ def test_what_each_fault_cost() -> None:
     assert second["cause"] == "rank 1 on n1 failed first"
 
 
+def test_a_pause_and_an_end_say_why_a_generation_ended() -> None:
+    paused = "paused by ann; go on with: nodeagentctl resume digits"
+    events = [
+        event(1500, "GenerationActive", 1),
+        event(2000, "JobPausing", 1, paused),
+        event(2001, "JobPaused", 1, paused),
+        event(3000, "GenerationActive", 2),
+        event(4000, "JobStopped", 2, "stopped by bob"),
+    ]
+    stopped = RECORD.model_copy(
+        update={
+            "budget": {}, "phase": "stopped", "reason": "stopped by bob",
+            "generation": GENERATION.model_copy(update={"state": "ended"}),
+        }
+    )  # fmt: skip
+    first, second = generations(stopped, events)
+    assert [(g["ended_by"], g["ended_because"]) for g in (first, second)] == [
+        (None, "paused by ann"),
+        (None, "stopped by bob"),
+    ]
+    only = stopped.model_copy(update={"phase": "paused", "reason": paused})
+    assert generations(only, [])[-1]["ended_because"] == "paused by ann", "without the audit log"
+    assert [g["ended_because"] for g in generations(RECORD, events[:3])] == ["", ""], "a fault ended it"
+
+
 def test_without_the_audit_log_the_record_is_reported() -> None:
     first, second = generations(RECORD, [])
     assert (first["number"], first["downtime"]) == (1, None)
