@@ -39,6 +39,20 @@ async def test_several_jobs_in_one_step_and_once(bench: Bench) -> None:
     assert {(await bench.job(f"u-{name}")).phase for name in "abc"} == {"queued"}
 
 
+async def test_events_of_one_users_jobs_push_out_no_others(bench: Bench) -> None:
+    """Who submits and deletes in a loop would empty the audit log for everybody else."""
+    await bench.up("n1")
+    await bench.submit("u1", name="root", owner=0)
+    for part in range(3):
+        jobs = [new(f"{part}-{number}") for number in range(834)]
+        await submit(bench, *jobs, did=f"s {part}", request=f"r{part}")
+    every = await bench.store.events("0-0", 9000)
+    assert [event.job for event in every[:3]] == ["", "root", "0-2"], "the oldest of its own are gone"
+    assert len(every) == 2502
+    await bench.submit("u2", name="again", owner=0)
+    assert len(await bench.store.events("0-0", 9000)) == 2503
+
+
 async def test_all_or_none(bench: Bench) -> None:
     await bench.up("n1")
     await bench.submit("u1", "b")

@@ -321,7 +321,7 @@ async def test_a_recovery_or_an_amnesty_lasts_no_longer_than_one_can(bench: Benc
             await bench.sleep(0.05)
 
 
-@pytest.mark.parametrize("stream", ["events", "saves"])
+@pytest.mark.parametrize("stream", ["events", "events:of:1000", "saves"])
 async def test_a_stream_that_takes_no_later_entry_stops_no_step(bench: Bench, stream: str) -> None:
     """Each step that notes an event wrote its change, and failed then: it was done, and answered as if it were not."""
     await bench.up("n1")

@@ -96,6 +96,12 @@ class Stream:
             del self.ids[: len(self.ids) - most], self.entries[: len(self.entries) - most]
         return entry
 
+    def drop(self, entry: str) -> bool:
+        """Whether it was there."""
+        first, last = self._place(entry, before=True), self._place(entry, before=False)
+        del self.ids[first:last], self.entries[first:last]
+        return last > first
+
     def between(self, low: str, high: str) -> list[tuple[str, list[str]]]:
         first = 0 if low == "-" else self._place(low, before=True)
         last = len(self.ids) if high == "+" else self._place(high, before=False)
@@ -367,6 +373,14 @@ class Data:
         entry: str = self._made(key, Stream).add(when, [text_of(word) for word in fields], int(most))
         self.wrote()
         return entry
+
+    def xlen(self, key: Word) -> int:
+        found = self._get(key, Stream) if self._alive(key) else None
+        return 0 if found is None else len(found.ids)
+
+    def xdel(self, key: Word, *entries: Word) -> int:
+        found = self._get(key, Stream) if self._alive(key) else None
+        return 0 if found is None else sum(found.drop(str(entry)) for entry in entries)
 
     def xrange(self, key: Word, low: Word, high: Word, *how: Word) -> list[Any]:
         found = self._get(key, Stream) if self._alive(key) else None

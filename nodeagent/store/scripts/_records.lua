@@ -722,6 +722,16 @@ local function event(what)
   local id = append(EVENTS, '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '', 'uid', job.uid or '',
     'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '', 'text', what.text)
   redis.call('HSET', META, 'event', id) -- for a beat, which would pay more for asking the stream than for all of `meta`
+  if job.owner then -- of one user's jobs only the newest stay: none push out what others look for
+    local most, for_ms, own = 2500, 7 * 86400000, P .. 'events:of:' .. job.owner
+    append(own, most + 1, id, 'e', '')
+    if redis.call('XLEN', own) > most then
+      local oldest = redis.call('XRANGE', own, '-', '+', 'COUNT', 1)[1][1]
+      redis.call('XDEL', own, oldest)
+      redis.call('XDEL', EVENTS, oldest)
+    end
+    redis.call('PEXPIRE', own, for_ms)
+  end
   local news = what.alone and wake_news(job)
   if not OF_GANG[what.kind] and not FOR_PEOPLE[what.kind] or what.everybody then
     wake('all', id)

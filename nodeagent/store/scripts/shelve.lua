@@ -60,8 +60,8 @@ end
 local oldest = redis.call('ZCARD', past.lines) > A.most and in_excess() or {}
 oldest = oldest[1] and oldest or redis.call('ZRANGEBYSCORE', past.lines, '-inf', '(' .. before, 'LIMIT', 0, AT_ONCE)
 for _, line in ipairs(oldest) do
-  local uid, name = string.match(line, '^(%S+) (%S+)')
+  local uid, name, owner = string.match(line, '^(%S+) (%S+) (%S+)')
   past.drop(line)
-  event({ kind = 'JobDeleted', job = { uid = uid, name = name }, text = 'job ' .. name .. ' deleted from the history' })
+  event({ kind = 'JobDeleted', job = { uid = uid, name = name, owner = owner }, text = 'job ' .. name .. ' deleted from the history' })
 end
 return { 1, #oldest == AT_ONCE and 1 or 0 }
