@@ -159,9 +159,10 @@ async def drain(agent: Agent, clock: Clock) -> None:
     while agent.needed_by():
         me = agent.me()
         if me is None or me.cordon is None or not me.cordon.drain:
-            mark = Cordon(reason="its agent was asked to stop", by=BY, at=clock.wall(), drain=True)
+            mark = Cordon(reason="its agent was asked to stop", by=BY, at=clock.wall())
             if me is not None and me.cordon is not None:  # a person's words stay
-                mark = me.cordon.model_copy(update={"drain": True})
+                mark = me.cordon
+            mark = mark.model_copy(update={"drain": True, "for_stop": True})
             try:
                 await agent.store.cordon(agent.node, mark, secrets.token_hex(8))
                 await agent.refresh()
@@ -177,16 +178,17 @@ async def drain(agent: Agent, clock: Clock) -> None:
 
 
 async def come_back(agent: Agent) -> None:
-    """Take new work again, if this stopped it."""
+    """Take new work again, if only the stop kept it away; a person's cordon stays, without the drain of the stop."""
     await agent.joined.wait()
     refused = ""
     while True:
         me = agent.me()
-        if me is not None and (me.cordon is None or me.cordon.by != BY):
+        if me is not None and (me.cordon is None or not me.cordon.for_stop):
             return
         try:
-            if me is not None:
-                await agent.store.cordon(agent.node, None, secrets.token_hex(8))
+            if me is not None and me.cordon is not None:
+                before = me.cordon.model_copy(update={"drain": False, "for_stop": False})
+                await agent.store.cordon(agent.node, None if before.by == BY else before, secrets.token_hex(8))
             await agent.refresh()
         except (StoreUnavailableError, StoreRefusedError) as error:
             if me is not None and str(error) != refused:

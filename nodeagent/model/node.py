@@ -162,6 +162,8 @@ class Cordon(Record):
     at: float
     """Unix time, for people only."""
     drain: bool = False
+    for_stop: bool = False
+    """The drain is its stopped agent's, and over when the agent starts again: without it the node is as it was."""
 
 
 class NodeRecord(Record):

@@ -1,13 +1,22 @@
-"""What systemd says about the agent: which unit it is, and why it ends."""
+"""What systemd says about the agent: which unit it is, and why it ends; and what a stop leaves behind."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from nodeagent.agent.systemd import comes_back, job_of, own_unit
+from nodeagent.agent.systemd import come_back, comes_back, drain, job_of, own_unit
+from nodeagent.model.node import Cordon, NodeRecord
+from tests.unit.plan.build import make_node
+
+if TYPE_CHECKING:
+    from nodeagent.agent.loop import Agent
+    from nodeagent.osutil.clock import Clock
 
 NOTIFIED = {"NOTIFY_SOCKET": "/run/systemd/notify"}
 UNIFIED = "0::/system.slice/nodeagent.service\n"
@@ -89,3 +98,42 @@ async def test_where_there_is_no_systemctl_it_comes_back(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", str(tmp_path))
     assert await comes_back("nodeagent.service") is True
     assert await comes_back("") is True
+
+
+class Stopped:
+    """As much of an agent as a stop and the next start need: a node with work, until it is drained."""
+
+    def __init__(self, cordon: Cordon | None) -> None:
+        self.node, self.record = "n1", make_node("n1").model_copy(update={"cordon": cordon})
+        self.config = SimpleNamespace(drain=60.0, timing=SimpleNamespace(heartbeat=0.0))
+        self.store, self.joined = self, asyncio.Event()
+        self.joined.set()
+
+    def needed_by(self) -> str:
+        return "" if self.record.cordon is not None and self.record.cordon.drain else "job a"
+
+    def me(self) -> NodeRecord:
+        return self.record
+
+    async def refresh(self) -> None: ...
+
+    async def cordon(self, _node: str, cordon: Cordon | None, _request: str) -> None:
+        self.record = self.record.model_copy(update={"cordon": cordon})
+
+
+@pytest.mark.parametrize(
+    "cordon",
+    [None, Cordon(reason="fan", by="ann", at=1.0), Cordon(reason="fan", by="ann", at=1.0, drain=True)],
+    ids=["free", "cordoned", "drained"],
+)
+async def test_after_a_stop_and_a_start_the_node_is_as_it_was(cordon: Cordon | None) -> None:
+    stopped = Stopped(cordon)
+    agent = cast("Agent", stopped)
+    await drain(agent, cast("Clock", SimpleNamespace(now=lambda: 0.0, wall=lambda: 9.0)))
+    marked = stopped.record.cordon
+    assert marked is not None and marked.drain
+    assert (marked.by, marked.reason) == (
+        ("ann", "fan") if cordon is not None else ("systemctl stop", "its agent was asked to stop")
+    )
+    await come_back(agent)
+    assert stopped.record.cordon == cordon
