@@ -18,7 +18,7 @@ from nodeagent.agent.gauges import busy_nodes, node_state
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import UserDatabase
-from nodeagent.api.limits import limits_json
+from nodeagent.api.limits import JobSizes, limits_json, owned, unlimited
 from nodeagent.api.published import cuts_of
 from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import Quota
@@ -39,7 +39,7 @@ class DoctorRoutes:
 
     def __init__(self, view: AgentView, throttle: Throttle) -> None:
         self.view = view
-        self._throttle = throttle
+        self._throttle, self._sizes = throttle, JobSizes()
         self._looker: Looker | None = None
         self._store: StoreLooker | None = None
         self._looking: asyncio.Future[tuple[PeerAnswer, ...]] | None = None
@@ -120,13 +120,17 @@ class DoctorRoutes:
     async def _users(self, names: UserDatabase) -> tuple[Placed, ...]:
         from nodeagent.plan.findings.cluster import judge_users
 
-        jobs, limits = self.view.cluster().jobs.values(), self.view.config.limits
+        view, limits = self.view, self.view.config.limits
+        # One job of each owner: if there is one, a job that he submitted himself, which says who he is.
+        jobs = sorted(view.cluster().jobs.values(), key=lambda job: job.spec.submitter.uid == job.owner)
+        of = {job.owner: job for job in jobs}
+        free = await asyncio.gather(*(unlimited(view, names, job) for job in of.values()))
+        have = await owned(view, self._sizes, [owner for owner, has_none in zip(of, free, strict=True) if not has_none])
         refused = self._throttle.refused()
-        await names.learn([*(job.owner for job in jobs), *(key for key in refused if isinstance(key, int))])
+        await names.learn([*have, *(key for key in refused if isinstance(key, int))])
         asked = {names.shown(key) if isinstance(key, int) else key: why for key, why in refused.items()}
-        owned = [(names.shown(job.owner), job) for job in jobs if job.owner not in (0, os.geteuid())]
-        quota = Quota(jobs=limits.jobs, bytes=limits.job_bytes)
-        return await requests.written(partial(judge_users, self.view.node, owned, quota, asked))
+        by_name = {names.shown(owner): found for owner, found in have.items()}
+        return judge_users(view.node, by_name, Quota(jobs=limits.jobs, bytes=limits.job_bytes), asked)
 
     async def _peers(self) -> tuple[PeerAnswer, ...]:
         """One look at a time, whose answer all get who ask meanwhile: it connects to every node."""

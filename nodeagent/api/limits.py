@@ -6,8 +6,9 @@ Every refusal names the key of the config behind it. Root, the agent's own user 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from nodeagent.agent.view import AgentView
 from nodeagent.api import auth, requests
@@ -15,9 +16,10 @@ from nodeagent.api.auth import Caller, UserDatabase, in_group
 from nodeagent.api.errors import ApiError
 from nodeagent.api.serializers import Json
 from nodeagent.api.throttle import Throttle
-from nodeagent.model.job import TERMINAL, JobRecord, Quota
+from nodeagent.model.job import TERMINAL, JobRecord, Owned, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.spec.sections import LimitsConfig
+from nodeagent.store.base import StoreUnavailableError
 
 RESTART_WINDOW = 3600.0
 """The shortest window in which restarts are counted, if the site limits them: a shorter window would be no limit."""
@@ -138,18 +140,38 @@ async def owner_json(
 ) -> Json | None:
     """The limits of the job's owner, and how much of them is used; None for an owner without limits."""
     owner, config = job.owner, view.config
-    if owner in (0, os.geteuid()) or await _operator(view, names, job):
+    if await unlimited(view, names, job):
         return None
-    own = [j for j in view.cluster().jobs.values() if j.owner == owner]
-    size = await sizes.of(own)
+    own = (await owned(view, sizes, [owner]))[owner]
     under_way, following = throttle.under_way(owner)
-    live = sum(j.phase not in TERMINAL for j in own)
     return {
         "owner": names.shown(owner),
         "node": view.node,
         "values": limits_json(config.limits),
-        "used": {"jobs": live, "job_bytes": size, "concurrent": under_way, "followers": following},
+        "used": {"jobs": own.jobs, "job_bytes": own.bytes, "concurrent": under_way, "followers": following},
     }
+
+
+async def owned(view: AgentView, sizes: JobSizes, owners: Collection[int]) -> dict[int, Owned]:
+    """What each of these owners has of his quota, as the store's step counts it when he submits. While the store is
+    away, without what is in the history."""
+    past: Mapping[int, int] = {}
+    if view.health().store_away_since is None:
+        with contextlib.suppress(StoreUnavailableError):
+            past = await view.store.history_bytes(owners)
+    jobs: dict[int, list[JobRecord]] = {owner: [] for owner in owners}
+    for job in view.cluster().jobs.values():
+        if job.owner in jobs:
+            jobs[job.owner].append(job)
+    return {
+        owner: Owned(sum(job.phase not in TERMINAL for job in own), await sizes.of(own) + past.get(owner, 0))
+        for owner, own in jobs.items()
+    }
+
+
+async def unlimited(view: AgentView, names: UserDatabase, job: JobRecord) -> bool:
+    """Returns whether the job's owner has no limits: root, the agent's own user, and operators."""
+    return job.owner in (0, os.geteuid()) or await _operator(view, names, job)
 
 
 async def _operator(view: AgentView, names: UserDatabase, job: JobRecord) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -208,6 +208,15 @@ class Quota(Record):
     """The most jobs that have not ended."""
     bytes: int = Field(ge=1)
     """The most bytes of the specs of all stored jobs, as JSON in UTF-8."""
+
+
+class Owned(NamedTuple):
+    """What the jobs of one owner use of a quota."""
+
+    jobs: int
+    """Those that have not ended."""
+    bytes: int
+    """As in the quota, of all stored jobs: those of the history, too."""
 
 
 class JobRecord(Record):

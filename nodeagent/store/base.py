@@ -346,6 +346,10 @@ class Store(Protocol):
         with its own place; fewer than ``limit`` where the records are large, and none only at the end."""
         ...
 
+    async def history_bytes(self, owners: Collection[int]) -> dict[int, int]:
+        """Of each of these owners (uids) what his jobs of the history count in ``Quota.bytes``."""
+        ...
+
     async def cordon(
         self, node: str, cordon: Cordon | None, request: str, did: str = "", *, by: str = ""
     ) -> NodeRecord:

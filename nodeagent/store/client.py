@@ -472,6 +472,17 @@ class RedisStore:
     async def history(self, after: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
         return await self._history("after", after, limit)
 
+    async def history_bytes(self, owners: Collection[int]) -> dict[int, int]:
+        if not owners:
+            return {}
+        async with self._calls.reading() as link:
+            found = await link.ask("HMGET", keys.history_bytes(self._prefix), *map(str, owners))
+        # As the step that counts it, which takes what is no number for nothing.
+        return {
+            owner: int(size) if size is not None and str(size).isdecimal() else 0
+            for owner, size in zip(owners, found, strict=True)
+        }
+
     async def _history(self, how: str, which: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
         async with self._calls.reading() as link:
             found = await link.evaluate(load("history", bare=True), self._prefix, how, which, str(limit))

@@ -47,6 +47,11 @@ def requests(cluster_prefix: str) -> str:
     return cluster_prefix + "requests"
 
 
+def history_bytes(cluster_prefix: str) -> str:
+    """The hash of owner to the bytes of his jobs of the history."""
+    return cluster_prefix + "history:bytes"
+
+
 def events(cluster_prefix: str) -> str:
     """The stream of events."""
     return cluster_prefix + "events"

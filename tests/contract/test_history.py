@@ -175,7 +175,11 @@ async def test_one_is_removed_by_hand(bench: Bench) -> None:
     await bench.up("n1")
     await ended(bench, "u1")
     await ended(bench, "u2")
+    size = len((await bench.job("u1")).spec.to_json()) + len((await bench.job("u2")).spec.to_json())
+    assert await bench.store.history_bytes([1000]) == {1000: 0}
     await shelved(bench, "u1", "u2")
+    assert await bench.store.history_bytes([7, 1000]) == {7: 0, 1000: size}
+    assert await bench.store.history_bytes([]) == {}
     await bench.store.remove("u1", "ann")
     await bench.store.remove("u1", "ann")
     assert await names(bench) == ["job-u2"]

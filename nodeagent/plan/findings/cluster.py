@@ -6,14 +6,14 @@ Pure. Each finding comes with its place: ``node/NAME``, ``job/NAME`` or ``cluste
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from nodeagent.model.base import Record
 from nodeagent.model.facts import Finding, Severity
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import TERMINAL, JobRecord, Quota
+from nodeagent.model.job import TERMINAL, Owned, Quota
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
@@ -159,25 +159,18 @@ def judge_recovery(waits: str) -> tuple[Placed, ...]:
 
 
 def judge_users(
-    node: str, owned: Iterable[tuple[str, JobRecord]], quota: Quota, refused: Mapping[str, tuple[str, ...]]
+    node: str, owned: Mapping[str, Owned], quota: Quota, refused: Mapping[str, tuple[str, ...]]
 ) -> tuple[Placed, ...]:
-    """``owned``: the jobs of those who have limits, each with its owner's name; ``quota``: what an owner may have;
+    """``owned``: what the jobs of those who have limits use, by name; ``quota``: what each may have;
     ``refused``: who asked this node's agent for too much lately, and the keys of ``limits`` that refused."""
-    live: Counter[str] = Counter()
-    size: Counter[str] = Counter()
-    for owner, job in owned:
-        live[owner] += job.phase not in TERMINAL
-        size[owner] += len(job.spec.to_json().encode())
     found: list[Placed] = []
-    for owner in sorted(size):
+    for owner, have in sorted(owned.items()):
         fix = f"stop or delete jobs of {owner} that are not needed, or raise limits.{{}} in the agents' configs"
-        if live[owner] >= quota.jobs:
-            what = (
-                f"{owner} has {live[owner]} live jobs, and limits.jobs is {quota.jobs}: only operators may submit more"
-            )
+        if have.jobs >= quota.jobs:
+            what = f"{owner} has {have.jobs} live jobs, and limits.jobs is {quota.jobs}: only operators may submit more"
             found.append((f"user/{owner}", _warning(what, fix.format("jobs"))))
-        if size[owner] >= NEARLY * quota.bytes:
-            what = f"the jobs of {owner} take {size[owner]} bytes of the {quota.bytes} that limits.job_bytes allows"
+        if have.bytes >= NEARLY * quota.bytes:
+            what = f"the jobs of {owner} take {have.bytes} bytes of the {quota.bytes} that limits.job_bytes allows"
             found.append((f"user/{owner}", _warning(what, fix.format("job_bytes"))))
     for owner in sorted(refused):
         keys = ", ".join(f"limits.{key}" for key in sorted(refused[owner]))

@@ -16,9 +16,10 @@ from nodeagent.api import intents, limits
 from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.batches import Batches
+from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import JobRoutes
-from nodeagent.api.limits import JobSizes, limits_json, owner_json, spec_bytes
+from nodeagent.api.limits import JobSizes, limits_json, owned, owner_json, spec_bytes
 from nodeagent.api.requests import WRITE_TRIES
 from nodeagent.api.throttle import Throttle
 from nodeagent.model.job import JobRecord, Quota, first_control
@@ -62,6 +63,27 @@ async def test_what_the_owner_of_a_job_uses(tmp_path: Path) -> None:
     assert other["used"]["followers"] == 0
 
 
+async def test_bytes_are_counted_as_where_a_job_is_submitted(tmp_path: Path) -> None:
+    """There, jobs in the history count too: `describe` and `doctor` showed room that there was not."""
+    view, sizes, names = FakeView(tmp_path), JobSizes(), UserDatabase(lambda _uid: "alice")
+    await view.join()
+    for number, name in enumerate(("one", "two")):
+        await view.store.submit(f"u{number}", spec(name), ALICE, 1.0, "alice", f"r{number}")
+    await view.refresh()
+    size = sum(len(view.job(name).spec.to_json()) for name in ("one", "two"))
+    await view.end(view.job("two"), "stopped", "by hand")
+    await view.store.shelve(["u1"], 0.0, 100)
+    await view.refresh()
+    assert [job.name for job in view.cluster().jobs.values()] == ["one"]
+    shown = await owner_json(view, Throttle(view.config.limits), sizes, names, view.job("one"))
+    assert shown is not None and shown["used"]["job_bytes"] == size
+    assert await owned(view, sizes, [ALICE, ALICE + 1]) == {ALICE: (1, size), ALICE + 1: (0, 0)}
+    with pytest.raises(StoreRefusedError, match=f"would take {size + len(spec('six').to_json())} bytes"):
+        await view.store.submit("u9", spec("six"), ALICE, 1.0, "alice", "r9", quota=Quota(jobs=9, bytes=size))
+    view.away_since = 1.0
+    assert (await owned(view, sizes, [ALICE]))[ALICE].bytes == len(view.job("one").spec.to_json())
+
+
 async def test_an_owner_without_limits(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     view, names = FakeView(tmp_path, operators=group), UserDatabase(lambda _uid: "root")
@@ -73,6 +95,22 @@ async def test_an_owner_without_limits(tmp_path: Path) -> None:
     await view.refresh()
     assert await owner_json(view, throttle, JobSizes(), names, view.job("one")) is None
     assert await owner_json(view, throttle, JobSizes(), names, view.job("two")) is None
+
+
+async def test_doctor_warns_of_no_limit_that_does_not_hold(tmp_path: Path) -> None:
+    """Operators have none, whatever their jobs take."""
+    group = grp.getgrgid(os.getgid()).gr_name
+    view = FakeView(tmp_path, operators=group)
+    names = UserDatabase(lambda uid: {ALICE: "alice", ALICE + 1: "bob"}.get(uid, "root"))
+    view.config = view.config.model_copy(update={"limits": LimitsConfig(jobs=1)})
+    await view.join()
+    operator = Submitter(user="root", uid=ALICE, gid=os.getgid(), host="n1", cwd="/tmp")
+    other = operator.model_copy(update={"user": "nobody", "uid": ALICE + 1, "gid": 65534})
+    await view.store.submit("u1", spec("one", submitter=operator), ALICE, 1.0, "alice", "r1")
+    await view.store.submit("u2", spec("two", submitter=other), ALICE + 1, 1.0, "bob", "r2")
+    await view.refresh()
+    found = await DoctorRoutes(view, Throttle(view.config.limits))._users(names)
+    assert [where for where, _ in found] == ["user/bob"]
 
 
 class Racing:

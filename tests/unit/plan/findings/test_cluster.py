@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import Quota
+from nodeagent.model.job import Owned, Quota
 from nodeagent.model.node import Gpu, NodeRecord, Readiness
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster, Refusal
@@ -242,12 +242,9 @@ def test_not_too_many_names() -> None:
 
 
 def test_users_at_a_limit_are_named() -> None:
-    job = make_job()
-    size = len(job.spec.to_json().encode())
-    ended = job.model_copy(update={"phase": "failed"})
-    owned = [("ann", job), ("ann", job), ("bob", job), ("bob", ended)]
-    assert judge_users("n1", owned, Quota(jobs=3, bytes=10 * size), {}) == ()
-    found = judge_users("n1", owned, Quota(jobs=2, bytes=10 * size), {"eve": ("requests", "followers")})
+    owned = {"bob": Owned(jobs=1, bytes=2000), "ann": Owned(jobs=2, bytes=2000)}
+    assert judge_users("n1", owned, Quota(jobs=3, bytes=10_000), {}) == ()
+    found = judge_users("n1", owned, Quota(jobs=2, bytes=10_000), {"eve": ("requests", "followers")})
     reported = {where: (f.severity, f.what) for where, f in found}
     assert reported == {
         "user/ann": ("warning", "ann has 2 live jobs, and limits.jobs is 2: only operators may submit more"),
@@ -255,7 +252,7 @@ def test_users_at_a_limit_are_named() -> None:
             "warning", "eve was refused by the agent of node n1 in the last 5 min: limits.followers, limits.requests"
         ),
     }  # fmt: skip
-    nearly = judge_users("n1", owned, Quota(jobs=9, bytes=2 * size), {})
+    nearly = judge_users("n1", owned, Quota(jobs=9, bytes=2000), {})
     assert [where for where, _ in nearly] == ["user/ann", "user/bob"]
     assert all("limits.job_bytes" in f.what and "limits.job_bytes" in f.fix for _, f in nearly)
 
