@@ -248,6 +248,11 @@ def short(error: OSError) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
+def unseen(error: OSError) -> bool:
+    """The same of what may lie on a file server, which may be silent, too."""
+    return short(error) or error.errno in (errno.ESTALE, errno.ETIMEDOUT)
+
+
 def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which the process started: with the pid and boot id, its identity."""
     fields = stat_fields(pid)

@@ -4,7 +4,8 @@ Such a folder may hold anything: links, pipes, devices, the user's own file syst
 that change while they are read. So every entry is reached by the descriptor of its folder, never through a link or into
 another mount. It is checked before it is opened: only plain files of the expected owner are opened, without blocking.
 All reads, lists and walks are bounded. Every violation raises ``UntrustedError``, and nothing else is raised: to the
-caller it means that there is no such file. Calls that may take long run ``aside``. Must never know what a file means.
+caller it means that there is no such file, except if it is ``NotSeenError``. Calls that may take long run ``aside``.
+Must never know what a file means.
 The lease process uses it too: it loads nothing large, asyncio and threads only where a caller runs ``aside``.
 """
 
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-from nodeagent.osutil.linux import short
+from nodeagent.osutil.linux import unseen
 
 if TYPE_CHECKING:
     import asyncio
@@ -57,8 +58,8 @@ class UntrustedError(Exception):
 
 
 class NotSeenError(UntrustedError):
-    """There was no time, thread, descriptor, memory or room in a queue for a look: what is there is as unknown as
-    before."""
+    """There was no time, thread, descriptor, memory or room in a queue for a look, or the file server did not answer:
+    what is there is as unknown as before."""
 
 
 class UntrustedFolder:
@@ -251,7 +252,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = NotSeenError if short(error) else UntrustedError
+        kind = NotSeenError if unseen(error) else UntrustedError
         raise kind(f"{path}: {error.strerror or error}") from error
 
 

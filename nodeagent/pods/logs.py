@@ -364,7 +364,7 @@ def _if_there() -> Iterator[None]:
     except NotSeenError:
         raise
     except UntrustedError as error:
-        if isinstance(error.__cause__, OSError) and passing(error.__cause__):  # a file server is away, say
+        if isinstance(error.__cause__, OSError) and passing(error.__cause__):  # the disk fails, say
             raise NotSeenError(str(error)) from error
 
 

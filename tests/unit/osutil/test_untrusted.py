@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -22,6 +23,7 @@ from nodeagent.osutil.untrusted import (
     OneAside,
     UntrustedError,
     UntrustedFolder,
+    _naming,
     aside,
     object_of,
     remove_tree,
@@ -80,6 +82,19 @@ def test_without_a_descriptor_nothing_was_seen(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
         assert folder.read_object("plain") == {}
+
+
+@pytest.mark.parametrize(("number", "kind"), [
+    (errno.ESTALE, NotSeenError), (errno.ETIMEDOUT, NotSeenError), (errno.ENOENT, UntrustedError),
+])  # fmt: skip
+def test_where_the_file_server_is_silent_nothing_was_seen(number: int, kind: type[Exception]) -> None:
+    """It would be taken for a file that is not there."""
+    with (
+        pytest.raises(UntrustedError, match=f"^/shared/x: {os.strerror(number)}$") as found,
+        _naming(Path("/shared/x")),
+    ):
+        raise OSError(number, os.strerror(number))
+    assert type(found.value) is kind
 
 
 def test_a_plain_file_is_read(tmp_path: Path) -> None:

@@ -144,16 +144,16 @@ def test_without_a_descriptor_no_output_is_passed_over(tmp_path: Path) -> None:
         assert seen[0] is False and seen[-1] is True
 
 
-async def test_a_file_server_that_is_away_ends_no_follower_as_if_all_was_read(
+async def test_a_disk_that_fails_ends_no_follower_as_if_all_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, 1.0, "one")
 
     def away(*_: object) -> object:
-        raise UntrustedError("Stale file handle") from OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        raise UntrustedError("Input/output error") from OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(UntrustedFolder, "names", away)
-    with pytest.raises(NotSeenError, match="Stale file handle"):
+    with pytest.raises(NotSeenError, match="Input/output error"):
         _ = [line async for line in follow(tmp_path, ended=lambda: True)]
 
 
