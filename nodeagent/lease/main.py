@@ -111,6 +111,8 @@ class Process:
         self._failsafe = Failsafe(self._core, self._promised(now), lambda: os.urandom(16).hex())
         self._table = table_reader(self._folder, self._boot)
         self._peers: PeerPort | None = None
+        self._address: str | None = None
+        """As it was written for ``_peers``."""
         self._bridged: Bridged | None = None
         """As it was written; None: an earlier process's, if any."""
         self._noted_bridged = NOT_BRIDGED
@@ -173,22 +175,28 @@ class Process:
         self._core.take(boottime(), order)
 
     def _take_port(self) -> None:
-        """That of the order. Tried at each turn until it can be had."""
+        """That of the order, written down. Tried once a turn until it can be had, and until it is written."""
         order = self._core.order
-        if order is None or (self._peers is not None and self._peers.door == order.door):
+        if order is None:
             return
-        if self._peers is not None:
-            self._peers.close()
-            self._peers = None
-        try:
-            self._peers = PeerPort(order.door, address_reader(self._folder).once(), self._note_once)
-        except OSError as error:
-            self._complain("no port can be opened on which others ask this node", error)
+        if self._peers is None or self._peers.door != order.door:
+            if self._peers is not None:
+                self._peers.close()
+                self._peers = None
+            try:
+                self._peers = PeerPort(order.door, address_reader(self._folder).once(), self._note_once)
+            except OSError as error:
+                self._complain("no port can be opened on which others ask this node", error)
+                return
+            self._address = None
+        if self._address == self._peers.address:
             return
         try:
             write_address(self._folder, self._peers.address)
         except OSError as error:
-            self._complain("where others ask it cannot be written down", error)
+            self._complain("where others ask it cannot be written down, and is tried again each turn", error)
+            return
+        self._address = self._peers.address
 
     def _take_table(self) -> None:
         """What the agent knows of the jobs. None that this process can read: it lends nothing."""

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from nodeagent.lease.grants import NOTHING, Grant, grants_folder, make_grant, read_grant_of, write_grant
 from nodeagent.lease.order import LeasePort, write_order
 from nodeagent.lease.statefiles import address_reader, find_holder, lease_folder
@@ -66,21 +68,33 @@ def test_pods_that_cannot_be_looked_at_may_still_run(tmp_path: Path) -> None:
     assert "the grants cannot be looked at: [Errno 24] Too many open files" in done.stderr
 
 
-NO_PORT = """
+FAILS_TWICE = """
 import errno, os
 from nodeagent.lease import main, peers
-real, left = peers.open_port, [1, 2]
-def open_port(*given):
+real, left = {module}.{name}, [1, 2]
+def fails(*given):
     if left:
         left.pop()
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise OSError(errno.{error}, os.strerror(errno.{error}))
     return real(*given)
-peers.open_port = open_port
+{module}.{name} = fails
 main.main()
 """
 
 
-def test_a_port_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "error", "words"),
+    [
+        ("peers", "open_port", "EMFILE", "no port can be opened on which others ask this node: [Errno 24]"),
+        (
+            "main", "write_address", "ENOSPC",
+            "where others ask it cannot be written down, and is tried again each turn: [Errno 28]",
+        ),
+    ],
+)  # fmt: skip
+def test_where_others_ask_is_had_later_if_it_cannot_be_had_now(
+    tmp_path: Path, module: str, name: str, error: str, words: str
+) -> None:
     folder = lease_folder(tmp_path)
     folder.mkdir()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
@@ -88,7 +102,8 @@ def test_a_port_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> Non
         port = free.getsockname()[1]
     door = LeasePort("127.0.0.1", (port, port), "73656372657421")
     write_order(folder, ORDER._replace(boot=boot_id(), door=door))
-    with subprocess.Popen([sys.executable, "-c", NO_PORT, str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+    code = FAILS_TWICE.format(module=module, name=name, error=error)
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
         try:
             end = time.monotonic() + BOUND
             while (address := address_reader(folder).once()) == "" and process.poll() is None:
@@ -99,4 +114,4 @@ def test_a_port_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> Non
         assert process.stderr is not None
         noted = process.stderr.read()
     assert address == f"127.0.0.1:{port}", noted
-    assert noted.count("no port can be opened on which others ask this node: [Errno 24]") == 1
+    assert noted.count(words) == 1
