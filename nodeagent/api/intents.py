@@ -201,8 +201,10 @@ def read_scale(verb: Verb, body: dict[str, Any], request: str) -> Asked:
         return Asked(verb, request, count=count, timeout=seconds)
     if not isinstance(nodes, list) or not nodes or not all(isinstance(n, str) for n in nodes) or "count" in body:
         raise ApiError("usage", "a scale-in takes either count or the names of nodes", "send {nodes: [NODE, ...]}")
-    if len(nodes) > MOST_NODES or not all(re.fullmatch(NAME, n) for n in nodes):
+    if len(nodes) > MOST_NODES:
         raise ApiError("usage", f"nodes must be at most {MOST_NODES} names of nodes", "see: nodeagentctl nodes")
+    if (odd := next((n for n in nodes if not re.fullmatch(NAME, n)), None)) is not None:
+        raise ApiError("usage", f"{odd[:64]!r} is no name of a node", "name each by itself, see: nodeagentctl nodes")
     return Asked(verb, request, nodes=tuple(sorted(set(nodes), key=natural)), timeout=seconds)
 
 

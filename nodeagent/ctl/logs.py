@@ -249,8 +249,6 @@ def logs(
         raise click.UsageError("--previous and --generation exclude each other")
     client = connect(ctx)
     ref = which_job(client, job, job_named)
-    if follow:
-        client.endure(PATIENCE)
     query: dict[str, Any] = {"tail": tail, "rank": rank}
     if generation is not None:
         query["generation"] = generation
@@ -258,6 +256,9 @@ def logs(
         query["previous"] = True
     printer = Printer()
     try:
+        if follow:  # where the connection breaks off, the name may be that of another job by the time it is back
+            ref = client.get(job_path(ref))["uid"]
+            client.endure(PATIENCE)
         print_logs(client, ref, printer, follow=follow, **query)
     except CtlError as error:
         if error.code != Exit.NOT_FOUND or not _of_array(client, ref, follow, query):

@@ -120,7 +120,9 @@ def scalein(ctx: click.Context, /, job: str | None, job_named: str | None, **ask
 
 def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: Any) -> None:
     request = asked["request_id"] or new_request_id()
-    after = client.change("POST", f"{job_path(ref)}/{verb}", request, timeout=asked["timeout"], **body)
+    # By its uid: where it is asked for again, the name may be that of another job.
+    uid = client.get(job_path(ref))["uid"]
+    after = client.change("POST", f"{job_path(uid)}/{verb}", request, timeout=asked["timeout"], **body)
     name, before, want = after["name"], after["previous_target"], after["asked_target"]
     role = body.get("role", "") if after["roles"] else ""
     what = f"role {role}" if role else "target"

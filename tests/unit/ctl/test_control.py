@@ -94,7 +94,7 @@ class Losing(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.asked.append(f"GET {self.path}")
-        self._answer(200 if self.path == self.there else 404)
+        self._answer(200 if self.path in (self.there, "/v1/nodes") else 404)
 
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -109,7 +109,11 @@ class Losing(BaseHTTPRequestHandler):
         self.send_response(status)
         self.end_headers()
         error = {"code": "not_found", "message": "no such thing"}
-        self.wfile.write(json.dumps({"error": error, "name": "digits", "uid": "u1", "id": "array-u1"}).encode())
+        self.wfile.write(
+            json.dumps(
+                {"error": error, "items": [], "next": "", "name": "digits", "uid": "u1", "id": "array-u1"}
+            ).encode()
+        )
 
     def address_string(self) -> str:
         return "local"
@@ -148,6 +152,9 @@ def test_a_job_that_is_gone_when_its_deletion_is_asked_for_again_was_deleted(
         ("stop", "/v1/jobs/digits", "/v1/jobs/u1/stop"),
         ("stop", "/v1/arrays/digits", "/v1/arrays/array-u1/stop"),
         ("pause", "/v1/jobs/digits", "/v1/jobs/u1/pause"),
+        ("scale 2", "/v1/jobs/digits", "/v1/jobs/u1/scale"),
+        ("scaleout --count 1", "/v1/jobs/digits", "/v1/jobs/u1/scaleout"),
+        ("scalein --count 1", "/v1/jobs/digits", "/v1/jobs/u1/scalein"),
     ],
 )
 def test_a_job_that_took_the_name_meanwhile_is_left_alone(
@@ -159,8 +166,17 @@ def test_a_job_that_took_the_name_meanwhile_is_left_alone(
     assert [one for one in Losing.asked if not one.startswith("GET")] == [f"POST {changes}"] * 2
 
 
-def asked_of_losing(verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
-    """What the command does with the job or array ``digits``."""
+def test_what_is_followed_is_the_job_that_had_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the agent breaks off, another job may have the name when it is back: their output would be mixed."""
+    monkeypatch.setattr(Losing, "there", "/v1/jobs/digits")
+    asked_of_losing("logs -f", tmp_path, monkeypatch)
+    jobs = [one.partition("?")[0] for one in Losing.asked if one.startswith("GET /v1/jobs/")]
+    assert jobs == ["GET /v1/jobs/digits", "GET /v1/jobs/u1/logs"]
+
+
+def asked_of_losing(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """What the command does with the job or array ``digits``. ``words``: its verb, and what comes after the name."""
+    verb, *more = words.split()
     monkeypatch.setattr(client, "ASK_AGAIN_EVERY", 0.0)
     monkeypatch.setattr(Losing, "asked", [])
     path = str(folder / "api.sock")
@@ -168,7 +184,7 @@ def asked_of_losing(verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         agent = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         agent.start()
         try:
-            return CliRunner().invoke(cli, [verb, "digits", "--agent", path])
+            return CliRunner().invoke(cli, [verb, "digits", *more, "--agent", path])
         finally:
             server.shutdown()
             agent.join()
