@@ -38,6 +38,8 @@ class PodRecord:
     """The uid of the job's user."""
     mark: str
     logs: Path
+    cgroup: Path | None = None
+    """In which all of it is, where one could be made."""
 
 
 class PodRecords:
@@ -49,7 +51,7 @@ class PodRecords:
     def write(self, record: PodRecord) -> None:
         """Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(self._file(record.uid), json.dumps(asdict(record), default=str), durable=False)
+        write_atomic(self._file(record.uid), json.dumps(asdict(record), default=os.fspath), durable=False)
 
     def forget(self, uid: str) -> None:
         self._file(uid).unlink(missing_ok=True)
@@ -60,7 +62,8 @@ class PodRecords:
         for file in sorted(self._folder.glob("*.json")):
             try:
                 value = json.loads(file.read_text())
-                found[file.stem] = PodRecord(value["uid"], value["owner"], value["mark"], Path(value["logs"]))
+                cgroup = Path(value["cgroup"]) if value.get("cgroup") else None
+                found[file.stem] = PodRecord(value["uid"], value["owner"], value["mark"], Path(value["logs"]), cgroup)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if isinstance(error, OSError) and short(error):
                     raise  # what runs there would be taken for nothing

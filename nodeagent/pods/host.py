@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ from nodeagent.osutil.linux import (
 )
 from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
-from nodeagent.pods.cgroup import PodCgroup
+from nodeagent.pods.cgroup import PodCgroup, cgroup_of_pod, cgroup_of_unit, cgroups_left
 from nodeagent.pods.folder import (
     PodRecord,
     PodRecords,
@@ -77,6 +77,8 @@ FOLDERS_LIMIT = 5.0
 """Seconds that a new pod waits for its state and log folders."""
 PROMISED_LIMIT = 2.0
 """Seconds for a look at what was promised here: an agent waits for it before it joins."""
+ENDS_MOST, END_EVERY = 100, 0.1
+"""Looks at a cgroup that no pod has, and seconds between two; what does not end by then is left to the next agent."""
 CLEAR_LIMIT = 60.0
 """Seconds for the removal of a run folder."""
 CLOSE_LIMIT = 1.0
@@ -134,6 +136,7 @@ class ShimHost:
         }
 
     async def adopt(self) -> None:
+        cgroups = cgroups_left(self._run)  # before the records: a pod has its record first
         known, folders, grants = self._records.all(), pods_folder(self._run), grant_keys(grants_folder(self._run))
         for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
             if folder.name not in known and folder.name != ANSWERS:
@@ -141,6 +144,7 @@ class ShimHost:
                     record = await aside(partial(record_of_before, folder, self._logs), ADOPT_LIMIT)
                 except NotSeenError as error:  # the next agent looks again
                     log.warning("whether a pod is in %s is not known: %s", folder, error)
+                    cgroups.pop(folder.name, None)
                 except UntrustedError as error:
                     log.warning("no pod in %s, it is removed: %s", folder, error)
                     self._clear(folder)
@@ -153,6 +157,9 @@ class ShimHost:
         for key in grants:
             if key not in known:
                 self._remove_grant(key)
+        for key, cgroup in cgroups.items():
+            if key not in known:
+                self._beside(_end(cgroup))
         looks, found = asyncio.Semaphore(LOOKS_AT_ONCE), []
         for name, record in known.items():
             handle, useless = self._handle(record, folders / name, "unknown"), "" if name in grants else NO_GRANT
@@ -312,9 +319,12 @@ class ShimHost:
             log.warning("%s is not removed: %s", folder, error)
             return
         if away is not None:
-            task = asyncio.get_running_loop().create_task(_remove(away))
-            self._clearing.add(task)
-            task.add_done_callback(self._clearing.discard)
+            self._beside(_remove(away))
+
+    def _beside(self, removal: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(removal)
+        self._clearing.add(task)
+        task.add_done_callback(self._clearing.discard)
 
     async def _start_shim(self, uid: str, spec: JobSpec, login: Login) -> None:
         state, logs = state_folder(self._state, uid), log_folder(self._logs, spec.name, uid)
@@ -325,9 +335,11 @@ class ShimHost:
                 uid, spec, login.name == spec.submitter.user, state, logs, grants / folder.name, self._address,
                 self._ports, self._jobs.logs.max_bytes, self._jobs.logs.keep,
             )  # fmt: skip
-            record = PodRecord(uid, login.uid, content["mark"], logs)
             if (before := make_run_folder(folder, content, login.uid, login.gid)) is not None:
                 self._clear(before)
+            unit = units.unit_name(folder.name) if self._how.unit else ""
+            cgroup = cgroup_of_unit(unit) if unit else cgroup_of_pod(self._run, folder.name)
+            record = PodRecord(uid, login.uid, content["mark"], logs, cgroup)
             self._records.write(record)
             make_grant(grants, folder.name, login.uid, login.gid)
             self._granted()
@@ -335,7 +347,6 @@ class ShimHost:
             env |= power_mark()
             command = [self._how.python, "-sP", "-m", "nodeagent.shim", str(folder)]
             if log_file is None:
-                unit = units.unit_name(folder.name)
                 whole = units.start_command(unit, self._how.unit, spec.name, login.name, env, command)
                 handle = self._handle(record, folder, "preparing")
                 handle.starts(_started_as(unit, whole, folder, record))
@@ -472,6 +483,18 @@ async def _find_in_time(folder: Path, record: PodRecord, looks: asyncio.Semaphor
             raise NotStartedError(str(error)) from error
         await asyncio.sleep(ADOPT_LIMIT)
     raise NotStartedError(f"{folder} was not to be looked at, {LOOKS_MOST} times")
+
+
+async def _end(cgroup: PodCgroup) -> None:
+    """No pod has it any more."""
+    for _ in range(ENDS_MOST):
+        try:
+            if not cgroup.kill():
+                break
+        except OSError as error:
+            log.warning("what is in %s cannot be looked at: %s", cgroup.path, error)
+        await asyncio.sleep(END_EVERY)
+    cgroup.remove()
 
 
 async def _remove(away: Path) -> None:

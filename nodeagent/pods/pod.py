@@ -141,7 +141,8 @@ class PodHandle:
         """Set when it was killed: its end is waited for."""
         self._asked: dict[str, Any] | None = None
         """Of the stop that its shim is carrying out."""
-        self._cgroup: PodCgroup | None = None
+        self._cgroup = PodCgroup(record.cgroup) if record.cgroup is not None else None
+        """Known before a shim is found, and where none is."""
         self._why_killed = ""
         """Of a shim that this host gave up."""
         self._sweeper = sweeper
@@ -169,7 +170,9 @@ class PodHandle:
     def started(self, process: subprocess.Popen[bytes]) -> None:
         """It is our child, and starts nothing before ``attach``: all that is below it will be in its cgroup."""
         self._process, self._started_here = process, True
-        self._watch(os.pidfd_open(process.pid), PodCgroup.make(self.folder, process.pid))
+        if self._cgroup is not None:
+            self._cgroup = PodCgroup.make(self._cgroup.path, process.pid)
+        self._watch(os.pidfd_open(process.pid), None)
 
     def starts(self, start: Coroutine[None, None, FoundShim]) -> None:
         """Somebody else starts it, and this tells which process it is: then it listens. Raises ``NotStartedError``."""
@@ -199,7 +202,9 @@ class PodHandle:
 
     def _watch(self, pidfd: int, cgroup: PodCgroup | None) -> None:
         """Learn of its death."""
-        self._pidfd, self._cgroup = pidfd, cgroup
+        self._pidfd = pidfd
+        if self._cgroup is None or not self._cgroup.exists:  # what we know of it comes first: a user may make some
+            self._cgroup = cgroup
         self._loop.add_reader(pidfd, self._died)
 
     @property

@@ -16,6 +16,8 @@ import pytest
 
 from nodeagent.osutil.linux import is_running
 from nodeagent.pods.base import PodStatus
+from nodeagent.pods.cgroup import PodCgroup, cgroup_of_pod, cgroups_left
+from nodeagent.pods.folder import folder_name
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 from tests.processes import command_line
 
@@ -184,6 +186,54 @@ async def test_what_left_its_session_does_not_outlive_a_shim_that_is_killed(benc
     await bench.until(lambda s: s.phase == "gone")
     # One that the kernel has taken out of its cgroup as it ends is a process for a moment more.
     await wait_for(lambda: not escaped(bench.root))
+
+
+async def test_what_left_its_session_does_not_outlive_a_shim_that_is_killed_while_no_agent_runs(bench: Bench) -> None:
+    """The next agent finds no shim, and no mark; only where it was to look for them is known."""
+    status = await attack(bench, *WAYS, count=sum(WAYS.values()))
+    assert status.shim_pid is not None
+    cgroup = PodCgroup.of(status.shim_pid)
+    if cgroup is None:
+        pytest.skip("needs a cgroup v2 that can be written")
+    await bench.host.close()
+    os.kill(status.shim_pid, signal.SIGKILL)
+    await wait_for(lambda: not is_running(status.shim_pid or 0))
+    assert escaped(bench.root) != []
+    bench.host = bench.new_host()
+    await bench.host.adopt()
+    await bench.until(lambda s: s.phase == "gone")
+    await wait_for(lambda: not escaped(bench.root))
+    assert not cgroup.exists
+
+
+async def test_an_agent_that_starts_ends_what_no_pod_has_and_leaves_alone_what_one_has(bench: Bench) -> None:
+    """A cgroup of its run folder without a record; beside it, a pod that runs, and another agent's."""
+    status = await attack(bench, "own_session", count=1)
+    running = escaped(bench.root)
+    strays = list[subprocess.Popen[bytes]]()
+    other = bench.root / "other"
+    other.mkdir()
+    for path in (cgroup_of_pod(bench.root / "run", "0123456789"), cgroup_of_pod(other, "0123456789")):
+        strays.append(subprocess.Popen(["sleep", "600"], env={}))  # noqa: ASYNC220
+        if path is None or PodCgroup.make(path, strays[-1].pid) is None:
+            strays[-1].kill()
+            pytest.skip("needs a cgroup v2 that can be written")
+    try:
+        await bench.host.close()
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        bench.grant()
+        await wait_for(lambda: strays[0].poll() is not None)
+        assert (await bench.until(lambda s: s.phase == "running")).shim_pid == status.shim_pid
+        await wait_for(lambda: list(cgroups_left(bench.root / "run")) == [folder_name(UID)])
+        assert escaped(bench.root) == running
+        assert strays[1].poll() is None
+    finally:
+        for one in strays:
+            one.kill()
+            one.wait()
+        for left in cgroups_left(other).values():
+            left.remove()
 
 
 async def test_limits_are_the_workers_and_never_the_shims(bench: Bench) -> None:

@@ -73,7 +73,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "trust/certificate.py": ("mkdir open unlink", OWN),
     "trust/key.py": ("fchmod mkdir open unlink", ADMIN),
     "trust/ledger.py": ("mkdir read_text", OWN),
-    "pods/cgroup.py": ("mkdir read_text rmdir write_text", KERNEL),
+    "pods/cgroup.py": ("iterdir mkdir read_text rmdir write_text", KERNEL),
     "pods/host.py": ("iterdir", "the folder above the pods' own, which is the agent's"),
     "osutil/linux.py": (
         "AF_UNIX iterdir open read_text scandir unlink write_text",

@@ -370,7 +370,7 @@ async def test_a_cgroup_that_cannot_be_looked_at_is_looked_at_again(
     monkeypatch.setattr(pod, "STUCK_AFTER", 0.05)
     monkeypatch.setattr(pod, "STUCK_EVERY", 0.01)
     async with fake(tmp_path, Sweeper(look)) as shim:
-        shim.handle._cgroup = shim.handle._cgroup or PodCgroup(tmp_path)
+        shim.handle._cgroup = PodCgroup(tmp_path / "none")
         await dies_and_is_stuck(shim)
         why = "what it left behind cannot be looked at: [Errno 24] Too many open files"
         assert shim.handle.status.reason == f"the shim died, and {why}"
