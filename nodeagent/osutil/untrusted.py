@@ -40,7 +40,9 @@ NAMES_MAX = 10_000
 REMOVE_MAX = 1_000_000
 """The most entries that are removed with a tree; the rest of a larger tree stays."""
 ASIDE_MAX = 64
-"""The most threads that do such work at a time; if so many hang, no more work is started."""
+"""The most threads that do such work for the agent itself at a time; if so many hang, no more work is started."""
+OWNER_MAX = 8
+"""The most threads that do such work for one user's pods at a time; if so many hang, those of this user wait."""
 ASIDE_SECONDS = 5.0
 """Seconds until the caller stops waiting for such work; its thread continues alone."""
 
@@ -60,6 +62,10 @@ class UntrustedError(Exception):
 class NotSeenError(UntrustedError):
     """There was no time, thread, descriptor, memory or room in a queue for a look, or the file server did not answer:
     what is there is as unknown as before."""
+
+
+class HungError(NotSeenError):
+    """The look was begun, and did not come back in time."""
 
 
 class UntrustedFolder:
@@ -370,8 +376,8 @@ _aside: set[asyncio.Future[Any]] = set()
 async def aside(
     work: Callable[[], T], seconds: float = ASIDE_SECONDS, discard: Callable[[T], object] | None = None
 ) -> T:
-    """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises NotSeenError if it
-    does not end within ``seconds``, or if too many earlier calls have not ended. ``discard`` is called with a result
+    """Runs ``work`` in a thread of its own and returns its result, or raises its error. Raises HungError if it does not
+    end within ``seconds``, NotSeenError if too many earlier calls have not ended. ``discard`` is called with a result
     that comes when the caller has stopped waiting, to close what was opened for it."""
     return await _within(_begun(work), seconds, discard)
 
@@ -398,18 +404,70 @@ class OneAside:
         return await _within(done, seconds, discard)
 
 
-def _begun(work: Callable[[], T]) -> asyncio.Future[T]:
-    from nodeagent.osutil.threads import in_daemon
+class AsideByOwner:
+    """Work that is done ``aside`` for many users: at most ``OWNER_MAX`` at a time for each of them, and one at a time
+    of the same name. So what a user makes hang holds up nobody else's; and of the same name it keeps one thread."""
 
+    def __init__(self) -> None:
+        self._turns: dict[int, asyncio.Semaphore] = {}
+        """By uid, of all users who had a pod here."""
+        self._under_way: set[str] = set()
+
+    async def run(
+        self,
+        owner: int,
+        name: str,
+        work: Callable[[], T],
+        seconds: float = ASIDE_SECONDS,
+        discard: Callable[[T], object] | None = None,
+    ) -> T:
+        """As ``aside``, ``seconds`` from when it begins. Raises NotSeenError if its turn has not come within as many
+        seconds before that, or if earlier work of this name is still under way."""
+        import asyncio
+
+        self._refuse_twice(name)
+        turn = self._turns.setdefault(owner, asyncio.Semaphore(OWNER_MAX))
+        try:
+            async with asyncio.timeout(seconds):
+                await turn.acquire()
+        except TimeoutError:
+            raise NotSeenError(f"{OWNER_MAX} earlier looks for uid {owner} have not come back") from None
+        try:
+            self._refuse_twice(name)
+            done = _in_thread(work)
+        except NotSeenError:
+            turn.release()
+            raise
+        self._under_way.add(name)
+
+        def over(_: asyncio.Future[T]) -> None:
+            self._under_way.discard(name)
+            turn.release()
+
+        done.add_done_callback(over)
+        return await _within(done, seconds, discard)
+
+    def _refuse_twice(self, name: str) -> None:
+        if name in self._under_way:
+            raise NotSeenError("an earlier look has not come back")
+
+
+def _begun(work: Callable[[], T]) -> asyncio.Future[T]:
     _aside.difference_update([one for one in _aside if one.done() or one.get_loop().is_closed()])
     if len(_aside) >= ASIDE_MAX:
         raise NotSeenError(f"{ASIDE_MAX} looks at users' files have not come back")
-    try:
-        done = in_daemon(work, "untrusted")
-    except OSError as error:
-        raise NotSeenError(str(error)) from error
+    done = _in_thread(work)
     _aside.add(done)
     return done
+
+
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    from nodeagent.osutil.threads import in_daemon
+
+    try:
+        return in_daemon(work, "untrusted")
+    except OSError as error:
+        raise NotSeenError(str(error)) from error
 
 
 async def _within(done: asyncio.Future[T], seconds: float, discard: Callable[[T], object] | None) -> T:
@@ -424,7 +482,7 @@ async def _within(done: asyncio.Future[T], seconds: float, discard: Callable[[T]
             return await asyncio.shield(done)
     except TimeoutError:
         done.add_done_callback(unclaimed)
-        raise NotSeenError(f"it did not come back within {seconds:g} s") from None
+        raise HungError(f"it did not come back within {seconds:g} s") from None
     except asyncio.CancelledError:
         done.add_done_callback(unclaimed)
         raise

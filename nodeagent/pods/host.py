@@ -36,7 +36,16 @@ from nodeagent.osutil.linux import (
     prefer_session,
     stat_fields,
 )
-from nodeagent.osutil.untrusted import NotSeenError, OneAside, UntrustedError, UntrustedFolder, aside, remove_tree
+from nodeagent.osutil.untrusted import (
+    AsideByOwner,
+    HungError,
+    NotSeenError,
+    OneAside,
+    UntrustedError,
+    UntrustedFolder,
+    aside,
+    remove_tree,
+)
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.cgroup import PodCgroup, cgroup_of_pod, cgroup_of_unit, cgroups_left
 from nodeagent.pods.folder import (
@@ -67,11 +76,9 @@ PID_MAX = 1 << 22
 LISTEN_LIMIT = 10.0
 """Seconds from a shim's start to its socket."""
 ADOPT_LIMIT = 0.5
-"""Seconds for a look at one pod's folder when an agent starts, and until the next one: other pods wait meanwhile."""
-LOOKS_AT_ONCE = 32
-"""Fewer than ``untrusted.ASIDE_MAX``: other looks are made meanwhile."""
-LOOKS_MOST = 40
-"""At a pod whose folder never lets itself be looked at; then it is killed."""
+"""Seconds that an agent's start waits for looks at its pods; those that take longer are unknown meanwhile."""
+LOOK_LIMIT = 20.0
+"""Seconds for a look for a pod's shim; if it was begun and has not come back by then, the pod is killed."""
 NO_GRANT = "its shim has no grant record: it is of a version before them, or somebody removed it"
 FOLDERS_LIMIT = 5.0
 """Seconds that a new pod waits for its state and log folders."""
@@ -124,9 +131,8 @@ class ShimHost:
         self._logins, self._granted = Logins(node, look), granted
         self._looking: dict[str, asyncio.Task[None]] = {}
         """Pods that wait for what the user database says, or for their folders, by uid."""
-        self._under_way: dict[str, OneAside] = {}
-        """Looks at pods' folders that are under way, by uid: of retired pods, too, which may be prepared again."""
-        self._folders = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._looks = AsideByOwner()
+        """At what is the pods' users'."""
         self._promised, self._sweeper = OneAside(), Sweeper()
         self._pings = 0
 
@@ -160,12 +166,13 @@ class ShimHost:
         for key, cgroup in cgroups.items():
             if key not in known:
                 self._beside(_end(cgroup))
-        looks, found = asyncio.Semaphore(LOOKS_AT_ONCE), []
+        found = []
         for name, record in known.items():
             handle, useless = self._handle(record, folders / name, "unknown"), "" if name in grants else NO_GRANT
-            found.append(handle.finds(_find_in_time(folders / name, record, looks), useless))
-        if found:
-            await asyncio.wait(found, timeout=ADOPT_LIMIT)  # those that take longer stay unknown meanwhile
+            found.append(handle.finds(self._found(folders / name, record), useless))
+        later = (await asyncio.wait(found, timeout=ADOPT_LIMIT))[1] if found else ()
+        if later:
+            log.warning("%d shims are not found yet", len(later))
 
     async def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         try:
@@ -292,7 +299,7 @@ class ShimHost:
     def _handle(self, record: PodRecord, folder: Path, phase: PodPhase) -> PodHandle:
         handle = PodHandle(
             record, folder, phase, changed=self.changed.set, swept=lambda: self._remove_grant(folder.name),
-            ended=self._ended, sweeper=self._sweeper,
+            ended=self._ended, sweeper=self._sweeper, looks=self._looks,
         )  # fmt: skip
         self._pods[record.uid] = handle
         return handle
@@ -349,7 +356,7 @@ class ShimHost:
             if log_file is None:
                 whole = units.start_command(unit, self._how.unit, spec.name, login.name, env, command)
                 handle = self._handle(record, folder, "preparing")
-                handle.starts(_started_as(unit, whole, folder, record))
+                handle.starts(self._started_as(unit, whole, folder, record))
             else:
                 process, link = self._fork_shim(command, env, log_file, login)
                 handle = self._handle(record, folder, "preparing")
@@ -358,7 +365,6 @@ class ShimHost:
 
     async def _own_folders(self, uid: str, state: Path, logs: Path, login: Login) -> BinaryIO | None:
         """Makes them beside the loop, since their disks may hang; what a child of ours writes its log to."""
-        looks = self._under_way.get(uid) or OneAside()
 
         def work() -> BinaryIO | None:
             for path in (state, logs):
@@ -369,20 +375,48 @@ class ShimHost:
                 return folder.append(SHIM_LOG, 0o640, also=os.geteuid())
 
         try:
-            async with self._folders:
-                hang = sum(other.under_way for other in self._under_way.values())
-                if hang >= LOOKS_AT_ONCE and not looks.under_way:  # threads are left to other looks
-                    raise NotSeenError(f"{hang} other pods' folders have not come back")
-                self._under_way[uid] = looks
-                return await looks.run(work, FOLDERS_LIMIT, discard=lambda late: late is None or late.close())
+            return await self._looks.run(
+                login.uid, f"folders of {uid}", work, FOLDERS_LIMIT, discard=lambda late: late is None or late.close()
+            )
         except NotSeenError as error:
             log.warning("the folders of %s are looked at again: %s", uid, error)
             raise NotSeenError(
                 f"its folders {state} and {logs} could not be looked at: {error}; see that their disks answer, it is "
                 f"tried again"
             ) from error
-        finally:
-            self._under_way = {one: look for one, look in self._under_way.items() if look.under_way}
+
+    async def _started_as(self, unit: str, command: list[str], folder: Path, record: PodRecord) -> FoundShim:
+        """Have systemd start a shim: the one that listens then. Raises NotStartedError."""
+        try:
+            await units.start(command)
+        except units.UnitError as error:
+            raise NotStartedError(f"{error}; more in: journalctl -u {unit}") from error
+        deadline = time.monotonic() + LISTEN_LIMIT
+        while time.monotonic() < deadline:
+            with suppress(UntrustedError):  # it is not there yet
+                return await self._look_for(folder, record, ADOPT_LIMIT)
+            await asyncio.sleep(LISTEN_LIMIT / 1000)
+        raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
+
+    async def _found(self, folder: Path, record: PodRecord) -> FoundShim:
+        """The shim that an earlier agent started. A look that could not be made is made again, however long that takes:
+        it says nothing of the shim. Raises NotStartedError: it is not there, or to look for it hangs."""
+        while True:
+            try:
+                return await self._look_for(folder, record, LOOK_LIMIT)
+            except HungError as error:
+                log.error("the shim of %s cannot be looked for: %s", record.uid, error)
+                raise NotStartedError(f"{folder} cannot be looked at: {error}") from error
+            except NotSeenError as error:
+                log.warning("the shim of %s is looked for again: %s", record.uid, error)
+            except UntrustedError as error:
+                log.warning("no shim of %s: %s", record.uid, error)
+                raise NotStartedError(str(error)) from error
+            await asyncio.sleep(ADOPT_LIMIT)
+
+    async def _look_for(self, folder: Path, record: PodRecord, seconds: float) -> FoundShim:
+        work = partial(_find_shim, folder, record)
+        return await self._looks.run(record.owner, f"shim of {record.uid}", work, seconds, discard=_forget)
 
     def _fork_shim(
         self, command: list[str], env: Mapping[str, str], log_file: BinaryIO, login: Login
@@ -420,23 +454,10 @@ def _promised_numbers(state_dir: Path, uids: Iterable[str]) -> dict[str, int]:
     return {uid: number for uid, number in found.items() if number}
 
 
-async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> FoundShim:
-    """Have systemd start a shim: the one that listens then. Raises NotStartedError."""
-    try:
-        await units.start(command)
-    except units.UnitError as error:
-        raise NotStartedError(f"{error}; more in: journalctl -u {unit}") from error
-    deadline, looks = time.monotonic() + LISTEN_LIMIT, OneAside()
-    while time.monotonic() < deadline:
-        with suppress(UntrustedError):  # it is not there yet
-            return await looks.run(partial(_find_shim, folder, record), ADOPT_LIMIT, discard=_forget)
-        await asyncio.sleep(LISTEN_LIMIT / 1000)
-    raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
-
-
 def _find_shim(folder: Path, record: PodRecord) -> FoundShim:
-    """The pod's shim. What shim.json says is only where to look: it must be a living process of the job's user that
-    carries the pod's mark. Raises UntrustedError. Where that process hangs in the kernel, it may block."""
+    """The pod's shim. What shim.json says is only where to look: it must be a living process in the pod's cgroup, or
+    one of the job's user that carries the pod's mark: to look for that may block, if the process hangs in the kernel.
+    Raises UntrustedError."""
     with UntrustedFolder(folder.parent, folder.name, owner=record.owner) as run:
         stored = run.read_object("shim.json")
     pid = stored.get("pid")
@@ -453,9 +474,11 @@ def _find_shim(folder: Path, record: PodRecord) -> FoundShim:
         if fields is None and not pidfd_ended(pidfd):
             raise NotSeenError(f"its process {pid} cannot be looked at")
         runs = fields is not None and not is_over(fields) and stored.get("start") == int(fields[19])
-        if not (runs and stored.get("boot") == boot_id() and has_mark(pid, record.mark, record.owner)):
+        cgroup = PodCgroup.of(pid)
+        inside = cgroup is not None and cgroup.path == record.cgroup
+        if not (runs and stored.get("boot") == boot_id() and (inside or has_mark(pid, record.mark, record.owner))):
             raise UntrustedError(f"process {pid} is not its shim")
-        return FoundShim(pid, pidfd, PodCgroup.of(pid))
+        return FoundShim(pid, pidfd, cgroup)
     except OSError as error:
         os.close(pidfd)
         raise NotSeenError(f"its process {pid} cannot be looked at: {error}") from error
@@ -466,23 +489,6 @@ def _find_shim(folder: Path, record: PodRecord) -> FoundShim:
 
 def _forget(found: FoundShim) -> None:
     os.close(found.pidfd)
-
-
-async def _find_in_time(folder: Path, record: PodRecord, looks: asyncio.Semaphore) -> FoundShim:
-    """As ``_find_shim``, beside the loop, until it could look: one that hangs keeps one thread. Raises NotStartedError:
-    the shim is not there."""
-    own = OneAside()
-    for _ in range(LOOKS_MOST):
-        try:
-            async with looks:
-                return await own.run(partial(_find_shim, folder, record), ADOPT_LIMIT, discard=_forget)
-        except NotSeenError as error:
-            log.warning("the shim of %s is looked for again: %s", record.uid, error)
-        except UntrustedError as error:
-            log.warning("no shim of %s: %s", record.uid, error)
-            raise NotStartedError(str(error)) from error
-        await asyncio.sleep(ADOPT_LIMIT)
-    raise NotStartedError(f"{folder} was not to be looked at, {LOOKS_MOST} times")
 
 
 async def _end(cgroup: PodCgroup) -> None:

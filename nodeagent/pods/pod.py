@@ -25,7 +25,7 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import pidfd_ended, read_proc
-from nodeagent.osutil.untrusted import NotSeenError, UntrustedError, UntrustedFolder, aside, object_of
+from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, object_of
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.bounds import bounded
 from nodeagent.pods.cgroup import PodCgroup
@@ -70,6 +70,8 @@ SWEEP_LIMIT = 5.0
 UNSEEN = "what it left behind cannot be looked at: {}"
 SHIM_LOG = "shim.log"
 """In the pod's log folder: what the shim itself writes."""
+LOG_LIMIT = 5.0
+"""Seconds for a look into it."""
 LAST_LINE_MAX = 1000
 """Characters of a shim's words in the agent's log."""
 
@@ -124,6 +126,7 @@ class PodHandle:
         swept: Callable[[], None],
         ended: Callable[[PodHandle], None],
         sweeper: Sweeper,
+        looks: AsideByOwner,
     ) -> None:
         """``folder``: its run folder."""
         self.uid, self.folder, self._record = record.uid, folder, record
@@ -145,7 +148,7 @@ class PodHandle:
         """Known before a shim is found, and where none is."""
         self._why_killed = ""
         """Of a shim that this host gave up."""
-        self._sweeper = sweeper
+        self._sweeper, self._looks = sweeper, looks
         self._sweeping: asyncio.Task[None] | None = None
         self._started_here = self._spoke = False
         self._pinged = self._numbered = 0
@@ -318,7 +321,8 @@ class PodHandle:
             return self._reported.reason
         file = self._record.logs / SHIM_LOG
         try:
-            return await aside(partial(last_line, file, self._record.owner))
+            look = partial(last_line, file, self._record.owner)
+            return await self._looks.run(self._record.owner, f"log of {self.uid}", look, LOG_LIMIT)
         except NotSeenError as error:
             return f"its own words in {file} cannot be read: {error}"
 

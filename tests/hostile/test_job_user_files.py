@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ import pytest
 from nodeagent.lease.grants import answer_file, grant_keys
 from nodeagent.lease.main import read_obeyed
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.osutil.linux import is_running
+from nodeagent.osutil import untrusted
+from nodeagent.osutil.linux import has_mark, is_running, start_time
+from nodeagent.pods import host
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.folder import folder_name, log_folder, run_folder
 from tests import readable
@@ -254,6 +257,41 @@ async def test_another_process_than_the_shim_is_not_taken_for_it(open_folder: Pa
             await here.restarted()
             await wait_for(lambda: (s := here.theirs) and s.phase == "gone")
             listener.kill()
+
+
+async def test_a_process_that_is_named_as_the_shim_and_hangs_holds_up_no_other_user(
+    open_folder: Path, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment cannot be read, for as long as its user likes."""
+    opened, looked = threading.Event(), list[int]()
+    monkeypatch.setattr(untrusted, "OWNER_MAX", 1)
+    user = pwd.getpwnam(ATTACKER)
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        here = await field(bench, spec)
+        with subprocess.Popen(SLEEP, user=user.pw_uid, group=user.pw_gid) as named:  # noqa: ASYNC220
+
+            def hangs(pid: int, mark: str, owner: int) -> bool:
+                if pid == named.pid:
+                    looked.append(pid)
+                    opened.wait(HANG)
+                return has_mark(pid, mark, owner)
+
+            monkeypatch.setattr(host, "has_mark", hangs)
+            attack(
+                here.run,
+                f"known = json.load(open('shim.json')) | dict(pid={named.pid}, start={start_time(named.pid)})\n"
+                "json.dump(known, open('new', 'w')); os.rename('new', 'shim.json')",
+            )
+            await here.restarted()
+            await here.restarted()
+            assert looked == [named.pid] * 2
+            assert here.theirs is not None
+            assert here.theirs.phase == "unknown"
+            opened.set()
+            await wait_for(lambda: (s := here.theirs) and s.phase == "gone")
+            assert named.poll() is None, "it is none of the pod's"
+            named.kill()
+        assert bench.state().phase == "running"
 
 
 async def test_a_grant_is_not_given_by_those_it_is_for(open_folder: Path, spec: JobSpec) -> None:

@@ -19,6 +19,8 @@ import pytest
 from nodeagent.osutil import untrusted
 from nodeagent.osutil.untrusted import (
     VALUES_MAX,
+    AsideByOwner,
+    HungError,
     NotSeenError,
     OneAside,
     UntrustedError,
@@ -306,6 +308,35 @@ async def test_what_hangs_is_not_done_again_until_it_has_come_back(monkeypatch: 
         except NotSeenError:
             await asyncio.sleep(0.01)
     assert begun.empty()
+
+
+async def test_of_each_user_so_many_looks_are_made_at_a_time_and_nobody_elses_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(untrusted, "OWNER_MAX", 2)
+    monkeypatch.setattr(untrusted, "ASIDE_MAX", 0)
+    looks, gate = AsideByOwner(), threading.Event()
+
+    def hang() -> str:
+        gate.wait(30)
+        return "back"
+
+    for name in ("a", "b"):
+        with pytest.raises(HungError, match=r"did not come back within 0\.01 s"):
+            await looks.run(1001, name, hang, 0.01)
+    with pytest.raises(NotSeenError, match="an earlier look has not come back"):
+        await looks.run(1001, "a", hang, 0.01)
+    with pytest.raises(NotSeenError, match="2 earlier looks for uid 1001 have not come back") as refused:
+        await looks.run(1001, "c", hang, 0.01)
+    assert not isinstance(refused.value, HungError), "it was never begun"
+    assert await looks.run(1002, "d", lambda: "seen") == "seen"
+    waits, goes = (asyncio.create_task(looks.run(1001, name, hang, 30)) for name in ("e", "f"))
+    await asyncio.sleep(0)
+    goes.cancel()
+    gate.set()
+    assert await waits == "back"
+    for name in ("e", "f", "g"):
+        assert await looks.run(1001, name, hang, 30) == "back", "each has given its turn back"
 
 
 def test_objects() -> None:

@@ -8,16 +8,19 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from nodeagent.lease.grants import grants_folder, make_grant
+from nodeagent.osutil import threads
 from nodeagent.osutil.linux import boot_id, start_time
-from nodeagent.osutil.untrusted import ASIDE_MAX, NotSeenError, UntrustedError, aside
+from nodeagent.osutil.untrusted import ASIDE_MAX, OWNER_MAX, NotSeenError, UntrustedError, aside
 from nodeagent.pods import cgroup, host, pod
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.pods.folder import PodRecord, PodRecords, folder_name, own_folder, promised_number, run_folder
@@ -92,26 +95,119 @@ async def test_more_pods_than_can_be_looked_at_at_once(tmp_path: Path, monkeypat
         assert here.alive() == len(here.shims)
 
 
-async def test_a_pod_that_could_not_be_looked_at_in_time_is_looked_at_again(
+class Gate:
+    """Looks for shims of these pods wait until it is open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, uids: Container[str]) -> None:
+        self.opened, self.begun = threading.Event(), SimpleQueue[str]()
+        self._uids, self._find = uids, host._find_shim
+        monkeypatch.setattr(host, "_find_shim", self._look)
+
+    def _look(self, folder: Path, record: PodRecord) -> FoundShim:
+        self.begun.put(record.uid)
+        if record.uid in self._uids:
+            self.opened.wait(BOUND)
+        return self._find(folder, record)
+
+
+async def test_a_pod_that_could_not_be_looked_at_in_time_is_unknown_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(host, "ADOPT_LIMIT", 0.02)
-    gate, looks, find = threading.Event(), list[Path](), host._find_shim
+    async with node(tmp_path, 1, monkeypatch) as here:
+        gate = Gate(monkeypatch, here.shims)
+        await here.host.adopt()
+        assert "1 shims are not found yet" in caplog.text
+        assert [status.phase for status in here.host.status().values()] == ["unknown"]
+        gate.opened.set()
+        await until(lambda: all(map(here.host.connected, here.shims)))
+        assert here.alive() == gate.begun.qsize() == 1
 
-    def slow(folder: Path, record: PodRecord) -> FoundShim:
-        looks.append(folder)
-        gate.wait(BOUND)
+
+async def test_a_pod_whose_look_never_comes_back_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "LOOK_LIMIT", 0.02)
+    async with node(tmp_path, 1, monkeypatch) as here:
+        gate = Gate(monkeypatch, here.shims)
+        await here.host.adopt()
+        await until(lambda: [status.phase for status in here.host.status().values()] == ["gone"])
+        await until(lambda: not here.alive())
+        gate.opened.set()
+
+
+async def test_one_users_pods_that_hang_hold_up_no_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They came first, and are more than there are threads for the agent's own looks."""
+    monkeypatch.setattr(host, "ADOPT_LIMIT", 0.02)
+    async with node(tmp_path, ASIDE_MAX + 4, monkeypatch) as here:
+        *theirs, other = sorted(here.shims, key=folder_name)
+        records = PodRecords(tmp_path / "run")
+        for record in records.all().values():
+            if record.uid != other:
+                records.write(replace(record, owner=os.getuid() + 1))
+        gate = Gate(monkeypatch, theirs)
+        await here.host.adopt()
+        await until(lambda: here.host.connected(other))
+        assert gate.begun.qsize() == OWNER_MAX + 1
+        assert here.alive() == len(here.shims), "nobody has seen that one is dead"
+        assert {here.host.status()[uid].phase for uid in theirs} == {"unknown"}
+        assert await aside(lambda: "another look") == "another look"
+        gate.opened.set()
+        await until(lambda: gate.begun.qsize() == len(here.shims))
+
+
+async def test_a_look_that_could_not_be_made_is_made_again_and_kills_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was no thread for it, or no descriptor, however often."""
+    monkeypatch.setattr(host, "ADOPT_LIMIT", 0.001)
+    refused, find = list[str](), host._find_shim
+
+    def short_of_files(folder: Path, record: PodRecord) -> FoundShim:
+        refused.append("no descriptor")
+        if len(refused) < 100:
+            raise NotSeenError("no descriptor")
         return find(folder, record)
 
-    monkeypatch.setattr(host, "_find_shim", slow)
+    def short_of_threads(*asked: object) -> object:
+        refused.append("no thread")
+        if len(refused) < 50:
+            raise OSError("no thread")
+        return in_daemon(*asked)  # type: ignore[arg-type]
+
+    in_daemon = threads.in_daemon
+    monkeypatch.setattr(threads, "in_daemon", short_of_threads)
+    monkeypatch.setattr(host, "_find_shim", short_of_files)
     async with node(tmp_path, 1, monkeypatch) as here:
         await here.host.adopt()
-        await until(lambda: caplog.text.count("is looked for again") > 2)
-        assert [status.phase for status in here.host.status().values()] == ["unknown"]
-        assert len(looks) == 1, "a look that hangs keeps one thread, and leaves the others to other pods"
-        gate.set()
         await until(lambda: all(map(here.host.connected, here.shims)))
         assert here.alive() == 1
+        assert len(refused) >= 100
+
+
+def test_a_shim_in_its_pods_cgroup_is_known_without_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a user can make hang; in another pod's cgroup it is not."""
+    looked = list[int]()
+
+    def has_mark(pid: int, *_: object) -> bool:
+        looked.append(pid)
+        return False
+
+    monkeypatch.setattr(host, "has_mark", has_mark)
+    with marked_sleep("m") as shim:
+        try:
+            (tmp_path / "shim.json").write_text(
+                json.dumps({"pid": shim.pid, "start": start_time(shim.pid), "boot": boot_id()})
+            )
+            record = PodRecord("u", os.getuid(), "m", tmp_path, tmp_path / "nodeagent-pod-u")
+            monkeypatch.setattr(PodCgroup, "of", lambda _: PodCgroup(tmp_path / "nodeagent-pod-u"))
+            found = host._find_shim(tmp_path, record)
+            os.close(found.pidfd)
+            assert (found.pid, looked) == (shim.pid, [])
+            monkeypatch.setattr(PodCgroup, "of", lambda _: PodCgroup(tmp_path / "nodeagent-pod-v"))
+            with pytest.raises(UntrustedError, match="is not its shim"):
+                host._find_shim(tmp_path, record)
+            assert looked == [shim.pid]
+        finally:
+            shim.kill()
 
 
 async def test_a_shim_that_many_others_connect_to_is_connected_to_again(
@@ -223,7 +319,7 @@ async def test_folders_that_hang_hold_up_only_their_pod_and_are_looked_at_again(
         await until(tenth)
         here.host.retire(UID)
         assert dict(here.host.status()) == {}
-        for _ in range(ASIDE_MAX + 1):
+        for _ in range(OWNER_MAX + 1):
             here.host.prepare(UID, SPEC)
             await asyncio.sleep(0)
             here.host.retire(UID)
@@ -251,7 +347,7 @@ async def test_more_pods_than_may_be_looked_at_at_once_are_prepared_on_a_new_nod
         }
 
 
-async def test_many_folders_that_hang_leave_threads_to_other_looks(
+async def test_many_folders_that_hang_leave_threads_to_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "FOLDERS_LIMIT", 0.02)
@@ -261,11 +357,11 @@ async def test_many_folders_that_hang_leave_threads_to_other_looks(
         for uid in uids:
             here.host.prepare(uid, SPEC)
         await until(lambda: len(here.host.status()) == len(uids))
-        assert len(disk.asked) == host.LOOKS_AT_ONCE
+        assert len(disk.asked) == OWNER_MAX
         reasons = [status.reason for status in here.host.status().values()]
-        assert sum(f"{host.LOOKS_AT_ONCE} other pods' folders have not come back" in reason for reason in reasons) == (
-            len(uids) - host.LOOKS_AT_ONCE
-        )
+        hang = f"{OWNER_MAX} earlier looks for uid {os.getuid()} have not come back"
+        assert sum(hang in reason for reason in reasons) == len(uids) - OWNER_MAX
+        assert await here.host._looks.run(os.getuid() + 1, "another", lambda: "look") == "look"
         assert await aside(lambda: "another look") == "another look"
         disk.answers.set()
         await until(lambda: all(thread.name != "untrusted" for thread in threading.enumerate()))
@@ -352,20 +448,20 @@ async def test_one_promise_that_cannot_be_looked_at_hides_no_other(
 
 
 async def test_a_unit_is_looked_for_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find, threads = host._find_shim, set[threading.Thread]()
+    find, used = host._find_shim, set[threading.Thread]()
 
     def watched(folder: Path, record: PodRecord) -> FoundShim:
-        threads.add(threading.current_thread())
+        used.add(threading.current_thread())
         return find(folder, record)
 
     monkeypatch.setattr(host, "_find_shim", watched)
     async with node(tmp_path, 1, monkeypatch) as here:
         ((uid, shim),) = here.shims.items()
         record = PodRecords(tmp_path / "run").all()[folder_name(uid)]
-        found = await host._started_as("u.service", ["true"], run_folder(tmp_path / "run", uid), record)
+        found = await here.host._started_as("u.service", ["true"], run_folder(tmp_path / "run", uid), record)
         os.close(found.pidfd)
         assert found.pid == shim.pid
-        assert threads and threading.main_thread() not in threads
+        assert used and threading.main_thread() not in used
 
 
 def all_open() -> int:

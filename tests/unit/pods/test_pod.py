@@ -22,6 +22,7 @@ from nodeagent.model.world import Token
 from nodeagent.osutil import untrusted
 from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import Marked
+from nodeagent.osutil.untrusted import AsideByOwner
 from nodeagent.pods import pod
 from nodeagent.pods.base import StartOrder
 from nodeagent.pods.cgroup import PodCgroup
@@ -47,7 +48,7 @@ class Fake:
         record = PodRecord("u", os.geteuid(), "m", folder / "logs")
         self.handle = PodHandle(
             record, folder, "ready", changed=self.changed.set, swept=lambda: None, ended=self.ended.append,
-            sweeper=sweeper,
+            sweeper=sweeper, looks=AsideByOwner(),
         )  # fmt: skip
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         ours, self.theirs = socket.socketpair()
@@ -454,10 +455,11 @@ async def test_a_pod_that_is_let_go_while_it_is_swept_leaves_nothing_behind(tmp_
 async def test_why_a_shim_could_not_start_is_not_waited_for_on_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(untrusted, "ASIDE_MAX", 0)
+    monkeypatch.setattr(untrusted, "OWNER_MAX", 0)
+    monkeypatch.setattr(pod, "LOG_LIMIT", 0.02)
     async with fake(tmp_path) as shim:
         shim.process.kill()
         await shim.until(lambda: shim.handle.status.phase == "unfit")
-        log, hang = tmp_path / "logs" / "shim.log", "0 looks at users' files have not come back"
+        log, hang = tmp_path / "logs" / "shim.log", f"0 earlier looks for uid {os.geteuid()} have not come back"
         why = f"the shim could not start: its own words in {log} cannot be read: {hang}"
         assert (shim.handle.status.reason, shim.handle.status.passing) == (why, True)
