@@ -36,6 +36,7 @@ processes."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61
 _TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _SUN_PATH = 107
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 
@@ -47,8 +48,8 @@ DEPTH = 64
 CHILDREN_MAX = 1 << 20
 """The most bytes that are read of a thread's children."""
 _PASSING = frozenset({
-    errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM, errno.ENOSPC,
-    errno.ESTALE, errno.ETIMEDOUT,
+    errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM,
+    errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT,
 })  # fmt: skip
 PREFERRED = -10
 """Niceness of processes on whose speed the workers depend: agents, shims, and a private Redis."""
@@ -239,7 +240,7 @@ def stat_fields(pid: int) -> list[str] | None:
 
 def passing(error: OSError) -> bool:
     """What failed may succeed later although nobody changes the request: a disk or a table is full, a file server is
-    silent."""
+    silent, something is mounted in the way."""
     return error.errno in _PASSING
 
 
@@ -380,6 +381,13 @@ def kill_group(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
     if not grouped or number == signal.SIGKILL:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(pidfd, number)
+
+
+def detach_mount(path: str) -> None:
+    """Take what is mounted on this out of the tree of files at once, whoever uses it. A link is not followed. It may
+    wait for who serves it. Raises OSError."""
+    if _libc().umount2(os.fsencode(path), _MNT_DETACH | _UMOUNT_NOFOLLOW):
+        _raise("umount2")
 
 
 def saves_itself(pid: int) -> bool:

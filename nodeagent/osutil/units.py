@@ -12,6 +12,7 @@ import resource
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from nodeagent.osutil.commands import DIES, ends
 
@@ -47,6 +48,10 @@ KEPT = (
 """Settings of the lease process's unit."""
 
 
+DETACHES = ("Type=oneshot", "CollectMode=inactive-or-failed", "TimeoutStartSec=10s")
+"""Settings of a unit that detaches mounts."""
+
+
 class UnitError(Exception):
     """The unit did not start; ``str()`` is systemd's message."""
 
@@ -73,6 +78,14 @@ def lease_unit(agent: str) -> str:
 def lease_command(agent: str, environ: Mapping[str, str], command: Sequence[str]) -> list[str]:
     """The command that makes systemd run the lease process, and restart it."""
     return _command(lease_unit(agent), agent, "the node's lease", KEPT, environ, command)
+
+
+def detach_command(agent: str, folder: Path) -> list[str]:
+    """The command that makes systemd detach whatever is mounted on this folder, which nobody but root can replace. The
+    agent's sandbox lets it do so neither here nor for the machine."""
+    unit = f"nodeagent-detach-{secrets.token_hex(4)}.service"
+    script = ["/bin/sh", "-c", 'while umount -l -i -c "$0" 2>/dev/null; do :; done', str(folder)]
+    return _command(unit, agent, f"mounts on {folder}", DETACHES, {}, script)
 
 
 def stop_command(unit: str) -> list[str]:

@@ -11,6 +11,7 @@ The lease process uses it too: it loads nothing large, asyncio and threads only 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -19,10 +20,11 @@ import stat
 import struct
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-from nodeagent.osutil.linux import unseen
+from nodeagent.osutil.linux import detach_mount, unseen
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,6 +41,8 @@ NAMES_MAX = 10_000
 """The most entries of a folder that are read."""
 REMOVE_MAX = 1_000_000
 """The most entries that are removed with a tree; the rest of a larger tree stays."""
+MOUNTS_MAX = 100
+"""The most mounts on each other that are detached in one go."""
 ASIDE_MAX = 64
 """The most threads that do such work for the agent itself at a time; if so many hang, no more work is started."""
 OWNER_MAX = 8
@@ -317,13 +321,79 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
+def is_there(trusted: Path, name: str) -> bool:
+    """Returns whether there is an entry of this name, of whatever kind, or a mount on it. Raises NotSeenError."""
+    with _naming(trusted / name):
+        try:
+            with _folder(trusted) as folder:
+                os.close(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))
+        except FileNotFoundError:
+            return False
+    return True
+
+
+def is_mounted(trusted: Path, name: str) -> bool:
+    """Returns whether something is mounted on the entry of this name. Raises UntrustedError."""
+    with _naming(trusted / name):
+        try:
+            with _folder(trusted) as folder:
+                return _is_mounted(folder, name)
+        except FileNotFoundError:
+            return False
+
+
+def owner_of(trusted: Path, name: str) -> int:
+    """The uid of whose the entry of this name is, of whatever kind. Raises UntrustedError, also where something is
+    mounted on it."""
+    with _naming(trusted / name), _folder(trusted) as folder:
+        at = _pinned(folder, name, lambda _: True)
+        try:
+            return os.fstat(at).st_uid
+        finally:
+            os.close(at)
+
+
+def detach(trusted: Path, name: str) -> None:
+    """Take away what is mounted on the entry of this name, in a folder in which only this process's user writes. It may
+    wait for who serves it. Raises UntrustedError."""
+    with _naming(trusted / name), _folder(trusted) as folder:
+        _detach(folder, name)
+
+
+@contextmanager
+def _folder(trusted: Path) -> Iterator[int]:
+    fd = os.open(trusted, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_mounted(folder: int, name: str) -> bool:
+    at = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return _mount(at) != _mount(folder)
+    finally:
+        os.close(at)
+
+
+def _detach(folder: int, name: str) -> None:
+    for _ in range(MOUNTS_MAX):
+        if not _is_mounted(folder, name):
+            return
+        detach_mount(f"/proc/self/fd/{folder}/{name}")
+    raise UntrustedError(f"{name} is another mount, again and again")
+
+
 def remove_tree(trusted: Path, name: str) -> None:
-    """Remove the entry of this name, in a folder in which only this process's user writes. Follows no link and stops at
-    a mount. Needs constant memory and descriptors at any depth: deeper entries are moved up and removed there. Raises
-    UntrustedError if something is left."""
+    """Remove the entry of this name, in a folder in which only this process's user writes. Follows no link. What is
+    mounted there is detached, and nothing of it removed. Needs constant memory and descriptors at any depth: deeper
+    entries are moved up and removed there. Raises UntrustedError if something is left."""
     path = trusted / name
     with _naming(path):
         try:
+            with _folder(trusted) as folder:
+                _detach(folder, name)
             path.unlink()
         except FileNotFoundError:
             return
@@ -348,12 +418,12 @@ def remove_tree(trusted: Path, name: str) -> None:
 def _remove_entry(top: int, name: str) -> None:
     """Removes an entry of the folder; if it is a folder that is not empty, its entries are moved up first."""
     try:
-        os.unlink(name, dir_fd=top)
+        _in_place(partial(os.unlink, name, dir_fd=top), top, name)
         return
     except (IsADirectoryError, PermissionError):
         pass
     with suppress(OSError):
-        os.rmdir(name, dir_fd=top)
+        _in_place(partial(os.rmdir, name, dir_fd=top), top, name)
         return
     fd = _opened(top, name, stat.S_ISDIR, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -361,13 +431,25 @@ def _remove_entry(top: int, name: str) -> None:
             inside = [entry.name for entry, _ in zip(entries, range(NAMES_MAX), strict=False)]
         for entry in inside:
             try:
-                os.unlink(entry, dir_fd=fd)
+                _in_place(partial(os.unlink, entry, dir_fd=fd), fd, entry)
             except (IsADirectoryError, PermissionError):
-                os.rename(entry, f".{os.urandom(8).hex()}", src_dir_fd=fd, dst_dir_fd=top)
+                up = f".{os.urandom(8).hex()}"
+                _in_place(partial(os.rename, entry, up, src_dir_fd=fd, dst_dir_fd=top), fd, entry)
     finally:
         os.close(fd)
     with suppress(OSError):  # more than NAMES_MAX: the next round continues
         os.rmdir(name, dir_fd=top)
+
+
+def _in_place(change: Callable[[], None], folder: int, name: str) -> None:
+    """Of an entry which the kernel changes only without what is mounted on it."""
+    try:
+        change()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        _detach(folder, name)
+        change()
 
 
 _aside: set[asyncio.Future[Any]] = set()

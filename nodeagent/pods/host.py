@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -44,10 +44,10 @@ from nodeagent.osutil.untrusted import (
     UntrustedError,
     UntrustedFolder,
     aside,
-    remove_tree,
 )
 from nodeagent.pods.base import NOBODY, CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.cgroup import PodCgroup, cgroup_of_pod, cgroup_of_unit, cgroups_left
+from nodeagent.pods.clearing import Clearing
 from nodeagent.pods.folder import (
     PodRecord,
     PodRecords,
@@ -58,7 +58,6 @@ from nodeagent.pods.folder import (
     pod_file,
     pods_folder,
     promised_number,
-    put_away,
     record_of_before,
     run_folder,
     state_folder,
@@ -84,12 +83,6 @@ FOLDERS_LIMIT = 5.0
 """Seconds that a new pod waits for its state and log folders."""
 PROMISED_LIMIT = 2.0
 """Seconds for a look at what was promised here: an agent waits for it before it joins."""
-ENDS_MOST, END_EVERY = 100, 0.1
-"""Looks at a cgroup that no pod has, and seconds between two; what does not end by then is left to the next agent."""
-CLEAR_LIMIT = 60.0
-"""Seconds for the removal of a run folder."""
-CLOSE_LIMIT = 1.0
-"""Seconds that an agent's end waits for such removals; the next agent goes on with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +119,13 @@ class ShimHost:
         self._address, self._ports = address, ports
         self._pods: dict[str, PodHandle] = {}
         self._records = PodRecords(dirs.run)
-        self._clearing: set[asyncio.Task[None]] = set()
         self._unfit: dict[str, tuple[float, PodStatus]] = {}
         self._logins, self._granted = Logins(node, look), granted
         self._looking: dict[str, asyncio.Task[None]] = {}
         """Pods that wait for what the user database says, or for their folders, by uid."""
         self._looks = AsideByOwner()
         """At what is the pods' users'."""
+        self._clearing = Clearing(how.unit, self._looks, self._in_use)
         self._promised, self._sweeper = OneAside(), Sweeper()
         self._pings = 0
 
@@ -153,7 +146,7 @@ class ShimHost:
                     cgroups.pop(folder.name, None)
                 except UntrustedError as error:
                     log.warning("no pod in %s, it is removed: %s", folder, error)
-                    self._clear(folder)
+                    self._clearing.remove(folder)
                 else:
                     known[folder.name] = record
                     try:
@@ -165,7 +158,7 @@ class ShimHost:
                 self._remove_grant(key)
         for key, cgroup in cgroups.items():
             if key not in known:
-                self._beside(_end(cgroup))
+                self._clearing.end(cgroup)
         found = []
         for name, record in known.items():
             handle, useless = self._handle(record, folders / name, "unknown"), "" if name in grants else NO_GRANT
@@ -207,7 +200,7 @@ class ShimHost:
         self._remove_grant(folder_name(uid))
         if uid not in self._pods:
             self._records.forget(uid)
-            self._clear(run_folder(self._run, uid))
+            self._clearing.remove(run_folder(self._run, uid))
         text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
         silent = isinstance(error, NoAnswerError | NotSeenError)
         may_pass = silent or (isinstance(error, OSError) and passing(error))
@@ -288,8 +281,7 @@ class ShimHost:
         for pod in self._pods.values():
             pod.let_go()
         self._pods.clear()
-        if self._clearing:
-            await asyncio.wait(self._clearing, timeout=CLOSE_LIMIT)
+        await self._clearing.close()
 
     def _command(self, uid: str, op: str, **arguments: Any) -> None:
         pod = self._pods.get(uid)
@@ -308,7 +300,7 @@ class ShimHost:
         if self._pods.get(pod.uid) is pod:
             del self._pods[pod.uid]
             self._records.forget(pod.uid)
-            self._clear(pod.folder)
+            self._clearing.remove(pod.folder)
         self.changed.set()
 
     def _remove_grant(self, key: str) -> None:
@@ -318,23 +310,12 @@ class ShimHost:
         except OSError as error:
             log.warning("the grant of pod %s is not removed: %s", key, error)
 
-    def _clear(self, folder: Path) -> None:
-        """Remove a run folder, whose name is free at once: how much is in it is the user's doing."""
-        try:
-            away = put_away(folder)
-        except OSError as error:
-            log.warning("%s is not removed: %s", folder, error)
-            return
-        if away is not None:
-            self._beside(_remove(away))
-
-    def _beside(self, removal: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(removal)
-        self._clearing.add(task)
-        task.add_done_callback(self._clearing.discard)
+    def _in_use(self, folder: Path) -> bool:
+        return any(pod.folder == folder for pod in self._pods.values())
 
     async def _start_shim(self, uid: str, spec: JobSpec, login: Login) -> None:
         state, logs = state_folder(self._state, uid), log_folder(self._logs, spec.name, uid)
+        await self._clearing.free(run_folder(self._run, uid))
         with await self._own_folders(uid, state, logs, login) or nullcontext() as log_file:
             self._unfit.pop(uid, None)
             folder, grants = run_folder(self._run, uid), grants_folder(self._run)
@@ -343,7 +324,7 @@ class ShimHost:
                 self._ports, self._jobs.logs.max_bytes, self._jobs.logs.keep,
             )  # fmt: skip
             if (before := make_run_folder(folder, content, login.uid, login.gid)) is not None:
-                self._clear(before)
+                self._clearing.remove(before)
             unit = units.unit_name(folder.name) if self._how.unit else ""
             cgroup = cgroup_of_unit(unit) if unit else cgroup_of_pod(self._run, folder.name)
             record = PodRecord(uid, login.uid, content["mark"], logs, cgroup)
@@ -489,22 +470,3 @@ def _find_shim(folder: Path, record: PodRecord) -> FoundShim:
 
 def _forget(found: FoundShim) -> None:
     os.close(found.pidfd)
-
-
-async def _end(cgroup: PodCgroup) -> None:
-    """No pod has it any more."""
-    for _ in range(ENDS_MOST):
-        try:
-            if not cgroup.kill():
-                break
-        except OSError as error:
-            log.warning("what is in %s cannot be looked at: %s", cgroup.path, error)
-        await asyncio.sleep(END_EVERY)
-    cgroup.remove()
-
-
-async def _remove(away: Path) -> None:
-    try:
-        await aside(lambda: remove_tree(away.parent, away.name), CLEAR_LIMIT)
-    except UntrustedError as error:
-        log.warning("not removed: %s", error)

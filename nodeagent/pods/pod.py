@@ -25,7 +25,7 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil.clock import Allowance
 from nodeagent.osutil.linux import pidfd_ended, read_proc
-from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, object_of
+from nodeagent.osutil.untrusted import AsideByOwner, NotSeenError, UntrustedError, UntrustedFolder, is_there, object_of
 from nodeagent.pods.base import PodStatus, StartOrder
 from nodeagent.pods.bounds import bounded
 from nodeagent.pods.cgroup import PodCgroup
@@ -70,8 +70,8 @@ SWEEP_LIMIT = 5.0
 UNSEEN = "what it left behind cannot be looked at: {}"
 SHIM_LOG = "shim.log"
 """In the pod's log folder: what the shim itself writes."""
-LOG_LIMIT = 5.0
-"""Seconds for a look into it."""
+LEFT_LIMIT = 5.0
+"""Seconds for a look at what a dead shim has left in its user's folders."""
 LAST_LINE_MAX = 1000
 """Characters of a shim's words in the agent's log."""
 
@@ -259,9 +259,10 @@ class PodHandle:
                 self._cgroup = None
             self._swept()
             not_started = await self._why_not_started() if self._started_here and not self._spoke else ""
+            removed = not self.retiring and await self._left_by_itself()
         finally:
             self._sweeping = None
-        if self.retiring or self._left_by_itself():
+        if self.retiring or removed:
             self._ended(self)
         elif not_started:
             self.retry_at = self._loop.time() + LOOK_AGAIN
@@ -322,13 +323,19 @@ class PodHandle:
         file = self._record.logs / SHIM_LOG
         try:
             look = partial(last_line, file, self._record.owner)
-            return await self._looks.run(self._record.owner, f"log of {self.uid}", look, LOG_LIMIT)
+            return await self._looks.run(self._record.owner, f"log of {self.uid}", look, LEFT_LIMIT)
         except NotSeenError as error:
             return f"its own words in {file} cannot be read: {error}"
 
-    def _left_by_itself(self) -> bool:
-        """An idle shim that ends on its own removes its folder."""
-        return not os.path.lexists(self.folder)
+    async def _left_by_itself(self) -> bool:
+        """An idle shim that ends on its own removes its folder. What lies, or is mounted, in its place is the user's
+        doing."""
+        look = partial(is_there, self.folder.parent, self.folder.name)
+        try:
+            return not await self._looks.run(self._record.owner, f"folder of {self.uid}", look, LEFT_LIMIT)
+        except UntrustedError as error:
+            logger.warning("whether %s is there is not known: %s", self.folder, error)
+            return False
 
     # -- the connection
 

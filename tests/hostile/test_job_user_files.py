@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -388,6 +389,51 @@ async def test_removing_a_pods_folder_removes_nothing_else(open_folder: Path, sp
         bench.host.retire(THEIRS)
         await wait_for(lambda: here.theirs is None and not list(run.parent.glob(".left-*")) and not run.exists())
         assert (kept / "sub" / "file").exists()
+
+
+@pytest.mark.parametrize("agent", ["runs", "comes"])
+async def test_what_is_mounted_on_a_run_folder_is_detached_before_it_is_removed(
+    open_folder: Path, spec: JobSpec, agent: str
+) -> None:
+    """A user may do it with a file system that never answers (``fusermount3``): here root does it for him."""
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        here = await field(bench, spec)
+        kept, run = open_folder / "kept", here.run
+        kept.mkdir()
+        (kept / "file").touch()
+        try:
+            for retired in (False, True):
+                attack(run, "os.mkdir('inside')")
+                for place in (run / "inside", run, run):
+                    if subprocess.run(["mount", "--bind", kept, place], check=False).returncode:  # noqa: ASYNC221
+                        pytest.skip("nothing can be mounted here")
+                assert here.theirs is not None
+                assert here.theirs.shim_pid is not None
+                os.kill(here.theirs.shim_pid, signal.SIGKILL)
+                if agent == "comes":
+                    await here.restarted()
+                await wait_for(lambda: (s := here.theirs) and s.phase == "gone")
+                if retired:
+                    bench.host.retire(THEIRS)
+                    await wait_for(lambda: here.theirs is None)
+                else:
+                    await here.prepared()
+                await wait_for(partial(only_has, run, folder=not retired))
+            assert mounts_in(open_folder) == []
+            assert (kept / "file").exists()
+        finally:
+            for mounted in reversed(mounts_in(open_folder)):
+                subprocess.run(["umount", "-l", mounted], check=False)  # noqa: ASYNC221
+
+
+def only_has(run: Path, *, folder: bool) -> bool:
+    """Nothing of it is left beside the folder of a pod that there may be."""
+    return run.exists() == folder and not list(run.parent.glob(".left-*"))
+
+
+def mounts_in(folder: Path) -> list[str]:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [place for _, place, *_ in map(str.split, lines) if place.startswith(str(folder))]
 
 
 def test_this_interpreter_is_another_than_the_attackers() -> None:

@@ -61,7 +61,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "lease/peers.py": ("copy", "of the beginning of a signature"),
     "lease/resp.py": ("AF_UNIX", STORE),
     "lease/statefiles.py": ("open read_text unlink", OWN),
-    "osutil/untrusted.py": ("AF_UNIX fchown open rename rmdir scandir unlink", "this is the way"),
+    "osutil/untrusted.py": ("AF_UNIX fchown open rmdir scandir unlink", "this is the way"),
     "spec/configfile.py": ("read_bytes read_text", ADMIN),
     "spec/schema.py": ("mkdir write_text", "a developer's command"),
     "store/endpoint.py": ("open", ADMIN),

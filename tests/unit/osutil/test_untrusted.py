@@ -27,7 +27,11 @@ from nodeagent.osutil.untrusted import (
     UntrustedFolder,
     _naming,
     aside,
+    detach,
+    is_mounted,
+    is_there,
     object_of,
+    owner_of,
     remove_tree,
 )
 
@@ -189,13 +193,47 @@ def test_another_mount_is_not_even_looked_at(tmp_path: Path) -> None:
                 folder.append("f", 0o600, also=0)
         with pytest.raises(UntrustedError, match="another mount"):
             UntrustedFolder(tmp_path, "tree", "over")
-        with pytest.raises(UntrustedError):
-            remove_tree(tmp_path, "tree")
+        with pytest.raises(UntrustedError, match="another mount"):
+            owner_of(tmp_path / "tree", "over")
+        assert is_there(tmp_path / "tree", "over")
+        assert [is_mounted(tmp_path / "tree", name) for name in ("over", "f", "none")] == [True, True, False]
+        detach(tmp_path / "tree", "over")
+        detach(tmp_path / "tree", "over")  # nothing there is fine
+        assert not is_mounted(tmp_path / "tree", "over")
     finally:
         for name, _ in mounts:
-            subprocess.run(["umount", tmp_path / "tree" / name], check=True)
-    remove_tree(tmp_path, "tree")
-    assert (tmp_path / "file").read_text() == "{}"
+            subprocess.run(["umount", tmp_path / "tree" / name], check=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+@pytest.mark.parametrize("at", [".", "sub", "sub/deep", "sub/f"])
+def test_what_is_mounted_in_a_tree_that_is_removed_is_detached_and_kept(tmp_path: Path, at: str) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    place, source = tmp_path / "tree" / at, tmp_path / "kept"
+    (tmp_path / "tree" / "sub" / "deep").mkdir(parents=True)
+    (tmp_path / "tree" / "sub" / "f").touch()
+    if place.is_file():
+        source /= "file"
+    for _ in range(2):
+        subprocess.run(["mount", "--bind", source, place], check=True)
+    try:
+        remove_tree(tmp_path, "tree")
+    finally:
+        while place.exists() and subprocess.run(["umount", "-q", place], check=False).returncode == 0:
+            pass
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["kept", "kept/file"]
+
+
+def test_whether_an_entry_is_there_and_whose_it_is(tmp_path: Path) -> None:
+    _link(tmp_path / "link")
+    os.mkfifo(tmp_path / "fifo")
+    assert [is_there(tmp_path, name) for name in ("link", "fifo", "none")] == [True, True, False]
+    assert not is_there(tmp_path / "none", "none")
+    assert not is_mounted(tmp_path / "none", "none")
+    assert owner_of(tmp_path, "link") == os.geteuid()
+    with pytest.raises(UntrustedError):
+        owner_of(tmp_path, "none")
 
 
 def test_removing_follows_no_link(tmp_path: Path) -> None:

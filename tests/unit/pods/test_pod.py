@@ -452,11 +452,33 @@ async def test_a_pod_that_is_let_go_while_it_is_swept_leaves_nothing_behind(tmp_
         assert (shim.handle.status.phase, shim.ended) == ("ready", [])
 
 
+async def test_what_is_in_the_place_of_a_dead_shims_folder_is_never_looked_at_on_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a file system of the user's, which does not answer."""
+    answers = threading.Event()
+
+    def hangs(trusted: Path, name: str) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        assert trusted / name == tmp_path
+        return answers.wait(BOUND)
+
+    monkeypatch.setattr(pod, "is_there", hangs)
+    monkeypatch.setattr(pod, "LEFT_LIMIT", 0.02)
+    async with fake(tmp_path) as shim:
+        shim.say()
+        await shim.until(lambda: shim.handle.status.phase == "running")
+        shim.process.kill()
+        await shim.until(lambda: shim.handle.status.phase == "gone")
+        assert shim.ended == []
+        answers.set()
+
+
 async def test_why_a_shim_could_not_start_is_not_waited_for_on_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(untrusted, "OWNER_MAX", 0)
-    monkeypatch.setattr(pod, "LOG_LIMIT", 0.02)
+    monkeypatch.setattr(pod, "LEFT_LIMIT", 0.02)
     async with fake(tmp_path) as shim:
         shim.process.kill()
         await shim.until(lambda: shim.handle.status.phase == "unfit")
