@@ -183,7 +183,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "pending": room.pending,
         "live": room.live,
         "barred": room.barred is not None,
-        "capped": "" if room.barred is None else _capped(cluster, job, room.barred),
+        "capped": "" if room.barred is None else _capped(cluster, job, room.barred()),
         "cordoned": will_do[:SHOWN],
         "unmet": never(cluster, job.sized_before),
         "blocked": bool(blocked(cluster, job)),

@@ -90,7 +90,7 @@ def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     does, and when it starts if that is known. ``wall``: Unix time."""
     barred = room_for(cluster, job).barred
     if barred is not None and cluster.served >= job.not_before:
-        return (full(cluster, job, barred),)
+        return (full(cluster, job, barred()),)
     placement = place(cluster, job)
     if placement.fits or cluster.served < job.not_before or dependencies.blocked(cluster, job):
         return ()
@@ -158,7 +158,7 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...],
     if until and (late := _held_too_long(cluster, job, gone, _missing(cluster, job, room, place(cluster, job)))):
         return late
     if room.barred is not None:
-        text = full(cluster, job, room.barred)
+        text = full(cluster, job, room.barred())
     elif not (text := never(cluster, job.sized_before)):
         target = job.sized_before.nodes.target
         if job.spec.several:

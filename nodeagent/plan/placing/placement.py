@@ -383,29 +383,29 @@ def _soon(cluster: Cluster, job: JobRecord, without: Collection[str]) -> Layout:
 def _able(
     cluster: Cluster, job: JobRecord, standings: tuple[Standing, ...], without: Collection[str] = ()
 ) -> list[Candidate]:
-    able = (c for c in candidates(cluster, job) if c.standing in standings)
-    everyone = {c.node: c for c in able if c.node not in without}
+    able = (c for c in candidates(cluster, job) if c.standing in standings and c.node not in without)
+    return _in_order(cluster, job, able)
+
+
+def could_choose(cluster: Cluster, job: JobRecord, found: Iterable[Candidate]) -> bool:
+    """Whether ``choose`` finds room on the fit ones of these for a job of several roles that has no nodes and that no
+    queue limits. It finds out no more than that: of hundreds of jobs that wait, most are laid out only later, if ever.
+    ``found``: in natural order, all that could take part."""
+    able = _in_order(cluster, job, (c for c in found if c.standing == "fit"))
+    return bool(able) and could_lay(cluster, job, _sizes(job, job.sized_before.nodes.target), able)
+
+
+def could_soon(cluster: Cluster, job: JobRecord, found: Iterable[Candidate]) -> bool:
+    """Likewise whether ``soon`` finds room, whatever queues allow."""
+    able = _in_order(cluster, job, found)
+    if could_lay(cluster, job, job.sized, able):
+        return True
+    return job.control.growing is not None and could_lay(cluster, job, job.sized_before, able)
+
+
+def _in_order(cluster: Cluster, job: JobRecord, found: Iterable[Candidate]) -> list[Candidate]:
+    everyone = {c.node: c for c in found}
     return [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone]
-
-
-def has_places(cluster: Cluster, job: JobRecord) -> tuple[bool, bool]:
-    """Whether a job of several roles that has no nodes would fit if ``choose`` chose now, and whether ``soon`` would
-    find room. It finds out no more than that: of hundreds of jobs that wait, most are laid out only later, if ever. No
-    queue may limit the job."""
-    of = _looked_at(cluster, job)
-    return cluster.notes.once(f"places:{job.uid}", of, lambda _before: _has_places(cluster, job))
-
-
-def _has_places(cluster: Cluster, job: JobRecord) -> tuple[bool, bool]:
-    fit, later = _able(cluster, job, ("fit",)), _able(cluster, job, ("fit", "pending"))
-    grows = job.control.growing is not None
-    if could_lay(cluster, job, _sizes(job, job.sized_before.nodes.target), fit):
-        return True, True
-    if len(later) == len(fit) and not grows:
-        return False, False  # they are the same
-    if could_lay(cluster, job, job.sized, later):
-        return False, True
-    return False, grows and could_lay(cluster, job, job.sized_before, later)
 
 
 def could_lay(cluster: Cluster, job: JobRecord, spec: JobSpec, able: Collection[Candidate]) -> bool:

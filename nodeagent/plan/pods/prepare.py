@@ -10,6 +10,7 @@ from nodeagent.plan.cluster import Cluster, natural
 from nodeagent.plan.nodes.availability import spot_nodes
 from nodeagent.plan.nodes.candidates import Candidate, asked, candidate, candidates, score, some_candidates, staying
 from nodeagent.plan.nodes.health import takes_work, worn_nodes
+from nodeagent.plan.nodes.kinds import shape_of
 from nodeagent.plan.nodes.labels import Path
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import arrange, arranged, may_move, soon
@@ -17,7 +18,7 @@ from nodeagent.plan.placing.topology import closer, closest, gang_of
 from nodeagent.plan.queueing.elastic import eligible, nodes_wanted, transfers
 from nodeagent.plan.queueing.queue import in_queue, next_up
 from nodeagent.plan.queueing.reservations import kept_from, line
-from nodeagent.plan.queueing.room import shape_of, shut_for, with_room
+from nodeagent.plan.queueing.room import shut_for, with_room
 
 Order = Callable[[str, bool], tuple[int, ...]]
 """The rank of a node, by whether it is fit: the lowest is the best."""

@@ -26,9 +26,9 @@ from nodeagent.plan.fairshare.reclaim import Reclaim
 from nodeagent.plan.fairshare.resources import of_devices
 from nodeagent.plan.nodes.devices import Booking, booked
 from nodeagent.plan.nodes.health import takes_work
+from nodeagent.plan.nodes.kinds import fits, kind_of, shape_of
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.queueing.queue import line_key
-from nodeagent.plan.queueing.room import fits, kind_of, shape_of
 
 UNKNOWN = 1 << 62
 """The served time at which a job without a time limit leaves its nodes."""

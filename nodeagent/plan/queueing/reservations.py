@@ -27,6 +27,7 @@ from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, least, together, used
 from nodeagent.plan.nodes.candidates import Candidate, asked, ruled_out, strays
 from nodeagent.plan.nodes.devices import booked
+from nodeagent.plan.nodes.kinds import shape_of
 from nodeagent.plan.nodes.members import survivors
 from nodeagent.plan.placing.placement import could_lay, lay
 from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather, most
@@ -43,7 +44,7 @@ from nodeagent.plan.queueing.queue import (
     places,
     queue,
 )
-from nodeagent.plan.queueing.room import Room, room_for, shape_of, shut_for, with_room
+from nodeagent.plan.queueing.room import Room, room_for, shut_for, with_room
 
 TRIED = 8
 """At most so many gangs are passed over that could not start even if all jobs had ended: they hold up nobody, and the

@@ -7,7 +7,7 @@ jobs, not as much as both multiplied. Chooses no nodes: that is ``placing/placem
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -15,45 +15,20 @@ from typing import NamedTuple
 from nodeagent.model.constraints import value_of
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Role
-from nodeagent.model.node import NodeRecord, Readiness
+from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster, SeenNodes, changed, in_order, seen
 from nodeagent.plan.fairshare.queues import NO_CEILING, Ceiling, ceiling
 from nodeagent.plan.fairshare.resources import NOTHING, Resources, of_devices, times, together
 from nodeagent.plan.nodes.availability import shuns, takes, too_long
-from nodeagent.plan.nodes.candidates import Candidate, asked, candidates, fitting, gpus_per_worker, some_candidates
+from nodeagent.plan.nodes.candidates import Candidate, asked, fitting, free_gpus, gpus_per_worker, some_candidates
 from nodeagent.plan.nodes.devices import Booked, booked, changed_bookings
 from nodeagent.plan.nodes.health import takes_work
+from nodeagent.plan.nodes.kinds import Kinds, NodeKind, fits, kind_of, shape_of
 from nodeagent.plan.nodes.labels import tree
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.placement import cheapest, choose, has_places, soon
+from nodeagent.plan.placing.counts import RoleRoom, count_places, room_of
+from nodeagent.plan.placing.placement import cheapest, choose, could_choose, could_soon, soon
 from nodeagent.plan.placing.topology import gang_of, most
-
-
-class NodeKind(NamedTuple):
-    """All of a node that decides whether it has room for a job that has nothing there."""
-
-    gpus: int
-    free_gpus: int
-    free_slots: int
-
-
-def kind_of(node: NodeRecord, used: Collection[str]) -> NodeKind:
-    """``used``: its devices that jobs have."""
-    facts = node.facts
-    slots = facts.cpu_slots
-    if any(device.startswith("cpu") for device in used):
-        slots = sum(f"cpu{i}" not in used for i in range(slots))
-    return NodeKind(len(facts.gpus), sum(g.healthy and g.uuid not in used for g in facts.gpus), slots)
-
-
-def fits(role: Role, kind: NodeKind) -> bool:
-    """A node of this kind has room for a worker at least."""
-    return fitting(role, kind.gpus, kind.free_gpus, kind.free_slots) > 0
-
-
-def shape_of(role: Role) -> tuple[object, ...]:
-    """All of a role that decides which nodes have room for it."""
-    return role.workers_per_node, role.gpus_per_worker, role.uneven, role.placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +39,7 @@ class _Nodes:
     booked: Booked
     of: Mapping[str, NodeKind]
     """Those that may take work."""
-    kinds: Mapping[NodeKind, int]
+    kinds: Kinds
     """How many of these there are of each kind."""
     choosy: frozenset[str]
     """Those among them that are not for every job: a maintenance window is ahead, or they may be taken away."""
@@ -145,8 +120,9 @@ class Room:
     """The job could start now."""
     enough_soon: bool
     """It could start as soon as all have got ready."""
-    barred: Resources | None = None
-    """What it would have to have at least, where nodes have room and its queues may not use so much."""
+    barred: Callable[[], Resources] | None = None
+    """What it would have to have at least, where nodes have room and its queues may not use so much: it is worked out
+    when somebody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,20 +166,20 @@ def _room_for(cluster: Cluster, rooms: _Rooms, job: JobRecord) -> Room:
     if last is not None and last[0] is job and (room := rooms.alike.get(last[1])) is not None:
         return room
     generation, spec = job.generation, job.spec
-    if len(spec.roles) > 1:
-        return _room_for_places(cluster, job)
     known, role = dict.fromkeys(rooms.asked.get(job.uid, ())), spec.roles[0]
     if generation is not None:
         known |= dict.fromkeys([*generation.members, *generation.holders])
     among = spec.placement is not None or (role.placement is not None and role.placement.hard)
-    look = _room_among if among else _room_with
-    if known:
+    look = _room_for_places if spec.several else _room_among if among else _room_with
+    if known or (spec.several and job.control.growing is not None):
         return look(cluster, job, known)
-    shape: tuple[object, ...] = (
-        spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, role.nodes.min,
-    )  # fmt: skip
-    if among:
-        shape = (*shape, role.placement, spec.within, spec.segments)
+    shape: tuple[object, ...]
+    if spec.several:
+        shape = spec.queue, spec.within, job.control.leaving, *map(_size_and_shape, job.sized.roles)
+    else:
+        shape = spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, role.nodes.min
+        if among:
+            shape = (*shape, role.placement, spec.within, spec.segments)
     if rooms.choosy:
         shape = (*shape, shut_for(cluster, spec))
     else:
@@ -211,6 +187,10 @@ def _room_for(cluster: Cluster, rooms: _Rooms, job: JobRecord) -> Room:
     if shape not in rooms.alike:
         rooms.alike[shape] = look(cluster, job, known)
     return rooms.alike[shape]
+
+
+def _size_and_shape(role: Role) -> tuple[object, ...]:
+    return *shape_of(role), role.replicas is None, role.least, role.places
 
 
 def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:
@@ -236,7 +216,11 @@ def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room
             soon[_use_on(role, kind)] += count
     barred = _barred(limit, least, soon)
     enough = room.enough and _barred(limit, least, now) is None
-    return replace(room, enough=enough, enough_soon=barred is None, barred=barred)
+    return replace(room, enough=enough, enough_soon=barred is None, barred=_once_known(barred))
+
+
+def _once_known(needs: Resources | None) -> Callable[[], Resources] | None:
+    return None if needs is None else lambda: needs
 
 
 def _barred(limit: Ceiling, least: int, nodes: Mapping[Resources, int]) -> Resources | None:
@@ -291,7 +275,7 @@ def _room_among(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Roo
         if node in others:
             uses[node] = _use_on(job.spec.role, nodes.of[node])
     barred = cheapest(limit, gang_of(cluster, job.spec), uses, least, least).needs
-    return replace(room, enough_soon=barred is None, barred=barred)
+    return replace(room, enough_soon=barred is None, barred=_once_known(barred))
 
 
 def _space(cluster: Cluster, spec: JobSpec) -> _Space:
@@ -374,24 +358,127 @@ def _few(such: int, known: int) -> str:
     return f"only {such} of the {known} known nodes {'are' if such > 1 else 'is'}"
 
 
-def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
-    """Of a job of several roles the nodes that have room for one of its places; whether that is enough depends on what
-    each of them has."""
-    members, found = {m.node for m in survivors(cluster, job)}, candidates(cluster, job)
-    counts, limit = _count(members, found), ceiling(cluster, job)
-    room = Room(counts["fit"], counts["pending"], counts["unfit"], len(_look(cluster).alive), False, False)
-    if not members and limit is NO_CEILING:
-        enough, enough_soon = has_places(cluster, job)
-        return replace(room, enough=enough, enough_soon=enough_soon)
-    if choose(cluster, job, job.sized_before.nodes.target).fits:
-        return replace(room, enough=True, enough_soon=True)
-    if (layout := soon(cluster, job)).lack:
+def _room_for_places(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:
+    """Of a job of several roles the nodes that have room for one of its places. Whether that is enough depends on what
+    each of them has: mostly a count of that tells, and places are laid out only where it does not."""
+    nodes, members, found = _look(cluster), survivors(cluster, job), some_candidates(cluster, job, known)
+    counts, able = _count({m.node for m in members}, found), [c for c in found if c.standing in ("fit", "pending")]
+    open_to = _open_to_places(cluster, job.spec, known, able)
+    fit, pending = counts["fit"], counts["pending"] + len(open_to.others)
+    room = Room(fit, pending, counts["unfit"], len(nodes.alive), False, False)
+    least = count_places(job.sized_before.roles, open_to.rooms, open_to.kinds)
+    if least.room is False:
         return room
-    uses = (of_devices([d for one in places for d in one.devices]) for places in layout.places.values())
-    needs = together(uses)
-    if limit.holds(needs):
-        return replace(room, enough_soon=True)
-    return replace(room, barred=needs)
+    limit = ceiling(cluster, job)
+    if members:
+        if _chosen(cluster, job):
+            return replace(room, enough=True, enough_soon=True)
+        enough_soon = not soon(cluster, job).lack
+    else:
+        if fit and _could_start(cluster, job, limit, able):
+            return replace(room, enough=True, enough_soon=True)
+        enough_soon = bool(least.room and not job.spec.within)
+        if not enough_soon:
+            others = some_candidates(cluster, job, {*open_to.others, *(c.node for c in able)})
+            enough_soon = could_soon(cluster, job, others)
+    if not enough_soon or limit is NO_CEILING:
+        return replace(room, enough_soon=enough_soon)
+    return _within_limit(cluster, job, limit, open_to, room)
+
+
+def _could_start(cluster: Cluster, job: JobRecord, limit: Ceiling, able: Iterable[Candidate]) -> bool:
+    return could_choose(cluster, job, able) if limit is NO_CEILING else _chosen(cluster, job)
+
+
+def _chosen(cluster: Cluster, job: JobRecord) -> bool:
+    return choose(cluster, job, job.sized_before.nodes.target).fits
+
+
+def _within_limit(cluster: Cluster, job: JobRecord, limit: Ceiling, open_to: _OpenToPlaces, room: Room) -> Room:
+    """Nodes have room: what the job's queues say of that."""
+    sized = count_places(job.sized.roles, open_to.rooms, open_to.kinds)
+
+    def needs() -> Resources:
+        places = soon(cluster, job).places.values()
+        return together(of_devices([d for one in here for d in one.devices]) for here in places)
+
+    barred = not limit.holds(sized.most) and (not limit.holds(sized.least) or not limit.holds(needs()))
+    return replace(room, enough_soon=not barred, barred=needs if barred else None)
+
+
+class _OpenToPlaces(NamedTuple):
+    """Nodes with room for a place of a job."""
+
+    others: Collection[str]
+    """Those that say nothing of the job, and where it has nothing."""
+    kinds: Kinds
+    """A part of these, at least, has room for places."""
+    rooms: Sequence[RoleRoom]
+    """Each role's."""
+
+
+def _open_to_places(
+    cluster: Cluster, spec: JobSpec, known: Collection[str], able: Sequence[Candidate]
+) -> _OpenToPlaces:
+    """``able``: of the nodes that are ``known``, those that could take part."""
+    every, shut = _look(cluster), shut_for(cluster, spec)
+    open_to = [_open_to(cluster, role, spec.within, shut) for role in spec.roles]
+    others = frozenset[str]().union(*{one.nodes for one in open_to})
+    if not known:
+        return _OpenToPlaces(others, every.kinds, [one.room for one in open_to])
+    own = {c.node: _kind_for(cluster, c) for c in able}
+    before = [node for node in known if node in every.of and node not in shut]
+
+    def with_own(kinds: Kinds, among: Collection[str]) -> Counter[NodeKind]:
+        """What the nodes that are known count for this job, in the place of what they count for others."""
+        rest = Counter(kinds)
+        rest.subtract(every.of[node] for node in before if node in among)
+        rest.update(kind for node, kind in own.items() if node in among)
+        return +rest
+
+    rooms = [room_of(role, with_own(one.kinds, one.among)) for role, one in zip(spec.roles, open_to, strict=True)]
+    return _OpenToPlaces(others.difference(known), with_own(every.kinds, cluster.nodes.keys()), rooms)
+
+
+def _kind_for(cluster: Cluster, one: Candidate) -> NodeKind:
+    """As what a node counts for a job that may have something there."""
+    facts = cluster.nodes[one.node].facts
+    gpus = free_gpus(facts, one.devices)
+    return NodeKind(len(facts.gpus), gpus, len(one.devices) - gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenTo:
+    """What is open to one kind of role."""
+
+    among: Collection[str]
+    """Nodes that it may be on, whatever is free there, or whether they take work."""
+    kinds: Kinds
+    """Of those of them that take work."""
+    nodes: frozenset[str]
+    """Those that have room for a worker."""
+    room: RoleRoom
+
+
+def _open_to(cluster: Cluster, role: Role, within: str, shut: frozenset[str]) -> _OpenTo:
+    """Worked out once for all roles that ask the same."""
+    asks = role.placement if role.placement is not None and role.placement.hard else None
+    what = role.workers_per_node, role.gpus_per_worker, role.uneven, role.replicas is None, asks, within, shut
+    known = cluster.once("open to", lambda _before: dict[object, _OpenTo]())
+    if (found := known.get(what)) is None:
+        nodes, labels = _look(cluster), tree(cluster).labels
+        among: Collection[str] = labels.keys() if asks is None else tree(cluster).allowed(asks)
+        if within:
+            among = frozenset(n for n in among if value_of(within, n, labels[n]))
+        own: Mapping[str, NodeKind] = nodes.of
+        kinds = nodes.kinds
+        if asks is not None or within or shut:
+            own = {n: kind for n, kind in nodes.of.items() if n in among and n not in shut}
+            kinds = Counter(own.values())
+        able = {kind for kind in kinds if fits(role, kind)}
+        with_room = frozenset(n for n, kind in own.items() if kind in able) if able else frozenset[str]()
+        found = known[what] = _OpenTo(among, kinds, with_room, room_of(role, kinds))
+    return found
 
 
 def _count(members: Collection[str], found: Iterable[Candidate]) -> Counter[str]:

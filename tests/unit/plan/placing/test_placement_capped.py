@@ -163,7 +163,7 @@ def test_no_ceiling_is_exceeded_and_no_gang_missed(found: tuple[Cluster, JobReco
     soon = [c for c in known if c.standing in ("fit", "pending")]
     assert room.enough_soon == some_gang(cluster, job, soon)
     if room.barred is not None:
-        assert ceiling(cluster, job).exceeded(room.barred)
+        assert ceiling(cluster, job).exceeded(room.barred())
         assert not room.enough_soon
     if placed.capped:
         assert len(placed.chosen) < job.control.target
