@@ -443,8 +443,8 @@ class Agent:
         job, cluster = self._snapshot.job(uid), self.cluster()
         if job is None:
             return ()
-        decided = self._round.step(cluster, job)
-        return (*self._undecided.of(uid), *(decided[0].why if decided is not None else ()))
+        why = self._round.why(cluster, job)
+        return (*self._undecided.of(uid), *why)
 
     def explain(self, uid: str) -> tuple[str, ...]:
         job, cluster = self._snapshot.job(uid), self.cluster()

@@ -39,7 +39,7 @@ from nodeagent.plan.queueing.dependencies import (
 )
 from nodeagent.plan.queueing.queue import NextUp, next_up
 from nodeagent.plan.queueing.reservations import line, reserved
-from nodeagent.plan.steps import Decision, Remove
+from nodeagent.plan.steps import Decision, Remove, Words
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import RetentionConfig
 from nodeagent.store.base import StoreUnavailableError
@@ -123,6 +123,10 @@ class Rounds:
     def step(self, cluster: Cluster, job: JobRecord) -> tuple[Decision, int] | None:
         """The job's next step, and how many others go before this node with it; None if that cannot be decided."""
         return self._undecided.guard("step", job.uid, partial(self._decide, cluster, job))
+
+    def why(self, cluster: Cluster, job: JobRecord) -> Words:
+        """What is said of the job's next step; nothing where that cannot be decided."""
+        return self._undecided.guard("step", job.uid, lambda: decide(cluster, job, self._clock.wall()).why) or ()
 
     def _decide(self, cluster: Cluster, job: JobRecord) -> tuple[Decision, int]:
         decision = decide(cluster, job, self._clock.wall())

@@ -7,8 +7,8 @@ Chooses no step; which one is taken, and when, is decided in ``job/gang.py`` and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from nodeagent.model.job import BudgetEntry, Control, Outcome, Phase
@@ -82,16 +82,35 @@ class Remove:
     """The job has ended, nothing runs, and its deletion was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+Words = tuple[str, ...]
+"""Sentences for people."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Decision:
     """A step to take (None: wait) and the sentences that say why."""
 
     step: Propose | End | Activate | Settle | JudgeFault | Remove | None
-    why: tuple[str, ...] = ()
+    says: Words | Callable[[], Words] = ()
+    """Why; of a wait it may be worked out when somebody asks: each agent decides on all jobs again and again, and words
+    about hundreds of nodes cost more than most decisions."""
     at: int = 0
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
-    steady: bool = field(default=False, compare=False)
+    steady: bool = False
     """It holds for as long as the view stays the same: until ``at``, or for ever if that is 0."""
+
+    @property
+    def why(self) -> Words:
+        """The sentences."""
+        return self.says if isinstance(self.says, tuple) else self.says()
+
+    def __eq__(self, other: object) -> bool:
+        """The same is done, and said, for as long."""
+        if not isinstance(other, Decision):
+            return NotImplemented
+        return (self.step, self.at, self.why) == (other.step, other.at, other.why)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 _State = TypeVar("_State", bound=str)

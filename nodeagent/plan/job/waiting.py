@@ -3,7 +3,8 @@ what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.queue import queue_of
@@ -125,11 +126,12 @@ def holders(cluster: Cluster, job: JobRecord, full: Iterable[Candidate]) -> list
     return sorted(jobs, key=lambda one: (-len(one[1]), one[0].order))
 
 
-def _wait(job: JobRecord, why: str, until: int) -> Decision:
+def _wait(job: JobRecord, why: str | Callable[[], str], until: int) -> Decision:
     """Nothing to be done before ``until`` (served time, 0 for ever) for as long as the view stays the same. When a
     pending scale of the job ends depends on the time, too."""
     scale = job.control.scale
-    return Decision(None, (why,), until, steady=scale is None or scale.state != "pending")
+    says = (why,) if isinstance(why, str) else lambda: (why(),)
+    return Decision(None, says, until, steady=scale is None or scale.state != "pending")
 
 
 def _held_back(
@@ -139,8 +141,7 @@ def _held_back(
     if job.phase in ("paused", "pausing"):
         return Decision(End("holding", text, gone), (text,))
     until = _hold_end(job)
-    late = _held_too_long(cluster, job, gone, text) if until else None
-    return late or _wait(job, text, _sooner(until, held.by.lapses))
+    return _held_too_long(cluster, job, gone, lambda: text) or _wait(job, text, _sooner(until, held.by.lapses))
 
 
 def _sooner(one: int, other: int) -> int:
@@ -155,8 +156,16 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...],
     if job.active is None and room.unfit and room.unfit == room.live:
         return _unfit_everywhere(cluster, job, gone)
     until = _hold_end(job)
-    if until and (late := _held_too_long(cluster, job, gone, _missing(cluster, job, room, place(cluster, job)))):
-        return late
+    missing = partial(_missing_now, cluster, job, room)
+    return _held_too_long(cluster, job, gone, missing) or _wait(job, partial(_lacks, cluster, job, room, wall), until)
+
+
+def _missing_now(cluster: Cluster, job: JobRecord, room: Room) -> str:
+    return _missing(cluster, job, room, place(cluster, job))
+
+
+def _lacks(cluster: Cluster, job: JobRecord, room: Room, wall: float) -> str:
+    """What a job that waits for nodes lacks, and when it starts if that is known."""
     if room.barred is not None:
         text = full(cluster, job, room.barred())
     elif not (text := never(cluster, job.sized_before)):
@@ -167,7 +176,7 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...],
             text = needs(job.spec.nodes.min, room.fit) + (f", {room.pending} could get ready" if room.pending else "")
     if (estimate := reservations.start_estimate(cluster, job)) is not None:
         text += f"; {reservations.starts_by(cluster, estimate, wall)}"
-    return _wait(job, text, until)
+    return text
 
 
 def _missing(cluster: Cluster, job: JobRecord, room: Room, placement: Placement) -> str:
@@ -208,11 +217,13 @@ def _hold_end(job: JobRecord) -> int:
     return 0 if limit is None else job.since + millis(limit)
 
 
-def _held_too_long(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], missing: str) -> Decision | None:
+def _held_too_long(
+    cluster: Cluster, job: JobRecord, gone: tuple[str, ...], missing: Callable[[], str]
+) -> Decision | None:
     until = _hold_end(job)
     if not until or cluster.served < until:
         return None
-    text = f"held for longer than its hold_timeout of {job.spec.hold_timeout:g} s: {missing}"
+    text = f"held for longer than its hold_timeout of {job.spec.hold_timeout:g} s: {missing()}"
     return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
 
 

@@ -241,6 +241,24 @@ async def test_a_decision_that_raises_concerns_its_job_alone() -> None:
     assert not undecided.now, "it is gone"
 
 
+def test_words_that_raise_concern_their_job_alone() -> None:
+    """They are worked out when somebody asks, and not where the step is decided."""
+    undecided = Undecided("n1", Metrics())
+    good = make_job(spec=make_spec(size=(3, 3)))
+    no_cordon = make_node("n1", ready={}).model_copy(update={"cordon": False})  # and not None either
+    roles = tuple(good.spec.role.model_copy(update={"name": name}) for name in "ab")
+    several = make_job(uid="u-1", spec=good.spec.model_copy(update={"roles": roles}), order=1)
+    view = make_cluster([no_cordon, "n2", make_node("n3", lost=True)], good, several)
+    rounds = the_rounds(lambda: view, Proposals(), undecided)
+    assert rounds.step(view, several) is not None
+    assert not undecided.now
+    with capture_logs():
+        assert rounds.why(view, several) == ()
+    assert [*undecided.now] == ["u-1"]
+    assert rounds.why(view, good) == ("needs 3 nodes, 1 fit",)
+    assert [*undecided.now] == ["u-1"]
+
+
 def test_a_pod_whose_rule_raises_keeps_no_other_from_its_own() -> None:
     metrics = Metrics()
     undecided = Undecided("n1", metrics)

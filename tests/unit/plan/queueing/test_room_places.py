@@ -1,4 +1,8 @@
-"""Room for jobs of several roles: what is counted is what a layout finds."""
+"""Room for jobs of several roles: what is counted is what a layout finds, and a long queue of them is counted by kinds
+of node, neither judged node by node nor laid out.
+
+Work is counted in nodes that are judged and in passes over the roles, never in time.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,38 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from types import CodeType
 
 import pytest
 
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.fairshare.queues import ceiling
 from nodeagent.plan.fairshare.resources import of_devices, together
+from nodeagent.plan.job.gang import decide
 from nodeagent.plan.nodes import candidates
 from nodeagent.plan.placing.placement import choose, soon
+from nodeagent.plan.placing.places import _Try
 from nodeagent.plan.queueing.room import room_for
+from tests.profiled import counted
 from tests.unit.plan.build import (
     PREPARING,
     READY,
     UNFIT,
+    WALL,
     make_cluster,
     make_generation,
     make_job,
     make_node,
     make_spec,
 )
+from tests.unit.plan.placing.test_places import role
 from tests.unit.plan.placing.test_places_domains import some_role
 
+JUDGED, PASSES = candidates._judge.__code__, _Try.__init__.__code__
 QUEUES = Queues(
     rev=1,
     queues=(
@@ -81,3 +94,46 @@ def test_the_room_that_is_counted_is_what_a_layout_finds(seed: int) -> None:
         assert (room.barred is not None) == (not room.enough and not layout.lack and not within)
         if room.barred is not None:
             assert room.barred() == needs
+
+
+def crowd(nodes: int, free: int, jobs: int, roles: Sequence[Role], queues: Queues | None = None) -> Cluster:
+    """All nodes but some are in use, by one job; others wait, no two of which are alike."""
+    records = [make_node(f"n{i}", slots=4, ready={}) for i in range(nodes)]
+    taken = make_generation([f"n{i}" for i in range(free, nodes)], workers=4)
+    big = make_job("running", taken, uid="u-big", spec=make_spec(size=(1, nodes), name="big"))
+    waiting = list[JobRecord]()
+    for i in range(jobs):
+        own = [one.model_copy(update={"workers_per_node": 1 + (i >> k) % 2}) for k, one in enumerate(roles)]
+        spec = make_spec(name=f"j{i}").model_copy(update={"roles": tuple(own)})
+        if queues is not None:
+            spec = spec.model_copy(update={"queue": queues.queues[i % len(queues.queues)].name})
+        waiting.append(make_job(uid=f"u-{i}", spec=spec, order=i))
+    return replace(make_cluster(records, big, *waiting), queues=queues or Queues())
+
+
+def work(cluster: Cluster) -> Counter[CodeType]:
+    """What one look at all jobs costs."""
+
+    def look() -> None:
+        for job in cluster.jobs.values():
+            assert decide(cluster, job, WALL).step is None
+
+    return counted(look)
+
+
+WIDE = [role(f"r{k}", replicas=2) for k in range(16)]
+CAPPED = Queues(rev=1, queues=tuple(Queue(name=f"q{i}", capability=Amount(nodes=3)) for i in range(3)))
+
+
+@pytest.mark.parametrize("queues", [None, CAPPED])
+@pytest.mark.parametrize("free", [0, 8, 60])
+def test_of_many_jobs_that_wait_few_are_laid_out_and_none_is_judged_node_by_node(
+    free: int, queues: Queues | None
+) -> None:
+    passes = []
+    for jobs in (40, 80):
+        cluster = crowd(100, free, jobs, WIDE, queues)
+        calls = work(cluster)
+        assert calls[JUDGED] <= 2 * len(cluster.nodes), "for each job that waits it would be thousands"
+        passes.append(calls[PASSES])
+    assert passes[0] == passes[1] < 60
