@@ -334,11 +334,19 @@ def _ground(
     """The candidates, and which of them are in each domain that is tried before all of them."""
     sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
     if not arranged(cluster, job.spec):
-        return Ground(spec.roles, sites, tree(cluster)), ()
+        return Ground(spec.roles, _with_devices(sites), tree(cluster)), ()
     gang = gang_of(cluster, job.spec)
     if members:
         sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
     return Ground(spec.roles, sites, tree(cluster)), _domains(gang, [site.node for site in sites], list(members))
+
+
+def _with_devices(sites: Sequence[Site]) -> Sequence[Site]:
+    """Without those that have nothing: no place goes there. All of them, if they have more GPUs than the others, since
+    roles go by what a place takes on the node with most."""
+    some = [site for site in sites if site.devices or site.had]
+    most_gpus = max((len(site.facts.gpus) for site in sites), default=0)
+    return some if any(len(site.facts.gpus) == most_gpus for site in some) else sites
 
 
 def _near_first(sites: Sequence[Site], gang: GangLayout, members: Sequence[str]) -> list[Site]:

@@ -25,13 +25,17 @@ from nodeagent.plan.cluster import Cluster, Notes, in_order, natural
 from nodeagent.plan.fairshare.queues import NO_CEILING, above, barring, ceiling, holdings
 from nodeagent.plan.fairshare.resources import NOTHING as NO_USE
 from nodeagent.plan.fairshare.resources import Resources, least, together, used
-from nodeagent.plan.nodes.candidates import Candidate, asked, ruled_out, strays
+from nodeagent.plan.nodes.candidates import Candidate, asked, strays
 from nodeagent.plan.nodes.devices import booked
 from nodeagent.plan.nodes.kinds import shape_of
 from nodeagent.plan.nodes.members import survivors
-from nodeagent.plan.placing.placement import could_lay, lay
-from nodeagent.plan.placing.topology import PastPlaces, gang_of, gather, most
-from nodeagent.plan.queueing.departures import NO_NODES, UNKNOWN, departures, free_at, freed_at, working_nodes
+from nodeagent.plan.queueing.choices import of_one_role, of_places, would_do
+from nodeagent.plan.queueing.departures import (
+    NO_NODES,
+    UNKNOWN,
+    departures,
+    freed_at,
+)
 from nodeagent.plan.queueing.queue import (
     GIVE_WAY,
     NEXT,
@@ -403,8 +407,8 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
     astray = strays(cluster, job)
     ready = asked(cluster).get(job.uid, {})
     bad = {*astray, *(n for n, one in ready.items() if one.state == "unfit"), *shut_for(cluster, job.spec)}
-    nodes = [n for n in _able(cluster, job) if n not in bad]
-    choices = _of_places if job.spec.several else _of_one_role
+    nodes = [n for n in would_do(cluster, job) if n not in bad]
+    choices = of_places if job.spec.several else of_one_role
     free, enough, pick = choices(cluster, job, nodes, taken)
     times = sorted(set(free.values()))
     at = bisect_left(times, True, key=enough)
@@ -424,77 +428,6 @@ def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Rese
     }
     after = tuple(cluster.jobs[uid].name for uid in late)
     return Reservation(job.uid, job.name, found, None if start == UNKNOWN else start, after)
-
-
-Pick = Callable[[int], Sequence[str]]
-"""The nodes for a gang among those that are free by a served time; none where these are too few."""
-Choices = tuple[Mapping[str, int], Callable[[int], bool], Pick]
-"""The served time at which each node is free; whether those that are free by a served time are enough; and which are
-taken then."""
-
-
-def _of_one_role(cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]) -> Choices:
-    spec, least = job.spec, job.spec.nodes.min
-    times = free_at(cluster, job)
-    free = {n: UNKNOWN if n in taken else times[n] for n in nodes if n in times}
-    gang = gang_of(cluster, spec) if spec.placement is not None else None
-    begun = asked(cluster).get(job.uid, {})
-
-    def pick(until: int) -> Sequence[str]:
-        able = [n for n, at in free.items() if at <= until]
-        if (most(able, gang) if gang is not None else len(able)) < least:
-            return ()
-        # With a known start take the nodes that are free last; with an unknown one those that are free first, since
-        # they are kept already.
-        sign = 1 if until == UNKNOWN else -1
-        able.sort(key=lambda n: (sign * free[n], n not in begun))
-        if gang is None:
-            return able[:least]
-        border = UNKNOWN if until == UNKNOWN else 1
-        groups = [[n for n in able if free[n] < border], [n for n in able if free[n] >= border]]
-        return gather(groups[::sign], least, least, gang, PastPlaces(warm=frozenset(begun)))
-
-    return free, lambda until: bool(pick(until)), pick
-
-
-def _of_places(cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]) -> Choices:
-    """As ``_of_one_role``, for a job of several roles. Each time at which devices of a node become free has a key of
-    its own in the mapping."""
-    leave = departures(cluster, job)
-    left = {(n, uid): leave[uid].at(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
-
-    def able(until: int) -> list[Candidate]:
-        return [_candidate(cluster, job, n, until) for n in nodes if until == UNKNOWN or n not in taken]
-
-    def pick(until: int) -> Sequence[str]:
-        return tuple(lay(cluster, job, job.sized_before, able(until)).places)
-
-    def enough(until: int) -> bool:
-        if survivors(cluster, job):
-            return bool(pick(until))
-        return could_lay(cluster, job, job.sized_before, able(until))
-
-    return {"": 0, " ": UNKNOWN} | {f"{n}/{uid}": at for (n, uid), at in left.items()}, enough, pick
-
-
-def _candidate(cluster: Cluster, job: JobRecord, node: str, until: int) -> Candidate:
-    """A node with what is free there by then."""
-    record = cluster.nodes[node]
-    leave, bookings = departures(cluster, job), booked(cluster).get(node, ())
-    stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].at(node) > until]
-    used = {device for devices in stay for device in devices}
-    devices = tuple(d for d in record.facts.devices() if d not in used)
-    return Candidate(node, record.incarnation.life, "fit", "", devices)
-
-
-def _able(cluster: Cluster, job: JobRecord) -> Sequence[str]:
-    """Nodes that would do if they were free."""
-    spec = job.spec
-    asks = spec.placement is not None or any(role.placement is not None for role in spec.roles)
-    names: Sequence[str] = working_nodes(cluster)
-    if shut := shut_for(cluster, spec):
-        names = [n for n in names if n not in shut]
-    return [n for n in names if not ruled_out(spec, cluster.nodes[n])] if asks else names
 
 
 # --- who has to leave them
